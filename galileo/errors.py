@@ -1,0 +1,197 @@
+"""Every error that Galileo raises, sorted by what a handler would do with it.
+
+One root, `GalileoError`; five branches: fix the input (`InputError`), ask elsewhere
+(`AskElsewhere`), try again (`TryAgain`), give up (`Gone`), report a bug (`Bug`). Each class has
+a stable `kind` that crosses the wire, so a client raises the class that the node raised.
+A message says what was expected, what came, and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class GalileoError(Exception):
+    """Root of all errors of this package.
+
+    Attributes:
+        kind: stable name of the error, the same on the wire, in logs and in `--json` output.
+        details: facts a program can act on (an address, a position, a delay), JSON-like.
+    """
+
+    kind: ClassVar[str] = "error"
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, Any] = details
+
+
+# --- fix the input ---------------------------------------------------------------------------
+
+
+class InputError(GalileoError):
+    """The request is wrong; sending it again unchanged cannot help."""
+
+    kind = "invalid_input"
+
+
+class InvalidSchema(InputError):
+    kind = "invalid_schema"
+
+
+class InvalidObservations(InputError):
+    """A table does not fit its schema: a missing or unknown column, a wrong type, latitude 91."""
+
+    kind = "invalid_observations"
+
+
+class QuerySyntaxError(InputError):
+    """CQL2 that does not parse; `details["position"]` is the 0-based offset in the text."""
+
+    kind = "query_syntax"
+
+
+class UnknownProperty(InputError):
+    """A property that the schema lacks; `details["nearest"]` names the likeliest one meant."""
+
+    kind = "unknown_property"
+
+
+class UnsupportedQuery(InputError):
+    """Valid CQL2 that means nothing here, such as comparing a text feature with a number."""
+
+    kind = "unsupported_query"
+
+
+class UnknownDataset(InputError):
+    kind = "unknown_dataset"
+
+
+class DatasetExists(InputError):
+    kind = "dataset_exists"
+
+
+class UnknownCcq(InputError):
+    kind = "unknown_ccq"
+
+
+class UnknownSampler(InputError):
+    kind = "unknown_sampler"
+
+
+class InvalidToken(InputError):
+    """A resume token that is damaged, of another CCQ, or ahead of everything ever committed."""
+
+    kind = "invalid_token"
+
+
+class MessageTooLarge(InputError):
+    kind = "message_too_large"
+
+
+class BatchConflict(InputError):
+    """A producer used one batch number for two different batches."""
+
+    kind = "batch_conflict"
+
+
+class ConfigError(InputError):
+    kind = "config"
+
+
+class NotPermitted(InputError):
+    kind = "not_permitted"
+
+
+# --- ask elsewhere ---------------------------------------------------------------------------
+
+
+class AskElsewhere(GalileoError):
+    """Another node is the one to ask; `details["address"]` says which, if it is known."""
+
+    kind = "ask_elsewhere"
+
+
+# --- try again -------------------------------------------------------------------------------
+
+
+class TryAgain(GalileoError):
+    """Nothing is wrong with the request; `details["after_s"]` says when to repeat it."""
+
+    kind = "try_again"
+
+
+class Unavailable(TryAgain):
+    """No node that could answer was reachable."""
+
+    kind = "unavailable"
+
+
+class Overloaded(TryAgain):
+    """A named limit (queue, stream, message count) is reached."""
+
+    kind = "overloaded"
+
+
+class DeadlineExceeded(TryAgain):
+    kind = "deadline_exceeded"
+
+
+class PartitionStopped(TryAgain):
+    """A partition refuses writes after a disk error (full, read-only, failed fsync)."""
+
+    kind = "partition_stopped"
+
+
+# --- give up ---------------------------------------------------------------------------------
+
+
+class Gone(GalileoError):
+    """What was asked for existed and is over."""
+
+    kind = "gone"
+
+
+class CcqExpired(Gone):
+    kind = "ccq_expired"
+
+
+class CcqCancelled(Gone):
+    kind = "ccq_cancelled"
+
+
+class SamplerFailed(Gone):
+    """The CCQ's own sampler raised; the CCQ stands still and loses nothing."""
+
+    kind = "sampler_failed"
+
+
+class Cancelled(Gone):
+    """The caller cancelled the operation."""
+
+    kind = "cancelled"
+
+
+# --- report a bug, or a broken disk ----------------------------------------------------------
+
+
+class Bug(GalileoError):
+    """Something that must not happen did; worth a report with the message and the log."""
+
+    kind = "internal"
+
+
+class DataDamaged(Bug):
+    """Stored bytes fail their checksum; names file and offset. Never served, never cut."""
+
+    kind = "data_damaged"
+
+
+def _leaves(root: type[GalileoError]) -> list[type[GalileoError]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in _leaves(child))]
+
+
+def by_kind() -> dict[str, type[GalileoError]]:
+    """Maps every kind to its class, for rebuilding an error that crossed the wire."""
+    return {cls.kind: cls for cls in _leaves(GalileoError)}

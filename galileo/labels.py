@@ -1,0 +1,240 @@
+"""Label sets: many path labels in columns, the currency of results.
+
+A path label (paper, IV.D) is the canonical, reversible text of one path:
+
+    nam/9xjqb/2012-03-01T06:00:00Z/290.5/45.0/p3.17.0
+
+dataset, cell, start of the time bucket, one value per indexed feature in schema order, and
+the leaf: partition, commit sequence and first row of the block part. A missing value is `~`;
+in texts the characters `%`, `/` and `~` are percent-encoded. Text is made only on demand;
+everything inside works on the columns of `Schema.label_schema`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.errors import InputError
+from galileo.geo import geohash
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import column_micros, iso_column, micros
+
+_ESCAPES = (("%", "%25"), ("/", "%2F"), ("~", "%7E"))
+_LEAF = re.compile(r"p(\d+)\.(\d+)\.(\d+)")
+
+
+class LabelSet:
+    """An immutable set of path labels of one dataset.
+
+    Attributes:
+        schema: of the dataset.
+        table: columns of `schema.label_schema`; one row per path.
+        frontier: up to which commit of each partition the set is an answer.
+        missing: partitions that could not be asked; empty when the set is complete.
+        query: the canonical CQL2 JSON that it answers, empty for "everything".
+    """
+
+    __slots__ = ("frontier", "missing", "query", "schema", "table")
+
+    def __init__(
+        self,
+        schema: Schema,
+        table: pa.Table,
+        *,
+        frontier: Cursor = ORIGIN,
+        missing: Iterable[int] = (),
+        query: str = "",
+    ) -> None:
+        self.schema = schema
+        self.table = table
+        self.frontier = frontier
+        self.missing = tuple(sorted(missing))
+        self.query = query
+
+    @classmethod
+    def empty(cls, schema: Schema) -> LabelSet:
+        return cls(schema, schema.label_schema.empty_table())
+
+    @classmethod
+    def concat(cls, schema: Schema, parts: Sequence[LabelSet]) -> LabelSet:
+        """All labels of `parts`; frontier, missing and query are not carried over."""
+        tables = [part.table for part in parts if len(part)]
+        return cls(
+            schema, pa.concat_tables(tables) if tables else schema.label_schema.empty_table()
+        )
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else f"partitions {list(self.missing)} missing"
+        return f"<{type(self).__name__} {self.schema.name}: {len(self):,} labels, {state}>"
+
+    @property
+    def complete(self) -> bool:
+        """Whether every partition that could hold a match was asked."""
+        return not self.missing
+
+    @property
+    def cells(self) -> geohash.Cells:
+        return np.asarray(self.table.column("cell").to_numpy(), dtype=np.uint64)
+
+    @property
+    def buckets(self) -> npt.NDArray[np.int64]:
+        """Start of each label's time bucket, microseconds."""
+        return column_micros(self.table.column("bucket"))
+
+    @property
+    def partitions(self) -> npt.NDArray[np.int32]:
+        return np.asarray(self.table.column("partition").to_numpy(), dtype=np.int32)
+
+    @property
+    def sequences(self) -> npt.NDArray[np.int64]:
+        return np.asarray(self.table.column("sequence").to_numpy(), dtype=np.int64)
+
+    @property
+    def rows(self) -> npt.NDArray[np.int32]:
+        """First row of each path within its commit; with partition and sequence the identity."""
+        return np.asarray(self.table.column("row").to_numpy(), dtype=np.int32)
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> LabelSet:
+        return self._with(self.table.filter(pa.array(mask)))
+
+    def slice(self, start: int, stop: int) -> LabelSet:
+        return self._with(self.table.slice(start, stop - start))
+
+    def after(self, cursor: Cursor) -> LabelSet:
+        """The labels whose commits lie past `cursor`."""
+        return self.where(cursor.past(self.partitions, self.sequences))
+
+    def until(self, cursor: Cursor) -> LabelSet:
+        """The labels whose commits lie at or before `cursor`."""
+        return self.where(~cursor.past(self.partitions, self.sequences))
+
+    def in_commit_order(self) -> LabelSet:
+        """Sorted by partition, then sequence, then row."""
+        order = np.lexsort((self.rows, self.sequences, self.partitions))
+        return self._with(self.table.take(pa.array(order)))
+
+    def answering(self, *, frontier: Cursor, missing: Iterable[int] = (), query: str) -> LabelSet:
+        """The same labels as the answer to `query` up to `frontier`."""
+        return type(self)(self.schema, self.table, frontier=frontier, missing=missing, query=query)
+
+    def _with(self, table: pa.Table) -> LabelSet:
+        return type(self)(
+            self.schema, table, frontier=self.frontier, missing=self.missing, query=self.query
+        )
+
+    # --- what people see ---------------------------------------------------------------------
+
+    def geohashes(self) -> pa.Array:
+        return geohash.to_text(self.cells, self.schema.geohash_precision)
+
+    def blocks(self) -> pa.Array:
+        """The block id of each label, `nam/9xjqb/2012-03-01T06:00:00Z`."""
+        return pc.binary_join_element_wise(
+            self.schema.name, self.geohashes(), iso_column(self.buckets), "/"
+        )
+
+    def texts(self) -> pa.Array:
+        """The path label of each row."""
+        levels = [_level_texts(self._column(f.name), f) for f in self.schema.indexed]
+        numbers = [self._column(n).cast(pa.string()) for n in ("partition", "sequence", "row")]
+        leaf = pc.binary_join_element_wise("p", pc.binary_join_element_wise(*numbers, "."), "")
+        return pc.binary_join_element_wise(self.blocks(), *levels, leaf, "/")
+
+    def to_arrow(self) -> pa.Table:
+        """Columns geohash, time, the indexed features, block, partition, sequence, label.
+
+        `time` is the start of the bucket, UTC; `label` the path label.
+        """
+        columns = {"geohash": self.geohashes(), "time": self._column("bucket")}
+        columns |= {feature.name: self._column(feature.name) for feature in self.schema.indexed}
+        columns |= {"block": self.blocks()}
+        columns |= {name: self._column(name) for name in ("partition", "sequence")}
+        return pa.table(columns | {"label": self.texts()})
+
+    def to_pandas(self) -> pd.DataFrame:
+        """`to_arrow` as a DataFrame."""
+        frame: pd.DataFrame = self.to_arrow().to_pandas()
+        return frame
+
+    def _column(self, name: str) -> pa.Array:
+        column = self.table.column(name).combine_chunks()
+        return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def to_ipc(table: pa.Table, *, compression: str | None = None) -> bytes:
+    """A table as one Arrow IPC stream, schema included."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def from_ipc(data: bytes, schema: pa.Schema) -> pa.Table:
+    """The table of an Arrow IPC stream, checked against the schema that it must have.
+
+    Raises:
+        InputError: the bytes are no such stream.
+    """
+    try:
+        table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+        table.validate(full=True)
+    except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
+        raise InputError(f"expected an Arrow IPC stream, got bytes that fail: {error}") from error
+    if not table.schema.equals(schema):
+        raise InputError(
+            f"expected Arrow columns {', '.join(map(str, schema))}; got {table.schema.names}"
+        )
+    return table
+
+
+def parse_label(schema: Schema, text: str) -> dict[str, Any]:
+    """The parts of a path label: the inverse of `LabelSet.texts`.
+
+    Returns:
+        geohash, time (microseconds), each indexed feature's value, partition, sequence, row.
+
+    Raises:
+        InputError: the text is no label of this schema.
+    """
+    parts = text.split("/")
+    leaf = _LEAF.fullmatch(parts[-1])
+    if leaf is None or len(parts) != 4 + len(schema.indexed) or parts[0] != schema.name:
+        raise InputError(f"expected a path label of dataset {schema.name!r}, got {text!r}")
+    values: dict[str, Any] = {"geohash": parts[1], "time": micros(parts[2])}
+    for feature, part in zip(schema.indexed, parts[3:-1], strict=True):
+        values[feature.name] = _level_value(part, feature)
+    numbers = zip(("partition", "sequence", "row"), leaf.groups(), strict=True)
+    return values | {name: int(number) for name, number in numbers}
+
+
+def _level_texts(column: pa.Array, feature: Feature) -> pa.Array:
+    texts = column.cast(pa.string())
+    if feature.type == "text":
+        for plain, escaped in _ESCAPES:
+            texts = pc.replace_substring(texts, plain, escaped)
+    return texts.fill_null("~")
+
+
+def _level_value(part: str, feature: Feature) -> Any:
+    if part == "~":
+        return None
+    if feature.type == "text":
+        for plain, escaped in reversed(_ESCAPES):
+            part = part.replace(escaped, plain)
+        return part
+    readers: dict[str, Any] = {"float": float, "int": int, "bool": lambda text: text == "true"}
+    return readers[feature.type](part)

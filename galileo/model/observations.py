@@ -1,0 +1,184 @@
+"""Observations as users bring them, made to fit a schema or refused with the row named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.errors import InputError, InvalidObservations
+from galileo.model.schema import COORDINATES, Feature, Schema, nearest_name
+from galileo.model.times import time_column
+
+Observations: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | pd.DataFrame
+
+
+def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> pa.Table:
+    """`data` as a table of `schema.observation_schema`, rows in the same order.
+
+    Longitudes from 180 to 360 are folded to the west, naive times are UTC, NaN is null.
+    Columns keep their buffers where nothing had to change.
+
+    Raises:
+        InvalidObservations: a column is missing, unknown or of a wrong type; a coordinate is
+            null or out of range. The message names the column and the first row.
+    """
+    table = _as_table(data)
+    _check_names(schema, table.column_names)
+    columns = [_latitude(table), _longitude(table), _time(table)]
+    columns += [_feature(table, feature) for feature in schema.features]
+    return pa.table(columns, schema=schema.observation_schema)
+
+
+def _as_table(data: Any) -> pa.Table:
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if isinstance(data, pd.DataFrame):
+        return pa.Table.from_pandas(data, preserve_index=False).replace_schema_metadata(None)
+    if isinstance(data, pa.RecordBatchReader):
+        return data.read_all()
+    try:
+        return pa.Table.from_batches(list(data))
+    except (TypeError, ValueError, pa.ArrowInvalid) as error:
+        raise InvalidObservations(
+            "expected an Arrow table, record batches of one schema or a pandas DataFrame, "
+            f"got {type(data).__name__}: {error}"
+        ) from error
+
+
+def _check_names(schema: Schema, names: list[str]) -> None:
+    wanted = [*COORDINATES, *(feature.name for feature in schema.features)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidObservations(f"expected each column once, got {', '.join(twice)} again")
+    missing = [name for name in wanted if name not in names]
+    unknown = [name for name in names if name not in wanted]
+    if not missing and not unknown:
+        return
+    parts = [f"missing: {', '.join(missing)}"] if missing else []
+    parts += [f"unknown: {', '.join(_with_hint(name, missing) for name in unknown)}"] * bool(
+        unknown
+    )
+    raise InvalidObservations(
+        f"expected the columns {', '.join(wanted)} for dataset {schema.name!r}; "
+        f"{'; '.join(parts)}. Rename or drop columns, or fill a missing feature with nulls"
+    )
+
+
+def _with_hint(name: str, wanted: list[str]) -> str:
+    close = nearest_name(name, wanted)
+    return f"{name} (did you mean {close}?)" if close else name
+
+
+def _latitude(table: pa.Table) -> pa.ChunkedArray:
+    return _in_range(_coordinate(table, "latitude"), "latitude", -90.0, 90.0)
+
+
+def _longitude(table: pa.Table) -> pa.ChunkedArray:
+    values = _in_range(_coordinate(table, "longitude"), "longitude", -180.0, 360.0)
+    east = pc.less_equal(values, 180.0)
+    if pc.all(east).as_py() in (True, None):
+        return values
+    return pc.if_else(east, values, pc.subtract(values, 360.0))
+
+
+def _coordinate(table: pa.Table, name: str) -> pa.ChunkedArray:
+    values = table.column(name)
+    if not _is_number(values.type):
+        raise InvalidObservations(f"expected degrees in column {name!r}, got {values.type}")
+    values = values.cast(pa.float64(), safe=False)
+    _refuse(pc.is_null(values, nan_is_null=True), f"expected no missing value in column {name!r}")
+    return values
+
+
+def _in_range(values: pa.ChunkedArray, name: str, low: float, high: float) -> pa.ChunkedArray:
+    outside = pc.or_(pc.less(values, low), pc.greater(values, high))
+    if pc.any(outside).as_py():
+        row = outside.index(pa.scalar(True)).as_py()
+        raise InvalidObservations(
+            f"expected a {name} from {low:g} to {high:g} degrees, got {values[row].as_py()!r} "
+            f"in row {row}; nothing of this table was stored",
+            row=row,
+        )
+    return values
+
+
+def _time(table: pa.Table) -> pa.ChunkedArray:
+    try:
+        values = time_column(table.column("time"))
+    except (InputError, pa.ArrowInvalid) as error:
+        raise InvalidObservations(str(error)) from error
+    chunked = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+    _refuse(pc.is_null(chunked), "expected no missing value in column 'time'")
+    return chunked
+
+
+def _refuse(flags: pa.ChunkedArray, expectation: str) -> None:
+    if pc.any(flags).as_py():
+        row = flags.index(pa.scalar(True)).as_py()
+        raise InvalidObservations(
+            f"{expectation}, got none in row {row}; nothing of this table was stored", row=row
+        )
+
+
+def _feature(table: pa.Table, feature: Feature) -> pa.ChunkedArray:
+    values = table.column(feature.name)
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if pa.types.is_null(values.type):
+        return values.cast(feature.arrow_type)
+    if not _fits(values.type, feature.type):
+        raise InvalidObservations(
+            f"expected {feature.type} values in column {feature.name!r}, got {values.type}; "
+            "convert the column first"
+        )
+    return _nan_to_null(_cast(values, feature))
+
+
+def _cast(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
+    if values.type == feature.arrow_type:
+        return values
+    try:
+        return values.cast(feature.arrow_type)
+    except pa.ArrowInvalid as error:
+        raise InvalidObservations(
+            f"expected {feature.type} values in column {feature.name!r}: {error}"
+        ) from error
+
+
+def _nan_to_null(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not pa.types.is_floating(values.type):
+        return values
+    nan = pc.is_nan(values)
+    if not pc.any(nan).as_py():
+        return values
+    return pc.if_else(nan, pa.scalar(None, values.type), values)
+
+
+def _fits(given: pa.DataType, wanted: str) -> bool:
+    if wanted == "float":
+        return _is_number(given)
+    if wanted == "int":
+        return bool(pa.types.is_integer(given))
+    if wanted == "bool":
+        return bool(pa.types.is_boolean(given))
+    return bool(
+        pa.types.is_string(given)
+        or pa.types.is_large_string(given)
+        or pa.types.is_string_view(given)
+    )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def float_values(column: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A numeric column as doubles, null as NaN."""
+    return np.asarray(column.to_numpy(), dtype=np.float64)

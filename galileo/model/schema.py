@@ -1,0 +1,223 @@
+"""What a dataset is made of: features, the precision of its cells, the width of its buckets."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from galileo.errors import InvalidSchema
+from galileo.geo.geohash import PRECISION_MAX
+from galileo.model.times import MICROS, TIME_TYPE, Duration, seconds
+
+FeatureType = Literal["float", "int", "text", "bool"]
+
+ARROW_TYPES: dict[str, pa.DataType] = {
+    "float": pa.float64(),
+    "int": pa.int64(),
+    "text": pa.string(),
+    "bool": pa.bool_(),
+}
+COORDINATES = ("latitude", "longitude", "time")
+RESERVED = frozenset(
+    {*COORDINATES, "geometry", "datetime", "geohash", "block", "partition", "sequence", "label"}
+    | {"cell", "bucket", "row", "rows"}
+)
+FEATURES_MAX = 256
+TIME_BUCKET_MIN_S = 1.0
+TIME_BUCKET_MAX_S = 366 * 86400.0
+
+_DATASET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+_FEATURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A named, typed, measured quantity.
+
+    Args:
+        name: letters, digits and underscores, at most 64; not a coordinate's name.
+        unit: as people write it ("K", "%", "m/s"); for display and RDF.
+        type: "float" (64 bits), "int" (64 bits), "text" or "bool".
+        indexed: whether it is a level of the metadata graph, so that queries can use it.
+    """
+
+    name: str
+    unit: str = ""
+    type: FeatureType = "float"
+    indexed: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _FEATURE_NAME.fullmatch(self.name):
+            raise InvalidSchema(
+                f"expected a feature name of letters, digits and underscores, got {self.name!r}"
+            )
+        if self.name.lower() in RESERVED:
+            raise InvalidSchema(f"the feature name {self.name!r} is taken by Galileo; use another")
+        if self.type not in ARROW_TYPES:
+            raise InvalidSchema(
+                f"expected a type of {sorted(ARROW_TYPES)} for feature {self.name!r}, "
+                f"got {self.type!r}"
+            )
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return ARROW_TYPES[self.type]
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Schema:
+    """The schema of a dataset; it never changes once the dataset exists.
+
+    Attributes:
+        name: the dataset's name, `[a-z0-9][a-z0-9_.-]{0,63}`.
+        features: in the order of the metadata graph's levels (paper, III.B).
+        geohash_precision: characters of a block's cell, 1 to 12.
+        time_bucket_us: width of a block in time, microseconds.
+    """
+
+    name: str
+    features: tuple[Feature, ...]
+    geohash_precision: int
+    time_bucket_us: int
+
+    def __init__(
+        self,
+        name: str,
+        features: Iterable[Feature],
+        *,
+        geohash_precision: int = 5,
+        time_bucket: Duration = "1h",
+    ) -> None:
+        object.__setattr__(self, "name", dataset_name(name))
+        object.__setattr__(self, "features", tuple(features))
+        object.__setattr__(self, "geohash_precision", geohash_precision)
+        object.__setattr__(self, "time_bucket_us", _bucket_us(time_bucket))
+        self._check()
+
+    def _check(self) -> None:
+        names = [feature.name for feature in self.features]
+        if not 1 <= len(names) <= FEATURES_MAX:
+            raise InvalidSchema(f"expected 1 to {FEATURES_MAX} features, got {len(names)}")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InvalidSchema(f"expected each feature once, got {', '.join(twice)} again")
+        if not 1 <= self.geohash_precision <= PRECISION_MAX:
+            raise InvalidSchema(
+                f"expected a geohash_precision from 1 to {PRECISION_MAX}, "
+                f"got {self.geohash_precision}"
+            )
+
+    @property
+    def indexed(self) -> tuple[Feature, ...]:
+        return tuple(feature for feature in self.features if feature.indexed)
+
+    def feature(self, name: str) -> Feature | None:
+        return next((feature for feature in self.features if feature.name == name), None)
+
+    def nearest(self, name: str) -> str | None:
+        """The feature name most like `name`, for messages about a wrong one."""
+        return nearest_name(name, [feature.name for feature in self.features])
+
+    @property
+    def observation_schema(self) -> pa.Schema:
+        """latitude, longitude, time, then every feature; only features may be null."""
+        coordinates = [
+            pa.field("latitude", pa.float64(), nullable=False),
+            pa.field("longitude", pa.float64(), nullable=False),
+            pa.field("time", TIME_TYPE, nullable=False),
+        ]
+        return pa.schema(coordinates + [pa.field(f.name, f.arrow_type) for f in self.features])
+
+    @property
+    def path_schema(self) -> pa.Schema:
+        """cell, bucket (start), the indexed features, then row and rows.
+
+        `row` is the first of `rows` observations of this path within its commit.
+        """
+        return pa.schema(
+            [
+                pa.field("cell", pa.uint64(), nullable=False),
+                pa.field("bucket", TIME_TYPE, nullable=False),
+                *[pa.field(f.name, f.arrow_type) for f in self.indexed],
+                pa.field("row", pa.int32(), nullable=False),
+                pa.field("rows", pa.int32(), nullable=False),
+            ]
+        )
+
+    @property
+    def label_schema(self) -> pa.Schema:
+        """`path_schema`, then where the block part is: partition and commit sequence."""
+        place = [
+            pa.field("partition", pa.int32(), nullable=False),
+            pa.field("sequence", pa.int64(), nullable=False),
+        ]
+        return pa.schema([*self.path_schema, *place])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "features": [
+                {"name": f.name, "unit": f.unit, "type": f.type, "indexed": f.indexed}
+                for f in self.features
+            ],
+            "geohash_precision": self.geohash_precision,
+            "time_bucket_us": self.time_bucket_us,
+        }
+
+    @staticmethod
+    def from_dict(raw: dict[str, Any]) -> Schema:
+        try:
+            return Schema(
+                raw["name"],
+                [Feature(**feature) for feature in raw["features"]],
+                geohash_precision=int(raw["geohash_precision"]),
+                time_bucket=int(raw["time_bucket_us"]) / MICROS,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidSchema(
+                f"expected a schema as `Schema.to_dict` gives it: {error}"
+            ) from error
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Schema:
+        try:
+            raw = json.loads(text)
+        except ValueError as error:
+            raise InvalidSchema(f"expected a schema in JSON: {error}") from error
+        return Schema.from_dict(raw)
+
+
+def dataset_name(name: object) -> str:
+    """The name, if it is fit for a dataset.
+
+    Raises:
+        InvalidSchema: it is not.
+    """
+    if not isinstance(name, str) or not _DATASET_NAME.fullmatch(name):
+        raise InvalidSchema(
+            f"expected a dataset name of a-z, 0-9, '_', '.', '-' (at most 64), got {name!r}"
+        )
+    return name
+
+
+def nearest_name(name: str, names: Sequence[str]) -> str | None:
+    """The likeliest of `names` for a misspelt one, None where none is close."""
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
+    return by_lower[close[0]] if close else None
+
+
+def _bucket_us(time_bucket: Duration) -> int:
+    width_s = seconds(time_bucket)
+    if not TIME_BUCKET_MIN_S <= width_s <= TIME_BUCKET_MAX_S:
+        raise InvalidSchema(f"expected a time_bucket from 1s to 366d, got {time_bucket!r}")
+    return round(width_s * MICROS)

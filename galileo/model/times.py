@@ -1,0 +1,133 @@
+"""Times and durations, as people write them and as the store keeps them.
+
+Inside Galileo a time is a whole number of microseconds since 1970-01-01 UTC.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.errors import InputError
+
+MICROS = 1_000_000
+TIME_TYPE = pa.timestamp("us", tz="UTC")
+
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_UNITS_S["w"] = 7 * _UNITS_S["d"]
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+
+Duration = str | float | dt.timedelta | np.timedelta64
+Instant = str | dt.datetime | dt.date | np.datetime64 | pd.Timestamp
+
+
+def seconds(value: Duration) -> float:
+    """Seconds of a duration: "250ms", "1h", a number of seconds, a timedelta.
+
+    Raises:
+        InputError: it is not a duration, or not above zero.
+    """
+    result = _seconds(value)
+    if not 0 < result < float("inf"):
+        raise InputError(f"expected a duration above zero, got {value!r}")
+    return result
+
+
+def _seconds(value: Duration) -> float:
+    if isinstance(value, np.timedelta64):
+        return float(value / np.timedelta64(1, "us")) / MICROS
+    if isinstance(value, dt.timedelta):
+        return value.total_seconds()
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if found is None or found[2] not in _UNITS_S:
+        raise InputError(
+            f"expected a duration such as '250ms', '1s', '15m', '1h' or '7d', got {value!r}"
+        )
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def micros(value: Instant) -> int:
+    """Microseconds of an instant; without a zone it is UTC.
+
+    Raises:
+        InputError: it is not a time.
+    """
+    try:
+        stamp = pd.Timestamp(value)
+    except (ValueError, TypeError) as error:
+        raise _not_a_time(value) from error
+    if pd.isna(stamp):
+        raise _not_a_time(value)
+    stamp = stamp.tz_localize("UTC") if stamp.tzinfo is None else stamp.tz_convert("UTC")
+    return int(stamp.as_unit("us").asm8.astype("datetime64[us]").astype(np.int64))
+
+
+def _not_a_time(value: object) -> InputError:
+    return InputError(f"expected a time such as '2012-03-01T06:00:00Z', got {value!r}")
+
+
+def time_column(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """A column of times as `TIME_TYPE`; naive times are UTC.
+
+    Args:
+        values: timestamps of any unit and zone, dates, or ISO 8601 texts.
+
+    Raises:
+        InputError: the column's type holds no times, or a text does not parse.
+    """
+    kind = values.type
+    if pa.types.is_timestamp(kind) and kind.tz is None:
+        return pc.assume_timezone(pc.cast(values, pa.timestamp("us"), safe=False), "UTC")
+    if pa.types.is_timestamp(kind):
+        return pc.cast(values, TIME_TYPE, safe=False)
+    if pa.types.is_date(kind):
+        return pc.assume_timezone(pc.cast(values, pa.timestamp("us")), "UTC")
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return _parsed(values)
+    raise InputError(
+        f"expected times in column 'time' (timestamp, date or ISO 8601 text), got {kind}; "
+        "convert numbers first, for they do not say their unit"
+    )
+
+
+def _parsed(values: pa.ChunkedArray | pa.Array) -> pa.Array:
+    try:
+        stamps = pd.to_datetime(values.to_pandas(), utc=True, format="ISO8601")
+    except (ValueError, TypeError) as error:
+        raise InputError(f"expected ISO 8601 texts in column 'time': {error}") from error
+    return pa.Array.from_pandas(stamps.dt.as_unit("us"), type=TIME_TYPE)
+
+
+def column_micros(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
+    """Microseconds of a `TIME_TYPE` column without nulls."""
+    numbers: Any = pc.cast(values, pa.int64())
+    return np.asarray(numbers.to_numpy(), dtype=np.int64)
+
+
+def times_from_micros(values: npt.NDArray[np.int64]) -> pa.Array:
+    """A `TIME_TYPE` array of microseconds."""
+    return pa.array(values, type=pa.int64()).cast(TIME_TYPE)
+
+
+def iso(value_us: int) -> str:
+    """ISO 8601 text in UTC; fractions only where there are any."""
+    moment = dt.datetime.fromtimestamp(value_us // MICROS, tz=dt.UTC)
+    fraction = value_us % MICROS
+    text = moment.strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}.{fraction:06d}Z" if fraction else f"{text}Z"
+
+
+def iso_column(values_us: npt.NDArray[np.int64]) -> pa.Array:
+    """ISO 8601 texts in UTC, in bulk; the same texts as `iso`."""
+    unique, inverse = np.unique(values_us, return_inverse=True)
+    texts = pa.array([iso(int(value)) for value in unique], type=pa.string())
+    return texts.take(pa.array(inverse))
