@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.errors import InputError, UnknownSampler
+from galileo.hashing import mix64
 from galileo.labels import LabelSet
 from galileo.model.schema import nearest_name
 
@@ -62,7 +63,7 @@ class SamplerSpec:
         try:
             raw = json.loads(text)
             return SamplerSpec(str(raw["name"]), dict(raw["options"]), int(raw["seed"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise InputError(
                 f"expected a sampler as `SamplerSpec.to_json` gives it: {error}"
             ) from error
@@ -96,7 +97,7 @@ def load(spec: SamplerSpec) -> Sampler:
     found = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
     if spec.name not in found:
         close = nearest_name(spec.name, list(found))
-        hint = f"; did you mean {close!r}?" if close else ""
+        hint = f"; did you mean {close!r}?" if close else "."
         raise UnknownSampler(
             f"expected a sampler of {sorted(found)}, got {spec.name!r}{hint} "
             "Install its distribution on every node (the built-in ones: galileo-samplers)"
@@ -128,22 +129,8 @@ def apply(chosen: Sampler, labels: LabelSet, *, seed: int) -> LabelSet:
 
 
 def label_hashes(labels: LabelSet, *, seed: int) -> npt.NDArray[np.uint64]:
-    """A uniform 64-bit number per label, a function of its identity and the seed alone.
-
-    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014),
-    the SplitMix64 finaliser.
-    """
+    """A uniform 64-bit number per label, a function of its identity and the seed alone."""
     state = np.full(len(labels), np.uint64(seed & 0xFFFFFFFFFFFFFFFF))
     for part in (labels.partitions, labels.sequences, labels.rows):
         state = mix64(state ^ part.astype(np.int64).view(np.uint64))
     return state
-
-
-def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64: a bijection of 64-bit numbers whose every output bit looks random."""
-    with np.errstate(over="ignore"):
-        z = values + np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
-    return mixed

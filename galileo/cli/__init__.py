@@ -1,0 +1,1 @@
+"""The `galileo` command. Commands return values; `output` alone decides how they look."""

@@ -350,10 +350,7 @@ class Heartbeat(_message.Message):
 
     SEQUENCES_FIELD_NUMBER: _builtins.int
     SYNOPSES_FIELD_NUMBER: _builtins.int
-    DIGEST_JSON_FIELD_NUMBER: _builtins.int
     DATASETS_FIELD_NUMBER: _builtins.int
-    digest_json: _builtins.str
-    """of the continuous queries the sender knows"""
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetSequences]: ...
     @_builtins.property
@@ -365,12 +362,11 @@ class Heartbeat(_message.Message):
         *,
         sequences: _abc.Iterable[Global___DatasetSequences] | None = ...,
         synopses: _abc.Iterable[Global___SynopsisChange] | None = ...,
-        digest_json: _builtins.str = ...,
         datasets: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "digest_json", b"digest_json", "sequences", b"sequences", "synopses", b"synopses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "sequences", b"sequences", "synopses", b"synopses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

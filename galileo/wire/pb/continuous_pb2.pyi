@@ -30,6 +30,7 @@ class SubmitRequest(_message.Message):
     SAMPLER_JSON_FIELD_NUMBER: _builtins.int
     COMPRESSION_FIELD_NUMBER: _builtins.int
     AT_LEAST_FIELD_NUMBER: _builtins.int
+    CCQ_ID_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     query: _builtins.str
     interval_s: _builtins.float
@@ -38,6 +39,8 @@ class SubmitRequest(_message.Message):
     """empty: no sampler"""
     compression: _builtins.str
     """"none" or "lz4" """
+    ccq_id: _builtins.str
+    """chosen by the client, so that a repeated submission is recognised"""
     @_builtins.property
     def at_least(self) -> _common_pb2.CursorValue: ...
     def __init__(
@@ -50,10 +53,11 @@ class SubmitRequest(_message.Message):
         sampler_json: _builtins.str = ...,
         compression: _builtins.str = ...,
         at_least: _common_pb2.CursorValue | None = ...,
+        ccq_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "compression", b"compression", "dataset", b"dataset", "expiration_s", b"expiration_s", "interval_s", b"interval_s", "query", b"query", "sampler_json", b"sampler_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "ccq_id", b"ccq_id", "compression", b"compression", "dataset", b"dataset", "expiration_s", b"expiration_s", "interval_s", b"interval_s", "query", b"query", "sampler_json", b"sampler_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -235,6 +239,7 @@ class FetchTail(_message.Message):
     FRONTIER_FIELD_NUMBER: _builtins.int
     AGE_S_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     age_s: _builtins.float
     """how long ago the frontier was reached"""
@@ -242,6 +247,10 @@ class FetchTail(_message.Message):
     """more waits behind the token"""
     @_builtins.property
     def frontier(self) -> _common_pb2.CursorValue: ...
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """partitions that could not be considered"""
+
     def __init__(
         self,
         *,
@@ -249,10 +258,11 @@ class FetchTail(_message.Message):
         frontier: _common_pb2.CursorValue | None = ...,
         age_s: _builtins.float = ...,
         more: _builtins.bool = ...,
+        missing: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "frontier", b"frontier", "more", b"more", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "frontier", b"frontier", "missing", b"missing", "more", b"more", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,55 @@
+"""Galileo: a geospatial time-series store that keeps standing questions answered.
+
+The public names load on first use, so that importing the package costs nothing in the
+processes (nodes, Spark's Python workers, the command line) that need only a part of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from galileo.client import AsyncClient as AsyncClient
+    from galileo.client import Ccq as Ccq
+    from galileo.client import Client as Client
+    from galileo.client import Labels as Labels
+    from galileo.client import Receipt as Receipt
+    from galileo.client import Update as Update
+    from galileo.client import connect as connect
+    from galileo.cluster import LocalCluster as LocalCluster
+    from galileo.errors import GalileoError as GalileoError
+    from galileo.model.schema import Feature as Feature
+    from galileo.model.schema import Schema as Schema
+    from galileo.samplers import SamplerSpec as SamplerSpec
+    from galileo.samplers import sampler as sampler
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AsyncClient": "galileo.client",
+    "Ccq": "galileo.client",
+    "Client": "galileo.client",
+    "Labels": "galileo.client",
+    "Receipt": "galileo.client",
+    "Update": "galileo.client",
+    "connect": "galileo.client",
+    "LocalCluster": "galileo.cluster",
+    "GalileoError": "galileo.errors",
+    "Feature": "galileo.model.schema",
+    "Schema": "galileo.model.schema",
+    "SamplerSpec": "galileo.samplers",
+    "sampler": "galileo.samplers",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'galileo' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,210 @@
+"""`galileo ccq`: cached continuous queries."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from galileo.cli.output import failing_well
+from galileo.cli.session import Session, json_option
+from galileo.client import Labels, Update
+from galileo.errors import InputError
+from galileo.samplers import SamplerSpec, sampler
+
+LABELS_SHOWN = 20
+
+
+@click.group()
+def ccq() -> None:
+    """Cached continuous queries: ask once, come back for what is new.
+
+    \b
+    Example:
+      galileo ccq submit nam "temperature > 290" --interval 1s --expiration 1h
+      galileo ccq watch ccq-8c1f...
+    """
+
+
+@ccq.command()
+@click.argument("dataset")
+@click.argument("query", default="")
+@click.option("--interval", default="1s", show_default=True, help="Update interval.")
+@click.option("--expiration", default="1h", show_default=True, help="Time until it ends.")
+@click.option("--sampler", "sampler_name", help="Name of a sampler that thins the results.")
+@click.option("--option", "options", multiple=True, metavar="KEY=JSON", help="Of the sampler.")
+@click.option("--seed", type=int, help="Of the sampler, for a reproducible choice.")
+@click.option(
+    "--compression", type=click.Choice(["none", "lz4"]), default="none", show_default=True
+)
+@json_option
+@click.pass_obj
+@failing_well
+def submit(
+    session: Session,
+    *,
+    dataset: str,
+    query: str,
+    interval: str,
+    expiration: str,
+    sampler_name: str | None,
+    options: tuple[str, ...],
+    seed: int | None,
+    compression: str,
+) -> None:
+    """Submit a continuous query; prints its id, coordinator and first token.
+
+    \b
+    Example:
+      galileo ccq submit nam "temperature > 290" --interval 5s \\
+          --sampler uniform --option fraction=0.1
+    """
+    with session.client() as client:
+        made = client.submit(
+            dataset,
+            query,
+            interval=interval,
+            expiration=expiration,
+            sampler=_sampler(sampler_name, options, seed),
+            compression=compression,
+        )
+    session.output.value(
+        {
+            "id": made.id,
+            "coordinator": made.coordinator,
+            "labels": len(made.initial),
+            "complete": made.initial.complete,
+            "token": made.token,
+        },
+        words=(
+            f"{made.id}\n{len(made.initial):,} labels now; coordinator {made.coordinator}\n"
+            f"Fetch what comes next with\n  galileo ccq fetch {made.id} --token {made.token}"
+        ),
+    )
+
+
+@ccq.command()
+@click.argument("ccq_id")
+@click.option("--token", default="", help="Of the last answer; without it, from the beginning.")
+@click.option("--wait", help="How long to wait for something new, such as 10s.")
+@json_option
+@click.pass_obj
+@failing_well
+def fetch(session: Session, *, ccq_id: str, token: str, wait: str | None) -> None:
+    """Fetch what is new since a token, and the next token.
+
+    \b
+    Example:
+      galileo ccq fetch ccq-8c1f... --token AQRjY3E... --wait 10s
+    """
+    with session.client() as client:
+        update = client.fetch(ccq_id, token=token, wait=wait)
+    _show(session, update)
+
+
+@ccq.command()
+@click.argument("ccq_id")
+@click.option("--token", default="", help="Of the last answer; without it, from the beginning.")
+@click.option("--updates", type=click.IntRange(1), help="Stop after so many.")
+@json_option
+@click.pass_obj
+@failing_well
+def watch(session: Session, *, ccq_id: str, token: str, updates: int | None) -> None:
+    """Print updates as they come, until Ctrl-C or the query's end.
+
+    \b
+    Example:
+      galileo ccq watch ccq-8c1f... --json | jq .labels
+    """
+    with session.client() as client:
+        for number, update in enumerate(client.watch(ccq_id, token=token), start=1):
+            _show(session, update)
+            if number == updates:
+                return
+
+
+@ccq.command("list")
+@json_option
+@click.pass_obj
+@failing_well
+def list_ccqs(session: Session) -> None:
+    """List the continuous queries of the cluster.
+
+    \b
+    Example:
+      galileo ccq list --json
+    """
+    with session.client() as client:
+        found = client.list_ccqs()
+    rows = [
+        {
+            "id": one.id,
+            "dataset": one.dataset,
+            "query": one.query,
+            "interval_s": one.interval_s,
+            "expires_at": one.expires_at,
+            "coordinator": one.coordinator,
+            "state": one.state,
+        }
+        for one in found
+    ]
+    session.output.rows(rows, empty="No continuous queries.")
+
+
+@ccq.command()
+@click.argument("ccq_id")
+@json_option
+@click.pass_obj
+@failing_well
+def cancel(session: Session, *, ccq_id: str) -> None:
+    """End a continuous query everywhere.
+
+    \b
+    Example:
+      galileo ccq cancel ccq-8c1f...
+    """
+    with session.client() as client:
+        client.cancel(ccq_id)
+    session.output.value({"cancelled": ccq_id}, words=f"{ccq_id} is cancelled")
+
+
+def _sampler(name: str | None, options: tuple[str, ...], seed: int | None) -> SamplerSpec | None:
+    if name is None:
+        return None
+    return sampler(name, seed=seed, **dict(_option(text) for text in options))
+
+
+def _option(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"expected a sampler option as KEY=JSON, got {text!r}")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def _show(session: Session, update: Update) -> None:
+    if session.output.as_json:
+        session.output.value(
+            {
+                "labels": update.labels.to_arrow().to_pylist(),
+                "token": update.token,
+                "frontier": update.frontier,
+                "age_s": update.age_s,
+                "more": update.more,
+            }
+        )
+        return
+    show_labels(session, update.labels)
+    session.output.value(None, words=f"token {update.token}")
+
+
+def show_labels(session: Session, labels: Labels, *, limit: int = LABELS_SHOWN) -> None:
+    """The first labels as a table, and how many there are."""
+    rows = labels.slice(0, min(limit, len(labels))).to_arrow().drop_columns(["label"]).to_pylist()
+    session.output.rows(rows)
+    missing = "" if labels.complete else f"; partial: partitions {list(labels.missing)} are away"
+    shown = f", the first {limit} shown" if len(labels) > limit else ""
+    session.output.value(None, words=f"{len(labels):,} labels{shown}{missing}")

@@ -1,0 +1,141 @@
+"""How results look: tables and words for people, JSON for programs, errors for both."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from galileo.cursor import Cursor
+from galileo.errors import Bug, GalileoError, Gone, InputError, TryAgain
+
+EXIT_INPUT = 2
+EXIT_TRY_AGAIN = 3
+EXIT_GONE = 4
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+P = ParamSpec("P")
+
+
+class Output:
+    """Where a command's results go.
+
+    Args:
+        as_json: one JSON value per result instead of tables.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self._console = Console(highlight=False, soft_wrap=True)
+
+    def value(self, value: Any, *, words: str = "") -> None:
+        """One result; `words` is what a person reads instead of it."""
+        if self.as_json:
+            click.echo(to_json(value))
+        elif words:
+            self._console.print(words, markup=False)
+
+    def rows(self, rows: Sequence[Mapping[str, Any]], *, title: str = "", empty: str = "") -> None:
+        """Many results of one shape."""
+        if self.as_json:
+            click.echo(to_json(list(rows)))
+        elif rows:
+            self._console.print(_table(rows, title))
+        elif empty:
+            self._console.print(empty, markup=False)
+
+    def progress(self, *, unit: str) -> Progress:
+        """A progress bar on standard error; silent where nobody would see it."""
+        return Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn(f"{{task.completed:,.0f}} {unit}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=self.as_json or not sys.stderr.isatty(),
+        )
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, default=_plain, ensure_ascii=False)
+
+
+def failing_well(command: Callable[P, None]) -> Callable[P, None]:
+    """Ends a command that fails with its message, its kind and a fitting exit status."""
+
+    @functools.wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except GalileoError as error:
+            context = click.get_current_context()
+            _tell(error, as_json=bool(context.find_root().params.get("as_json")))
+            context.exit(exit_status(error))
+        except KeyboardInterrupt:
+            click.get_current_context().exit(EXIT_INTERRUPTED)
+
+    return guarded
+
+
+def exit_status(error: GalileoError) -> int:
+    """2 fix the input, 3 try again, 4 it is over, 70 a bug, 1 anything else."""
+    statuses = {
+        InputError: EXIT_INPUT,
+        TryAgain: EXIT_TRY_AGAIN,
+        Gone: EXIT_GONE,
+        Bug: EXIT_BUG,
+    }
+    return next((status for cls, status in statuses.items() if isinstance(error, cls)), 1)
+
+
+def _tell(error: GalileoError, *, as_json: bool) -> None:
+    if as_json:
+        told = {"kind": error.kind, "message": error.message, "details": error.details}
+        click.echo(to_json({"error": told}), err=True)
+    else:
+        click.echo(f"galileo: {error.message} [{error.kind}]", err=True)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    table = Table(title=title or None, header_style="bold")
+    for name, value in rows[0].items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, dt.datetime):
+        return value.strftime("%Y-%m-%d %H:%M:%SZ")
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Cursor):
+        return {str(partition): sequence for partition, sequence in value.items()}
+    if isinstance(value, dt.datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Iterable):
+        return list(value)
+    return str(value)

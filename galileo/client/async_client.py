@@ -1,0 +1,424 @@
+"""The client as coroutines; `Client` is the same, blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any
+
+import grpc.aio
+import pyarrow as pa
+
+from galileo.client import decode
+from galileo.client.decode import ANSWER_TIMEOUT_S, PATIENCE_INGEST_S, TIMEOUT_S
+from galileo.client.results import Ccq, CcqInfo, ClusterStatus, Labels, Receipt, Update
+from galileo.client.transport import Transport
+from galileo.cursor import ORIGIN, Cursor
+from galileo.errors import InputError, InvalidObservations, TryAgain, UnknownDataset
+from galileo.labels import LabelSet, from_ipc, to_ipc
+from galileo.model.observations import Observations, normalise
+from galileo.model.schema import Schema, nearest_name
+from galileo.model.times import Duration, seconds
+from galileo.samplers import SamplerSpec
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, table_chunks
+from galileo.wire.pb import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    continuous_pb2,
+    continuous_pb2_grpc,
+    query_pb2,
+    query_pb2_grpc,
+    storage_pb2,
+    storage_pb2_grpc,
+)
+
+BATCH_ROWS = 65_536
+BATCHES_IN_FLIGHT = 4
+PARTS_PER_READ = 100_000
+PATIENCE_S = 15.0
+WATCH_WAIT_S = 10.0
+WATCH_PAUSE_S = 0.2
+
+Progress = Callable[[int], None]
+Batches = Observations | Iterable[Observations]
+
+
+class AsyncClient:
+    """A cluster, from the outside.
+
+    Args:
+        addresses: "host:port" of one or more nodes; the others are learnt.
+        patience: how long a call goes on trying while nodes are away.
+    """
+
+    def __init__(self, *addresses: str, patience: Duration = PATIENCE_S) -> None:
+        self._transport = Transport(addresses, patience_s=seconds(patience))
+        self._schemas: dict[str, Schema] = {}
+        self._written: dict[str, Cursor] = {}
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    # --- datasets ----------------------------------------------------------------------------
+
+    async def create_dataset(self, schema: Schema) -> None:
+        """Creates a dataset.
+
+        Raises:
+            DatasetExists: the name is taken; `details["same"]` says whether by this schema.
+        """
+        request = cluster_pb2.CreateDatasetRequest(schema_json=schema.to_json())
+        await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).CreateDataset(
+                request, timeout=TIMEOUT_S
+            )
+        )
+        self._schemas[schema.name] = schema
+
+    async def datasets(self) -> list[Schema]:
+        """The schemas of all datasets."""
+        request = cluster_pb2.ListDatasetsRequest()
+        reply = await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).ListDatasets(
+                request, timeout=TIMEOUT_S
+            )
+        )
+        schemas = [Schema.from_json(text) for text in reply.schemas_json]
+        self._schemas = {schema.name: schema for schema in schemas}
+        return schemas
+
+    async def schema(self, dataset: str) -> Schema:
+        """The schema of a dataset.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        if dataset not in self._schemas:
+            await self.datasets()
+        if dataset not in self._schemas:
+            close = nearest_name(dataset, list(self._schemas))
+            raise UnknownDataset(
+                f"expected a dataset that exists ({', '.join(self._schemas) or 'none yet'}), got "
+                f"{dataset!r}{f'; did you mean {close!r}?' if close else ''} "
+                "Create it first with create_dataset",
+                nearest=close,
+            )
+        return self._schemas[dataset]
+
+    # --- observations ------------------------------------------------------------------------
+
+    async def ingest(
+        self,
+        dataset: str,
+        data: Batches,
+        *,
+        producer: str | None = None,
+        batch_rows: int = BATCH_ROWS,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        """Stores observations; durable when it returns.
+
+        Args:
+            dataset: its name.
+            data: an Arrow table, batch or reader, a DataFrame, or an iterable of them; columns
+                latitude, longitude, time and the features.
+            producer: name under which the batches are numbered. Ingesting the same data again
+                under the same name and `batch_rows` stores nothing twice. A fresh one if absent.
+            batch_rows: rows per batch; a table is cut into such pieces.
+            progress: called with the rows of each batch that became durable.
+
+        Raises:
+            InvalidObservations: a table does not fit; nothing of that table was stored.
+            TryAgain: a node that must take rows stayed away; ingest the same again later.
+        """
+        schema = await self.schema(dataset)
+        name = producer or f"client-{uuid.uuid4().hex}"
+        replies: list[storage_pb2.IngestReply] = []
+        running: set[asyncio.Task[storage_pb2.IngestReply]] = set()
+        try:
+            for number, table in enumerate(_batches(schema, data, batch_rows)):
+                if len(running) >= BATCHES_IN_FLIGHT:
+                    replies += await _some(running, progress)
+                send = self._send(dataset, table, producer=name, batch=number)
+                running.add(asyncio.create_task(send))
+            while running:
+                replies += await _some(running, progress)
+        finally:
+            for task in running:
+                task.cancel()
+        return self._receipt(dataset, name, replies)
+
+    async def _send(
+        self, dataset: str, table: pa.Table, *, producer: str, batch: int
+    ) -> storage_pb2.IngestReply:
+        request = storage_pb2.IngestRequest(
+            dataset=dataset, producer=producer, batch=batch, observations=to_ipc(table)
+        )
+        return await self._transport.call(
+            lambda channel: storage_pb2_grpc.StorageStub(channel).Ingest(
+                request, timeout=TIMEOUT_S
+            ),
+            patience_s=max(PATIENCE_INGEST_S, self._transport.patience_s),
+        )
+
+    def _receipt(
+        self, dataset: str, producer: str, replies: list[storage_pb2.IngestReply]
+    ) -> Receipt:
+        reached = ORIGIN
+        for reply in replies:
+            reached = reached.join(cursor_from_pb(reply.reached))
+        self._written[dataset] = self._written.get(dataset, ORIGIN).join(reached)
+        return Receipt(
+            rows=sum(reply.rows for reply in replies),
+            paths=sum(reply.paths for reply in replies),
+            batches=len(replies),
+            duplicate_rows=sum(reply.duplicate_rows for reply in replies),
+            reached=reached,
+            producer=producer,
+        )
+
+    async def query(self, dataset: str, query: str = "") -> Labels:
+        """The labels of all paths that match a CQL2 query; it sees what this client ingested.
+
+        Raises:
+            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+        """
+        request = query_pb2.QueryRequest(
+            dataset=dataset, query=query, at_least=cursor_to_pb(self._at_least(dataset))
+        )
+
+        async def attempt(channel: grpc.aio.Channel) -> Labels:
+            call = query_pb2_grpc.QueryStub(channel).Run(request, timeout=ANSWER_TIMEOUT_S)
+            return (await decode.collect_query(call))[0]
+
+        return await self._transport.call(attempt)
+
+    async def read(self, labels: LabelSet, *, exact: bool = True) -> pa.Table:
+        """The observations behind labels.
+
+        Args:
+            labels: of this cluster.
+            exact: only observations that match the labels' query exactly; else all of their
+                paths, of which some can lie just outside a polygon or an interval.
+        """
+        tables = [table async for table in self.read_batches(labels, exact=exact)]
+        schema = labels.schema.observation_schema
+        return pa.concat_tables(tables) if tables else schema.empty_table()
+
+    async def read_batches(
+        self, labels: LabelSet, *, exact: bool = True
+    ) -> AsyncIterator[pa.Table]:
+        """The same in pieces, so that memory stays bounded."""
+        parts = labels.in_commit_order().table.select(["partition", "sequence", "row", "rows"])
+        schema = labels.schema.observation_schema
+        for chunk in table_chunks(parts, PARTS_PER_READ):
+            request = storage_pb2.ReadRequest(
+                dataset=labels.schema.name,
+                parts=chunk,
+                query_json=labels.query if exact else "",
+            )
+
+            async def attempt(
+                channel: grpc.aio.Channel, request: storage_pb2.ReadRequest = request
+            ) -> list[pa.Table]:
+                call = storage_pb2_grpc.StorageStub(channel).Read(request, timeout=ANSWER_TIMEOUT_S)
+                return [from_ipc(part.observations, schema) async for part in call]
+
+            for table in await self._transport.call(attempt):
+                yield table
+
+    # --- continuous queries ------------------------------------------------------------------
+
+    async def submit(
+        self,
+        dataset: str,
+        query: str = "",
+        *,
+        interval: Duration,
+        expiration: Duration,
+        sampler: SamplerSpec | None = None,
+        compression: str = "none",
+    ) -> Ccq:
+        """Submits a cached continuous query; it is answered until it expires.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            interval: update interval.
+            expiration: from now.
+            sampler: `galileo.sampler(...)`, thins what is found.
+            compression: of the cache, "none" or "lz4".
+        """
+        request = continuous_pb2.SubmitRequest(
+            ccq_id=f"ccq-{uuid.uuid4().hex}",
+            dataset=dataset,
+            query=query,
+            interval_s=seconds(interval),
+            expiration_s=seconds(expiration),
+            sampler_json=sampler.to_json() if sampler else "",
+            compression=compression,
+            at_least=cursor_to_pb(self._at_least(dataset)),
+        )
+
+        async def attempt(channel: grpc.aio.Channel) -> Ccq:
+            call = continuous_pb2_grpc.ContinuousStub(channel).Submit(
+                request, timeout=ANSWER_TIMEOUT_S
+            )
+            return await decode.collect_submission(call)
+
+        return await self._transport.call(attempt)
+
+    async def fetch(
+        self, ccq_id: str, *, token: str = "", wait: Duration | None = None, labels_max: int = 0
+    ) -> Update:
+        """What is new for a client that has what `token` says.
+
+        Args:
+            ccq_id: of the CCQ.
+            token: of the last update; empty for everything since the beginning.
+            wait: for how long to wait for something new; at most a minute.
+            labels_max: soft bound of the answer; 0 for the node's own.
+
+        Raises:
+            InvalidToken: it is damaged or of another CCQ.
+            CcqExpired, CcqCancelled, UnknownCcq: there is nothing to fetch from.
+        """
+        wait_s = 0.0 if wait is None else seconds(wait)
+        request = _fetch_request(ccq_id, token, wait_s=wait_s, labels_max=labels_max)
+
+        async def attempt(channel: grpc.aio.Channel) -> Update:
+            call = continuous_pb2_grpc.ContinuousStub(channel).Fetch(
+                request, timeout=ANSWER_TIMEOUT_S + wait_s
+            )
+            return await decode.next_update(call)
+
+        return await self._transport.call(attempt)
+
+    async def watch(
+        self, ccq_id: str, *, token: str = "", labels_max: int = 0
+    ) -> AsyncIterator[Update]:
+        """Updates as they come; asking for the next one acknowledges the last.
+
+        Goes on over crashes of nodes until the CCQ ends, which raises `CcqExpired` or
+        `CcqCancelled`.
+        """
+        while True:
+            updates = self._watch_once(ccq_id, token, labels_max=labels_max)
+            try:
+                async for update in updates:
+                    token = update.token
+                    if len(update.labels):
+                        yield update
+            except TryAgain:
+                await asyncio.sleep(WATCH_PAUSE_S)
+            finally:
+                await updates.aclose()
+
+    async def _watch_once(self, ccq_id: str, token: str, *, labels_max: int) -> Any:
+        """One watch stream at one node, until it breaks."""
+
+        async def open_watch(channel: grpc.aio.Channel) -> tuple[Any, Update]:
+            call = continuous_pb2_grpc.ContinuousStub(channel).Watch()
+            try:
+                await call.write(_fetch_request(ccq_id, token, wait_s=0.0, labels_max=labels_max))
+                return call, await decode.next_update(call)
+            except BaseException:
+                call.cancel()
+                raise
+
+        call, update = await self._transport.call(open_watch)
+        try:
+            while True:
+                yield update
+                await call.write(
+                    _fetch_request(ccq_id, update.token, wait_s=WATCH_WAIT_S, labels_max=labels_max)
+                )
+                update = await decode.next_update(call)
+        except grpc.RpcError as error:
+            raise decode.watch_error(error) from error
+        finally:
+            call.cancel()
+
+    async def list_ccqs(self) -> list[CcqInfo]:
+        """The CCQs that the cluster answers."""
+        reply = await self._transport.call(
+            lambda channel: continuous_pb2_grpc.ContinuousStub(channel).List(
+                continuous_pb2.ListRequest(), timeout=TIMEOUT_S
+            )
+        )
+        return [decode.ccq_info(value) for value in reply.ccqs]
+
+    async def cancel(self, ccq_id: str) -> None:
+        """Ends a CCQ everywhere; whoever watches it is told."""
+        request = continuous_pb2.CancelRequest(ccq_id=ccq_id)
+        await self._transport.call(
+            lambda channel: continuous_pb2_grpc.ContinuousStub(channel).Cancel(
+                request, timeout=TIMEOUT_S
+            )
+        )
+
+    # --- the cluster -------------------------------------------------------------------------
+
+    async def status(self) -> ClusterStatus:
+        """Every node's state, also of those that do not answer."""
+        reply = await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).Status(
+                cluster_pb2.StatusRequest(), timeout=TIMEOUT_S
+            )
+        )
+        return ClusterStatus(tuple(decode.node_status(node) for node in reply.nodes))
+
+    async def topology_json(self) -> str:
+        """Groups, nodes, ranges and partitions, as JSON."""
+        reply = await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).Topology(
+                cluster_pb2.TopologyRequest(), timeout=TIMEOUT_S
+            )
+        )
+        return str(reply.topology_json)
+
+    def _at_least(self, dataset: str) -> Cursor:
+        return self._written.get(dataset, ORIGIN)
+
+
+def _fetch_request(
+    ccq_id: str, token: str, *, wait_s: float, labels_max: int
+) -> continuous_pb2.FetchRequest:
+    return continuous_pb2.FetchRequest(
+        ccq_id=ccq_id, token=token, wait_s=wait_s, labels_max=labels_max
+    )
+
+
+def _batches(schema: Schema, data: Batches, batch_rows: int) -> Iterator[pa.Table]:
+    if batch_rows < 1:
+        raise InputError(f"expected batch_rows of at least 1, got {batch_rows}")
+    whole = isinstance(data, Observations)
+    for given in [data] if whole else data:
+        if not isinstance(given, Observations):
+            raise InvalidObservations(
+                "expected an Arrow table, batch or reader, a pandas DataFrame, or an iterable of "
+                f"them, got {type(given).__name__}"
+            )
+        table = normalise(schema, given)
+        for start in range(0, table.num_rows, batch_rows):
+            yield table.slice(start, batch_rows)
+
+
+async def _some(
+    running: set[asyncio.Task[storage_pb2.IngestReply]], progress: Progress | None
+) -> list[storage_pb2.IngestReply]:
+    """Waits for at least one batch and takes those that are done out of `running`."""
+    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    running -= done
+    replies = [task.result() for task in done]
+    if progress is not None:
+        for reply in replies:
+            progress(int(reply.rows))
+    return replies

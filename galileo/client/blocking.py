@@ -1,0 +1,173 @@
+"""The blocking client: an `AsyncClient` on an event loop of its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from galileo.client.async_client import BATCH_ROWS, PATIENCE_S, AsyncClient, Batches, Progress
+from galileo.client.results import Ccq, CcqInfo, ClusterStatus, Labels, Receipt, Update
+from galileo.errors import InputError
+from galileo.labels import LabelSet
+from galileo.model.schema import Schema
+from galileo.model.times import Duration
+from galileo.samplers import SamplerSpec
+
+CLOSE_TIMEOUT_S = 5.0
+
+Result = TypeVar("Result")
+
+
+def connect(address: str, *more: str, patience: Duration = PATIENCE_S) -> Client:
+    """A client of the cluster that a node at "host:port" belongs to.
+
+    Args:
+        address: of any node.
+        more: of others, tried when the first is away.
+        patience: how long a call goes on trying while nodes are away.
+    """
+    return Client(address, *more, patience=patience)
+
+
+class Client:
+    """A cluster, from the outside; every call blocks, Ctrl-C cancels it.
+
+    The calls are those of `AsyncClient`, which documents them.
+    """
+
+    def __init__(self, *addresses: str, patience: Duration = PATIENCE_S) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="galileo-client", daemon=True
+        )
+        self._thread.start()
+        self._closed = False
+        try:
+            self._client = self._run(_made(addresses, patience))
+        except BaseException:
+            self._stop()
+            raise
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._run(self._client.close())
+            self._stop()
+
+    def create_dataset(self, schema: Schema) -> None:
+        self._run(self._client.create_dataset(schema))
+
+    def datasets(self) -> list[Schema]:
+        return self._run(self._client.datasets())
+
+    def schema(self, dataset: str) -> Schema:
+        return self._run(self._client.schema(dataset))
+
+    def ingest(
+        self,
+        dataset: str,
+        data: Batches,
+        *,
+        producer: str | None = None,
+        batch_rows: int = BATCH_ROWS,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        return self._run(
+            self._client.ingest(
+                dataset, data, producer=producer, batch_rows=batch_rows, progress=progress
+            )
+        )
+
+    def query(self, dataset: str, query: str = "") -> Labels:
+        return self._run(self._client.query(dataset, query))
+
+    def read(self, labels: LabelSet, *, exact: bool = True) -> pa.Table:
+        return self._run(self._client.read(labels, exact=exact))
+
+    def read_batches(self, labels: LabelSet, *, exact: bool = True) -> Iterator[pa.Table]:
+        return self._iterate(self._client.read_batches(labels, exact=exact))
+
+    def submit(
+        self,
+        dataset: str,
+        query: str = "",
+        *,
+        interval: Duration,
+        expiration: Duration,
+        sampler: SamplerSpec | None = None,
+        compression: str = "none",
+    ) -> Ccq:
+        return self._run(
+            self._client.submit(
+                dataset,
+                query,
+                interval=interval,
+                expiration=expiration,
+                sampler=sampler,
+                compression=compression,
+            )
+        )
+
+    def fetch(
+        self, ccq_id: str, *, token: str = "", wait: Duration | None = None, labels_max: int = 0
+    ) -> Update:
+        return self._run(self._client.fetch(ccq_id, token=token, wait=wait, labels_max=labels_max))
+
+    def watch(self, ccq_id: str, *, token: str = "", labels_max: int = 0) -> Iterator[Update]:
+        return self._iterate(self._client.watch(ccq_id, token=token, labels_max=labels_max))
+
+    def list_ccqs(self) -> list[CcqInfo]:
+        return self._run(self._client.list_ccqs())
+
+    def cancel(self, ccq_id: str) -> None:
+        self._run(self._client.cancel(ccq_id))
+
+    def status(self) -> ClusterStatus:
+        return self._run(self._client.status())
+
+    def topology_json(self) -> str:
+        return self._run(self._client.topology_json())
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        if self._closed:
+            work.close()
+            raise InputError("this client is closed; connect again")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except (KeyboardInterrupt, CancelledError):
+            future.cancel()
+            raise
+
+    def _iterate(self, items: Any) -> Iterator[Any]:
+        """Steps through an async generator; closing the iterator closes it too."""
+        try:
+            while True:
+                try:
+                    item = self._run(anext(items))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            if not self._closed:
+                self._run(items.aclose())
+
+    def _stop(self) -> None:
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        self._loop.close()
+
+
+async def _made(addresses: tuple[str, ...], patience: Duration) -> AsyncClient:
+    return AsyncClient(*addresses, patience=patience)

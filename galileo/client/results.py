@@ -1,0 +1,137 @@
+"""What the client hands to people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rdflib import Graph
+
+from galileo import rdf
+from galileo.cursor import ORIGIN, Cursor
+from galileo.labels import LabelSet
+from galileo.rdf import SparqlResult
+from galileo.samplers import SamplerSpec
+
+
+class Labels(LabelSet):
+    """A label set that can be explored as RDF before any data is read."""
+
+    __slots__ = ()
+
+    def rdf(self) -> Graph:
+        """The labels as an RDF graph; see docs/rdf.md for its terms."""
+        return rdf.to_graph(self)
+
+    def sparql(self, text: str, *, timeout_s: float = 30.0) -> SparqlResult:
+        """Answers a SPARQL query over the labels.
+
+        Raises:
+            InputError: the text is no SPARQL, or asks for what is refused (SERVICE, updates).
+            DeadlineExceeded: it took longer than `timeout_s`.
+        """
+        return rdf.sparql(self, text, timeout_s=timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What was stored, durably.
+
+    Attributes:
+        rows: observations.
+        paths: that they made in the metadata graph.
+        batches: sent.
+        duplicate_rows: of `rows`, those that an earlier attempt had stored already.
+        reached: the last commit of each partition that took rows.
+        producer: name under which the batches are recognised when sent again.
+    """
+
+    rows: int
+    paths: int
+    batches: int
+    duplicate_rows: int
+    reached: Cursor
+    producer: str
+
+
+@dataclass(frozen=True, slots=True)
+class CcqInfo:
+    """A CCQ as the cluster lists it; times in seconds, `expires_at` since 1970 UTC."""
+
+    id: str
+    dataset: str
+    query: str
+    interval_s: float
+    expires_at: float
+    coordinator: str
+    coordinator_address: str
+    term: int
+    state: str
+    compression: str = "none"
+    sampler: SamplerSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ccq:
+    """A submitted CCQ: its id, its initial result, and the token that says so.
+
+    `coordinator` names the node that runs it, at the time of submission.
+    """
+
+    id: str
+    initial: Labels
+    token: str
+    info: CcqInfo
+
+    @property
+    def coordinator(self) -> str:
+        return self.info.coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is new since a token.
+
+    Attributes:
+        labels: that the caller has not seen.
+        token: to store with them, and to ask with next.
+        frontier: up to which commit of each partition the CCQ is answered.
+        age_s: how long ago the frontier was reached.
+        more: whether the next fetch has more at once.
+    """
+
+    labels: Labels
+    token: str
+    frontier: Cursor = ORIGIN
+    age_s: float = 0.0
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node's state; sizes in bytes, `state` "up" or "unreachable"."""
+
+    name: str
+    group: str
+    address: str
+    state: str
+    cpu_share: float = 0.0
+    memory_bytes: int = 0
+    memory_free_bytes: int = 0
+    load: float = 0.0
+    uptime_s: float = 0.0
+    pid: int = 0
+    ccqs_coordinated: int = 0
+    cache_bytes: int = 0
+    stopped: tuple[str, ...] = ()
+    datasets: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    nodes: tuple[NodeStatus, ...] = field(default=())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every node answered."""
+        return all(node.state == "up" for node in self.nodes)

@@ -1,0 +1,307 @@
+"""A whole cluster on this machine, for trials, notebooks and tests: real processes and ports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from galileo.client import Client, connect
+from galileo.dht.topology import even_ranges
+from galileo.errors import InputError, Unavailable
+from galileo.model.times import Duration
+from galileo.spark.runtime import RuntimeDir
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+LOG_TAIL_BYTES = 2_000
+
+
+class LocalNode:
+    """One node process of a `LocalCluster`.
+
+    Attributes:
+        name: of the node.
+        address: "127.0.0.1:port".
+        log: file of its log.
+    """
+
+    def __init__(self, name: str, address: str, *, config: Path) -> None:
+        self.name = name
+        self.address = address
+        self.log = config.with_suffix(".log")
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<LocalNode {self.name} at {self.address}, {'up' if self.running else 'down'}>"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self.running else None
+
+    def start(self) -> None:
+        """Starts the process; `wait` until it serves."""
+        if self.running:
+            return
+        command = [sys.executable, "-m", "galileo.server", "--config", str(self._config)]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--parent", str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Returns when the node serves.
+
+        Raises:
+            Unavailable: it ended, or does not serve in time; with the end of its log.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._serves():
+            if not self.running or time.monotonic() > deadline:
+                raise Unavailable(
+                    f"node {self.name} did not start; the end of its log {self.log}:\n"
+                    f"{self._log_tail()}"
+                )
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """SIGKILL: the process is gone at once."""
+        self._signal(signal.SIGKILL)
+        self._reap()
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL where that takes too long."""
+        self._signal(signal.SIGTERM)
+        self._reap()
+
+    def pause(self) -> None:
+        """SIGSTOP: alive for TCP, silent for everybody."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Starts it again on its data, and waits until it serves."""
+        if self.running:
+            self.stop()
+        self.start()
+        self.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self.running:
+            self._process.send_signal(number)
+
+    def _reap(self) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(STOP_TIMEOUT_S)
+
+    def _serves(self) -> bool:
+        with grpc.insecure_channel(self.address) as channel:
+            try:
+                stub = health_pb2_grpc.HealthStub(channel)
+                reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+            except grpc.RpcError:
+                return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def _log_tail(self) -> str:
+        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+
+
+class LocalCluster:
+    """A cluster of node processes on loopback addresses.
+
+    Args:
+        nodes: how many; they are dealt to the groups in turn.
+        groups: how many.
+        directory: where data, configuration and logs live; a temporary one, removed at the
+            end, when absent. The same directory with the same counts goes on with its data.
+        port: of the first node, the others follow; free ones where absent.
+        partitions_per_group: see docs/configuration.md.
+        settings: further configuration, {"section": {"key": value}}.
+
+    Use it in a `with` block, which starts and stops the processes.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 3,
+        groups: int = 2,
+        directory: str | Path | None = None,
+        *,
+        port: int | None = None,
+        partitions_per_group: int = 4,
+        settings: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        if not 1 <= groups <= nodes:
+            raise InputError(
+                f"expected at least one node in each group, got {nodes} nodes and {groups} groups"
+            )
+        self._temporary = directory is None
+        self.directory = Path(directory or tempfile.mkdtemp(prefix="galileo-")).absolute()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._settings = settings or {}
+        self._clients: list[Client] = []
+        addresses = self._addresses(nodes, port)
+        names = [f"node-{number + 1}" for number in range(nodes)]
+        self._topology = {
+            "name": f"local-{os.getpid()}-{addresses[0].rpartition(':')[2]}",
+            "partitions_per_group": partitions_per_group,
+            "ranges": [list(pair) for pair in even_ranges(groups)],
+            "groups": [
+                {
+                    "name": f"group-{group + 1}",
+                    "nodes": [
+                        {"name": names[n], "address": addresses[n]}
+                        for n in range(group, nodes, groups)
+                    ],
+                }
+                for group in range(groups)
+            ],
+        }
+        self.nodes = tuple(
+            LocalNode(name, address, config=self._write_config(name))
+            for name, address in zip(names, addresses, strict=True)
+        )
+
+    @property
+    def addresses(self) -> list[str]:
+        return [node.address for node in self.nodes]
+
+    @property
+    def evaluator_directory(self) -> Path:
+        return self.directory / "evaluator"
+
+    def __enter__(self) -> LocalCluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start()
+        for node in self.nodes:
+            node.wait()
+
+    def stop(self) -> None:
+        """Stops everything; removes the directory where it is temporary."""
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+        for node in self.nodes:
+            node.resume()
+            node._signal(signal.SIGTERM)
+        for node in self.nodes:
+            node.stop()
+        self._stop_evaluator()
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _stop_evaluator(self) -> None:
+        if not self.evaluator_directory.is_dir():
+            return
+        record = RuntimeDir(self.evaluator_directory).read()
+        process = record.process() if record is not None else None
+        if process is None:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+            _, alive = psutil.wait_procs([process], timeout=STOP_TIMEOUT_S)
+            for one in alive:
+                one.kill()
+
+    def client(self, *, patience: Duration = 15.0) -> Client:
+        """A client of this cluster; closed with it."""
+        client = connect(*self.addresses, patience=patience)
+        self._clients.append(client)
+        return client
+
+    def node(self, name: str) -> LocalNode:
+        """The node of that name.
+
+        Raises:
+            InputError: there is none.
+        """
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise InputError(f"expected one of {[node.name for node in self.nodes]}, got {name!r}")
+
+    def _addresses(self, count: int, port: int | None) -> list[str]:
+        """Free ports, the same ones again where the directory remembers them."""
+        kept = self.directory / "addresses.json"
+        if port is not None:
+            return [f"127.0.0.1:{port + number}" for number in range(count)]
+        if kept.exists():
+            known: list[str] = json.loads(kept.read_text())
+            if len(known) != count:
+                raise InputError(
+                    f"expected {len(known)} nodes as {self.directory} has data of, got {count}"
+                )
+            return known
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+        found = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+        for one in sockets:
+            one.close()
+        kept.write_text(json.dumps(found))
+        return found
+
+    def _write_config(self, name: str) -> Path:
+        sections: dict[str, dict[str, Any]] = {
+            "node": {"name": name, "directory": str(self.directory / name)},
+            "evaluator": {"directory": str(self.evaluator_directory)},
+        }
+        for section, values in self._settings.items():
+            sections[section] = {**sections.get(section, {}), **values}
+        path = self.directory / f"{name}.toml"
+        tables = [*sections.items(), ("cluster", self._topology)]
+        path.write_text("\n".join(_toml_table(key, values) for key, values in tables))
+        return path
+
+
+def _toml_table(name: str, values: dict[str, Any]) -> str:
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+    return "\n".join([f"[{name}]", *lines, ""])
+
+
+def _toml(value: Any) -> str:
+    """TOML of plain values; tables inside lists are written inline."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value)

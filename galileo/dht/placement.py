@@ -1,0 +1,90 @@
+"""Where blocks live: pure functions of a topology.
+
+Tier 1, locality: the geohash range that holds a block's cell names its group. Tier 2,
+balance: a hash of the block names one of the group's partitions, and weighted rendezvous
+hashing maps partitions to the group's nodes, so that a node that comes or goes moves only
+its own share (Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from galileo.dht.topology import Group, Topology
+from galileo.geo import geohash
+from galileo.hashing import mix64, text64
+from galileo.model.schema import Schema
+
+Ranges = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
+
+
+def partitions_of(
+    topology: Topology, schema: Schema, cells: geohash.Cells, buckets: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int32]:
+    """The partition of each block, given its cell and the start of its time bucket."""
+    groups = _groups_of(topology, cells, schema.geohash_precision)
+    seed = np.uint64(text64("block", schema.name))
+    hashes = mix64(mix64(cells ^ seed) ^ buckets.view(np.uint64))
+    within = (hashes % np.uint64(topology.partitions_per_group)).astype(np.int32)
+    placed: npt.NDArray[np.int32] = groups * np.int32(topology.partitions_per_group) + within
+    return placed
+
+
+def candidates(topology: Topology, schema: Schema, ranges: Ranges | None) -> frozenset[int]:
+    """The partitions that can hold a cell of `ranges` (sorted, half-open); None means all."""
+    if ranges is None:
+        return frozenset(topology.partitions)
+    shift = np.uint64(5 * (geohash.PRECISION_MAX - schema.geohash_precision))
+    starts = topology.range_starts
+    first = np.searchsorted(starts, ranges[0] << shift, side="right") - 1
+    last = np.searchsorted(starts, (ranges[1] << shift) - np.uint64(1), side="right") - 1
+    touched = np.zeros(len(starts) + 1, dtype=np.int64)
+    np.add.at(touched, first, 1)
+    np.add.at(touched, last + 1, -1)
+    hit = np.flatnonzero(np.cumsum(touched)[:-1] > 0)
+    groups = {topology.ranges[position][1] for position in hit.tolist()}
+    count = topology.partitions_per_group
+    return frozenset(p for group in groups for p in range(group * count, (group + 1) * count))
+
+
+def owner(topology: Topology, partition: int) -> str:
+    """The name of the node that keeps a partition."""
+    return owners(topology)[partition]
+
+
+@lru_cache(maxsize=16)
+def owners(topology: Topology) -> Mapping[int, str]:
+    """The node of every partition."""
+    count = topology.partitions_per_group
+    return {
+        partition: _winner(topology.groups[partition // count], partition)
+        for partition in topology.partitions
+    }
+
+
+def partitions_by_node(topology: Topology) -> dict[str, frozenset[int]]:
+    """The partitions of every node; a node may have none."""
+    owned: dict[str, set[int]] = {node.name: set() for node in topology.nodes}
+    for partition, node in owners(topology).items():
+        owned[node].add(partition)
+    return {node: frozenset(partitions) for node, partitions in owned.items()}
+
+
+def _groups_of(topology: Topology, cells: geohash.Cells, precision: int) -> npt.NDArray[np.int32]:
+    shift = np.uint64(5 * (geohash.PRECISION_MAX - precision))
+    position = np.searchsorted(topology.range_starts, cells << shift, side="right") - 1
+    group_of_range = np.array([group for _, group in topology.ranges], dtype=np.int32)
+    return group_of_range[position]
+
+
+def _winner(group: Group, partition: int) -> str:
+    def score(name: str, weight: float) -> float:
+        uniform = (text64("partition", partition, name) + 1) / (2**64 + 1)
+        return -weight / math.log(uniform)
+
+    return max(group.nodes, key=lambda node: (score(node.name, node.weight), node.name)).name

@@ -1,0 +1,234 @@
+"""The topology: groups, nodes, partitions and geohash ranges, as one immutable value.
+
+The hash table is zero-hop: every node and client holds the whole topology, so each knows
+without asking where a block lives (paper, III.A). A topology is numbered; a higher version
+replaces a lower one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from galileo.errors import ConfigError
+from galileo.geo import geohash
+
+NODES_MAX = 1024
+PARTITIONS_PER_GROUP_MAX = 1024
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """One machine: its name, `host:port`, and its share of its group's partitions."""
+
+    name: str
+    address: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_name("node", self.name)
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(
+                f"expected host:port as address of node {self.name!r}, got {self.address!r}"
+            )
+        if not self.weight > 0:
+            raise ConfigError(
+                f"expected a weight above zero for node {self.name!r}, got {self.weight}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes that share the geohash ranges of one part of the world."""
+
+    name: str
+    nodes: tuple[NodeInfo, ...]
+
+    def __post_init__(self) -> None:
+        _check_name("group", self.name)
+        if not self.nodes:
+            raise ConfigError(f"expected at least one node in group {self.name!r}")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Attributes:
+    cluster: name of the cluster.
+    groups: their order numbers them.
+    ranges: (first geohash, group number), sorted; each range ends where the next begins,
+        the first begins at "".
+    partitions_per_group: group g owns the partitions g·n to g·n + n - 1.
+    version: a higher one replaces a lower one.
+    """
+
+    cluster: str
+    groups: tuple[Group, ...]
+    ranges: tuple[tuple[str, int], ...]
+    partitions_per_group: int = 4
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        _check_name("cluster", self.cluster)
+        if not self.groups:
+            raise ConfigError("expected at least one group in the topology, got none")
+        names = [node.name for node in self.nodes]
+        _check_unique("node name", names)
+        _check_unique("node address", [node.address for node in self.nodes])
+        _check_unique("group name", [group.name for group in self.groups])
+        if len(names) > NODES_MAX:
+            raise ConfigError(f"expected at most {NODES_MAX} nodes, got {len(names)}")
+        if not 1 <= self.partitions_per_group <= PARTITIONS_PER_GROUP_MAX:
+            raise ConfigError(
+                f"expected 1 to {PARTITIONS_PER_GROUP_MAX} partitions_per_group, "
+                f"got {self.partitions_per_group}"
+            )
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        starts = [start for start, _ in self.ranges]
+        if not starts or starts[0] != "" or starts != sorted(set(starts)):
+            raise ConfigError(f"expected sorted geohash ranges that begin at '', got {starts}")
+        wrong = [group for _, group in self.ranges if not 0 <= group < len(self.groups)]
+        if wrong:
+            raise ConfigError(f"expected group numbers below {len(self.groups)}, got {wrong}")
+
+    @cached_property
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """All nodes, group by group; the position of a node is its ordinal."""
+        return tuple(node for group in self.groups for node in group.nodes)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, NodeInfo]:
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def range_starts(self) -> geohash.Cells:
+        """First cell of each range, at the highest precision."""
+        starts = [geohash.prefix_range(start, geohash.PRECISION_MAX)[0] for start, _ in self.ranges]
+        return np.array(starts, dtype=np.uint64)
+
+    @property
+    def partitions(self) -> range:
+        return range(len(self.groups) * self.partitions_per_group)
+
+    def group_of(self, node: str) -> Group:
+        """The group of a node.
+
+        Raises:
+            ConfigError: no group has it.
+        """
+        for group in self.groups:
+            if any(member.name == node for member in group.nodes):
+                return group
+        raise ConfigError(f"expected a node of {sorted(self.by_name)}, got {node!r}")
+
+    def ordinal(self, node: str) -> int:
+        return [member.name for member in self.nodes].index(node)
+
+    def to_json(self) -> str:
+        raw = {
+            "cluster": self.cluster,
+            "version": self.version,
+            "partitions_per_group": self.partitions_per_group,
+            "ranges": [list(pair) for pair in self.ranges],
+            "groups": [
+                {
+                    "name": group.name,
+                    "nodes": [
+                        {"name": n.name, "address": n.address, "weight": n.weight}
+                        for n in group.nodes
+                    ],
+                }
+                for group in self.groups
+            ],
+        }
+        return json.dumps(raw, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Topology:
+        try:
+            return Topology.from_dict(json.loads(text))
+        except ValueError as error:
+            raise ConfigError(f"expected a topology in JSON: {error}") from error
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any]) -> Topology:
+        """The topology of a mapping as `to_json` writes it; `ranges` may be left out."""
+        try:
+            groups = tuple(
+                Group(group["name"], tuple(NodeInfo(**node) for node in group["nodes"]))
+                for group in raw["groups"]
+            )
+            ranges = raw.get("ranges")
+            return Topology(
+                cluster=raw.get("cluster", "galileo"),
+                groups=groups,
+                ranges=even_ranges(len(groups))
+                if ranges is None
+                else tuple((str(start), int(group)) for start, group in ranges),
+                partitions_per_group=int(raw.get("partitions_per_group", 4)),
+                version=int(raw.get("version", 1)),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"expected a topology with groups and nodes: {error!r}") from error
+
+
+def even_ranges(groups: int) -> tuple[tuple[str, int], ...]:
+    """The 32 one-character ranges dealt to the groups in turn; for when no sample is at hand."""
+    letters = geohash.ALPHABET.decode()
+    return tuple(
+        ("" if position == 0 else letter, position % groups)
+        for position, letter in enumerate(letters)
+    )
+
+
+def balanced_ranges(
+    cells: geohash.Cells, precision: int, *, groups: int
+) -> tuple[tuple[str, int], ...]:
+    """One contiguous range for each group, cut so that a sample spreads evenly.
+
+    Args:
+        cells: of a sample of observations, at `precision`.
+        precision: of the cells; cut points have at most this many characters.
+        groups: how many ranges to make.
+
+    Raises:
+        ConfigError: the sample has too few distinct cells to cut.
+    """
+    ordered = np.sort(cells)
+    if len(ordered) == 0:
+        raise ConfigError("expected a sample with at least one observation, got none")
+    cuts = ordered[[len(ordered) * number // groups for number in range(1, groups)]]
+    starts = ["", *geohash.to_text(cuts, precision).to_pylist()]
+    if len(set(starts)) != groups:
+        raise ConfigError(
+            f"expected a sample that spreads over {groups} groups, got too few distinct cells; "
+            "use a larger sample or a higher precision"
+        )
+    return tuple((start, number) for number, start in enumerate(starts))
+
+
+def _check_name(what: str, name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"expected a {what} name of a-z, 0-9, '_', '.', '-' (at most 64), got {name!r}"
+        )
+
+
+def _check_unique(what: str, values: Sequence[str]) -> None:
+    twice = _repeated(values)
+    if twice:
+        raise ConfigError(f"expected each {what} once, got {', '.join(twice)} again")
+
+
+def _repeated(values: Iterable[str]) -> list[str]:
+    seen: set[str] = set()
+    return sorted({value for value in values if value in seen or seen.add(value)})  # type: ignore[func-returns-value]

@@ -1,0 +1,27 @@
+"""Hashes that are the same in every process and version; Python's `hash()` is not."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+
+def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64: a bijection of 64-bit numbers whose every output bit looks random.
+
+    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
+    """
+    with np.errstate(over="ignore"):
+        z = values + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def text64(*parts: object) -> int:
+    """64 bits of a BLAKE2b digest over the texts of `parts`, kept apart by a zero byte."""
+    joined = "\0".join(str(part) for part in parts).encode()
+    return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "little")

@@ -1,0 +1,183 @@
+"""Scans of this node's own partitions, and of the whole cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.dht import placement
+from galileo.dht.topology import Topology
+from galileo.errors import GalileoError
+from galileo.node.catalog import Catalog
+from galileo.node.peers import Peers, ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
+from galileo.node.view import ClusterView
+from galileo.query import Query, parse
+
+LABELS_PER_PART = 32_768
+PARTS_WAITING_MAX = 8
+
+log = logging.getLogger(__name__)
+
+
+class LocalScans:
+    """Answers scan tasks from this node's graphs."""
+
+    def __init__(self, catalog: Catalog, *, executor: Executor) -> None:
+        self._catalog = catalog
+        self._executor = executor
+
+    async def scan(self, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
+        """Each task's labels in parts, then its `ScanDone`, or a `ScanFailed` of its own."""
+        loop = asyncio.get_running_loop()
+        for dataset in sorted({task.dataset for task in tasks}):
+            group = [task for task in tasks if task.dataset == dataset]
+            for answer in await loop.run_in_executor(self._executor, self._scan, dataset, group):
+                yield answer
+
+    def _scan(self, dataset: str, tasks: Sequence[ScanTask]) -> list[ScanAnswer]:
+        try:
+            shard = self._catalog.shard(dataset)
+        except GalileoError as error:
+            return [ScanFailed(task.item, error) for task in tasks]
+        # Published before the graph is read: the graph then holds at least this much.
+        published = shard.published()
+        answers: list[ScanAnswer] = []
+        for task in tasks:
+            until = published if task.until is None else published.meet(task.until)
+            reached = Cursor({p: until[p] for p in task.partitions})
+            try:
+                query = parse(task.query_json, shard.schema)
+                table = shard.graph.scan(
+                    query, after=task.after, until=reached, partitions=task.partitions
+                )
+            except GalileoError as error:
+                answers.append(ScanFailed(task.item, error))
+                continue
+            answers += [ScanLabels(task.item, part) for part in _parts(table)]
+            answers.append(ScanDone(task.item, reached))
+        return answers
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """How far an answer goes: the frontier of each partition asked, and those not reached."""
+
+    frontier: Cursor
+    missing: frozenset[int]
+
+
+_Part: TypeAlias = pa.Table | Tail | Exception
+
+
+class ClusterScans:
+    """Answers a query from all partitions that could hold a match."""
+
+    def __init__(
+        self,
+        name: str,
+        topology: Topology,
+        *,
+        local: LocalScans,
+        peers: Peers,
+        view: ClusterView,
+    ) -> None:
+        self._name = name
+        self._topology = topology
+        self._local = local
+        self._peers = peers
+        self._view = view
+
+    def candidates(self, query: Query) -> frozenset[int]:
+        """The partitions that placement allows to hold a match."""
+        return placement.candidates(self._topology, query.schema, query.cell_ranges())
+
+    async def run(
+        self, query: Query, *, at_least: Cursor = ORIGIN
+    ) -> AsyncIterator[pa.Table | Tail]:
+        """The labels in parts, then how far they go.
+
+        A node that cannot be reached makes its partitions missing; labels that it had already
+        sent lie past the tail's frontier and are for the caller to drop (`LabelSet.until`).
+        """
+        wanted = self.candidates(query)
+        spared = self._view.spared(query, wanted, at_least=at_least)
+        asked = wanted - set(spared)
+        async for part in self.between(query, partitions=asked, after=ORIGIN, until=None):
+            yield (
+                part
+                if not isinstance(part, Tail)
+                else Tail(part.frontier.join(spared), part.missing)
+            )
+
+    async def between(
+        self, query: Query, *, partitions: frozenset[int], after: Cursor, until: Cursor | None
+    ) -> AsyncIterator[pa.Table | Tail]:
+        """The labels of the commits (after, until] of some partitions, then their `Tail`."""
+        tasks = self._tasks(query, partitions, after=after, until=until)
+        queue: asyncio.Queue[_Part] = asyncio.Queue(PARTS_WAITING_MAX)
+        running = [
+            asyncio.create_task(self._ask(node, task, queue)) for node, task in tasks.items()
+        ]
+        tails: list[Tail] = []
+        try:
+            while len(tails) < len(running):
+                part = await queue.get()
+                if isinstance(part, Exception):
+                    raise part
+                if isinstance(part, Tail):
+                    tails.append(part)
+                else:
+                    yield part
+        finally:
+            for one in running:
+                one.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        yield _joined(tails)
+
+    def _tasks(
+        self, query: Query, partitions: frozenset[int], *, after: Cursor, until: Cursor | None
+    ) -> dict[str, ScanTask]:
+        by_node = placement.partitions_by_node(self._topology)
+        shares = {node: owned & partitions for node, owned in by_node.items()}
+        return {
+            node: ScanTask(0, query.schema.name, query.to_json(), after, until, share)
+            for node, share in shares.items()
+            if share
+        }
+
+    async def _ask(self, node: str, task: ScanTask, queue: asyncio.Queue[_Part]) -> None:
+        """Puts one node's labels and its tail, or what went wrong on our side."""
+        answers = self._local.scan([task]) if node == self._name else self._peers.scan(node, [task])
+        tail = Tail(ORIGIN, task.partitions)
+        try:
+            async for answer in answers:
+                if isinstance(answer, ScanLabels):
+                    await queue.put(answer.table)
+                elif isinstance(answer, ScanDone):
+                    tail = Tail(answer.reached, frozenset())
+        except GalileoError as error:
+            log.warning("node %s did not answer a scan: %s", node, error)
+        except Exception as error:
+            await queue.put(error)
+            return
+        await queue.put(tail)
+
+
+def _joined(tails: Sequence[Tail]) -> Tail:
+    frontier, missing = ORIGIN, frozenset[int]()
+    for tail in tails:
+        frontier, missing = frontier.join(tail.frontier), missing | tail.missing
+    return Tail(frontier, missing)
+
+
+def _parts(table: pa.Table) -> list[pa.Table]:
+    return [
+        table.slice(start, LABELS_PER_PART) for start in range(0, table.num_rows, LABELS_PER_PART)
+    ]

@@ -1,0 +1,160 @@
+"""What one node keeps of one dataset, and the one way a commit takes into it.
+
+A commit is appended to its partition's journal and made durable; then its paths enter the
+graph and the synopsis; then its sequence is published. In that order, so that whatever a
+scan can see has a sequence at or below the one it reports, and what it cannot see a higher
+one: the reason why a continuous query cannot miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from galileo.cursor import Cursor
+from galileo.errors import GalileoError, Overloaded
+from galileo.graph.metadata import MetadataGraph
+from galileo.graph.synopsis import Synopsis
+from galileo.model import paths
+from galileo.model.schema import Schema
+from galileo.storage.journal import Commit, Committed, PartitionJournal
+
+COMMITS_TOGETHER_MAX = 256
+
+
+class Shard:
+    """The journals, the metadata graph and the synopses of one dataset on this node."""
+
+    def __init__(self, schema: Schema, *, epoch: int) -> None:
+        self.schema = schema
+        self.graph = MetadataGraph(schema)
+        self.journals: dict[int, PartitionJournal] = {}
+        self.synopses: dict[int, Synopsis] = {}
+        self._epoch = epoch
+        self._published: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def replay(self, partition: int, sequence: int, batch: pa.RecordBatch) -> None:
+        """Takes a commit that the journal already holds; used at start."""
+        self._index(partition, sequence, batch)
+        self._published[partition] = sequence
+
+    def attach(self, partition: int, journal: PartitionJournal) -> None:
+        self.journals[partition] = journal
+        self._synopsis(partition)
+
+    def published(self) -> Cursor:
+        """The last commit of each partition that a scan sees."""
+        return Cursor(dict(self._published))
+
+    def write(self, partition: int, commits: Sequence[Commit]) -> list[Committed | GalileoError]:
+        """The one write path; blocks on the disk, so it runs in a thread."""
+        results = self.journals[partition].append(commits)
+        for commit, result in zip(commits, results, strict=True):
+            if isinstance(result, Committed) and not result.duplicate:
+                self._index(partition, result.sequence, commit.paths)
+                self._published[partition] = result.sequence
+        with self._lock:
+            self.graph.maintain()
+        return results
+
+    def _index(self, partition: int, sequence: int, batch: pa.RecordBatch) -> None:
+        with self._lock:
+            self.graph.insert(batch, partition=partition, sequence=sequence)
+            self._synopsis(partition).add(batch, sequence)
+
+    def _synopsis(self, partition: int) -> Synopsis:
+        if partition not in self.synopses:
+            self.synopses[partition] = Synopsis(self.schema, partition=partition, epoch=self._epoch)
+        return self.synopses[partition]
+
+    def close(self) -> None:
+        for journal in self.journals.values():
+            journal.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    commit: Commit
+    done: asyncio.Future[Committed]
+
+
+class GroupCommit:
+    """Commits of one partition that wait together share one fsync."""
+
+    def __init__(
+        self, shard: Shard, partition: int, *, executor: Executor, waiting_max: int
+    ) -> None:
+        self._shard = shard
+        self._partition = partition
+        self._executor = executor
+        self._waiting_max = waiting_max
+        self._waiting: list[_Waiting] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def commit(self, producer: str, batch: int, table: pa.Table) -> Committed:
+        """Durable when it returns.
+
+        Args:
+            producer: with `batch` the identity of these rows, for retries.
+            batch: number of the batch.
+            table: normalised observations of this partition.
+
+        Raises:
+            Overloaded: too many commits wait already.
+            PartitionStopped: the disk failed.
+            BatchConflict: the batch number was used for other rows.
+        """
+        if len(self._waiting) >= self._waiting_max:
+            raise Overloaded(
+                f"{len(self._waiting)} commits wait for partition {self._partition} already; "
+                "try again in a moment",
+                after_s=0.2,
+            )
+        loop = asyncio.get_running_loop()
+        ordered, batch_of_paths = await loop.run_in_executor(
+            self._executor, paths.index, self._shard.schema, table
+        )
+        waiting = _Waiting(
+            Commit(producer=producer, batch=batch, observations=ordered, paths=batch_of_paths),
+            loop.create_future(),
+        )
+        self._waiting.append(waiting)
+        if self._writer is None or self._writer.done():
+            self._writer = loop.create_task(self._drain())
+        return await waiting.done
+
+    async def drained(self) -> None:
+        """Returns when nothing is being written."""
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
+
+    async def _drain(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            together = self._waiting[:COMMITS_TOGETHER_MAX]
+            del self._waiting[:COMMITS_TOGETHER_MAX]
+            commits = [waiting.commit for waiting in together]
+            try:
+                results: list[Committed | GalileoError] | list[Exception]
+                results = await loop.run_in_executor(
+                    self._executor, self._shard.write, self._partition, commits
+                )
+            except Exception as error:
+                results = [error] * len(together)
+            for waiting, result in zip(together, results, strict=True):
+                _settle(waiting.done, result)
+
+
+def _settle(done: asyncio.Future[Committed], result: Committed | Exception) -> None:
+    if done.done():
+        return
+    if isinstance(result, Exception):
+        done.set_exception(result)
+    else:
+        done.set_result(result)

@@ -1,0 +1,210 @@
+"""Calls to other nodes over gRPC: what `node.peers.Peers` promises, and the machines' mail."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc.aio
+import pyarrow as pa
+
+from galileo.cursor import ORIGIN
+from galileo.dht.topology import Topology
+from galileo.errors import Unavailable
+from galileo.labels import from_ipc, to_ipc
+from galileo.model.schema import Schema
+from galileo.node.peers import (
+    CommitAnswer,
+    CommitTask,
+    ReadTask,
+    ScanAnswer,
+    ScanDone,
+    ScanFailed,
+    ScanLabels,
+    ScanTask,
+)
+from galileo.wire.channel import open_channel
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb
+from galileo.wire.pb import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    continuous_pb2,
+    continuous_pb2_grpc,
+    storage_pb2,
+    storage_pb2_grpc,
+)
+from galileo.wire.status import error_from_pb, error_of_rpc
+
+COMMIT_TIMEOUT_S = 30.0
+SCAN_TIMEOUT_S = 60.0
+READ_TIMEOUT_S = 300.0
+CALL_TIMEOUT_S = 5.0
+EXCHANGE_TIMEOUT_S = 2.0
+
+
+class GrpcPeers:
+    """Keeps one channel to each other node; refuses at once to call one that is held dead."""
+
+    def __init__(self, topology: Topology, *, is_dead: Callable[[str], bool]) -> None:
+        self._topology = topology
+        self._is_dead = is_dead
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    def address(self, node: str) -> str:
+        return self._topology.by_name[node].address
+
+    async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
+        request = storage_pb2.CommitRequest(
+            dataset=task.dataset,
+            partition=task.partition,
+            producer=task.producer,
+            batch=task.batch,
+            observations=to_ipc(task.observations),
+        )
+        reply = await self._call(
+            node, storage_pb2_grpc.StorageStub, "Commit", request, COMMIT_TIMEOUT_S
+        )
+        return CommitAnswer(reply.sequence, reply.rows, reply.paths, reply.duplicate)
+
+    async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
+        request = storage_pb2.ScanRequest(items=[scan_task_to_pb(task) for task in tasks])
+        stub = storage_pb2_grpc.StorageStub
+        async for part in self._stream(node, stub, "Scan", request, SCAN_TIMEOUT_S):
+            yield _scan_answer(part)
+
+    async def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncIterator[pa.Table]:
+        request = storage_pb2.ReadRequest(
+            dataset=task.dataset,
+            parts=to_ipc(task.parts.combine_chunks()),
+            query_json=task.query_json,
+            local=True,
+        )
+        stub = storage_pb2_grpc.StorageStub
+        async for part in self._stream(node, stub, "Read", request, READ_TIMEOUT_S):
+            yield from_ipc(part.observations, schema.observation_schema)
+
+    async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> None:
+        request = cluster_pb2.CreateDatasetRequest(
+            schema_json=schema.to_json(), replicate=replicate
+        )
+        stub = cluster_pb2_grpc.ClusterStub
+        await self._call(node, stub, "CreateDataset", request, CALL_TIMEOUT_S)
+
+    async def datasets(self, node: str) -> list[Schema]:
+        reply = await self._call(
+            node,
+            cluster_pb2_grpc.ClusterStub,
+            "ListDatasets",
+            cluster_pb2.ListDatasetsRequest(),
+            CALL_TIMEOUT_S,
+        )
+        return [Schema.from_json(text) for text in reply.schemas_json]
+
+    async def status(self, node: str) -> cluster_pb2.StatusReply:
+        request = cluster_pb2.StatusRequest(local=True)
+        reply: cluster_pb2.StatusReply = await self._call(
+            node, cluster_pb2_grpc.ClusterStub, "Status", request, CALL_TIMEOUT_S
+        )
+        return reply
+
+    async def exchange(
+        self, node: str, request: cluster_pb2.ExchangeRequest
+    ) -> cluster_pb2.ExchangeReply:
+        """Heartbeats and machines' messages; also to a node held dead, to find it alive."""
+        reply: cluster_pb2.ExchangeReply = await self._call(
+            node,
+            cluster_pb2_grpc.ClusterStub,
+            "Exchange",
+            request,
+            EXCHANGE_TIMEOUT_S,
+            even_dead=True,
+        )
+        return reply
+
+    async def fetch(
+        self, node: str, request: continuous_pb2.FetchRequest
+    ) -> AsyncIterator[continuous_pb2.FetchPart]:
+        timeout_s = SCAN_TIMEOUT_S + request.wait_s
+        stub = continuous_pb2_grpc.ContinuousStub
+        async for part in self._stream(node, stub, "Fetch", request, timeout_s):
+            yield part
+
+    async def _call(
+        self,
+        node: str,
+        stub: Callable[[grpc.aio.Channel], Any],
+        method: str,
+        request: Any,
+        timeout_s: float,
+        *,
+        even_dead: bool = False,
+    ) -> Any:
+        call = getattr(stub(self._channel(node, even_dead=even_dead)), method)
+        try:
+            return await call(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_of_rpc(error, asked=f"{node} at {self.address(node)}") from error
+
+    async def _stream(
+        self,
+        node: str,
+        stub: Callable[[grpc.aio.Channel], Any],
+        method: str,
+        request: Any,
+        timeout_s: float,
+    ) -> AsyncIterator[Any]:
+        call = getattr(stub(self._channel(node)), method)(request, timeout=timeout_s)
+        try:
+            async for part in call:
+                yield part
+        except grpc.RpcError as error:
+            raise error_of_rpc(error, asked=f"{node} at {self.address(node)}") from error
+        finally:
+            call.cancel()
+
+    def _channel(self, node: str, *, even_dead: bool = False) -> grpc.aio.Channel:
+        if not even_dead and self._is_dead(node):
+            raise Unavailable(
+                f"node {node} has not been heard from; its data waits until it is back",
+                node=node,
+                after_s=1.0,
+            )
+        if node not in self._channels:
+            self._channels[node] = open_channel(self.address(node))
+        return self._channels[node]
+
+
+def scan_task_to_pb(task: ScanTask) -> storage_pb2.ScanItem:
+    return storage_pb2.ScanItem(
+        item=task.item,
+        dataset=task.dataset,
+        query_json=task.query_json,
+        after=cursor_to_pb(task.after),
+        until=cursor_to_pb(task.until or ORIGIN),
+        bounded=task.until is not None,
+        partitions=sorted(task.partitions),
+    )
+
+
+def scan_task_from_pb(item: storage_pb2.ScanItem) -> ScanTask:
+    return ScanTask(
+        item=item.item,
+        dataset=item.dataset,
+        query_json=item.query_json,
+        after=cursor_from_pb(item.after),
+        until=cursor_from_pb(item.until) if item.bounded else None,
+        partitions=frozenset(item.partitions),
+    )
+
+
+def _scan_answer(part: storage_pb2.ScanPart) -> ScanAnswer:
+    kind = part.WhichOneof("part")
+    if kind == "labels":
+        return ScanLabels(part.item, pa.ipc.open_stream(pa.py_buffer(part.labels)).read_all())
+    if kind == "reached":
+        return ScanDone(part.item, cursor_from_pb(part.reached))
+    return ScanFailed(part.item, error_from_pb(part.error))

@@ -1,0 +1,108 @@
+"""The storage service: decode, one call, encode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pyarrow as pa
+
+from galileo.errors import InputError, InvalidObservations
+from galileo.labels import from_ipc, to_ipc
+from galileo.node.peers import (
+    PARTS_SCHEMA,
+    CommitTask,
+    ReadTask,
+    ScanAnswer,
+    ScanDone,
+    ScanLabels,
+)
+from galileo.node.storage_node import StorageNode
+from galileo.rpc.guard import Context, streaming, unary
+from galileo.rpc.peers import scan_task_from_pb
+from galileo.wire.codec import ROWS_PER_MESSAGE, cursor_to_pb, table_chunks
+from galileo.wire.pb import storage_pb2, storage_pb2_grpc
+from galileo.wire.status import error_to_pb
+
+SCAN_ITEMS_MAX = 100_000
+
+
+class StorageServicer(storage_pb2_grpc.StorageServicer):
+    def __init__(self, node: StorageNode) -> None:
+        self._node = node
+
+    @unary
+    async def Ingest(  # noqa: N802
+        self, request: storage_pb2.IngestRequest, context: Context
+    ) -> storage_pb2.IngestReply:
+        answer = await self._node.ingest.ingest(
+            request.dataset,
+            _observations(request.observations),
+            producer=request.producer,
+            batch=request.batch,
+        )
+        return storage_pb2.IngestReply(
+            rows=answer.rows,
+            paths=answer.paths,
+            reached=cursor_to_pb(answer.reached),
+            duplicate_rows=answer.duplicate_rows,
+        )
+
+    @unary
+    async def Commit(  # noqa: N802
+        self, request: storage_pb2.CommitRequest, context: Context
+    ) -> storage_pb2.CommitReply:
+        schema = self._node.catalog.schema(request.dataset)
+        task = CommitTask(
+            dataset=request.dataset,
+            partition=request.partition,
+            producer=request.producer,
+            batch=request.batch,
+            observations=from_ipc(request.observations, schema.observation_schema),
+        )
+        answer = await self._node.ingest.commit(task)
+        return storage_pb2.CommitReply(
+            sequence=answer.sequence,
+            rows=answer.rows,
+            paths=answer.paths,
+            duplicate=answer.duplicate,
+        )
+
+    @streaming
+    async def Read(  # noqa: N802
+        self, request: storage_pb2.ReadRequest, context: Context
+    ) -> AsyncIterator[storage_pb2.ReadPart]:
+        task = ReadTask(request.dataset, from_ipc(request.parts, PARTS_SCHEMA), request.query_json)
+        read = self._node.reading.read_local if request.local else self._node.reading.read
+        async for table in read(task):
+            for chunk in table_chunks(table, ROWS_PER_MESSAGE):
+                yield storage_pb2.ReadPart(observations=chunk)
+
+    @streaming
+    async def Scan(  # noqa: N802
+        self, request: storage_pb2.ScanRequest, context: Context
+    ) -> AsyncIterator[storage_pb2.ScanPart]:
+        if len(request.items) > SCAN_ITEMS_MAX:
+            raise InputError(
+                f"expected at most {SCAN_ITEMS_MAX} items in a scan, got {len(request.items)}"
+            )
+        tasks = [scan_task_from_pb(item) for item in request.items]
+        async for answer in self._node.local_scans.scan(tasks):
+            yield _scan_part(answer)
+
+
+def _observations(data: bytes) -> pa.Table:
+    """Any Arrow table; whether it fits the schema is the node's to say."""
+    try:
+        return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+    except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
+        raise InvalidObservations(
+            f"expected observations as an Arrow IPC stream, got bytes that fail: {error}"
+        ) from error
+
+
+def _scan_part(answer: ScanAnswer) -> storage_pb2.ScanPart:
+    if isinstance(answer, ScanLabels):
+        return storage_pb2.ScanPart(item=answer.item, labels=to_ipc(answer.table.combine_chunks()))
+    if isinstance(answer, ScanDone):
+        return storage_pb2.ScanPart(item=answer.item, reached=cursor_to_pb(answer.reached))
+    return storage_pb2.ScanPart(item=answer.item, error=error_to_pb(answer.error))

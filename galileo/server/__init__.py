@@ -1,0 +1,1 @@
+"""One node process: storage, continuous queries and their network, joined."""

@@ -1,0 +1,33 @@
+"""`python -m galileo.server`: a node, without the command line's other commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from galileo import config
+from galileo.errors import GalileoError
+from galileo.server.logs import start_logging
+from galileo.server.main import serve
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m galileo.server", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="TOML file of this node")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument(
+        "--parent", type=int, default=0, help="stop when this process is no longer our parent"
+    )
+    given = parser.parse_args()
+    start_logging()
+    try:
+        serve(config.load(given.config, overrides=given.set), parent=given.parent)
+    except GalileoError as error:
+        print(f"galileo: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

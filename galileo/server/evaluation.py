@@ -1,0 +1,68 @@
+"""The node's use of its host's evaluator: warm before it is needed, kept while it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from galileo.config import Config
+from galileo.errors import GalileoError
+from galileo.spark.launcher import EvaluatorHandle
+from galileo.spark.options import EvaluatorOptions, SparkOptions
+from galileo.wire.pb import evaluator_pb2
+
+LOOK_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Evaluation:
+    """Starts the evaluator when it is first needed, and holds its lease while CCQs run here."""
+
+    def __init__(self, config: Config) -> None:
+        section = config.evaluator
+        self._timeout_s = section.cycle_timeout_s
+        self._handle = EvaluatorHandle(
+            EvaluatorOptions(
+                runtime_dir=config.evaluator_directory,
+                spark=SparkOptions(master=section.master, heap_mb=section.heap_mb),
+                idle_exit_s=section.idle_exit_s,
+            )
+        )
+        self._warming: asyncio.Task[None] | None = None
+
+    def warm(self) -> None:
+        """Starts it in the background, so that the first cycle does not wait for a JVM."""
+        if self._warming is None or self._warming.done():
+            self._warming = asyncio.get_running_loop().create_task(self._ensure())
+
+    async def evaluate(
+        self, request: evaluator_pb2.EvaluateRequest
+    ) -> Sequence[evaluator_pb2.EvaluateResult]:
+        """One Spark job over all items.
+
+        Raises:
+            TryAgain: no evaluator, or not in time; nothing is lost.
+        """
+        reply = await self._handle.evaluate(request, timeout_s=self._timeout_s)
+        return list(reply.results)
+
+    async def keep(self, is_needed: Callable[[], bool]) -> None:
+        """Looks after the evaluator while `is_needed`; until cancelled."""
+        while True:
+            if is_needed():
+                await self._ensure()
+            await asyncio.sleep(LOOK_S)
+
+    async def close(self) -> None:
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.gather(self._warming, return_exceptions=True)
+        await self._handle.close()
+
+    async def _ensure(self) -> None:
+        try:
+            await self._handle.ensure()
+        except GalileoError as error:
+            log.warning("no evaluator: %s", error)

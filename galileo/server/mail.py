@@ -1,0 +1,191 @@
+"""Heartbeats and machines' messages between nodes: sent once each, lost when a peer is away.
+
+One sender per peer, so that a peer that hangs delays nobody else. A heartbeat carries the
+sender's commit sequences, the names of its datasets, and those changes of its synopses that
+the peer has not acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, get_args
+
+from galileo.ccq import messages, model
+from galileo.election.messages import UsageStatistics
+from galileo.errors import GalileoError, InputError
+from galileo.graph.synopsis import SynopsisDelta, Version
+from galileo.node.storage_node import StorageNode
+from galileo.rpc.peers import GrpcPeers
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb
+from galileo.wire.pb import cluster_pb2
+from galileo.wire.tagged import TaggedJson
+
+OUTBOX_MAX = 10_000
+MESSAGES_TOGETHER_MAX = 1_000
+SYNOPSIS_BYTES_MAX = 4 << 20
+
+log = logging.getLogger(__name__)
+
+TAGGED = TaggedJson([*get_args(messages.Message), model.Ccq, model.Record, UsageStatistics])
+
+
+class _Peer:
+    """What waits for one peer, and which synopses it has."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.heartbeat_due = False
+        self.outbox: deque[bytes] = deque(maxlen=OUTBOX_MAX)
+        self.wake = asyncio.Event()
+        self.acknowledged: dict[tuple[str, int], Version] = {}
+
+
+class MailRoom:
+    """Sends and receives what nodes tell one another.
+
+    Args:
+        node: whose state the heartbeats report.
+        peers: how to reach the others.
+        on_heartbeat: called with (node, epoch).
+        on_message: called with (node, message).
+        on_news: called with the datasets of which new commits were reported.
+    """
+
+    def __init__(
+        self,
+        node: StorageNode,
+        peers: GrpcPeers,
+        *,
+        on_heartbeat: Callable[[str, int], None],
+        on_message: Callable[[str, Any], None],
+        on_news: Callable[[Iterable[str]], None],
+    ) -> None:
+        self._node = node
+        self._peers = peers
+        self._on_heartbeat = on_heartbeat
+        self._on_message = on_message
+        self._on_news = on_news
+        others = [other.name for other in node.topology.nodes if other.name != node.name]
+        self._boxes = {name: _Peer(name) for name in others}
+
+    def send(self, to: str, message: Any) -> None:
+        box = self._boxes[to]
+        box.outbox.append(TAGGED.encode(message))
+        box.wake.set()
+
+    def send_heartbeat(self, to: str) -> None:
+        box = self._boxes[to]
+        box.heartbeat_due = True
+        box.wake.set()
+
+    async def run(self) -> None:
+        """Sends until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for box in self._boxes.values():
+                group.create_task(self._deliver(box))
+
+    async def _deliver(self, box: _Peer) -> None:
+        while True:
+            await box.wake.wait()
+            box.wake.clear()
+            while box.outbox or box.heartbeat_due:
+                request = self._request(box)
+                try:
+                    reply = await self._peers.exchange(box.name, request)
+                except GalileoError as error:
+                    log.debug("nothing reached %s: %s", box.name, error)
+                    continue
+                for held in reply.synopses:
+                    version = Version(held.epoch, held.version)
+                    box.acknowledged[held.dataset, held.partition] = version
+
+    def _request(self, box: _Peer) -> cluster_pb2.ExchangeRequest:
+        heartbeat = self._heartbeat(box) if box.heartbeat_due else None
+        box.heartbeat_due = False
+        count = min(len(box.outbox), MESSAGES_TOGETHER_MAX)
+        return cluster_pb2.ExchangeRequest(
+            sender=self._node.name,
+            epoch=self._node.store.epoch,
+            topology_version=self._node.topology.version,
+            heartbeat=heartbeat,
+            messages=[box.outbox.popleft() for _ in range(count)],
+        )
+
+    def _heartbeat(self, box: _Peer) -> cluster_pb2.Heartbeat:
+        shards = self._node.catalog.shards
+        sequences = [
+            cluster_pb2.DatasetSequences(dataset=dataset, sequences=cursor_to_pb(shard.published()))
+            for dataset, shard in shards.items()
+        ]
+        return cluster_pb2.Heartbeat(
+            sequences=sequences, synopses=self._changes(box), datasets=list(shards)
+        )
+
+    def _changes(self, box: _Peer) -> list[cluster_pb2.SynopsisChange]:
+        changes, size = [], 0
+        for dataset, shard in self._node.catalog.shards.items():
+            for partition, synopsis in sorted(shard.synopses.items()):
+                known = box.acknowledged.get((dataset, partition))
+                if known == synopsis.version or size > SYNOPSIS_BYTES_MAX:
+                    continue
+                delta = synopsis.changes_since(known).to_bytes(shard.schema)
+                size += len(delta)
+                changes.append(cluster_pb2.SynopsisChange(dataset=dataset, delta=delta))
+        return changes
+
+    # --- what arrives ------------------------------------------------------------------------
+
+    async def arrive(self, request: cluster_pb2.ExchangeRequest) -> cluster_pb2.ExchangeReply:
+        """Takes in what another node of this cluster sends.
+
+        Raises:
+            InputError: the sender is none of this cluster.
+        """
+        if request.sender not in self._boxes:
+            raise InputError(
+                f"expected mail from a node of {sorted(self._boxes)}, got {request.sender!r}; "
+                "check that all nodes have one topology"
+            )
+        held: list[cluster_pb2.SynopsisVersion] = []
+        if request.HasField("heartbeat"):
+            self._on_heartbeat(request.sender, request.epoch)
+            await self._learn_datasets(request)
+            held = self._take_heartbeat(request.heartbeat)
+        for data in request.messages:
+            self._on_message(request.sender, TAGGED.decode(data))
+        return cluster_pb2.ExchangeReply(epoch=self._node.store.epoch, synopses=held)
+
+    async def _learn_datasets(self, request: cluster_pb2.ExchangeRequest) -> None:
+        try:
+            await self._node.learn_datasets(request.sender, list(request.heartbeat.datasets))
+        except GalileoError as error:
+            log.warning("could not learn the datasets of %s: %s", request.sender, error)
+
+    def _take_heartbeat(
+        self, heartbeat: cluster_pb2.Heartbeat
+    ) -> list[cluster_pb2.SynopsisVersion]:
+        view = self._node.view
+        news = [
+            one.dataset
+            for one in heartbeat.sequences
+            if view.hear_sequences(one.dataset, cursor_from_pb(one.sequences))
+        ]
+        if news:
+            self._on_news(news)
+        held = []
+        for change in heartbeat.synopses:
+            schema = self._node.catalog.schema(change.dataset)
+            delta = SynopsisDelta.from_bytes(schema, change.delta)
+            version = view.hear_synopsis(schema, delta)
+            held.append(
+                cluster_pb2.SynopsisVersion(
+                    dataset=change.dataset,
+                    partition=delta.partition,
+                    epoch=version.epoch,
+                    version=version.sequence,
+                )
+            )
+        return held

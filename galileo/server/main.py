@@ -1,0 +1,247 @@
+"""A node process: everything wired, served until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from galileo.ccq import events as ccq
+from galileo.ccq.machine import Continuous
+from galileo.ccq.options import ContinuousOptions
+from galileo.clock import Clock, SystemClock
+from galileo.config import Config
+from galileo.dht.membership import Membership, MembershipOptions
+from galileo.errors import ConfigError
+from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.rpc.cluster import ClusterServicer
+from galileo.rpc.continuous import ContinuousServicer
+from galileo.rpc.peers import GrpcPeers
+from galileo.rpc.query import QueryServicer
+from galileo.rpc.storage import StorageServicer
+from galileo.server.continuous import ContinuousQueries
+from galileo.server.driver import Driver
+from galileo.server.evaluation import Evaluation
+from galileo.server.mail import MailRoom
+from galileo.server.usage import Usage
+from galileo.server.work import ContinuousWork
+from galileo.storage.store import Store
+from galileo.storage.writer import JournalOptions
+from galileo.wire.channel import server_options
+from galileo.wire.pb import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    continuous_pb2,
+    continuous_pb2_grpc,
+    query_pb2,
+    query_pb2_grpc,
+    storage_pb2,
+    storage_pb2_grpc,
+)
+
+USAGE_INTERVAL_S = 1.0
+GRACE_S = 2.0
+PARENT_CHECK_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class NodeProcess:
+    """One node, from its configuration to its open port."""
+
+    def __init__(self, config: Config, *, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        name, topology = config.node.name, config.topology
+        others = [node.name for node in topology.nodes if node.name != name]
+        self._members = Membership(
+            name,
+            others,
+            options=MembershipOptions(
+                heartbeat_interval_s=config.membership.heartbeat_interval_s,
+                dead_after_s=config.membership.dead_after_s,
+            ),
+        )
+        self._peers = GrpcPeers(topology, is_dead=self._is_dead)
+        self._store = Store.open(
+            Path(config.node.directory),
+            JournalOptions(
+                segment_bytes_max=config.storage.segment_bytes_max,
+                durability="none" if config.storage.durability == "none" else "fsync",
+            ),
+            wall=clock.wall,
+        )
+        self.node = StorageNode(
+            name,
+            topology,
+            store=self._store,
+            peers=self._peers,
+            clock=clock,
+            options=NodeOptions(
+                batch_rows_max=config.limits.batch_rows_max,
+                commits_waiting_max=config.limits.commits_waiting_max,
+            ),
+        )
+        self.machine = self._make_machine()
+        self._evaluation = Evaluation(config)
+        work = ContinuousWork(
+            self.node, self._peers, evaluate=self._evaluation.evaluate, is_dead=self._is_dead
+        )
+        self.driver = Driver(
+            self.machine,
+            self._members,
+            store=self._store,
+            clock=clock,
+            work=work,
+            own_news=self._own_news,
+        )
+        self.mail = MailRoom(
+            self.node,
+            self._peers,
+            on_heartbeat=self.driver.heartbeat_arrived,
+            on_message=lambda node, message: self.driver.feed(ccq.MessageArrived(node, message)),
+            on_news=self._tell_sequences,
+        )
+        self.driver.mail = self.mail
+        self._queries = ContinuousQueries(
+            self.node,
+            self.driver,
+            work=work,
+            peers=self._peers,
+            clock=clock,
+            limits=config.limits,
+            warm=self._evaluation.warm,
+        )
+        self._usage = Usage(clock, cache_bytes_max=config.limits.cache_bytes_max)
+        self._told: dict[str, object] = {}
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serves until `stop` is set, then lets calls finish for a moment and closes."""
+        server, healthy = await self._open()
+        log.info("node %s serves at %s", self.node.name, self._config.listen)
+        running = [
+            asyncio.create_task(self.driver.run()),
+            asyncio.create_task(self._measure()),
+            asyncio.create_task(self._evaluation.keep(lambda: bool(self.machine.coordinated))),
+        ]
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([*running, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopped}:
+                task.result()
+        finally:
+            await healthy.enter_graceful_shutdown()
+            await server.stop(GRACE_S)
+            for task in [*running, stopped]:
+                task.cancel()
+            await asyncio.gather(*running, stopped, return_exceptions=True)
+            await self._peers.close()
+            await self._evaluation.close()
+            await self.node.close()
+
+    async def _open(self) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+        server = grpc.aio.server(options=server_options())
+        healthy = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+        storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(self.node), server)
+        query_pb2_grpc.add_QueryServicer_to_server(QueryServicer(self.node), server)
+        continuous_pb2_grpc.add_ContinuousServicer_to_server(
+            ContinuousServicer(self._queries), server
+        )
+        cluster_pb2_grpc.add_ClusterServicer_to_server(
+            ClusterServicer(self.node, peers=self._peers, mail=self.mail, own_status=self._status),
+            server,
+        )
+        reflection.enable_server_reflection(_service_names(), server)
+        try:
+            server.add_insecure_port(self._config.listen)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"expected a free port to listen on, got {self._config.listen}: {error}"
+            ) from error
+        await server.start()
+        await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
+        return server, healthy
+
+    def _make_machine(self) -> Continuous:
+        topology, limits = self._config.topology, self._config.limits
+        return Continuous(
+            self.node.name,
+            options=ContinuousOptions(
+                ordinal=topology.ordinal(self.node.name),
+                groups=tuple(
+                    tuple(member.name for member in group.nodes) for group in topology.groups
+                ),
+                cycle_timeout_s=self._config.evaluator.cycle_timeout_s,
+                cache_bytes_max=limits.cache_bytes_max,
+                records_max=limits.ccqs_max,
+                labels_max=limits.answer_labels_max,
+            ),
+        )
+
+    def _is_dead(self, node: str) -> bool:
+        return node in self._members.dead
+
+    async def _status(self) -> cluster_pb2.NodeStatus:
+        return self._usage.status(self.node, self.machine)
+
+    async def _measure(self) -> None:
+        while True:
+            self.driver.feed(ccq.UsageMeasured(self._usage.measure(self.machine)))
+            await asyncio.sleep(USAGE_INTERVAL_S)
+
+    def _own_news(self) -> list[ccq.ContinuousEvent]:
+        """The datasets in which this node has committed since it was last asked."""
+        news: list[ccq.ContinuousEvent] = []
+        for dataset, shard in self.node.catalog.shards.items():
+            published = shard.published()
+            if self._told.get(dataset) != published:
+                self._told[dataset] = published
+                self.node.view.hear_sequences(dataset, published)
+                news.append(ccq.SequencesSeen(dataset, self.node.view.sequences(dataset)))
+        return news
+
+    def _tell_sequences(self, datasets: object) -> None:
+        for dataset in datasets:  # type: ignore[attr-defined]
+            self.driver.feed(ccq.SequencesSeen(dataset, self.node.view.sequences(dataset)))
+
+
+def serve(config: Config, *, parent: int = 0) -> None:
+    """Runs a node until SIGTERM or SIGINT, or until `parent` (a process id) is gone."""
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    asyncio.run(_serve(config, parent=parent))
+
+
+async def _serve(config: Config, *, parent: int) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    process = NodeProcess(config, clock=SystemClock())
+    watching = loop.create_task(_watch_parent(parent, stop)) if parent else None
+    try:
+        await process.run(stop)
+    finally:
+        if watching is not None:
+            watching.cancel()
+
+
+async def _watch_parent(parent: int, stop: asyncio.Event) -> None:
+    """A node of a local cluster does not outlive the process that started it."""
+    while os.getppid() == parent:  # noqa: ASYNC110
+        await asyncio.sleep(PARENT_CHECK_S)
+    stop.set()
+
+
+def _service_names() -> list[str]:
+    files = (storage_pb2, query_pb2, continuous_pb2, cluster_pb2)
+    names = [
+        service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()
+    ]
+    return [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]

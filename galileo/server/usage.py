@@ -1,0 +1,68 @@
+"""How busy this node is, as the machine polls and the status tell it."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+
+from galileo.ccq.machine import Continuous
+from galileo.clock import Clock
+from galileo.election.messages import UsageStatistics
+from galileo.node.storage_node import StorageNode
+from galileo.wire.codec import cursor_to_pb
+from galileo.wire.pb import cluster_pb2
+
+
+class Usage:
+    """Measures with psutil; CPU is what was used since the last measurement."""
+
+    def __init__(self, clock: Clock, *, cache_bytes_max: int) -> None:
+        self._clock = clock
+        self._started = clock.monotonic()
+        self._process = psutil.Process()
+        self._cache_bytes_max = cache_bytes_max
+        self._cpu_share = 0.0
+        psutil.cpu_percent(interval=None)
+
+    def measure(self, machine: Continuous) -> UsageStatistics:
+        """The node's usage now; `memory_free_bytes` is what its caches may still take."""
+        self._cpu_share = psutil.cpu_percent(interval=None) / 100
+        cached = machine.usage.cache_bytes
+        budget = max(self._cache_bytes_max - cached, 0)
+        return UsageStatistics(
+            cpu_share=self._cpu_share,
+            memory_free_bytes=min(psutil.virtual_memory().available, budget),
+            load=psutil.getloadavg()[0] / (psutil.cpu_count() or 1),
+            ccq_count=len(machine.coordinated),
+            cache_bytes=cached,
+        )
+
+    def status(self, node: StorageNode, machine: Continuous) -> cluster_pb2.NodeStatus:
+        datasets = [
+            cluster_pb2.DatasetStatus(
+                dataset=facts.dataset,
+                rows=facts.rows,
+                paths=facts.paths,
+                bytes_on_disk=facts.bytes_on_disk,
+                graph_bytes=facts.graph_bytes,
+                sequences=cursor_to_pb(facts.sequences),
+            )
+            for facts in node.facts()
+        ]
+        return cluster_pb2.NodeStatus(
+            name=node.name,
+            group=node.topology.group_of(node.name).name,
+            address=node.topology.by_name[node.name].address,
+            state="up",
+            cpu_share=self._cpu_share,
+            memory_bytes=self._process.memory_info().rss,
+            memory_free_bytes=psutil.virtual_memory().available,
+            load=psutil.getloadavg()[0],
+            uptime_s=self._clock.monotonic() - self._started,
+            datasets=datasets,
+            stopped=node.stopped(),
+            ccqs_coordinated=len(machine.coordinated),
+            cache_bytes=machine.usage.cache_bytes,
+            pid=os.getpid(),
+        )

@@ -1,0 +1,117 @@
+"""Between our errors and gRPC's status codes, both ways, in one table.
+
+The kind travels in the trailing metadata `galileo-error-bin`, so that the caller raises the
+class that the callee raised. What carries none (a refused connection, a deadline) is mapped
+from the code alone.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from galileo import errors
+from galileo.wire.pb import common_pb2
+
+METADATA_KEY = "galileo-error-bin"
+_DETAILS_BYTES_MAX = 4096
+_MESSAGE_CHARACTERS_MAX = 2000
+
+Code: TypeAlias = grpc.StatusCode
+
+# Looked up along the class's ancestors, so that a new leaf has its branch's code.
+CODES: dict[str, Code] = {
+    errors.GalileoError.kind: Code.UNKNOWN,
+    errors.InputError.kind: Code.INVALID_ARGUMENT,
+    errors.UnknownDataset.kind: Code.NOT_FOUND,
+    errors.UnknownCcq.kind: Code.NOT_FOUND,
+    errors.DatasetExists.kind: Code.ALREADY_EXISTS,
+    errors.BatchConflict.kind: Code.ALREADY_EXISTS,
+    errors.NotPermitted.kind: Code.PERMISSION_DENIED,
+    errors.AskElsewhere.kind: Code.FAILED_PRECONDITION,
+    errors.TryAgain.kind: Code.UNAVAILABLE,
+    errors.Overloaded.kind: Code.RESOURCE_EXHAUSTED,
+    errors.DeadlineExceeded.kind: Code.DEADLINE_EXCEEDED,
+    errors.Gone.kind: Code.FAILED_PRECONDITION,
+    errors.Cancelled.kind: Code.CANCELLED,
+    errors.Bug.kind: Code.INTERNAL,
+    errors.DataDamaged.kind: Code.DATA_LOSS,
+}
+
+# What a bare status means: it came from gRPC itself, not from our code.
+_BARE: dict[Code, type[errors.GalileoError]] = {
+    Code.UNAVAILABLE: errors.Unavailable,
+    Code.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
+    Code.CANCELLED: errors.Cancelled,
+    Code.RESOURCE_EXHAUSTED: errors.Overloaded,
+    Code.INVALID_ARGUMENT: errors.InputError,
+    Code.PERMISSION_DENIED: errors.NotPermitted,
+    Code.UNAUTHENTICATED: errors.NotPermitted,
+}
+
+
+def code_of(error: errors.GalileoError) -> Code:
+    """The gRPC status code of an error: its own kind's or its nearest ancestor's."""
+    for cls in type(error).__mro__:
+        if issubclass(cls, errors.GalileoError) and cls.kind in CODES:
+            return CODES[cls.kind]
+    return Code.UNKNOWN
+
+
+def error_to_pb(error: errors.GalileoError) -> common_pb2.ErrorValue:
+    details = json.dumps(error.details, default=str)
+    return common_pb2.ErrorValue(
+        kind=error.kind,
+        message=error.message[:_MESSAGE_CHARACTERS_MAX],
+        details_json=details if len(details) <= _DETAILS_BYTES_MAX else "{}",
+    )
+
+
+def error_from_pb(value: common_pb2.ErrorValue) -> errors.GalileoError:
+    """The error again; an unknown kind (of a newer node) becomes the root class."""
+    cls = errors.by_kind().get(value.kind, errors.GalileoError)
+    details: dict[str, Any] = json.loads(value.details_json or "{}")
+    error = cls(value.message)
+    error.details = details
+    return error
+
+
+def error_of_rpc(error: grpc.RpcError, *, asked: str) -> errors.GalileoError:
+    """What a failed call means.
+
+    Args:
+        error: as grpc raised it.
+        asked: whom the call went to, for the message.
+    """
+    carried = _carried(error)
+    if carried is not None:
+        return carried
+    code = error.code()
+    details = error.details() or code.name
+    cls = _BARE.get(code, errors.Bug)
+    if code is Code.RESOURCE_EXHAUSTED and "larger than max" in details:
+        cls = errors.MessageTooLarge
+    return cls(f"{_MEANINGS.get(cls, 'the call failed')} ({asked}: {details})", address=asked)
+
+
+_MEANINGS: dict[type[errors.GalileoError], str] = {
+    errors.Unavailable: "the node could not be reached; check that it runs, or try again",
+    errors.DeadlineExceeded: "the node did not answer in time; try again or allow more time",
+    errors.MessageTooLarge: "the message is larger than the node's limit; send smaller batches",
+    errors.Cancelled: "the call was cancelled",
+}
+
+
+def _carried(error: grpc.RpcError) -> errors.GalileoError | None:
+    trailing: Any = error.trailing_metadata() or ()
+    for key, value in trailing:
+        if key == METADATA_KEY:
+            try:
+                return error_from_pb(common_pb2.ErrorValue.FromString(value))
+            except (DecodeError, ValueError):
+                return None
+    return None

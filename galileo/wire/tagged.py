@@ -1,0 +1,68 @@
+"""Plain values as tagged JSON: how machines' messages and records travel and are stored.
+
+A frozen dataclass becomes an object with its class name under `$`; tuples become lists and
+come back as tuples. Only classes that were handed in are ever made, with the fields they have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from galileo.cursor import Cursor
+from galileo.errors import InputError
+from galileo.samplers import SamplerSpec
+
+_TAG = "$"
+
+
+class TaggedJson:
+    """Encodes and decodes values of the given dataclasses, Cursor and SamplerSpec."""
+
+    def __init__(self, classes: Iterable[type]) -> None:
+        self._classes = {cls.__name__: cls for cls in classes}
+
+    def encode(self, value: Any) -> bytes:
+        return json.dumps(self._plain(value), separators=(",", ":")).encode()
+
+    def decode(self, data: bytes) -> Any:
+        """The value again.
+
+        Raises:
+            InputError: the bytes are not such JSON, or name an unknown class or field.
+        """
+        try:
+            return self._value(json.loads(data))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise InputError(
+                f"expected a tagged JSON value, got bytes that fail: {error}"
+            ) from error
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, Cursor):
+            return {_TAG: "Cursor", "at": [[p, s] for p, s in value.items()]}
+        if isinstance(value, SamplerSpec):
+            return {_TAG: "SamplerSpec", "json": value.to_json()}
+        if dataclasses.is_dataclass(value):
+            name = type(value).__name__
+            if name not in self._classes:
+                raise TypeError(f"expected one of {sorted(self._classes)}, got {name}")
+            fields = dataclasses.fields(value)
+            return {_TAG: name} | {f.name: self._plain(getattr(value, f.name)) for f in fields}
+        if isinstance(value, tuple | list):
+            return [self._plain(item) for item in value]
+        return value
+
+    def _value(self, plain: Any) -> Any:
+        if isinstance(plain, list):
+            return tuple(self._value(item) for item in plain)
+        if not isinstance(plain, dict):
+            return plain
+        name = plain.pop(_TAG)
+        if name == "Cursor":
+            return Cursor({int(p): int(s) for p, s in plain["at"]})
+        if name == "SamplerSpec":
+            return SamplerSpec.from_json(plain["json"])
+        return self._classes[name](**{key: self._value(item) for key, item in plain.items()})
