@@ -23,6 +23,7 @@ EXIT_TRY_AGAIN = 3
 EXIT_GONE = 4
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+PIPED_WIDTH = 160
 
 P = ParamSpec("P")
 
@@ -36,7 +37,8 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self._console = Console(highlight=False, soft_wrap=True)
+        width = None if sys.stdout.isatty() else PIPED_WIDTH
+        self._console = Console(highlight=False, soft_wrap=True, width=width)
 
     def value(self, value: Any, *, words: str = "") -> None:
         """One result; `words` is what a person reads instead of it."""

@@ -17,19 +17,22 @@ LOOK_S = 5.0
 log = logging.getLogger(__name__)
 
 
+def evaluator_options(config: Config) -> EvaluatorOptions:
+    """How the evaluator of a node's host is to run."""
+    section = config.evaluator
+    return EvaluatorOptions(
+        runtime_dir=config.evaluator_directory,
+        spark=SparkOptions(master=section.master, heap_mb=section.heap_mb),
+        idle_exit_s=section.idle_exit_s,
+    )
+
+
 class Evaluation:
     """Starts the evaluator when it is first needed, and holds its lease while CCQs run here."""
 
     def __init__(self, config: Config) -> None:
-        section = config.evaluator
-        self._timeout_s = section.cycle_timeout_s
-        self._handle = EvaluatorHandle(
-            EvaluatorOptions(
-                runtime_dir=config.evaluator_directory,
-                spark=SparkOptions(master=section.master, heap_mb=section.heap_mb),
-                idle_exit_s=section.idle_exit_s,
-            )
-        )
+        self._timeout_s = config.evaluator.cycle_timeout_s
+        self._handle = EvaluatorHandle(evaluator_options(config))
         self._warming: asyncio.Task[None] | None = None
 
     def warm(self) -> None:

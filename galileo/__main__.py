@@ -1,0 +1,5 @@
+"""`python -m galileo`: the command line."""
+
+from galileo.cli.main import main
+
+main()

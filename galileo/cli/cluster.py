@@ -1,0 +1,155 @@
+"""`galileo serve`, `evaluator`, `up`, `status`, `topology`: the processes of a cluster."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from pathlib import Path
+
+import click
+
+from galileo import config as configuration
+from galileo.cli.output import failing_well
+from galileo.cli.session import Session, json_option
+from galileo.cluster import LocalCluster
+from galileo.server.evaluation import evaluator_options
+from galileo.server.logs import start_logging
+from galileo.server.main import serve as serve_node
+from galileo.spark import evaluator as spark_evaluator
+
+PORT = 7701
+
+
+@click.command()
+@click.option(
+    "--config",
+    "path",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file of this node; see docs/configuration.md.",
+)
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE")
+@click.pass_obj
+@failing_well
+def serve(session: Session, *, path: Path, overrides: tuple[str, ...]) -> None:
+    """Run one node until it is told to stop.
+
+    \b
+    Example:
+      galileo serve --config node-1.toml --set node.directory=/data/galileo
+    """
+    start_logging()
+    serve_node(configuration.load(path, overrides=overrides))
+
+
+@click.command()
+@click.option(
+    "--config",
+    "path",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file of a node of this host.",
+)
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE")
+@click.pass_obj
+@failing_well
+def evaluator(session: Session, *, path: Path, overrides: tuple[str, ...]) -> None:
+    """Run this host's Spark evaluator by hand; nodes start one themselves when they need it.
+
+    \b
+    Example:
+      galileo evaluator --config node-1.toml --set "evaluator.master=spark://head:7077"
+    """
+    start_logging()
+    options = evaluator_options(configuration.load(path, overrides=overrides))
+    click.get_current_context().exit(spark_evaluator.main(options))
+
+
+@click.command()
+@click.option("--nodes", "count", default=3, show_default=True, help="How many node processes.")
+@click.option("--groups", default=2, show_default=True, help="How many groups.")
+@click.option("--port", default=PORT, show_default=True, help="Of the first node.")
+@click.option(
+    "--directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the data stays; without it a temporary one, removed at the end.",
+)
+@json_option
+@click.pass_obj
+@failing_well
+def up(session: Session, *, count: int, groups: int, port: int, directory: Path | None) -> None:
+    """Run a cluster on this machine until Ctrl-C.
+
+    \b
+    Example:
+      galileo up --nodes 3 --directory ~/galileo-data
+    """
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    with LocalCluster(nodes=count, groups=groups, directory=directory, port=port) as cluster:
+        session.output.value(
+            {"addresses": cluster.addresses, "directory": str(cluster.directory)},
+            words=f"{count} nodes at {', '.join(cluster.addresses)}; data in "
+            f"{cluster.directory}. Ctrl-C stops them.",
+        )
+        stopped.wait()
+
+
+@click.command()
+@json_option
+@click.pass_obj
+@failing_well
+def status(session: Session) -> None:
+    """Show every node: its state, load, data and continuous queries.
+
+    \b
+    Example:
+      galileo status --json | jq '.nodes[].state'
+    """
+    with session.client() as client:
+        found = client.status()
+    if session.output.as_json:
+        session.output.value({"complete": found.complete, "nodes": found.nodes})
+        return
+    rows = [
+        {
+            "node": node.name,
+            "group": node.group,
+            "address": node.address,
+            "state": node.state,
+            "rows": sum(one["rows"] for one in node.datasets),
+            "disk MB": sum(one["bytes_on_disk"] for one in node.datasets) / 1e6,
+            "memory MB": node.memory_bytes / 1e6,
+            "CPU %": 100 * node.cpu_share,
+            "CCQs": node.ccqs_coordinated,
+            "stopped": "; ".join(node.stopped),
+        }
+        for node in found.nodes
+    ]
+    session.output.rows(rows)
+
+
+@click.command()
+@json_option
+@click.pass_obj
+@failing_well
+def topology(session: Session) -> None:
+    """Show the groups, their nodes and their geohash ranges.
+
+    \b
+    Example:
+      galileo topology --json
+    """
+    with session.client() as client:
+        found = json.loads(client.topology_json())
+    if session.output.as_json:
+        session.output.value(found)
+        return
+    for number, group in enumerate(found["groups"]):
+        ranges = [start or "0" for start, owner in found["ranges"] if owner == number]
+        session.output.rows(
+            [{"node": node["name"], "address": node["address"]} for node in group["nodes"]],
+            title=f"{group['name']}: geohash ranges from {', '.join(ranges)}",
+        )

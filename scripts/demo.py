@@ -1,0 +1,293 @@
+"""The main job, end to end, in words: a stream, a standing question, a crash, a map."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import demo_files
+import demo_map
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+import galileo
+from galileo import samplers
+from galileo.client import Client, Labels, Update
+from galileo.formats import open_source, suggest_schema
+from galileo.generate import NamLike
+from galileo.labels import LabelSet
+
+SAMPLED_FRACTION = 0.25
+UPDATE_INTERVAL = "1s"
+PAUSE_S = 0.6
+DOWN_S = 4.0
+DRAIN_TIMEOUT_S = 90.0
+HOURS = 16
+STRIDE = 4
+ROWS_PER_BATCH = 12_000
+TEMPERATURE_QUANTILE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What is streamed in: a schema, tables in order, and how to count independently."""
+
+    title: str
+    schema: galileo.Schema
+    tables: Sequence[pa.Table]
+    frame: pd.DataFrame
+    skipped: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(table.num_rows for table in self.tables)
+
+
+@dataclass(slots=True)
+class Watcher:
+    """A reader that follows the standing question, and counts what it was handed."""
+
+    client: Client
+    ccq_id: str
+    token: str
+    updates: list[Update] = field(default_factory=list)
+    arrived_at: list[float] = field(default_factory=list)
+
+    def run(self) -> None:
+        try:
+            for update in self.client.watch(self.ccq_id, token=self.token):
+                self.updates.append(update)
+                self.arrived_at.append(time.monotonic())
+                say(f"    update {len(self.updates):3d}: {len(update.labels):6,} new paths")
+        except galileo.GalileoError as error:
+            if error.kind not in ("ccq_cancelled", "invalid_input"):
+                say(f"    the watch ended: {error}")
+
+
+def main() -> int:
+    given = _arguments()
+    data = _from_file(given.file) if given.file else _generated()
+    box = demo_map.middle_polygon(data.frame)
+    threshold = round(float(data.frame["temperature"].quantile(TEMPERATURE_QUANTILE)), 1)
+    polygon = ", ".join(f"{lon:.2f} {lat:.2f}" for lon, lat in box)
+    query = f"temperature > {threshold} AND S_INTERSECTS(geometry, POLYGON(({polygon})))"
+
+    say(f"\nThe data: {data.title}")
+    say(f"  {data.rows:,} observations of {', '.join(f.name for f in data.schema.features)}")
+    say("\nStarting three storage nodes in two groups, as processes on this machine ...")
+    with galileo.LocalCluster(nodes=3, groups=2) as cluster:
+        client = cluster.client(patience="60s")
+        client.create_dataset(data.schema)
+        say(f"  they listen at {', '.join(cluster.addresses)}")
+        return _run(cluster, client, data, query=query, polygon=box, picture=given.picture)
+
+
+def _run(
+    cluster: galileo.LocalCluster,
+    client: Client,
+    data: Data,
+    *,
+    query: str,
+    polygon: Sequence[tuple[float, float]],
+    picture: Path,
+) -> int:
+    spec = galileo.sampler("uniform", fraction=SAMPLED_FRACTION, seed=2014)
+    say(f"\nThe standing question, asked once, answered every {UPDATE_INTERVAL}:\n  {query}")
+    say(f"  thinned by the sampler 'uniform' to {SAMPLED_FRACTION:.0%} where the data lives")
+    ccq = client.submit(
+        data.schema.name,
+        query,
+        interval=UPDATE_INTERVAL,
+        expiration="1h",
+        sampler=spec,
+        compression="lz4",
+    )
+    say(f"  elected coordinator: {ccq.coordinator}. Warming up Spark for its first cycle ...")
+    watcher = Watcher(cluster.client(patience="60s"), ccq.id, ccq.token)
+    thread = threading.Thread(target=watcher.run, daemon=True)
+    thread.start()
+
+    say("\nThe stream begins; updates arrive as it goes on:")
+    stored, killed_at = _stream(cluster, client, data, ccq, watcher)
+    say(f"  the stream has ended: {stored:,} observations stored durably")
+
+    full = client.query(data.schema.name, query)
+    kept = samplers.apply(samplers.load(spec), full, seed=spec.seed)
+    _wait_for(watcher, initial=len(ccq.initial), wanted=len(kept))
+    client.cancel(ccq.id)
+    thread.join(timeout=20)
+
+    parts = [ccq.initial, *(update.labels for update in watcher.updates)]
+    delivered = Labels.concat(data.schema, parts).answering(
+        frontier=full.frontier, query=full.query
+    )
+    ok = _verdict(delivered, kept, watcher, killed_at)
+    ok &= _independent_counts(client, data, full, polygon, stored=stored)
+    _explore(delivered)
+    rows = client.read(delivered)
+    demo_map.draw(rows, data.frame, polygon, title=query.split(" AND ")[0], path=picture)
+    say(f"\nA map of what was found: {picture}")
+    say("\nAll counts agree." if ok else "\nThe counts do not agree; please report this.")
+    return 0 if ok else 1
+
+
+def _stream(
+    cluster: galileo.LocalCluster,
+    client: Client,
+    data: Data,
+    ccq: galileo.Ccq,
+    watcher: Watcher,
+) -> tuple[int, float]:
+    """Streams all tables; kills the coordinator midway and starts it again."""
+    stored, killed_at = 0, float("nan")
+    restart: threading.Timer | None = None
+    for number, table in enumerate(data.tables):
+        if number == len(data.tables) // 2:
+            coordinator = _coordinator(client, ccq)
+            say(f"  *** killing the coordinator {coordinator} (SIGKILL) in mid-stream ***")
+            node = cluster.node(coordinator)
+            node.kill()
+            killed_at = time.monotonic()
+            restart = threading.Timer(DOWN_S, node.restart)
+            restart.start()
+        stored += client.ingest(data.schema.name, table).rows
+        if number == 0:
+            _await_first_update(watcher)
+        time.sleep(PAUSE_S)
+    if restart is not None:
+        restart.join()
+        say("  (the killed node is back and has recovered its data from its journal)")
+    return stored, killed_at
+
+
+def _await_first_update(watcher: Watcher) -> None:
+    """Spark's first cycle waits for its JVM; later ones take a fraction of a second."""
+    started = time.monotonic()
+    while not watcher.updates and time.monotonic() - started < DRAIN_TIMEOUT_S:
+        time.sleep(0.05)
+    say(f"  (Spark was cold; its first answer took {time.monotonic() - started:.1f} s)")
+
+
+def _coordinator(client: Client, ccq: galileo.Ccq) -> str:
+    return next(info.coordinator for info in client.list_ccqs() if info.id == ccq.id)
+
+
+def _wait_for(watcher: Watcher, *, initial: int, wanted: int) -> None:
+    deadline = time.monotonic() + DRAIN_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if initial + sum(len(update.labels) for update in watcher.updates) >= wanted:
+            return
+        time.sleep(0.1)
+
+
+def _verdict(delivered: LabelSet, kept: LabelSet, watcher: Watcher, killed_at: float) -> bool:
+    """Compares the union of all updates with the same question asked of everything."""
+    got, wanted = _identities(delivered), _identities(kept)
+    duplicates = len(got) - len(np.unique(got))
+    missed = len(np.setdiff1d(wanted, got))
+    foreign = len(np.setdiff1d(got, wanted))
+    after = [at for at in watcher.arrived_at if at > killed_at]
+    say("\nWas anything missed or repeated?")
+    say(f"  paths delivered in {len(watcher.updates)} updates and the initial result: {len(got):,}")
+    say(f"  the same question asked of everything that is stored:  {len(wanted):,}")
+    say(f"  missed: {missed}, repeated: {duplicates}, wrong: {foreign}")
+    if after:
+        say(f"  first update after the coordinator was killed: {after[0] - killed_at:.1f} s later")
+    return missed == duplicates == foreign == 0 and len(wanted) > 0
+
+
+def _independent_counts(
+    client: Client,
+    data: Data,
+    full: Labels,
+    polygon: Sequence[tuple[float, float]],
+    *,
+    stored: int,
+) -> bool:
+    threshold = float(full.query.split('"temperature"},')[1].split("]")[0])
+    inside = demo_map.inside(data.frame, polygon)
+    wanted = int((inside & (data.frame["temperature"] > threshold)).sum())
+    found = client.read(full).num_rows
+    skipped = f" ({data.skipped:,} points without a value skipped)" if data.skipped else ""
+    say("\nCounted independently, with pandas on the same data:")
+    say(f"  observations: {stored:,} ingested, {len(data.frame):,} counted{skipped}")
+    say(f"  matching:     {found:,} read exactly, {wanted:,} counted")
+    return found == wanted and stored == len(data.frame)
+
+
+def _explore(delivered: Labels) -> None:
+    say("\nThe result as a graph, explored with SPARQL before any data is downloaded:")
+    text = """
+        SELECT ?time (COUNT(?path) AS ?paths) (AVG(?t) AS ?mean)
+        WHERE { ?path g:time ?time ; f:temperature ?t }
+        GROUP BY ?time ORDER BY DESC(?paths) LIMIT 5
+    """
+    say("  " + " ".join(text.split()))
+    for row in delivered.sparql(text).rows:
+        say(f"    {row['time']:%Y-%m-%d %H:%M}  {row['paths']:6,} paths, mean {row['mean']:.1f} K")
+
+
+def _identities(labels: LabelSet) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """One number per label: partition, sequence and row."""
+    return (
+        (labels.partitions.astype(np.uint64) << np.uint64(52))
+        | (labels.sequences.astype(np.uint64) << np.uint64(24))
+        | labels.rows.astype(np.uint64)
+    )
+
+
+def _generated() -> Data:
+    model = NamLike(seed=7, stride=STRIDE)
+    start = "2014-03-01T00:00:00Z"
+    tables = list(model.stream(start, hours=HOURS, rows_per_batch=ROWS_PER_BATCH))
+    return Data(
+        title=f"{HOURS} hours of a generated NAM-like forecast, every {STRIDE}th point of grid 218",
+        schema=model.schema(),
+        tables=tables,
+        frame=pa.concat_tables(tables).to_pandas(),
+    )
+
+
+def _from_file(path: Path) -> Data:
+    source = open_source(path)
+    mapping = demo_files.mapping_for(source)
+    source = open_source(path, mapping=mapping)
+    schema = suggest_schema(source, "forecast")
+    whole = pa.concat_tables(source.batches())
+    tables = list(_pieces(whole))
+    return Data(
+        title=f"{path.name}, {source.format}",
+        schema=schema,
+        tables=tables,
+        frame=demo_files.read_with_pandas(path, source.format),
+        skipped=source.skipped,
+    )
+
+
+def _pieces(table: pa.Table, count: int = HOURS) -> Iterator[pa.Table]:
+    size = -(-table.num_rows // count)
+    for start in range(0, table.num_rows, size):
+        yield table.slice(start, size)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
+    parser.add_argument("--file", type=Path, help="GRIB, NetCDF or CSV instead of generated data")
+    parser.add_argument(
+        "--picture", type=Path, default=Path("out/demo.png"), help="where to draw the map"
+    )
+    return parser.parse_args()
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
