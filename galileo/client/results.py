@@ -10,27 +10,35 @@ from rdflib import Graph
 from galileo import rdf
 from galileo.cursor import ORIGIN, Cursor
 from galileo.labels import LabelSet
-from galileo.rdf import SparqlResult
+from galileo.rdf import LabelGraph, SparqlResult
 from galileo.samplers import SamplerSpec
+
+
+SPARQL_ROWS_MAX = 1_000_000
 
 
 class Labels(LabelSet):
     """A label set that can be explored as RDF before any data is read."""
 
-    __slots__ = ()
+    __slots__ = ("_graph",)
 
     def rdf(self) -> Graph:
         """The labels as an RDF graph; see docs/rdf.md for its terms."""
         return rdf.to_graph(self)
 
-    def sparql(self, text: str, *, timeout_s: float = 30.0) -> SparqlResult:
-        """Answers a SPARQL query over the labels.
+    def sparql(
+        self, text: str, *, timeout_s: float = 30.0, rows_max: int = SPARQL_ROWS_MAX
+    ) -> SparqlResult:
+        """Answers a SPARQL query over the labels; the first one loads them, later ones are fast.
 
         Raises:
             InputError: the text is no SPARQL, or asks for what is refused (SERVICE, updates).
             DeadlineExceeded: it took longer than `timeout_s`.
         """
-        return rdf.sparql(self, text, timeout_s=timeout_s)
+        graph: LabelGraph | None = getattr(self, "_graph", None)
+        if graph is None:
+            graph = self._graph = rdf.open_labels(self)
+        return graph.sparql(text, timeout_s=timeout_s, rows_max=rows_max)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,30 @@
+"""The rdflib face: graphs whose queries oxigraph answers, without calls to anywhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oxrdflib import OxigraphStore
+
+from galileo.rdf import guard
+
+
+class GuardedStore(OxigraphStore):  # type: ignore[misc]  # oxrdflib ships no usable types
+    """An oxigraph store that refuses `SERVICE`, `LOAD` and `FROM`.
+
+    Queries run in the caller's process, under no time limit; `galileo.rdf.sparql` has one.
+    """
+
+    def query(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(query, str):
+            guard.check_query(query)
+        else:
+            guard.check_algebra(query.algebra)
+        return super().query(query, *args, **kwargs)
+
+    def update(self, update: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(update, str):
+            guard.check_update(update)
+        else:
+            guard.check_algebra(update.algebra)
+        super().update(update, *args, **kwargs)

@@ -1,0 +1,132 @@
+"""What a SPARQL text may not ask for, found in its parse tree.
+
+`SERVICE` and `LOAD` make engines call out to the network; `FROM` names graphs that are not
+here. Keywords are looked for in the tree of rdflib's parser and not in the text, so that a
+literal, a comment or a variable may contain these words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+from pyparsing import ParseException, ParseResults
+from rdflib.plugins.sparql.parser import parseQuery, parseUpdate
+from rdflib.plugins.sparql.parserutils import CompValue
+
+from galileo.errors import InputError, QuerySyntaxError, UnsupportedQuery
+
+QUERY_CHARS_MAX = 100_000
+PARSED_MAX = 256
+
+# A keyword that does not occur as text cannot occur as a keyword, unless it is escaped.
+_SUSPECT = re.compile(r"service|from|load|\\u", re.IGNORECASE)
+_LINE_AND_COLUMN = re.compile(r"(?:at |line:)(\d+)(?::|, col:)(\d+)")
+_REFUSED = {
+    "ServiceGraphPattern": "SERVICE asks another server",
+    "DatasetClause": "FROM names another graph, and there is one only",
+    "Load": "LOAD reads another server or a file",
+}
+
+
+def check_query(text: str) -> None:
+    """Accepts a SPARQL query that stays within the one graph it is asked of.
+
+    Raises:
+        QuerySyntaxError: it contains a suspicious word and does not parse.
+        UnsupportedQuery: it uses `SERVICE` or `FROM`, or is an update.
+        InputError: it is no text, or longer than `QUERY_CHARS_MAX`.
+    """
+    _check_text(text)
+    if _SUSPECT.search(text):
+        _refuse(_query_names(text))
+
+
+def check_update(text: str) -> None:
+    """Accepts a SPARQL update that neither loads nor asks elsewhere."""
+    _check_text(text)
+    if _SUSPECT.search(text):
+        _refuse(_names(_parsed(text, parseUpdate)))
+
+
+def check_algebra(tree: Any) -> None:
+    """Accepts a query or update that rdflib has already prepared."""
+    _refuse(_names(tree))
+
+
+def syntax_error(text: str, message: str) -> InputError:
+    """The error for a text that is no query; an update gets a better one than that."""
+    if _is_update(text):
+        return UnsupportedQuery(
+            "expected a query (SELECT, ASK, CONSTRUCT, DESCRIBE), got an update; results are "
+            "read-only, change a copy made with `to_graph`"
+        )
+    return QuerySyntaxError(
+        f"expected SPARQL 1.1, got text that does not parse: {message}",
+        position=_position(text, message),
+    )
+
+
+def _is_update(text: str) -> bool:
+    try:
+        parseUpdate(text)
+    except (ParseException, RecursionError, ValueError):
+        return False
+    return bool(text.strip())
+
+
+def _position(text: str, message: str) -> int:
+    """0-based offset of the line and column, both from 1, that a message names; else 0."""
+    found = _LINE_AND_COLUMN.search(message)
+    if found is None:
+        return 0
+    line, column = int(found[1]), int(found[2])
+    return sum(len(before) + 1 for before in text.split("\n")[: line - 1]) + column - 1
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise InputError(f"expected a SPARQL query as text, got {type(text).__name__}")
+    if len(text) > QUERY_CHARS_MAX:
+        raise InputError(
+            f"expected a SPARQL query of at most {QUERY_CHARS_MAX:,} characters, got {len(text):,}"
+        )
+
+
+def _refuse(names: frozenset[str]) -> None:
+    for name, reason in _REFUSED.items():
+        if name in names:
+            raise UnsupportedQuery(
+                f"expected a query of this result alone; {reason}. Leave it out, "
+                "or load the other data yourself and join the tables"
+            )
+
+
+@lru_cache(maxsize=PARSED_MAX)
+def _query_names(text: str) -> frozenset[str]:
+    return _names(_parsed(text, parseQuery))
+
+
+def _parsed(text: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(text)
+    except (ParseException, RecursionError, ValueError) as error:
+        raise syntax_error(text, str(error)) from error
+
+
+def _names(tree: Any) -> frozenset[str]:
+    return frozenset(_walk(tree))
+
+
+def _walk(root: Any) -> Iterator[str]:
+    """Names of all nodes of a parse tree or of an algebra, without recursion."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, CompValue):
+            yield node.name
+            waiting.extend(node.values())
+        elif isinstance(node, list | tuple | set | ParseResults):
+            waiting.extend(node)

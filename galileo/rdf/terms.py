@@ -1,0 +1,146 @@
+"""Names and literals of the RDF view: which IRI means what, and how terms are spelt.
+
+A vertex's IRI contains its whole path from the dataset down, one percent-encoded segment per
+level, so that equal tokens of different levels or branches can never become one vertex:
+
+    urn:galileo:vertex:nam/9xjqb/2012-03-01T06:00:00Z/290.5/45/p3.17.0
+
+A missing value is the segment `~`. Texts keep only letters, digits, `-` and `_`; every other
+byte of their UTF-8 form becomes `%XX`, dots included, for `..` would be a step up in an IRI.
+The names are URNs on purpose: nothing can be fetched from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+BASE = "urn:galileo:"
+NS = f"{BASE}ns:"
+FEATURE = f"{BASE}feature:"
+VERTEX = f"{BASE}vertex:"
+BLOCK = f"{BASE}block:"
+
+GEO = "http://www.opengis.net/ont/geosparql#"
+GEOF = "http://www.opengis.net/def/function/geosparql/"
+QUDT = "http://qudt.org/schema/qudt/"
+QUDT_UNIT = "http://qudt.org/vocab/unit/"
+RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
+RDFS = "http://www.w3.org/2000/01/rdf-schema#"
+XSD = "http://www.w3.org/2001/XMLSchema#"
+
+PREFIXES: Mapping[str, str] = MappingProxyType(
+    {
+        "g": NS,
+        "f": FEATURE,
+        "geo": GEO,
+        "geof": GEOF,
+        "qudt": QUDT,
+        "unit": QUDT_UNIT,
+        "rdf": RDF,
+        "rdfs": RDFS,
+        "xsd": XSD,
+    }
+)
+"""Predefined in every query, so that users may leave the PREFIX lines out."""
+
+DATATYPES = {"float": "double", "int": "integer", "text": "string", "bool": "boolean"}
+"""Feature type to XML Schema datatype."""
+
+QUDT_UNITS = {
+    "K": "K",
+    "degC": "DEG_C",
+    "°C": "DEG_C",
+    "%": "PERCENT",
+    "m": "M",
+    "km": "KiloM",
+    "mm": "MilliM",
+    "m/s": "M-PER-SEC",
+    "s": "SEC",
+    "Pa": "PA",
+    "hPa": "HectoPA",
+}
+"""Units as people write them to local names in `QUDT_UNIT`; only those without doubt."""
+
+MISSING = "~"
+
+Bytes = npt.NDArray[np.uint8]
+
+_PLAIN = np.zeros(256, dtype=np.bool_)
+_PLAIN[np.frombuffer(b"-_0123456789", dtype=np.uint8)] = True
+_PLAIN[ord("A") : ord("Z") + 1] = True
+_PLAIN[ord("a") : ord("z") + 1] = True
+_HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
+_ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"))
+
+
+def percent_encoded(texts: pa.Array) -> pa.LargeStringArray:
+    """Texts without nulls as path segments of an IRI; injective."""
+    offsets, data = buffers(texts.cast(pa.large_string()))
+    plain = _PLAIN[data]
+    ends = np.zeros(len(data) + 1, dtype=np.int64)
+    np.cumsum(np.where(plain, 1, 3), out=ends[1:])
+    encoded = np.empty(int(ends[-1]), dtype=np.uint8)
+    encoded[ends[:-1][plain]] = data[plain]
+    at, odd = ends[:-1][~plain], data[~plain]
+    encoded[at], encoded[at + 1], encoded[at + 2] = ord("%"), _HEX[odd >> 4], _HEX[odd & 15]
+    return pa.LargeStringArray.from_buffers(
+        len(texts), pa.py_buffer(ends[offsets]), pa.py_buffer(encoded)
+    )
+
+
+def buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.int64], Bytes]:
+    """Offsets from 0 and the bytes that they cut, without copying."""
+    _, starts, data = texts.buffers()
+    offsets = np.frombuffer(starts, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    if data is None or len(texts) == 0:
+        return np.zeros(len(texts) + 1, dtype=np.int64), np.empty(0, dtype=np.uint8)
+    raw = np.frombuffer(data, dtype=np.uint8)[offsets[0] : offsets[-1]]
+    return offsets - offsets[0], raw
+
+
+def value_texts(column: pa.Array) -> pa.Array:
+    """Values in the lexical form of their XML Schema datatype; nulls stay null."""
+    texts = column.cast(pa.large_string())
+    if pa.types.is_floating(column.type):
+        return pc.replace_substring(pc.replace_substring(texts, "inf", "INF"), "nan", "NaN")
+    return texts
+
+
+def value_segments(column: pa.Array) -> pa.Array:
+    """Values as path segments; a null is `~`."""
+    texts = value_texts(column)
+    if pa.types.is_string(column.type):
+        encoded = percent_encoded(texts.fill_null(""))
+        return pc.if_else(column.is_null(), pa.scalar(MISSING, pa.large_string()), encoded)
+    return texts.fill_null(MISSING)
+
+
+def literals(texts: pa.Array, datatype: str) -> pa.Array:
+    """N-Triples literals of texts that need no escaping, such as numbers and times."""
+    return joined('"', texts, f'"^^<{datatype}>')
+
+
+def text_literals(texts: pa.Array) -> pa.Array:
+    """N-Triples literals (xsd:string) of any texts."""
+    for plain, escaped in _ESCAPES:
+        texts = pc.replace_substring(texts, plain, escaped)
+    return joined('"', texts, '"')
+
+
+def iris(prefix: str, paths: pa.Array) -> pa.Array:
+    """N-Triples IRIs of a namespace and path texts that are already encoded."""
+    return joined(f"<{prefix}", paths, ">")
+
+
+def joined(*parts: Any) -> pa.Array:
+    """Arrays and texts strung together row by row; null where any part is null."""
+    wide = pa.large_string()
+    sides = [pa.scalar(p, wide) if isinstance(p, str) else p.cast(wide) for p in parts]
+    return pc.binary_join_element_wise(*sides, pa.scalar("", wide))

@@ -1,0 +1,164 @@
+"""What every sampler must do, as tests to inherit.
+
+    class TestEveryNth(SamplerConformance):
+        def make(self) -> Sampler:
+            return EveryNth(n=10)
+
+pytest then checks the rule on which exactly-once rests for sampled queries: the decision about
+a label depends on the labels of the same commit, the options and the seed, and on nothing else
+(`galileo.samplers`). The checks run on `sample_labels()` unless `labels` is overridden.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from galileo.geo import geohash
+from galileo.labels import LabelSet
+from galileo.model.schema import Feature, Schema
+from galileo.samplers import Sampler, apply
+
+SEEDS = (0, 1, 2, 3, 0x9E3779B97F4A7C15, 2**64 - 1)
+HOUR_US = 3_600_000_000
+START_US = 1_330_581_600_000_000  # 2012-03-01T06:00:00Z
+COMMIT_SIZES = (1, 2, 7, 30, 64, 100, 250, 400)
+
+Identity = tuple[int, int, int]
+
+
+class SamplerConformance:
+    """Tests of one sampler with one set of options; subclass it with a name on `Test`.
+
+    Attributes:
+        seed_matters: whether another seed may give another choice. A sampler that ignores its
+            seed says False, and is then held to it.
+    """
+
+    seed_matters: ClassVar[bool] = True
+
+    def make(self) -> Sampler:
+        """A new sampler with the options to test."""
+        raise NotImplementedError("override make() to return the sampler that is to be tested")
+
+    def labels(self) -> LabelSet:
+        """Whole commits, several of them, in no particular order."""
+        return sample_labels()
+
+    def test_it_is_a_sampler(self) -> None:
+        made = self.make()
+        assert isinstance(made, Sampler), f"{made!r} has no method sample(labels, *, seed)"
+
+    def test_it_returns_a_mask_of_one_boolean_per_label(self) -> None:
+        labels = self.labels()
+        for part in (labels, labels.slice(0, 1)):
+            mask = self.make().sample(part, seed=1)
+            assert isinstance(mask, np.ndarray), f"expected a NumPy array, got {type(mask)}"
+            assert mask.dtype == np.bool_, f"expected booleans, got {mask.dtype}"
+            assert mask.shape == (len(part),), f"expected {len(part)} booleans, got {mask.shape}"
+
+    def test_it_is_deterministic(self) -> None:
+        labels, one = self.labels(), self.make()
+        for seed in SEEDS:
+            first = kept(one, labels, seed=seed)
+            assert kept(one, labels, seed=seed) == first, "a second call chose otherwise"
+            assert kept(self.make(), labels, seed=seed) == first, "a new instance chose otherwise"
+
+    def test_the_order_of_the_labels_does_not_matter(self) -> None:
+        labels, made = self.labels(), self.make()
+        expected = kept(made, labels, seed=1)
+        for number in range(5):
+            order = np.random.default_rng(number).permutation(len(labels))
+            found = kept(made, _taken(labels, order), seed=1)
+            assert found == expected, "the same labels in another order gave another choice"
+
+    def test_the_grouping_of_commits_does_not_matter(self) -> None:
+        labels, made = self.labels(), self.make()
+        commits = _commits(labels)
+        expected = kept(made, labels, seed=1)
+        for size in (1, 2, 3, len(commits) - 1):
+            groups = [commits[at : at + size] for at in range(0, len(commits), size)]
+            found = [kept(made, _taken(labels, np.concatenate(g)), seed=1) for g in groups]
+            assert set().union(*found) == expected, (
+                f"sampled {size} commits at a time, other labels are kept than all at once: "
+                "the choice must depend on labels of the same commit only"
+            )
+
+    def test_the_seed_matters_or_is_declared_not_to(self) -> None:
+        labels, made = self.labels(), self.make()
+        choices = {frozenset(kept(made, labels, seed=seed)) for seed in SEEDS}
+        if self.seed_matters:
+            assert len(choices) > 1, "no seed changed anything; declare seed_matters = False"
+        else:
+            assert len(choices) == 1, "a seed changed the choice; declare seed_matters = True"
+
+    def test_the_store_accepts_what_it_returns(self) -> None:
+        labels, made = self.labels(), self.make()
+        for seed in SEEDS:
+            thinned = apply(made, labels, seed=seed)
+            assert set(identities(thinned)) == kept(made, labels, seed=seed)
+
+
+def sample_labels(*, seed: int = 0) -> LabelSet:
+    """Labels of eight commits of unequal size in three partitions, shuffled.
+
+    The dataset `conformance` has geohashes of precision 5, hourly buckets, and the features
+    temperature (K), level (int), station (text) and raining (bool), all with missing values.
+    """
+    rng = np.random.default_rng(seed)
+    schema = Schema(
+        "conformance",
+        [
+            Feature("temperature", "K"),
+            Feature("level", "m", type="int"),
+            Feature("station", type="text"),
+            Feature("raining", type="bool"),
+        ],
+    )
+    commits = np.repeat(np.arange(len(COMMIT_SIZES)), COMMIT_SIZES)
+    size = len(commits)
+    latitude, longitude = rng.uniform(30, 42, size), rng.uniform(-110, -90, size)
+    columns = {
+        "cell": geohash.encode(latitude, longitude, schema.geohash_precision),
+        "bucket": START_US + rng.integers(0, 48, size) * HOUR_US,
+        "temperature": pa.array(rng.normal(285, 8, size), mask=rng.random(size) < 0.1),
+        "level": pa.array(rng.integers(0, 4, size), mask=rng.random(size) < 0.1),
+        "station": pa.array(rng.choice(["KDEN", "KBOU", "K/AB"], size), mask=commits % 3 == 1),
+        "raining": pa.array(rng.random(size) < 0.5, mask=rng.random(size) < 0.1),
+        "row": np.concatenate([np.arange(count) for count in COMMIT_SIZES]),
+        "rows": rng.integers(1, 9, size),
+        "partition": commits % 3,
+        "sequence": 1 + commits // 3,
+    }
+    fields = {name: _column(columns[name], schema.label_schema.field(name)) for name in columns}
+    labels = LabelSet(schema, pa.table(fields, schema=schema.label_schema))
+    return _taken(labels, rng.permutation(size))
+
+
+def kept(chosen: Sampler, labels: LabelSet, *, seed: int) -> set[Identity]:
+    """Identities of the labels that a sampler keeps."""
+    return set(identities(labels.where(np.asarray(chosen.sample(labels, seed=seed)))))
+
+
+def identities(labels: LabelSet) -> list[Identity]:
+    """Partition, commit sequence and row of each label."""
+    columns = (labels.partitions, labels.sequences, labels.rows)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _column(values: npt.NDArray[np.generic] | pa.Array, field: pa.Field) -> pa.Array:
+    return (values if isinstance(values, pa.Array) else pa.array(values)).cast(field.type)
+
+
+def _commits(labels: LabelSet) -> list[npt.NDArray[np.int64]]:
+    """The rows of each commit."""
+    keys = np.stack([labels.partitions, labels.sequences])
+    _, inverse = np.unique(keys, axis=1, return_inverse=True)
+    return [np.flatnonzero(inverse == number) for number in range(int(inverse.max()) + 1)]
+
+
+def _taken(labels: LabelSet, rows: npt.NDArray[np.int64]) -> LabelSet:
+    return LabelSet(labels.schema, labels.table.take(pa.array(rows)))
