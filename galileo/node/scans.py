@@ -17,6 +17,7 @@ from galileo.dht.topology import Topology
 from galileo.errors import GalileoError
 from galileo.node.catalog import Catalog
 from galileo.node.peers import Peers, ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
+from galileo.node.shard import Shard
 from galileo.node.view import ClusterView
 from galileo.query import Query, parse
 
@@ -48,21 +49,35 @@ class LocalScans:
             return [ScanFailed(task.item, error) for task in tasks]
         # Published before the graph is read: the graph then holds at least this much.
         published = shard.published()
-        answers: list[ScanAnswer] = []
+        alike: dict[tuple[Cursor | None, frozenset[int]], list[ScanTask]] = {}
         for task in tasks:
-            until = published if task.until is None else published.meet(task.until)
-            reached = Cursor({p: until[p] for p in task.partitions})
-            try:
-                query = parse(task.query_json, shard.schema)
-                table = shard.graph.scan(
-                    query, after=task.after, until=reached, partitions=task.partitions
-                )
-            except GalileoError as error:
-                answers.append(ScanFailed(task.item, error))
-                continue
-            answers += [ScanLabels(task.item, part) for part in _parts(table)]
-            answers.append(ScanDone(task.item, reached))
+            alike.setdefault((task.until, task.partitions), []).append(task)
+        answers: list[ScanAnswer] = []
+        for (until, partitions), group in alike.items():
+            bound = published if until is None else published.meet(until)
+            reached = Cursor({partition: bound[partition] for partition in partitions})
+            answers += _scan_alike(shard, group, partitions=partitions, reached=reached)
         return answers
+
+
+def _scan_alike(
+    shard: Shard, tasks: Sequence[ScanTask], *, partitions: frozenset[int], reached: Cursor
+) -> list[ScanAnswer]:
+    """Tasks that differ in query and cursor alone: one pass over what is new serves them all."""
+    answers: list[ScanAnswer] = []
+    parsed: list[tuple[ScanTask, Query]] = []
+    for task in tasks:
+        try:
+            parsed.append((task, parse(task.query_json, shard.schema)))
+        except GalileoError as error:
+            answers.append(ScanFailed(task.item, error))
+    tables = shard.graph.scan_many(
+        [(query, task.after) for task, query in parsed], until=reached, partitions=partitions
+    )
+    for (task, _), table in zip(parsed, tables, strict=True):
+        answers += [ScanLabels(task.item, part) for part in _parts(table)]
+        answers.append(ScanDone(task.item, reached))
+    return answers
 
 
 @dataclass(frozen=True, slots=True)

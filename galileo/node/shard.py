@@ -9,7 +9,7 @@ one: the reason why a continuous query cannot miss.
 from __future__ import annotations
 
 import asyncio
-import threading
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -26,6 +26,8 @@ from galileo.storage.journal import Commit, Committed, PartitionJournal
 
 COMMITS_TOGETHER_MAX = 256
 
+log = logging.getLogger(__name__)
+
 
 class Shard:
     """The journals, the metadata graph and the synopses of one dataset on this node."""
@@ -37,7 +39,6 @@ class Shard:
         self.synopses: dict[int, Synopsis] = {}
         self._epoch = epoch
         self._published: dict[int, int] = {}
-        self._lock = threading.Lock()
 
     def replay(self, partition: int, sequence: int, batch: pa.RecordBatch) -> None:
         """Takes a commit that the journal already holds; used at start."""
@@ -59,14 +60,15 @@ class Shard:
             if isinstance(result, Committed) and not result.duplicate:
                 self._index(partition, result.sequence, commit.paths)
                 self._published[partition] = result.sequence
-        with self._lock:
-            self.graph.maintain()
         return results
 
+    def maintain(self) -> None:
+        """Merges runs of the graph where that is due; beside reads and writes, in a thread."""
+        self.graph.maintain()
+
     def _index(self, partition: int, sequence: int, batch: pa.RecordBatch) -> None:
-        with self._lock:
-            self.graph.insert(batch, partition=partition, sequence=sequence)
-            self._synopsis(partition).add(batch, sequence)
+        self.graph.insert(batch, partition=partition, sequence=sequence)
+        self._synopsis(partition).add(batch, sequence)
 
     def _synopsis(self, partition: int) -> Synopsis:
         if partition not in self.synopses:
@@ -149,6 +151,13 @@ class GroupCommit:
                 results = [error] * len(together)
             for waiting, result in zip(together, results, strict=True):
                 _settle(waiting.done, result)
+            maintained = loop.run_in_executor(self._executor, self._shard.maintain)
+            maintained.add_done_callback(_report)
+
+
+def _report(maintained: asyncio.Future[None]) -> None:
+    if not maintained.cancelled() and maintained.exception() is not None:
+        log.error("merging runs of a graph failed", exc_info=maintained.exception())
 
 
 def _settle(done: asyncio.Future[Committed], result: Committed | Exception) -> None:

@@ -1,0 +1,242 @@
+"""Paths in columns: what the metadata graph keeps of each path, and the way to and from Arrow.
+
+A path costs 8 bytes each for cell, bucket, float and (with its validity, 9) int feature, 4 for a
+text feature, 1 for a bool feature, and 12 for row, rows and the number of its commit within
+the run: 60 bytes with four float features. Partition and sequence stand once per commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from galileo.errors import Bug
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import column_micros, times_from_micros
+from galileo.query.columns import (
+    NULL_CODE,
+    BoolColumn,
+    Columns,
+    FeatureColumn,
+    FloatColumn,
+    IntColumn,
+    TextColumn,
+    from_arrow,
+)
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_FIXED_DTYPES = (np.uint64, np.int64, np.int32, np.int32, np.int32)
+_FEATURE_DTYPES: dict[str, tuple[type[np.generic], ...]] = {
+    "float": (np.float64,),
+    "int": (np.int64, np.bool_),
+    "text": (np.int32,),
+    "bool": (np.int8,),
+}
+_NO_TEXTS: pa.StringArray = pa.array([], type=pa.string())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Commits:
+    """The commits of a run by number, oldest first.
+
+    Attributes:
+        partition: shape (m,).
+        sequence: commit sequence within the partition, shape (m,).
+    """
+
+    partition: npt.NDArray[np.int32]
+    sequence: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.partition)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.partition.nbytes + self.sequence.nbytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Paths:
+    """The columns of k paths of one dataset.
+
+    Attributes:
+        columns: cell, bucket and features. The codes of a text column refer to the `Texts` of
+            the graph, and its own dictionary is empty until `Texts.bind` hands it in.
+        row: first observation of the path within its commit, shape (k,).
+        rows: number of observations, shape (k,).
+        commit: number of the commit in the `Commits` of the run, shape (k,).
+    """
+
+    columns: Columns
+    row: npt.NDArray[np.int32]
+    rows: npt.NDArray[np.int32]
+    commit: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, rows: Any) -> Paths:
+        """The paths of an index array, a mask or a slice."""
+        return Paths(self.columns.take(rows), self.row[rows], self.rows[rows], self.commit[rows])
+
+    def arrays(self) -> tuple[Array, ...]:
+        """Every array, in the order of `dtypes`."""
+        fixed = (self.columns.cell, self.columns.bucket, self.row, self.rows, self.commit)
+        features = (part for c in self.columns.features.values() for part in _arrays_of(c))
+        return (*fixed, *features)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(array.nbytes) for array in self.arrays())
+
+    @classmethod
+    def of_arrays(cls, schema: Schema, arrays: Sequence[Array]) -> Paths:
+        """The inverse of `arrays`."""
+        cell, bucket, row, rows, commit = arrays[: len(_FIXED_DTYPES)]
+        rest = iter(arrays[len(_FIXED_DTYPES) :])
+        features = {feature.name: _column_of(feature, rest) for feature in schema.indexed}
+        return cls(Columns(cell, bucket, features), row, rows, commit)
+
+    @classmethod
+    def concat(cls, schema: Schema, parts: Sequence[Paths]) -> Paths:
+        """All paths of `parts`, at least one, in their order."""
+        stacks = zip(*(part.arrays() for part in parts), strict=True)
+        return cls.of_arrays(schema, [np.concatenate(stack) for stack in stacks])
+
+
+def dtypes(schema: Schema) -> tuple[type[np.generic], ...]:
+    """The types of `Paths.arrays`."""
+    features = (dtype for feature in schema.indexed for dtype in _FEATURE_DTYPES[feature.type])
+    return (*_FIXED_DTYPES, *features)
+
+
+def _arrays_of(column: FeatureColumn) -> tuple[Array, ...]:
+    if isinstance(column, IntColumn):
+        return column.values, column.valid
+    return (column.codes,) if isinstance(column, TextColumn) else (column.values,)
+
+
+def _column_of(feature: Feature, arrays: Iterator[Array]) -> FeatureColumn:
+    match feature.type:
+        case "float":
+            return FloatColumn(next(arrays))
+        case "int":
+            return IntColumn(next(arrays), next(arrays))
+        case "text":
+            return TextColumn(next(arrays), _NO_TEXTS)
+        case "bool":
+            return BoolColumn(next(arrays))
+
+
+class Texts:
+    """The texts of one graph; a code is a position, and never changes its meaning.
+
+    One writer at a time; readers need no lock, since they meet only codes that were handed
+    out before they looked.
+    """
+
+    __slots__ = ("_array", "_codes", "_values")
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+        self._values: list[str] = []
+        self._array: pa.StringArray = _NO_TEXTS
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def encode(self, column: TextColumn) -> TextColumn:
+        """The column with codes of this graph; unknown texts are added."""
+        known = [self._code(text) for text in column.dictionary.to_pylist()]
+        codes = np.array([*known, NULL_CODE], dtype=np.int32)
+        return TextColumn(codes[column.codes], _NO_TEXTS)
+
+    def code(self, text: str) -> int:
+        """The code of a text; one that no path has where the text is unknown."""
+        return self._codes.get(text, len(self._values))
+
+    def bind(self, columns: Columns) -> Columns:
+        """The columns with the texts that their codes mean."""
+        features = columns.features.items()
+        bound = {n: self._bound(c) if isinstance(c, TextColumn) else c for n, c in features}
+        return Columns(columns.cell, columns.bucket, bound)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the texts in Arrow, and of the Python objects for finding their codes, estimated."""
+        object_bytes = 150
+        return int(self._array.nbytes) + object_bytes * len(self._values)
+
+    def _code(self, text: str) -> int:
+        code = self._codes.setdefault(text, len(self._values))
+        if code == len(self._values):
+            self._values.append(text)
+        return code
+
+    def _bound(self, column: TextColumn) -> TextColumn:
+        """Few rows get a small dictionary, so that a predicate costs what the rows cost."""
+        dictionary = self._all()
+        if len(column) >= len(dictionary):
+            return TextColumn(column.codes, dictionary)
+        used, codes = np.unique(column.codes, return_inverse=True)
+        nulls = int(np.count_nonzero(used == NULL_CODE))
+        small = dictionary.take(pa.array(used[nulls:]))
+        return TextColumn((codes - nulls).astype(np.int32), small)
+
+    def _all(self) -> pa.StringArray:
+        array = self._array
+        if len(array) < len(self._values):
+            fresh = pa.array(self._values[len(array) :], type=pa.string())
+            array = self._array = pa.concat_arrays([array, fresh])
+        return array
+
+
+def columns_of(schema: Schema, batch: pa.RecordBatch) -> Columns:
+    """The columns of a batch of `schema.path_schema`; texts have a dictionary of their own.
+
+    Raises:
+        Bug: the batch has other columns.
+    """
+    if batch.schema.names != schema.path_schema.names:
+        raise Bug(
+            f"expected paths with columns {schema.path_schema.names} for dataset "
+            f"{schema.name!r}, got {batch.schema.names}"
+        )
+    features = {f.name: from_arrow(batch.column(f.name)) for f in schema.indexed}
+    cell = np.asarray(batch.column("cell").to_numpy(), dtype=np.uint64)
+    return Columns(cell, column_micros(batch.column("bucket")), features)
+
+
+def paths_of(columns: Columns, batch: pa.RecordBatch, *, commit: int, texts: Texts) -> Paths:
+    """The paths of one commit, which has the number `commit`; `columns` are `columns_of` it."""
+    features = {
+        name: texts.encode(column) if isinstance(column, TextColumn) else column
+        for name, column in columns.features.items()
+    }
+    return Paths(
+        Columns(columns.cell, columns.bucket, features),
+        np.asarray(batch.column("row").to_numpy(), dtype=np.int32),
+        np.asarray(batch.column("rows").to_numpy(), dtype=np.int32),
+        np.full(len(columns), commit, dtype=np.int32),
+    )
+
+
+def to_labels(schema: Schema, paths: Paths, *, commits: Commits, texts: Texts) -> pa.RecordBatch:
+    """The paths as a batch of `schema.label_schema`."""
+    columns = texts.bind(paths.columns)
+    arrays = [
+        pa.array(columns.cell),
+        times_from_micros(columns.bucket),
+        *(columns.features[feature.name].to_arrow() for feature in schema.indexed),
+        pa.array(paths.row),
+        pa.array(paths.rows),
+        pa.array(commits.partition[paths.commit]),
+        pa.array(commits.sequence[paths.commit]),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema.label_schema)

@@ -1,0 +1,196 @@
+"""Entries: the coarse vertices of a synopsis, in columns, with bounds of what lies under each.
+
+An entry stands for one coarse cell and one stretch of time. Bounds only ever widen, so an entry
+sent twice, or late, can be told from what is known and does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from galileo.geo import geohash
+from galileo.graph.columns import Array
+from galileo.model.schema import Schema
+from galileo.model.times import MICROS
+from galileo.query.columns import Columns
+from galileo.query.zones import FeatureZones, Zones
+
+Keys = npt.NDArray[np.int64]
+
+_PRECISION_MAX = 3
+_DAY_US = 86_400 * MICROS
+_MONTH_DAYS = 32
+_TIME_BITS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How coarse the entries of a synopsis are.
+
+    Attributes:
+        precision: characters of a coarse cell.
+        width_us: microseconds of a stretch of time; None: all of time.
+    """
+
+    precision: int
+    width_us: int | None
+
+    def keys(self, columns: Columns, schema: Schema) -> Keys:
+        """One number per path, the same for all paths of an entry."""
+        cell = geohash.coarsen(columns.cell, schema.geohash_precision, self.precision)
+        if self.width_us is None:
+            return cell.astype(np.int64) << _TIME_BITS
+        time = columns.bucket // self.width_us + (1 << (_TIME_BITS - 1))
+        return (cell.astype(np.int64) << _TIME_BITS) | time
+
+
+def grids(schema: Schema) -> tuple[Grid, ...]:
+    """From fine to coarse, each nested in the next; the last has at most 32 entries."""
+    fine = min(_PRECISION_MAX, schema.geohash_precision)
+    day = max(_DAY_US, schema.time_bucket_us)
+    month = _MONTH_DAYS * day
+    steps = [(fine, day), (fine, month), (min(fine, 2), month), (1, month), (1, None)]
+    return tuple(dict.fromkeys(Grid(precision, width) for precision, width in steps))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """k entries, ascending by key.
+
+    Attributes:
+        key: of the grid, shape (k,).
+        changed: commit sequence at which the bounds last changed, shape (k,).
+        bounds: arrays of shape (k,), in the order of `bound_names`.
+    """
+
+    key: Keys
+    changed: npt.NDArray[np.int64]
+    bounds: tuple[Array, ...]
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    @classmethod
+    def empty(cls, schema: Schema) -> Entries:
+        nothing = np.empty(0, dtype=np.int64)
+        bounds = tuple(np.empty(0, dtype) for _, dtype in _layout(schema))
+        return cls(nothing, nothing, bounds)
+
+    @classmethod
+    def of(cls, schema: Schema, columns: Columns, *, grid: Grid, sequence: int) -> Entries:
+        """The entries of the paths of one commit."""
+        keys = grid.keys(columns, schema)
+        order = np.argsort(keys, kind="stable")
+        starts = _starts(keys[order])
+        if len(starts) == 0:
+            return cls.empty(schema)
+        bounds = _bounds_of(schema, Zones.of(columns.take(order), starts))
+        changed = np.full(len(starts), sequence, dtype=np.int64)
+        return cls(keys[order][starts], changed, bounds)
+
+    def take(self, rows: Any) -> Entries:
+        """The entries of an index array, a mask or a slice."""
+        bounds = tuple(bound[rows] for bound in self.bounds)
+        return Entries(self.key[rows], self.changed[rows], bounds)
+
+    def widening(self, other: Entries, schema: Schema) -> Entries:
+        """Those of `other` that say more than these, with the bounds of both together."""
+        position, known = self._find(other.key)
+        news = ~known
+        joined = []
+        for mine, theirs, rule in zip(self.bounds, other.bounds, _rules(schema), strict=True):
+            both = theirs.copy()
+            both[known] = rule(mine[position[known]], theirs[known])
+            news[known] |= both[known] != mine[position[known]]
+            joined.append(both)
+        return Entries(other.key, other.changed, tuple(joined)).take(news)
+
+    def updated(self, newer: Entries) -> Entries:
+        """These, with the entries of `newer` in place of their own of the same key."""
+        position, known = self._find(newer.key)
+        fresh = ~known
+
+        def upsert(mine: Array, theirs: Array) -> Array:
+            replaced = mine.copy()
+            replaced[position[known]] = theirs[known]
+            return np.insert(replaced, position[fresh], theirs[fresh]) if fresh.any() else replaced
+
+        bounds = (upsert(*pair) for pair in zip(self.bounds, newer.bounds, strict=True))
+        changed = upsert(self.changed, newer.changed)
+        return Entries(upsert(self.key, newer.key), changed, tuple(bounds))
+
+    def coarsened(self, schema: Schema, *, grid: Grid, sequence: int) -> Entries:
+        """The same on a coarser grid; all of them count as changed."""
+        cell_lo, _, bucket_lo, _ = self.bounds[:4]
+        keys = grid.keys(Columns(cell_lo, bucket_lo, {}), schema)
+        order = np.argsort(keys, kind="stable")
+        starts = _starts(keys[order])
+        pairs = zip(self.bounds, _rules(schema), strict=True)
+        bounds = tuple(rule.reduceat(bound[order], starts) for bound, rule in pairs)
+        changed = np.full(len(starts), sequence, dtype=np.int64)
+        return Entries(keys[order][starts], changed, bounds)
+
+    def zones(self, schema: Schema) -> Zones:
+        """The bounds in the form that a query judges."""
+        return zones_of(schema, self.bounds)
+
+    def _find(self, keys: Keys) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+        position = np.searchsorted(self.key, keys)
+        known = np.zeros(len(keys), dtype=np.bool_)
+        inside = position < len(self.key)
+        known[inside] = self.key[position[inside]] == keys[inside]
+        return position, known
+
+
+def bound_names(schema: Schema) -> list[str]:
+    """Names of the bounds, in order."""
+    return [name for name, _ in _layout(schema)]
+
+
+def zones_of(schema: Schema, bounds: Sequence[Array]) -> Zones:
+    cell_lo, cell_hi, bucket_lo, bucket_hi, *rest = bounds
+    arrays = iter(rest)
+    features = {}
+    for feature in schema.indexed:
+        bare = feature.type == "text"
+        lo, hi = (None, None) if bare else (next(arrays), next(arrays))
+        features[feature.name] = FeatureZones(lo, hi, next(arrays), next(arrays))
+    return Zones(cell_lo, cell_hi, bucket_lo, bucket_hi, features)
+
+
+def _bounds_of(schema: Schema, zones: Zones) -> tuple[Array, ...]:
+    found = [zones.features[feature.name] for feature in schema.indexed]
+    features = (each for f in found for each in (f.lo, f.hi, f.has_null, f.has_value))
+    fixed = (zones.cell_lo, zones.cell_hi, zones.bucket_lo, zones.bucket_hi)
+    return (*fixed, *(array for array in features if array is not None))
+
+
+def _layout(schema: Schema) -> list[tuple[str, type[np.generic]]]:
+    layout: list[tuple[str, type[np.generic]]] = [
+        ("cell_lo", np.uint64),
+        ("cell_hi", np.uint64),
+        ("bucket_lo", np.int64),
+        ("bucket_hi", np.int64),
+    ]
+    for feature in schema.indexed:
+        if feature.type != "text":
+            layout += [(f"{feature.name}.lo", np.float64), (f"{feature.name}.hi", np.float64)]
+        layout += [(f"{feature.name}.null", np.bool_), (f"{feature.name}.value", np.bool_)]
+    return layout
+
+
+def _rules(schema: Schema) -> list[np.ufunc]:
+    """How two values of each bound become one that holds for both."""
+    suffixes = [name.rpartition("_" if "." not in name else ".")[2] for name in bound_names(schema)]
+    return [{"lo": np.minimum, "hi": np.maximum}.get(suffix, np.logical_or) for suffix in suffixes]
+
+
+def _starts(ordered: Keys) -> npt.NDArray[np.intp]:
+    changed = np.ones(len(ordered), dtype=np.bool_)
+    changed[1:] = ordered[1:] != ordered[:-1]
+    return np.flatnonzero(changed)

@@ -1,0 +1,115 @@
+"""The feature graph: the low-resolution synopsis of the whole cluster that every node holds.
+
+It names the partitions that a query must ask. It may say yes wrongly, never no: a partition is
+spared only up to the commit sequence that its synopsis covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from galileo.errors import InputError
+from galileo.graph.entries import Entries, zones_of
+from galileo.graph.synopsis import SynopsisDelta, SynopsisState, Version
+from galileo.model.schema import Schema
+from galileo.query.query import Query
+from galileo.query.zones import Zones
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Which partitions a query must ask.
+
+    Attributes:
+        maybe: may hold matching paths.
+        spared: hold no matching path up to and including the commit sequence named.
+    """
+
+    maybe: frozenset[int]
+    spared: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """The synopses of all partitions, and their zones end to end with the partition of each."""
+
+    states: dict[int, SynopsisState]
+    partitions: npt.NDArray[np.int64]
+    zones: Zones
+
+    @classmethod
+    def of(cls, schema: Schema, states: dict[int, SynopsisState]) -> _Known:
+        parts = [Entries.empty(schema), *(state.entries for state in states.values())]
+        bounds = [np.concatenate(stack) for stack in zip(*(p.bounds for p in parts), strict=True)]
+        sizes = [len(part) for part in parts[1:]]
+        partitions = np.repeat(np.array(list(states), dtype=np.int64), sizes)
+        return cls(states, partitions, zones_of(schema, bounds))
+
+
+class FeatureGraph:
+    """The synopses of all partitions of one dataset, as far as this node has heard of them.
+
+    One thread applies deltas; any may ask for candidates.
+
+    Args:
+        schema: of the dataset.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self._states: dict[int, SynopsisState] = {}
+        self._known: _Known | None = None
+
+    def apply(self, delta: SynopsisDelta) -> Version:
+        """Takes in what an owner tells, where it continues from what is known.
+
+        Returns:
+            What is known of the partition now; to be acknowledged to the owner.
+
+        Raises:
+            InputError: the delta is of another dataset.
+        """
+        if delta.dataset != self.schema.name:
+            raise InputError(
+                f"expected a synopsis of dataset {self.schema.name!r}, got one of {delta.dataset!r}"
+            )
+        known = self._states.get(delta.partition) or _nothing(self.schema, delta)
+        state = known.applied(delta)
+        if state is not known:
+            self._states = {**self._states, delta.partition: state}
+            self._known = None
+        return state.version
+
+    def version(self, partition: int) -> Version | None:
+        """What is known of a partition; None where nothing is."""
+        state = self._states.get(partition)
+        return None if state is None else state.version
+
+    def candidates(self, query: Query, partitions: Iterable[int]) -> Candidates:
+        """Parts `partitions` into those to ask and those that need not be asked."""
+        known = self._current()
+        might = query.might_match(known.zones) if len(known.zones) else np.zeros(0, dtype=np.bool_)
+        hit = set(np.unique(known.partitions[might]).tolist())
+        asked = frozenset(partitions)
+        spared = {
+            partition: known.states[partition].version.sequence
+            for partition in sorted(asked)
+            if partition in known.states and partition not in hit
+        }
+        return Candidates(asked - spared.keys(), spared)
+
+    def _current(self) -> _Known:
+        known = self._known
+        states = self._states
+        if known is None or known.states is not states:
+            known = self._known = _Known.of(self.schema, states)
+        return known
+
+
+def _nothing(schema: Schema, delta: SynopsisDelta) -> SynopsisState:
+    """What is known before the first word of an owner; a delta with a base does not continue it."""
+    return SynopsisState(Version(delta.state.version.epoch, 0), 0, Entries.empty(schema))

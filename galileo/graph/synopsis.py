@@ -1,0 +1,220 @@
+"""The owner's side of the feature graph: one synopsis per partition, and what it tells others.
+
+A delta carries the entries that changed after what its receiver has acknowledged. Its values are
+absolute, so a delta may be lost, repeated or come late: the receiver takes only what continues
+from what it has (`SynopsisState.applied`), and acknowledges that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from galileo.errors import Bug, InputError
+from galileo.graph.columns import columns_of
+from galileo.graph.entries import Entries, bound_names, grids
+from galileo.model.schema import Schema
+
+ENTRIES_MAX = 4096
+"""Entries of one synopsis; above it the grid becomes coarser by a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What a synopsis covers.
+
+    Attributes:
+        epoch: of the owner; another number after each restart or move.
+        sequence: all commits of the partition up to here are in it.
+    """
+
+    epoch: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SynopsisState:
+    """A synopsis at one moment, at its owner or at a receiver.
+
+    Attributes:
+        version: what it covers.
+        step: which of `grids(schema)` its entries are of.
+        entries: its content.
+    """
+
+    version: Version
+    step: int
+    entries: Entries
+
+    def applied(self, delta: SynopsisDelta) -> SynopsisState:
+        """The state after a delta, or this one where the delta does not continue from it."""
+        mine, theirs = self.version, delta.state.version
+        if theirs.sequence < mine.sequence or delta.base > mine.sequence:
+            return self
+        if theirs.epoch != mine.epoch:
+            return delta.state if delta.base == 0 else self
+        if delta.state.step != self.step:
+            return delta.state
+        return SynopsisState(theirs, self.step, self.entries.updated(delta.state.entries))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SynopsisDelta:
+    """What changed in a synopsis.
+
+    Attributes:
+        dataset: name of it.
+        partition: whose synopsis it is.
+        base: commit sequence after which the changes are; 0 with everything.
+        state: of the owner, its entries reduced to the changed ones. A step of the grid changes
+            all entries, so a delta across it has them all.
+    """
+
+    dataset: str
+    partition: int
+    base: int
+    state: SynopsisState
+
+    def to_bytes(self, schema: Schema) -> bytes:
+        """An Arrow IPC stream."""
+        entries = self.state.entries
+        columns = [entries.key, entries.changed, *entries.bounds]
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(column) for column in columns], names=_names(schema)
+        ).replace_schema_metadata(self._stamp())
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        return bytes(sink.getvalue())
+
+    @staticmethod
+    def from_bytes(schema: Schema, raw: bytes) -> SynopsisDelta:
+        """The inverse of `to_bytes`.
+
+        Raises:
+            InputError: these are other bytes, or of another dataset.
+        """
+        try:
+            with pa.ipc.open_stream(raw) as reader:
+                batch = reader.read_next_batch()
+            delta = _read(batch)
+        except (pa.ArrowInvalid, KeyError, ValueError, StopIteration) as error:
+            raise InputError(f"expected a synopsis of dataset {schema.name!r}: {error}") from error
+        if delta.dataset != schema.name or batch.schema.names != _names(schema):
+            raise InputError(
+                f"expected a synopsis of dataset {schema.name!r} with columns {_names(schema)}, "
+                f"got one of {delta.dataset!r} with {batch.schema.names}"
+            )
+        return delta
+
+    def _stamp(self) -> dict[str, str]:
+        version = self.state.version
+        numbers = {"partition": self.partition, "base": self.base, "step": self.state.step}
+        numbers |= {"epoch": version.epoch, "sequence": version.sequence}
+        return {"dataset": self.dataset} | {name: str(n) for name, n in numbers.items()}
+
+
+def _names(schema: Schema) -> list[str]:
+    return ["key", "changed", *bound_names(schema)]
+
+
+def _read(batch: pa.RecordBatch) -> SynopsisDelta:
+    stamp: dict[bytes, bytes] = batch.schema.metadata or {}
+    key, changed, *bounds = [np.asarray(column) for column in batch.columns]
+    return SynopsisDelta(
+        stamp[b"dataset"].decode(),
+        int(stamp[b"partition"]),
+        int(stamp[b"base"]),
+        SynopsisState(
+            Version(int(stamp[b"epoch"]), int(stamp[b"sequence"])),
+            int(stamp[b"step"]),
+            Entries(key, changed, tuple(bounds)),
+        ),
+    )
+
+
+class Synopsis:
+    """What one partition of one dataset holds, at low resolution; kept by its owner.
+
+    `add` is for the one writer of the partition; the rest may be called from any thread.
+
+    Args:
+        schema: of the dataset.
+        partition: whose commits these are.
+        epoch: another number after each restart or move of the partition, so that receivers
+            that knew the earlier owner get everything.
+        entries_max: above it the grid becomes coarser.
+    """
+
+    def __init__(
+        self, schema: Schema, *, partition: int, epoch: int, entries_max: int = ENTRIES_MAX
+    ) -> None:
+        self.schema = schema
+        self.partition = partition
+        self._entries_max = entries_max
+        self._grids = grids(schema)
+        self._state = SynopsisState(Version(epoch, 0), 0, Entries.empty(schema))
+
+    @property
+    def version(self) -> Version:
+        """What it covers now; a receiver that has acknowledged it needs nothing."""
+        return self._state.version
+
+    def add(self, batch: pa.RecordBatch, sequence: int) -> None:
+        """Takes in the paths of a commit, in the order of sequences, before it is published.
+
+        Args:
+            batch: of `schema.path_schema`; may be empty.
+            sequence: of the commit.
+
+        Raises:
+            Bug: a commit of this or a later sequence is in it already.
+        """
+        state = self._state
+        if sequence <= state.version.sequence:
+            raise Bug(
+                f"expected a commit after {state.version.sequence} for the synopsis of partition "
+                f"{self.partition}, got {sequence}"
+            )
+        columns = columns_of(self.schema, batch)
+        grid = self._grids[state.step]
+        found = Entries.of(self.schema, columns, grid=grid, sequence=sequence)
+        entries = state.entries.updated(state.entries.widening(found, self.schema))
+        version = Version(state.version.epoch, sequence)
+        self._state = self._bounded(SynopsisState(version, state.step, entries))
+
+    def _bounded(self, state: SynopsisState) -> SynopsisState:
+        while len(state.entries) > self._entries_max and state.step + 1 < len(self._grids):
+            step, sequence = state.step + 1, state.version.sequence
+            grid = self._grids[step]
+            entries = state.entries.coarsened(self.schema, grid=grid, sequence=sequence)
+            state = SynopsisState(state.version, step, entries)
+        return state
+
+    def changes_since(self, known: Version | None) -> SynopsisDelta:
+        """What a receiver lacks.
+
+        Args:
+            known: what it acknowledged last; None, or of another epoch: everything.
+        """
+        state = self._state
+        continues = (
+            known is not None
+            and known.epoch == state.version.epoch
+            and known.sequence <= state.version.sequence
+        )
+        base = known.sequence if known is not None and continues else 0
+        changed: Any = state.entries.changed > base
+        news = SynopsisState(state.version, state.step, state.entries.take(changed))
+        return SynopsisDelta(self.schema.name, self.partition, base, news)
+
+    def check(self) -> None:
+        """Asserts that the entries are in order and within their limit."""
+        state = self._state
+        assert (np.diff(state.entries.key) > 0).all(), "keys of a synopsis must ascend"
+        assert (state.entries.changed <= state.version.sequence).all(), "change from the future"
+        last = state.step == len(self._grids) - 1
+        assert last or len(state.entries) <= self._entries_max, "a synopsis above its limit"

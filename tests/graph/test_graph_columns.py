@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.errors import Bug
+from galileo.graph.columns import Commits, Paths, Texts, columns_of, paths_of, to_labels
+
+SEEDS = st.integers(0, 2**32)
+
+
+def _paths(world, batch, *, commit=0, texts=None):
+    texts = Texts() if texts is None else texts
+    return paths_of(columns_of(world.schema, batch), batch, commit=commit, texts=texts)
+
+
+@given(seed=SEEDS, size=st.integers(0, 40))
+def test_arrow_and_back(world, seed, size):
+    batch, texts = world.batch(seed, size), Texts()
+    commits = Commits(np.array([7], dtype=np.int32), np.array([12], dtype=np.int64))
+    paths = _paths(world, batch, texts=texts)
+    labels = to_labels(world.schema, paths, commits=commits, texts=texts)
+    place = {"partition": 7, "sequence": 12}
+    assert labels.schema == world.schema.label_schema
+    assert labels.to_pylist() == [row | place for row in batch.to_pylist()]
+
+
+@given(seed=SEEDS, sizes=st.lists(st.integers(0, 9), min_size=1, max_size=5))
+def test_codes_of_one_graph_keep_their_meaning(world, seed, sizes):
+    texts = Texts()
+    batches = [world.batch(seed + number, size) for number, size in enumerate(sizes)]
+    parts = [_paths(world, batch, texts=texts) for batch in batches]
+    bound = texts.bind(Paths.concat(world.schema, parts).columns)
+    expected = [row["station"] for batch in batches for row in batch.to_pylist()]
+    assert bound.features["station"].to_arrow().to_pylist() == expected
+
+
+def test_few_rows_are_bound_to_a_small_dictionary(world):
+    texts = Texts()
+    many = pa.array([f"s{number}" for number in range(1000)])
+    batch = world.batch(1, 1000)
+    batch = batch.set_column(batch.schema.get_field_index("station"), "station", many)
+    paths = _paths(world, batch, texts=texts)
+    column = texts.bind(paths.columns.take(np.array([998, 3, 3]))).features["station"]
+    assert column.to_arrow().to_pylist() == ["s998", "s3", "s3"]
+    assert len(column.dictionary) == 2
+    assert texts.code("s3") == 3
+    assert texts.code("nowhere") == len(texts) == 1000
+
+
+def test_arrays_and_back(world):
+    paths = _paths(world, world.batch(3, 20))
+    again = Paths.of_arrays(world.schema, paths.arrays())
+    assert all(a is b for a, b in zip(paths.arrays(), again.arrays(), strict=True))
+
+
+def test_other_columns_are_refused(world):
+    batch = world.batch(1, 3)
+    with pytest.raises(Bug, match="expected paths with columns"):
+        columns_of(world.schema, batch.drop_columns(["station"]))

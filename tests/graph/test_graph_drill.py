@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.errors import InputError
+from galileo.geo import geohash
+from galileo.graph.metadata import MetadataGraph
+
+SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=6)
+
+
+def _levels(world, row):
+    cell = geohash.to_text([row["cell"]], world.schema.geohash_precision)[0].as_py()
+    return (cell, row["bucket"], *(row[feature.name] for feature in world.schema.indexed))
+
+
+def _graph(world, store, sizes, *, seed):
+    graph = MetadataGraph(world.schema, head_paths_max=100)
+    for number, size in enumerate(sizes):
+        for target in (graph, store):
+            target.insert(
+                world.batch(seed + number, size, hours=2), partition=0, sequence=number + 1
+            )
+    return graph
+
+
+@given(sizes=SIZES, seed=st.integers(0, 2**32), depth=st.integers(0, 6), pick=st.integers(0, 10**6))
+def test_children_are_those_of_the_tree(world, dumb_store, sizes, seed, depth, pick):
+    store = dumb_store(world.schema)
+    graph = _graph(world, store, sizes, seed=seed)
+    rows = [(_levels(world, row), row["rows"]) for row in store.rows()]
+    prefix = rows[pick % len(rows)][0][:depth] if rows else ()
+    below = [(levels, count) for levels, count in rows if levels[: len(prefix)] == prefix]
+    paths = Counter(levels[len(prefix)] for levels, _ in below)
+    observations: Counter[object] = Counter()
+    for levels, count in below:
+        observations[levels[len(prefix)]] += count
+
+    table = graph.children(prefix).to_pydict()
+    values = table["value"]
+    assert dict(zip(values, table["paths"], strict=True)) == paths
+    assert dict(zip(values, table["observations"], strict=True)) == observations
+    known = [value for value in values if value is not None]
+    assert values == sorted(known) + [None] * (len(values) - len(known))
+
+
+def test_a_vertex_that_does_not_exist_has_no_children(world, dumb_store):
+    graph = _graph(world, dumb_store(world.schema), [50], seed=1)
+    assert graph.children(["zzzz"]).num_rows == 0
+    cell = graph.children().column("value")[0].as_py()
+    moment = graph.children([cell]).column("value")[0].as_py()
+    assert graph.children([cell, moment, 290.0, 5.0, 2, "nowhere"]).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [
+        (["9x"], "expected a geohash of 4 characters"),
+        ([7], "expected a geohash of 4 characters"),
+        (["9xj5", "noon"], "expected a time"),
+        (["9xj5", "2012-03-01", "hot"], "expected a value of type float"),
+        (["9xj5", "2012-03-01", 1.0, 1.0, 1, 5], "expected a value of type text"),
+        (["9xj5", "2012-03-01", 1.0, 1.0, 1, "a", True], "expected at most 6 values"),
+    ],
+)
+def test_what_is_no_vertex_is_refused(world, prefix, message):
+    with pytest.raises(InputError, match=message):
+        MetadataGraph(world.schema).children(prefix)

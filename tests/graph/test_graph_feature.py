@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.cursor import Cursor
+from galileo.errors import Bug, InputError
+from galileo.graph.columns import columns_of
+from galileo.graph.entries import Entries, Grid, grids
+from galileo.graph.feature import FeatureGraph
+from galileo.graph.synopsis import Synopsis, SynopsisDelta, Version
+from galileo.model.schema import Feature, Schema
+from galileo.query.query import parse
+
+SEEDS = st.integers(0, 2**32)
+LIMITS = st.integers(1, 40)
+
+
+def _same(one: Entries, other: Entries) -> bool:
+    pairs = zip((one.key, *one.bounds), (other.key, *other.bounds), strict=True)
+    return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+
+def _through_the_wire(world, delta):
+    return SynopsisDelta.from_bytes(world.schema, delta.to_bytes(world.schema))
+
+
+@given(
+    seed=SEEDS,
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=10),
+    limit=LIMITS,
+    text=st.integers(0, 20),
+    days=st.sampled_from([1, 40, 400]),
+    told=st.lists(st.integers(0, 2), min_size=10, max_size=10),
+)
+@settings(max_examples=150)
+def test_no_partition_is_spared_that_holds_a_match(
+    world, dumb_store, query_texts, seed, sizes, limit, text, days, told
+):
+    """Whatever of the deltas arrives: what is spared up to a sequence has no match up to it."""
+    store, graph = dumb_store(world.schema), FeatureGraph(world.schema)
+    synopses = {p: Synopsis(world.schema, partition=p, epoch=1, entries_max=limit) for p in (0, 1)}
+    query = parse(query_texts[text], world.schema)
+    for number, size in enumerate(sizes):
+        partition, sequence = number % 2, number // 2 + 1
+        batch = world.batch(seed + number, size, hours=24 * days)
+        store.insert(batch, partition=partition, sequence=sequence)
+        synopses[partition].add(batch, sequence)
+        synopses[partition].check()
+        if told[number]:
+            delta = synopses[partition].changes_since(graph.version(partition))
+            graph.apply(_through_the_wire(world, delta))
+        found = graph.candidates(query, [0, 1, 2])
+        assert found.maybe | found.spared.keys() == {0, 1, 2}
+        assert not found.maybe & found.spared.keys()
+        assert 2 in found.maybe
+        covered = Cursor(found.spared)
+        assert store.scan(query, until=covered, partitions=found.spared.keys()) == []
+        for spared, stamp in found.spared.items():
+            assert stamp == graph.version(spared).sequence
+
+
+def test_distant_and_foreign_data_is_spared(world):
+    graph = FeatureGraph(world.schema)
+    for partition in range(4):
+        synopsis = Synopsis(world.schema, partition=partition, epoch=1)
+        synopsis.add(world.batch(partition + 1, 50), 7)
+        graph.apply(synopsis.changes_since(None))
+    for text in (
+        "temperature > 400",
+        "geohash LIKE 's%'",
+        "T_AFTER(datetime, TIMESTAMP('2013-01-01T00:00:00Z'))",
+        "S_INTERSECTS(geometry, BBOX(10, -40, 12, -38))",
+        "gusts = 77 AND temperature > 280",
+    ):
+        found = graph.candidates(parse(text, world.schema), range(5))
+        assert found.spared == {0: 7, 1: 7, 2: 7, 3: 7}, text
+        assert found.maybe == {4}
+
+
+def test_only_what_changed_is_sent(world):
+    synopsis = Synopsis(world.schema, partition=0, epoch=1)
+    batch = world.batch(5, 200)
+    synopsis.add(batch, 1)
+    everything = synopsis.changes_since(None)
+    synopsis.add(batch, 2)
+    again = synopsis.changes_since(Version(1, 1))
+    synopsis.add(world.batch(6, 0), 3)
+    empty = synopsis.changes_since(Version(1, 2))
+    assert len(everything.state.entries) > 10
+    assert (len(again.state.entries), again.base, again.state.version.sequence) == (0, 1, 2)
+    assert (len(empty.state.entries), empty.state.version) == (0, Version(1, 3))
+    assert synopsis.version == Version(1, 3)
+    synopsis.add(world.batch(7, 1), 4)
+    assert len(synopsis.changes_since(Version(1, 3)).state.entries) <= 1
+
+
+@given(
+    seed=SEEDS,
+    sizes=st.lists(st.integers(0, 20), min_size=1, max_size=12),
+    limit=LIMITS,
+    days=st.sampled_from([1, 90]),
+    luck=st.randoms(use_true_random=False),
+)
+def test_deltas_may_be_lost_repeated_and_late(world, seed, sizes, limit, days, luck: random.Random):
+    """The receiver's state is at all times the owner's at the version that it acknowledges."""
+    synopsis = Synopsis(world.schema, partition=3, epoch=1, entries_max=limit)
+    graph, sent, history = FeatureGraph(world.schema), [], {0: None}
+    acknowledged = None
+    for number, size in enumerate(sizes):
+        synopsis.add(world.batch(seed + number, size, hours=24 * days), number + 1)
+        history[number + 1] = synopsis.changes_since(None).state
+        sent.append(synopsis.changes_since(acknowledged))
+        for delta in luck.choices(sent, k=luck.randrange(3)):
+            answer = graph.apply(_through_the_wire(world, delta))
+            acknowledged = answer if luck.random() < 0.5 else acknowledged
+            if answer.sequence:
+                assert _same(graph._states[3].entries, history[answer.sequence].entries)
+    final = graph.apply(synopsis.changes_since(graph.version(3)))
+    assert final == synopsis.version
+    assert _same(graph._states[3].entries, synopsis.changes_since(None).state.entries)
+
+
+def test_a_delta_after_a_gap_is_not_taken(world):
+    synopsis, graph = Synopsis(world.schema, partition=0, epoch=1), FeatureGraph(world.schema)
+    synopsis.add(world.batch(1, 10), 1)
+    synopsis.add(world.batch(2, 10), 2)
+    assert graph.apply(synopsis.changes_since(Version(1, 1))) == Version(1, 0)
+    assert graph.version(0) is None
+    assert graph.candidates(parse("gusts = 77", world.schema), [0]).maybe == {0}
+
+
+def test_a_restarted_owner_sends_everything(world):
+    graph = FeatureGraph(world.schema)
+    batches = [world.batch(seed, 30, hours=24 * 60) for seed in range(4)]
+    first = Synopsis(world.schema, partition=0, epoch=1)
+    for number, batch in enumerate(batches[:3]):
+        first.add(batch, number + 1)
+    old = first.changes_since(None)
+    known = graph.apply(old)
+
+    second = Synopsis(world.schema, partition=0, epoch=2, entries_max=40)
+    second.add(batches[0], 1)
+    early = second.changes_since(known)
+    assert early.base == 0
+    assert graph.apply(early) == known, "an owner that still recovers knows less"
+    for number, batch in enumerate(batches[1:]):
+        second.add(batch, number + 2)
+    assert graph.apply(second.changes_since(known)) == Version(2, 4)
+    assert graph.apply(old) == Version(2, 4)
+    assert _same(graph._states[0].entries, second.changes_since(None).state.entries)
+
+
+@given(seed=SEEDS, limit=st.integers(32, 60))
+def test_a_synopsis_stays_within_its_limit(world, seed, limit):
+    synopsis = Synopsis(world.schema, partition=0, epoch=1, entries_max=limit)
+    rng = np.random.default_rng(seed)
+    for sequence in range(1, 6):
+        batch = world.batch(seed + sequence, 300, hours=24 * 3000)
+        cells = rng.integers(0, 1 << 20, 300, dtype=np.uint64)
+        synopsis.add(batch.set_column(0, batch.schema.field(0), pa.array(cells)), sequence)
+        assert len(synopsis.changes_since(None).state.entries) <= limit
+
+
+@pytest.mark.parametrize("precision", [1, 2, 3, 9])
+@pytest.mark.parametrize("bucket", ["1m", "3d"])
+def test_grids_nest_and_end(precision, bucket):
+    schema = Schema("g", [Feature("a")], geohash_precision=precision, time_bucket=bucket)
+    steps = grids(schema)
+    assert steps[0] == Grid(min(precision, 3), max(86_400_000_000, schema.time_bucket_us))
+    assert steps[-1] == Grid(1, None)
+    assert len(set(steps)) == len(steps)
+    for fine, coarse in itertools.pairwise(steps):
+        assert coarse.precision <= fine.precision
+        assert coarse.width_us is None or coarse.width_us % fine.width_us == 0
+
+
+@given(seed=SEEDS, step=st.integers(1, 4))
+def test_coarsening_is_grouping_coarsely(world, seed, step):
+    columns = columns_of(world.schema, world.batch(seed, 80, hours=24 * 90))
+    steps = grids(world.schema)
+    fine = Entries.of(world.schema, columns, grid=steps[step - 1], sequence=1)
+    coarse = Entries.of(world.schema, columns, grid=steps[step], sequence=1)
+    again = fine.coarsened(world.schema, grid=steps[step], sequence=1)
+    assert _same(coarse, again)
+
+
+def test_what_is_no_delta_of_the_dataset_is_refused(world):
+    synopsis = Synopsis(world.schema, partition=0, epoch=1)
+    synopsis.add(world.batch(1, 3), 1)
+    raw = synopsis.changes_since(None).to_bytes(world.schema)
+    other = Schema("other", world.schema.features, geohash_precision=4)
+    wider = Schema("obs", [*world.schema.features, Feature("more")], geohash_precision=4)
+    for schema, data in (
+        (other, raw),
+        (wider, raw),
+        (world.schema, b"?"),
+        (world.schema, raw[:99]),
+    ):
+        with pytest.raises(InputError, match="expected a synopsis of dataset"):
+            SynopsisDelta.from_bytes(schema, data)
+    with pytest.raises(InputError, match="got one of 'obs'"):
+        FeatureGraph(other).apply(synopsis.changes_since(None))
+
+
+def test_commits_come_in_order(world):
+    synopsis = Synopsis(world.schema, partition=0, epoch=1)
+    synopsis.add(world.batch(1, 3), 4)
+    with pytest.raises(Bug, match="expected a commit after 4"):
+        synopsis.add(world.batch(1, 3), 4)

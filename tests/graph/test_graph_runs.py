@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.graph.columns import Commits, Texts, columns_of, paths_of
+from galileo.graph.head import Head
+from galileo.graph.runs import (
+    BLOCK_PATHS,
+    MERGE_GROWTH,
+    RUN_PATHS_MAX,
+    Spans,
+    merge,
+    merge_start,
+    seal,
+)
+
+
+def _head(world, sizes, *, seed=0, texts=None):
+    head, texts = Head(world.schema), Texts() if texts is None else texts
+    for number, size in enumerate(sizes):
+        batch = world.batch(seed + number, size)
+        paths = paths_of(columns_of(world.schema, batch), batch, commit=head.commits, texts=texts)
+        head.append(paths, partition=number % 3, sequence=number + 1)
+    return head
+
+
+def _identities(run):
+    """(partition, sequence, row) of each path, in the order of the run."""
+    commits, paths = run.commits, run.paths
+    place = zip(commits.partition[paths.commit], commits.sequence[paths.commit], strict=True)
+    return [(int(p), int(s), int(r)) for (p, s), r in zip(place, paths.row, strict=True)]
+
+
+@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8), seed=st.integers(0, 999))
+def test_a_sealed_run_is_the_head_in_order(world, sizes, seed):
+    view = _head(world, sizes, seed=seed).view()
+    run = seal(view.paths, view.commits)
+    keys = list(
+        zip(run.paths.columns.cell.tolist(), run.paths.columns.bucket.tolist(), strict=True)
+    )
+    assert keys == sorted(keys)
+    assert sorted(_identities(run)) == sorted(_identities(view))
+
+
+@given(
+    groups=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=4), min_size=1, max_size=4)
+)
+def test_a_merged_run_holds_its_members(world, groups):
+    texts = Texts()
+    views = [_head(world, g, seed=10 * n, texts=texts).view() for n, g in enumerate(groups)]
+    runs = [seal(view.paths, view.commits) for view in views]
+    merged = merge(world.schema, runs)
+    assert sorted(_identities(merged)) == sorted(i for run in runs for i in _identities(run))
+    assert (np.diff(merged.paths.columns.cell.astype(np.int64)) >= 0).all()
+
+
+def test_a_view_of_the_head_stays_as_it_was(world):
+    head = _head(world, [40, 10])
+    view = head.view()
+    before = [array.copy() for array in view.paths.arrays()]
+    texts = Texts()
+    for number in range(20):
+        batch = world.batch(100 + number, 30)
+        paths = paths_of(columns_of(world.schema, batch), batch, commit=head.commits, texts=texts)
+        head.append(paths, partition=0, sequence=10 + number)
+    assert len(view) == 50
+    assert len(head) == 650
+    for old, now in zip(before, view.paths.arrays(), strict=True):
+        np.testing.assert_array_equal(old, now)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50)), max_size=30))
+def test_spans_hold_the_ends_of_each_partition(pairs):
+    commits = Commits(
+        np.array([p for p, _ in pairs], dtype=np.int32),
+        np.array([s for _, s in pairs], dtype=np.int64),
+    )
+    spans = Spans.of(commits)
+    found = dict(
+        zip(
+            spans.partition.tolist(),
+            zip(spans.lo.tolist(), spans.hi.tolist(), strict=True),
+            strict=True,
+        )
+    )
+    expected = {
+        partition: (
+            min(s for p, s in pairs if p == partition),
+            max(s for p, s in pairs if p == partition),
+        )
+        for partition, _ in pairs
+    }
+    assert found == expected
+
+
+@given(seed=st.integers(0, 99), chosen=st.sets(st.integers(0, 39)))
+def test_blocks_know_their_commits(world, seed, chosen):
+    view = _head(world, [250] * 40, seed=seed).view()
+    run = seal(view.paths, view.commits)
+    mask = np.isin(np.arange(40), sorted(chosen))
+    held = mask[run.paths.commit]
+    blocks = [held[s : s + BLOCK_PATHS].any() for s in range(0, len(run), BLOCK_PATHS)]
+    assert (~np.array(blocks) | run.zone_map.may_hold(mask)).all()
+    assert not run.zone_map.may_hold(np.zeros(40, dtype=np.bool_)).any()
+
+
+@given(st.lists(st.integers(1, 4_000_000), max_size=300))
+def test_runs_stay_few_and_merges_cheap(arriving):
+    sizes: list[int] = []
+    rewritten = 0
+    for size in arriving:
+        sizes.append(size)
+        while (start := merge_start(sizes)) is not None:
+            merged = sum(sizes[start:])
+            assert merged >= MERGE_GROWTH * sizes[start]
+            rewritten += merged
+            sizes = [*sizes[:start], merged]
+    total = sum(arriving)
+    full = sum(size >= RUN_PATHS_MAX for size in sizes)
+    assert sum(sizes) == total
+    assert len(sizes) - full <= 1 + math.log(max(total, 1), 4 / 3)
+    assert rewritten <= total * (1 + math.log(max(total, 1), 4 / 3))
+
+
+def test_equal_runs_merge_by_fours():
+    sizes: list[int] = []
+    for _ in range(64):
+        sizes.append(10)
+        while (start := merge_start(sizes)) is not None:
+            sizes = [*sizes[:start], sum(sizes[start:])]
+    assert sizes == [640]
+    assert merge_start([RUN_PATHS_MAX, 5, 5, 5]) is None
+    assert merge_start([RUN_PATHS_MAX, 5, 5, 5, 5]) == 1
+    assert merge_start([]) is None

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.cursor import Cursor
+from galileo.graph.columns import Commits, Paths, Texts, columns_of, paths_of
+from galileo.graph.runs import Run, seal
+from galileo.graph.scan import Coverage, Search, Window, _Stretches, delta, matches
+from galileo.query.query import parse
+
+CURSORS = st.builds(
+    Cursor, st.fixed_dictionaries({p: st.integers(0, 6) for p in (0, 1)} | {2: st.just(9)})
+)
+WINDOWS = st.builds(
+    Window, CURSORS, st.none() | CURSORS, st.none() | st.frozensets(st.integers(0, 2))
+)
+PLACES = st.sets(st.tuples(st.integers(0, 1), st.integers(1, 6)), min_size=1, max_size=6)
+STRETCHES = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), max_size=8)
+
+
+def _run(world, places, *, texts, sealed):
+    """A run with one commit of some paths at each (partition, sequence)."""
+    parts = []
+    for number, (partition, sequence) in enumerate(places):
+        batch = world.batch(10 * partition + sequence, 5)
+        parts.append(paths_of(columns_of(world.schema, batch), batch, commit=number, texts=texts))
+    commits = Commits(
+        np.array([p for p, _ in places], dtype=np.int32),
+        np.array([s for _, s in places], dtype=np.int64),
+    )
+    paths = Paths.concat(world.schema, parts)
+    return seal(paths, commits, block_paths=4) if sealed else Run(paths, commits)
+
+
+def _holds(window, partition, sequence):
+    named = window.partitions is None or partition in window.partitions
+    begun = sequence > window.after[partition]
+    return named and begun and (window.until is None or sequence <= window.until[partition])
+
+
+@given(places=PLACES, window=WINDOWS, sealed=st.booleans())
+@settings(max_examples=400)
+def test_coverage_is_what_the_commits_say(world, places, window, sealed):
+    run = _run(world, sorted(places), texts=Texts(), sealed=sealed)
+    held = [_holds(window, *place) for place in sorted(places)]
+    assert window.holds(run.commits).tolist() == held
+    coverage = window.coverage(run)
+    if all(held):
+        assert coverage is Coverage.ALL
+    elif any(held) or not sealed:
+        assert coverage is (Coverage.SOME if any(held) else Coverage.NONE)
+    else:
+        assert coverage is not Coverage.ALL
+
+
+@given(
+    sequences=st.sets(st.integers(1, 9), min_size=1),
+    after=st.integers(0, 9),
+    more=st.integers(0, 1000),
+)
+def test_a_run_before_or_after_the_window_is_ruled_out(world, sequences, after, more):
+    run = _run(world, [(0, s) for s in sorted(sequences)], texts=Texts(), sealed=True)
+    beyond = Window(Cursor({0: max(sequences) + more}))
+    before = Window(until=Cursor({0: min(sequences) - 1}))
+    assert beyond.coverage(run) is before.coverage(run) is Coverage.NONE
+    if after < max(sequences):
+        assert Window(Cursor({0: after})).coverage(run) is not Coverage.NONE
+
+
+@given(places=PLACES, window=WINDOWS, sealed=st.booleans(), text=st.integers(0, 20))
+def test_a_delta_holds_the_paths_of_its_commits(world, query_texts, places, window, sealed, text):
+    texts = Texts()
+    run = _run(world, sorted(places), texts=texts, sealed=sealed)
+    held = window.holds(run.commits)
+    gathered = delta(run, held)
+    if not held.any():
+        assert gathered is None
+        return
+    assert len(gathered) == 5 * held.sum()
+    search = Search.of(parse(query_texts[text], world.schema))
+    direct = run.paths.take(matches(run, search, commits=held, texts=texts))
+    shared = gathered.paths.take(matches(gathered, search, commits=None, texts=texts))
+    where = sorted(zip(run.commits.sequence[direct.commit], direct.row, strict=True))
+    assert where == sorted(zip(gathered.commits.sequence[shared.commit], shared.row, strict=True))
+
+
+def _stretches(pieces):
+    """Sorted, disjoint stretches of gaps and lengths, and the rows in them."""
+    start, stop, at = [], [], 0
+    for gap, length in pieces:
+        start.append(at + gap)
+        at += gap + length
+        stop.append(at)
+    rows = {row for a, b in zip(start, stop, strict=True) for row in range(a, b)}
+    return _Stretches(np.array(start, dtype=np.intp), np.array(stop, dtype=np.intp)), rows
+
+
+@given(STRETCHES, STRETCHES)
+def test_the_intersection_of_stretches_is_that_of_their_rows(one, other):
+    (mine, my_rows), (theirs, their_rows) = _stretches(one), _stretches(other)
+    both = mine.intersection(theirs)
+    rows = [row for a, b in zip(both.start, both.stop, strict=True) for row in range(a, b)]
+    assert rows == sorted(my_rows & their_rows)
+
+
+@given(STRETCHES)
+def test_rows_are_those_of_the_stretches_or_a_close_hull(pieces):
+    stretches, expected = _stretches(pieces)
+    found = np.arange(1000)[stretches.rows()]
+    assert expected <= set(found.tolist())
+    assert len(found) <= 2 * len(expected)
+
+
+@pytest.mark.parametrize("text", ["geohash LIKE '9xj%'", "temperature > 400", "gusts = 3"])
+def test_only_candidates_are_evaluated(world, text, monkeypatch):
+    batch, texts = world.batch(3, 2000), Texts()
+    paths = paths_of(columns_of(world.schema, batch), batch, commit=0, texts=texts)
+    commits = Commits(np.array([0], dtype=np.int32), np.array([1], dtype=np.int64))
+    run = seal(paths, commits, block_paths=50)
+    query, evaluated = parse(text, world.schema), []
+    plain = type(query).match_paths
+    monkeypatch.setattr(
+        type(query), "match_paths", lambda q, c: evaluated.append(len(c)) or plain(q, c)
+    )
+    found = matches(run, Search.of(query), commits=None, texts=texts)
+    if text.startswith("geohash"):
+        assert evaluated == [len(found)]
+        assert len(found) > 100
+    elif text.startswith("temperature"):
+        assert evaluated == []
+    else:
+        assert evaluated == [2000]
