@@ -23,6 +23,8 @@ BESIDE = (
     # The eccodes wheels of different platforms disagree about this dependency, and a resolver
     # reads only one of them.
     "eccodeslib; platform_system != 'Windows'",
+    # pandas 2, which Spark requires, warns at every pd.Timedelta("1h") under NumPy 2.5.
+    "numpy<2.5",
 )
 
 

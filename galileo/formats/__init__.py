@@ -1,0 +1,8 @@
+"""Files of observations: CSV, GeoJSON, Parquet, Arrow, NetCDF and GRIB."""
+
+from galileo.formats.detection import FORMATS, open_source
+from galileo.formats.mapping import Mapping
+from galileo.formats.selection import VariableInfo
+from galileo.formats.source import Source, suggest_schema
+
+__all__ = ["FORMATS", "Mapping", "Source", "VariableInfo", "open_source", "suggest_schema"]

@@ -1,0 +1,96 @@
+"""Which format a file has, and the reader for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from galileo.errors import InputError
+from galileo.formats.arrow_files import open_arrow, open_parquet
+from galileo.formats.delimited import open_delimited
+from galileo.formats.geojson import open_geojson
+from galileo.formats.grib import open_grib
+from galileo.formats.mapping import Mapping
+from galileo.formats.netcdf import open_netcdf
+from galileo.formats.reader import Reader
+from galileo.formats.source import Source
+from galileo.model.schema import Schema
+
+READERS: dict[str, Callable[[Path, Mapping], Reader]] = {
+    "arrow": open_arrow,
+    "csv": open_delimited,
+    "geojson": open_geojson,
+    "grib": open_grib,
+    "netcdf": open_netcdf,
+    "parquet": open_parquet,
+}
+FORMATS = tuple(READERS)
+
+_MAGIC = (
+    (b"PAR1", "parquet"),
+    (b"ARROW1", "arrow"),
+    (b"\xff\xff\xff\xff", "arrow"),
+    (b"CDF\x01", "netcdf"),
+    (b"CDF\x02", "netcdf"),
+    (b"CDF\x05", "netcdf"),
+    (b"\x89HDF\r\n\x1a\n", "netcdf"),
+    (b"GRIB", "grib"),
+)
+_SUFFIXES = {
+    **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
+    **dict.fromkeys((".geojson", ".json"), "geojson"),
+    **dict.fromkeys((".grib", ".grib1", ".grib2", ".grb", ".grb2"), "grib"),
+}
+
+
+def open_source(
+    path: Path | str,
+    *,
+    mapping: Mapping | None = None,
+    schema: Schema | None = None,
+    format: str | None = None,
+) -> Source:
+    """Opens a file of observations.
+
+    Args:
+        path: of the file; it and its directory may be read-only.
+        mapping: which variables become which features; None takes all that share the largest
+            grid, or, with a schema, those named like its features.
+        schema: of the dataset that the observations are for; decides features and types.
+        format: one of `FORMATS`; None looks at the file.
+
+    Raises:
+        InputError: there is no such file, or it is of no known format, damaged, or does not
+            say where or when its values are.
+        ConfigError: the format needs `galileo-store[formats]`, which is not installed.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"expected a file at {path}, found none")
+    name = format or detect(path)
+    if name not in READERS:
+        raise InputError(f"expected a format of {', '.join(FORMATS)}, got {name!r}")
+    mapping = mapping or Mapping()
+    return Source(path, READERS[name](path, mapping), format=name, mapping=mapping, schema=schema)
+
+
+def detect(path: Path) -> str:
+    """The format of a file by its first bytes, else by its suffix (`.gz` left aside).
+
+    Raises:
+        InputError: neither tells, or it is compressed and must not be.
+    """
+    with path.open("rb") as file:
+        start = file.read(8)
+    found = next((name for magic, name in _MAGIC if start.startswith(magic)), None)
+    if found:
+        return found
+    suffix = path.suffix.lower()
+    compressed = suffix == ".gz"
+    named = _SUFFIXES.get(Path(path.stem).suffix.lower() if compressed else suffix)
+    if named is None or (compressed and named == "grib"):
+        raise InputError(
+            f"cannot tell the format of {path}: give it as one of {', '.join(FORMATS)}; "
+            "only CSV and GeoJSON may be compressed by gzip"
+        )
+    return named

@@ -1,0 +1,126 @@
+"""GeoJSON feature collections of points (RFC 7946): properties are columns.
+
+`time` given as a number is milliseconds since 1970, as JavaScript and the USGS feeds have it.
+The third coordinate, if there is one, becomes the column `elevation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from galileo.errors import InputError
+from galileo.formats.columns import (
+    ColumnReader,
+    coordinates_of,
+    is_identifier,
+    typed_variables,
+)
+from galileo.formats.mapping import Mapping
+from galileo.formats.selection import VariableInfo
+
+FILE_BYTES_MAX = 1 << 30
+ELEVATION = "elevation"
+
+
+def open_geojson(path: Path, mapping: Mapping) -> ColumnReader:
+    """A reader of a collection, which is parsed whole.
+
+    Raises:
+        InputError: the file is too large, no collection, or has other geometries than points.
+    """
+    table = _flat(path, _features(path))
+    names = table.column_names
+    where = coordinates_of(mapping, names)
+    if where.time in names and pa.types.is_integer(table.column(where.time).type):
+        column = pc.cast(table.column(where.time), pa.timestamp("ms", tz="UTC"))
+        table = table.set_column(names.index(where.time), where.time, column)
+
+    def scan(wanted: Sequence[str]) -> list[pa.Table]:
+        return [table.select(list(wanted))]
+
+    return ColumnReader(where, _infos(table), table.num_rows, scan)
+
+
+def _infos(table: pa.Table) -> tuple[VariableInfo, ...]:
+    return tuple(
+        VariableInfo(
+            info.name,
+            type=info.type,
+            description=info.description,
+            default=table.column(info.name).null_count < table.num_rows,
+            identifier=is_identifier(table.column(info.name)),
+        )
+        for info in typed_variables(table.schema)
+    )
+
+
+def _features(path: Path) -> pa.StructArray:
+    with pa.input_stream(str(path), compression="detect") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise InputError(
+            f"expected GeoJSON of at most {FILE_BYTES_MAX} bytes, got more in {path}; "
+            "split the file, or convert it to Parquet"
+        )
+    try:
+        # One object is one row to Arrow, so that the whole file has to be one block.
+        document = pj.read_json(
+            pa.BufferReader(data),
+            read_options=pj.ReadOptions(block_size=len(data) + 1),
+            parse_options=pj.ParseOptions(newlines_in_values=True),
+        )
+    except pa.ArrowInvalid as error:
+        raise InputError(
+            f"expected a GeoJSON collection of points with properties of one type each in "
+            f"{path}: {error}"
+        ) from error
+    if "features" not in document.column_names or document.num_rows != 1:
+        raise InputError(f"expected one GeoJSON FeatureCollection in {path}")
+    features = document.column("features").combine_chunks().flatten()
+    if not pa.types.is_struct(features.type):
+        raise InputError(f"expected features with properties in {path}, got {features.type}")
+    return features
+
+
+def _flat(path: Path, features: pa.StructArray) -> pa.Table:
+    members = _members(features)
+    geometry = members.get("geometry")
+    if geometry is None or not pa.types.is_struct(geometry.type):
+        raise InputError(f"expected features with a geometry in {path}")
+    columns = _members(members["properties"]) if "properties" in members else {}
+    columns = {name: column for name, column in columns.items() if name not in ("", None)}
+    if "id" in members:
+        columns.setdefault("id", members["id"])
+    return pa.table(columns | _position(path, geometry))
+
+
+def _members(array: pa.StructArray) -> dict[str, pa.Array]:
+    """The fields of a struct, null where the struct itself is null."""
+    if not pa.types.is_struct(array.type):
+        return {}
+    names = [field.name for field in array.type]
+    return dict(zip(names, array.flatten(), strict=True))
+
+
+def _position(path: Path, geometry: pa.StructArray) -> dict[str, pa.Array]:
+    members = _members(geometry)
+    kinds = members["type"].drop_null().unique().to_pylist() if "type" in members else []
+    numbers = members.get("coordinates")
+    if kinds != ["Point"] or numbers is None:
+        raise InputError(f"expected points in {path}, got geometries of type {kinds}")
+    lengths = pc.list_value_length(numbers)
+    if (pc.min(lengths).as_py() or 0) < 2:
+        raise InputError(f"expected longitude and latitude in every point of {path}")
+    columns = {"longitude": _nth(numbers, 0), "latitude": _nth(numbers, 1)}
+    return columns | ({ELEVATION: _nth(numbers, 2)} if pc.max(lengths).as_py() > 2 else {})
+
+
+def _nth(numbers: pa.ListArray, position: int) -> pa.Array:
+    """One coordinate of every point, null where a point has fewer."""
+    slices = pc.list_slice(numbers, position, position + 1, return_fixed_size_list=True)
+    return pc.list_element(slices, 0)

@@ -1,0 +1,191 @@
+"""GRIB files, editions 1 and 2, through ecCodes.
+
+The file is scanned once for what its fields are. Then it is read step by step: a step is all
+fields of one grid, reference time, valid time and ensemble member, and its points are rows.
+Every field is decoded once, and no more than one step is in memory. No index file is written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as AbstractMapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from galileo.errors import InputError
+from galileo.formats.grib_fields import Field, Step, opened, scan
+from galileo.formats.grib_messages import read_fields
+from galileo.formats.mapping import Mapping
+from galileo.formats.optional import library
+from galileo.formats.reader import table_of
+from galileo.formats.selection import VariableInfo
+from galileo.model.times import TIME_TYPE, micros
+
+MEMBER = "member"
+
+# What ecCodes is told to write for a missing value; no measurement is near it.
+MISSING_VALUE = -1.0e300
+# Grids whose values stand in the order of ecCodes' latitudes and longitudes however they are
+# scanned. For projected grids this holds for the usual scanning mode only, and its point
+# iterator has to pair them.
+_UNPROJECTED = ("regular_ll", "reduced_ll", "regular_gg", "reduced_gg", "rotated_ll")
+_USUAL_SCAN = {
+    "iScansNegatively": 0,
+    "jScansPositively": 1,
+    "jPointsAreConsecutive": 0,
+    "alternativeRowScanning": 0,
+}
+
+Floats = npt.NDArray[np.float64]
+
+
+def open_grib(path: Path, mapping: Mapping) -> GribReader:
+    """A reader of a GRIB file.
+
+    Raises:
+        InputError: it is damaged, or the mapping names coordinates, which GRIB defines itself.
+        ConfigError: ecCodes is not installed.
+    """
+    if mapping.latitude or mapping.longitude or mapping.time:
+        raise InputError("GRIB says itself where and when its values are; map no coordinates")
+    eccodes = library("eccodes", purpose="reading GRIB")
+    with path.open("rb") as file, _readable(path, eccodes):
+        fields = scan(eccodes, file)
+    if not fields:
+        raise InputError(f"expected GRIB messages in {path}, found none")
+    constant = None if mapping.constant_time is None else micros(mapping.constant_time)
+    return GribReader(path, fields, constant_us=constant, eccodes=eccodes)
+
+
+class GribReader:
+    """A `Reader` over the fields of one file."""
+
+    def __init__(
+        self, path: Path, fields: Sequence[Field], *, constant_us: int | None, eccodes: Any
+    ) -> None:
+        self._path = path
+        self._fields = fields
+        self._constant_us = constant_us
+        self._eccodes = eccodes
+        self._members = len({field.step.member for field in fields}) > 1
+
+    @property
+    def rows(self) -> int:
+        """Points of all steps, whichever variables are asked for."""
+        return sum({field.step: field.points for field in self._fields}.values())
+
+    def variables(self) -> list[VariableInfo]:
+        """Variables on the grid with the most values are the default ones."""
+        grids = Counter[str]()
+        by_name: dict[str, list[Field]] = defaultdict(list)
+        for field in self._fields:
+            grids[field.step.grid] += field.points
+            by_name[field.variable.name].append(field)
+        largest = grids.most_common(1)[0][0]
+        infos = [_info(name, fields, largest=largest) for name, fields in by_name.items()]
+        member = VariableInfo(MEMBER, description="ensemble member", type="int")
+        return [*infos, member] if self._members else infos
+
+    def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
+        steps: dict[Step, dict[str, Field]] = defaultdict(dict)
+        for field in self._fields:
+            if field.variable.name in names:
+                steps[field.step][field.variable.name] = field
+        points: dict[str, tuple[Floats, Floats]] = {}
+        with self._path.open("rb") as file, _readable(self._path, self._eccodes):
+            for step in sorted(steps):
+                yield self._table(file, step, fields=steps[step], names=names, points=points)
+
+    def _table(
+        self,
+        file: BinaryIO,
+        step: Step,
+        *,
+        fields: AbstractMapping[str, Field],
+        names: Sequence[str],
+        points: dict[str, tuple[Floats, Floats]],
+    ) -> pa.Table:
+        decoded: dict[str, Floats] = {}
+        for place in dict.fromkeys(field.place for field in fields.values()):
+            messages = read_fields(file, place)
+            for name in (name for name, field in fields.items() if field.place == place):
+                with opened(self._eccodes, messages[fields[name].number]) as handle:
+                    if step.grid not in points:
+                        points[step.grid] = _points(self._eccodes, handle)
+                    decoded[name] = _values(self._eccodes, handle)
+        latitude, longitude = points[step.grid]
+        moment = step.valid_us if self._constant_us is None else self._constant_us
+        place_and_time = [
+            pa.array(latitude),
+            pa.array(longitude),
+            pa.repeat(pa.scalar(moment, TIME_TYPE), len(latitude)),
+        ]
+        columns = [_column(name, decoded, step=step, points=len(latitude)) for name in names]
+        return table_of(place_and_time, columns, names=names)
+
+
+def _column(
+    name: str, decoded: AbstractMapping[str, Floats], *, step: Step, points: int
+) -> pa.Array:
+    if name in decoded:
+        return pa.array(decoded[name], from_pandas=True)
+    if name == MEMBER:
+        return pa.repeat(pa.scalar(step.member, pa.int64()), points)
+    return pa.nulls(points, pa.float64())
+
+
+def _info(name: str, fields: Sequence[Field], *, largest: str) -> VariableInfo:
+    steps = len({field.step for field in fields})
+    first = fields[0]
+    return VariableInfo(
+        name,
+        units=first.units,
+        dims=(f"step:{steps}", f"point:{first.points}"),
+        description=first.description,
+        aliases=first.aliases,
+        default=any(field.step.grid == largest for field in fields),
+    )
+
+
+# --- decoding --------------------------------------------------------------------------------
+
+
+def _points(eccodes: Any, handle: Any) -> tuple[Floats, Floats]:
+    """Latitudes and longitudes in degrees, in the order of ecCodes' point iterator."""
+    return (
+        eccodes.codes_get_array(handle, "latitudes"),
+        eccodes.codes_get_array(handle, "longitudes"),
+    )
+
+
+def _values(eccodes: Any, handle: Any) -> Floats:
+    """Values in the order of `_points`, NaN where missing."""
+    eccodes.codes_set(handle, "missingValue", MISSING_VALUE)
+    if _in_point_order(eccodes, handle):
+        values = eccodes.codes_get_array(handle, "values")
+    else:
+        values = eccodes.codes_get_array(handle, "latLonValues")[2::3]
+    return np.where(values == MISSING_VALUE, np.nan, values)
+
+
+def _in_point_order(eccodes: Any, handle: Any) -> bool:
+    if eccodes.codes_get(handle, "gridType") in _UNPROJECTED:
+        return True
+    return all(
+        not eccodes.codes_is_defined(handle, key) or eccodes.codes_get(handle, key) == usual
+        for key, usual in _USUAL_SCAN.items()
+    )
+
+
+@contextmanager
+def _readable(path: Path, eccodes: Any) -> Iterator[None]:
+    try:
+        yield
+    except eccodes.CodesInternalError as error:
+        raise InputError(f"ecCodes cannot read {path}: {error}; check or replace it") from error

@@ -1,0 +1,168 @@
+"""What the fields of a GRIB file are: variable, level, times, member and grid of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO
+
+from galileo.formats.grib_messages import Place, places, read_fields
+from galileo.formats.selection import Qualifiers, qualified
+from galileo.model.times import micros
+
+DIGITS = "0123456789"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Step:
+    """What all rows of one table share: times in microseconds, the member, the grid."""
+
+    reference_us: int
+    valid_us: int
+    member: int
+    grid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """What a field measures, apart from when and where."""
+
+    base: str
+    qualifiers: Qualifiers
+
+    @property
+    def name(self) -> str:
+        return qualified(self.base, self.qualifiers)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: what, when, where, and its place in the file."""
+
+    variable: Variable
+    step: Step
+    place: Place
+    number: int
+    points: int
+    interval: Qualifiers
+    aliases: tuple[str, ...]
+    units: str
+    description: str
+
+
+@contextmanager
+def opened(eccodes: Any, message: bytes) -> Iterator[Any]:
+    """A handle of ecCodes on a message, released at the end."""
+    handle = eccodes.codes_new_from_message(message)
+    try:
+        yield handle
+    finally:
+        eccodes.codes_release(handle)
+
+
+def scan(eccodes: Any, file: BinaryIO) -> list[Field]:
+    """Every field of a file, with names that tell those of one step apart."""
+    return _told_apart(list(_fields(eccodes, file)))
+
+
+def _fields(eccodes: Any, file: BinaryIO) -> Iterator[Field]:
+    for place in places(file):
+        for number, message in enumerate(read_fields(file, place)):
+            with opened(eccodes, message) as handle:
+                yield _field(eccodes, handle, place=place, number=number)
+
+
+def _field(eccodes: Any, handle: Any, *, place: Place, number: int) -> Field:
+    def get(key: str, default: Any = "") -> Any:
+        try:
+            return eccodes.codes_get(handle, key)
+        except eccodes.KeyValueNotFoundError:
+            return default
+
+    base, alias = _names(get)
+    return Field(
+        variable=Variable(base, ((get("typeOfLevel", "unknown"), _level(get)),)),
+        step=Step(
+            reference_us=_moment(get("dataDate"), get("dataTime")),
+            valid_us=_moment(get("validityDate"), get("validityTime")),
+            member=int(get("perturbationNumber", 0)),
+            grid=get("md5GridSection"),
+        ),
+        place=place,
+        number=number,
+        points=int(get("numberOfPoints")),
+        interval=_interval(get),
+        aliases=tuple(dict.fromkeys((alias, base.lstrip(DIGITS)))) if alias != base else (),
+        units=get("units"),
+        description=get("name"),
+    )
+
+
+def _names(get: Any) -> tuple[str, str]:
+    """Short name and CF name; a parameter that ecCodes does not know is named by its numbers.
+
+    The short name may repeat the level, `2t`, where the CF name, `t2m`, does so at its end.
+    """
+    base = get("shortName", "unknown")
+    if base != "unknown":
+        return base, get("cfVarName", base)
+    keys = ("discipline", "parameterCategory", "parameterNumber")
+    if get("edition") == 1:
+        keys = ("centre", "table2Version", "indicatorOfParameter")
+    base = "_".join(["param", *(str(get(key)) for key in keys)])
+    return base, base
+
+
+def _level(get: Any) -> str:
+    """The level, or both bounds of a layer, bottom last; empty for level 0."""
+    top, bottom = get("topLevel", None), get("bottomLevel", None)
+    if top == bottom or top is None or bottom is None:
+        return str(get("level", 0) or "")
+    return f"{top}-{bottom}"
+
+
+def _interval(get: Any) -> Qualifiers:
+    """What tells an accumulation over 3 hours from one over 6; empty for an instant."""
+    kind = get("stepType", "instant")
+    if kind == "instant":
+        return ()
+    start, end = get("startStep", 0), get("endStep", 0)
+    # Steps that are no whole hours come as texts with their unit, such as "90m".
+    whole = isinstance(start, int) and isinstance(end, int)
+    return ((kind, ""), ("over", str(end - start) if whole else f"{start}-{end}"))
+
+
+def _moment(date: int, clock: int) -> int:
+    """Microseconds of YYYYMMDD and HHMM."""
+    year, month, day = date // 10000, date // 100 % 100, date % 100
+    return micros(f"{year:04d}-{month:02d}-{day:02d}T{clock // 100:02d}:{clock % 100:02d}")
+
+
+def _told_apart(fields: Sequence[Field]) -> list[Field]:
+    """Fields that agree in variable and step get longer names: the interval, then a number."""
+    clashing = _clashes(fields)
+    longer = [_with_interval(field) if field.variable in clashing else field for field in fields]
+    seen = Counter[tuple[Variable, Step]]()
+    result: list[Field] = []
+    for field in longer:
+        key = (field.variable, field.step)
+        seen[key] += 1
+        extra: Qualifiers = (("number", str(seen[key])),) if seen[key] > 1 else ()
+        result.append(_qualified_more(field, extra))
+    return result
+
+
+def _clashes(fields: Sequence[Field]) -> set[Variable]:
+    counts = Counter((field.variable, field.step) for field in fields)
+    return {variable for (variable, _), count in counts.items() if count > 1}
+
+
+def _with_interval(field: Field) -> Field:
+    return _qualified_more(field, field.interval)
+
+
+def _qualified_more(field: Field, extra: Qualifiers) -> Field:
+    base, qualifiers = field.variable.base, field.variable.qualifiers
+    return replace(field, variable=Variable(base, qualifiers + extra)) if extra else field

@@ -1,0 +1,172 @@
+"""Where and when the values of a NetCDF file are: its coordinate variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from galileo.errors import InputError, InvalidObservations, UnknownProperty
+from galileo.formats.mapping import Mapping
+from galileo.formats.optional import library
+from galileo.model.schema import nearest_name
+from galileo.model.times import TIME_TYPE, micros, times_from_micros
+
+# Usual names in lower case, the best first; XLAT, XLONG, Times and XTIME are WRF's.
+LATITUDES = ("latitude", "lat", "xlat", "xlat_m", "nav_lat")
+LONGITUDES = ("longitude", "lon", "xlong", "xlong_m", "nav_lon")
+TIMES = ("valid_time", "time", "times", "xtime")
+LATITUDE_UNITS = ("degrees_north", "degree_north", "degrees_n", "degree_n")
+LONGITUDE_UNITS = ("degrees_east", "degree_east", "degrees_e", "degree_e")
+SINCE = " since "
+DEFAULT_CALENDAR = "standard"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The coordinate variables, and the dimensions that they span, slowest first.
+
+    Attributes:
+        latitude: name of the variable; `longitude` and `time` likewise.
+        constant_us: the time of every row, microseconds; `time` is empty then.
+        dims: time's first, then those of the place.
+        shape: their sizes.
+        place_dims: those of latitude and longitude.
+    """
+
+    latitude: str
+    longitude: str
+    time: str
+    constant_us: int | None
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    place_dims: tuple[str, ...]
+
+
+def find_grid(dataset: Any, mapping: Mapping) -> Grid:
+    """The coordinates that are mapped, else those that most variables share.
+
+    Raises:
+        InputError: one is missing; says how to name it.
+    """
+    latitude = mapping.latitude or _best(dataset, "latitude", fits=_is_latitude, usual=LATITUDES)
+    longitude = mapping.longitude or _best(
+        dataset, "longitude", fits=_is_longitude, usual=LONGITUDES
+    )
+    constant = None if mapping.constant_time is None else micros(mapping.constant_time)
+    time = ""
+    if constant is None:
+        time = mapping.time or _best(dataset, "time", fits=_is_time, usual=TIMES)
+    names = [name for name in (time, latitude, longitude) if name]
+    for name in names:
+        _check_known(dataset, name)
+    dims = tuple(dict.fromkeys(dim for name in names for dim in dataset[name].dims))
+    place_dims = tuple(dict.fromkeys((*dataset[latitude].dims, *dataset[longitude].dims)))
+    shape = tuple(int(dataset.sizes[dim]) for dim in dims)
+    return Grid(latitude, longitude, time, constant, dims, shape, place_dims)
+
+
+def _check_known(dataset: Any, name: str) -> None:
+    if name not in dataset.variables:
+        names = [str(known) for known in dataset.variables]
+        close = nearest_name(name, names)
+        hint = f"; did you mean {close!r}?" if close else ""
+        raise UnknownProperty(
+            f"expected a variable of {', '.join(names)}, got {name!r}{hint}", nearest=close
+        )
+
+
+def _best(
+    dataset: Any, coordinate: str, *, fits: Callable[[Any], bool], usual: Sequence[str]
+) -> str:
+    """Of the variables that fit, the one on whose dimensions most others stand."""
+    names = [str(name) for name in dataset.variables if fits(dataset[name])]
+    if not names:
+        raise InputError(
+            f"expected a variable for the {coordinate}, with the standard_name or the units that "
+            f"the CF conventions ask for, among {', '.join(map(str, dataset.variables))}; name "
+            f"it: {coordinate}=VARIABLE"
+        )
+    ranks = {name: rank for rank, name in enumerate(usual)}
+
+    def merit(name: str) -> tuple[bool, int, int]:
+        variable = dataset[name]
+        users = sum(set(variable.dims) <= set(dataset[v].dims) for v in dataset.data_vars)
+        standard = variable.attrs.get("standard_name") == coordinate
+        return standard or name.lower() in ranks, users, -ranks.get(name.lower(), len(usual))
+
+    return max(names, key=merit)
+
+
+def _is_latitude(variable: Any) -> bool:
+    return _is_degrees(variable, "latitude", names=LATITUDES, units=LATITUDE_UNITS)
+
+
+def _is_longitude(variable: Any) -> bool:
+    return _is_degrees(variable, "longitude", names=LONGITUDES, units=LONGITUDE_UNITS)
+
+
+def _is_degrees(
+    variable: Any, standard_name: str, *, names: Sequence[str], units: Sequence[str]
+) -> bool:
+    if variable.dtype.kind not in "iuf":
+        return False
+    attrs = variable.attrs
+    named = attrs.get("standard_name", standard_name) == standard_name
+    return named and (
+        "standard_name" in attrs
+        or str(attrs.get("units", "")).lower() in units
+        or variable.name.lower() in names
+    )
+
+
+def _is_time(variable: Any) -> bool:
+    """Valid times only: a forecast's start and its steps have standard names of their own."""
+    if variable.attrs.get("standard_name", "time") != "time":
+        return False
+    if variable.dtype.kind == "S":
+        return bool(variable.name.lower() in TIMES)
+    return SINCE in str(variable.attrs.get("units", ""))
+
+
+def moments(values: Any, variable: Any) -> pa.Array:
+    """Times of the values of a time variable, null where they are missing.
+
+    Args:
+        values: numbers in the variable's units, or texts as WRF writes them.
+        variable: for its units and calendar.
+
+    Raises:
+        InvalidObservations: the units are none, or a date of the file's calendar does not
+            exist in ours, such as 30 February.
+    """
+    unique, inverse = np.unique(values, return_inverse=True)
+    known = np.ones(len(unique), dtype=np.bool_)
+    if unique.dtype.kind == "f":
+        known = np.isfinite(unique)
+    stamps = np.zeros(len(unique), dtype=np.int64)
+    try:
+        stamps[known] = np.array(_texts(unique[known], variable), dtype="datetime64[us]").astype(
+            np.int64
+        )
+    except (ValueError, OverflowError) as error:
+        raise InvalidObservations(
+            f"expected times in variable {variable.name!r}, units "
+            f"{variable.attrs.get('units')!r}: {error}"
+        ) from error
+    times = times_from_micros(stamps[inverse.ravel()])
+    missing = pa.array(~known[inverse.ravel()])
+    return pa.compute.if_else(missing, pa.scalar(None, TIME_TYPE), times)
+
+
+def _texts(values: Any, variable: Any) -> list[str]:
+    """ISO 8601 texts; one pass over distinct times, not over rows."""
+    if values.dtype.kind == "S":
+        return [value.decode().strip().replace("_", "T") for value in values]
+    cftime = library("cftime", purpose="reading NetCDF times")
+    calendar = variable.attrs.get("calendar", DEFAULT_CALENDAR)
+    dates = cftime.num2date(values, variable.attrs["units"], calendar=calendar)
+    return [date.isoformat() for date in np.atleast_1d(dates)]

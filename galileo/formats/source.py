@@ -1,0 +1,288 @@
+"""A file of observations, read in batches that are the same on every reading.
+
+Reading again gives the same batches in the same order, so that an ingest which broke off can
+be repeated: batch k of `digest()` is always the same, and the store answers a batch that it
+has with its first result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from galileo.errors import InputError, InvalidSchema
+from galileo.formats.conversion import converted, one_array
+from galileo.formats.mapping import FUNCTIONS, Expression, Mapping, parse_expression
+from galileo.formats.reader import Reader, table_of
+from galileo.formats.selection import VariableInfo, default_features, feature_name, resolve
+from galileo.model.schema import ARROW_TYPES, COORDINATES, Feature, FeatureType, Schema
+from galileo.model.times import Duration
+
+BATCH_ROWS = 65_536
+DEFAULT_INDEXED_MAX = 32
+
+# Part of every digest. Raise it with any change to the order of rows or to how values are read.
+READING_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One feature and where it comes from; without an expression it is null in every row."""
+
+    feature: str
+    type: FeatureType
+    unit: str
+    expression: Expression | None
+
+
+class Source:
+    """An open file: what it offers, and its observations.
+
+    Attributes:
+        path: of the file.
+        format: its format's name.
+        mapping: as given, or the one that stands in for it.
+        skipped: rows left out by the latest `batches` so far, for they have no place or time,
+            or every feature is missing.
+    """
+
+    def __init__(
+        self, path: Path, reader: Reader, *, format: str, mapping: Mapping, schema: Schema | None
+    ) -> None:
+        self.path = path
+        self.format = format
+        self.mapping = mapping
+        self.skipped = 0
+        self._reader = reader
+        self._schema = schema
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of the file, skipped ones included: exact or a fair estimate; None if unknown."""
+        return self._reader.rows
+
+    def variables(self) -> list[VariableInfo]:
+        return list(self._reader.variables())
+
+    @property
+    def features(self) -> dict[str, str]:
+        """Feature to source expression, as bound; empty text for a feature without a source."""
+        return {b.feature: str(b.expression) if b.expression else "" for b in self.bindings}
+
+    @cached_property
+    def bindings(self) -> tuple[Binding, ...]:
+        """The features in order, every name in them resolved.
+
+        Raises:
+            InputError: the mapping, the file and the schema do not fit together.
+        """
+        if self._schema is not None:
+            return _bound_to_schema(self._schema, self.mapping, variables=self._reader.variables())
+        variables = self._reader.variables()
+        pairs = self.mapping.features or default_features(variables)
+        return tuple(_bound(Feature(name), text, variables=variables) for name, text in pairs)
+
+    def batches(self, rows_max: int = BATCH_ROWS) -> Iterator[pa.Table]:
+        """Tables of latitude, longitude, time and the features; full but for the last one.
+
+        Raises:
+            InvalidObservations: a value does not fit its feature's type.
+            InputError: the file is damaged.
+        """
+        if rows_max < 1:
+            raise InputError(f"expected batches of at least 1 row, got {rows_max}")
+        self.skipped = 0
+        return _rebatched(self._tables(), rows_max=rows_max)
+
+    def digest(self, rows_max: int = BATCH_ROWS) -> str:
+        """Name of this way to read this file: of its bytes, bindings and batch size.
+
+        It serves as the producer id: equal digests mean equal batches. The schema, if one was
+        given, is part of it, so that one file may go into two datasets. Costs one reading of
+        the file.
+        """
+        way = {
+            "version": READING_VERSION,
+            "content": _content_digest(self.path),
+            "format": self.format,
+            "features": [[b.feature, b.type, str(b.expression or "")] for b in self.bindings],
+            "place": [self.mapping.latitude, self.mapping.longitude],
+            "time": [self.mapping.time, self.mapping.constant_time],
+            "schema": self._schema.to_json() if self._schema else "",
+            "rows_max": rows_max,
+        }
+        text = json.dumps(way, sort_keys=True, separators=(",", ":"))
+        return f"file-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+    def _tables(self) -> Iterator[pa.Table]:
+        names = _names_read(self.bindings)
+        first_row = 0
+        for raw in self._reader.tables(names):
+            table = _featured(raw, self.bindings, first_row=first_row)
+            first_row += raw.num_rows
+            kept = table.filter(pa.array(_present(table, self.bindings)))
+            self.skipped += table.num_rows - kept.num_rows
+            yield kept
+
+
+def suggest_schema(
+    source: Source,
+    name: str,
+    *,
+    geohash_precision: int = 5,
+    time_bucket: Duration = "1h",
+) -> Schema:
+    """A schema for the file's observations, to create its dataset with.
+
+    Units and types are those of the file. Features that the user mapped are indexed; of those
+    that nobody chose the first `DEFAULT_INDEXED_MAX`, ids and URLs excepted.
+    """
+    chosen = {feature for feature, _ in source.mapping.features}
+    identifiers = {variable.name for variable in source.variables() if variable.identifier}
+    free = [
+        binding.feature
+        for binding in source.bindings
+        if binding.expression and binding.expression.arguments[0] not in identifiers
+    ]
+    indexed = chosen or set(free[:DEFAULT_INDEXED_MAX])
+    features = [
+        Feature(b.feature, unit=b.unit, type=b.type, indexed=b.feature in indexed)
+        for b in source.bindings
+    ]
+    return Schema(name, features, geohash_precision=geohash_precision, time_bucket=time_bucket)
+
+
+# --- binding features to variables -----------------------------------------------------------
+
+
+def _bound(feature: Feature, text: str, *, variables: Sequence[VariableInfo]) -> Binding:
+    """A feature without a given type, bound to an expression."""
+    expression = parse_expression(text)
+    infos = [resolve(variables, argument) for argument in expression.arguments]
+    names = tuple(info.name for info in infos)
+    if not expression.function:
+        return Binding(feature.name, infos[0].type, infos[0].units, Expression("", names))
+    unit = FUNCTIONS[expression.function].unit
+    return Binding(
+        feature.name,
+        "float",
+        infos[0].units if unit is None else unit,
+        Expression(expression.function, names),
+    )
+
+
+def _bound_to_schema(
+    schema: Schema, mapping: Mapping, *, variables: Sequence[VariableInfo]
+) -> tuple[Binding, ...]:
+    """Mapped features from their sources, the others by name; the rest is null if any is mapped."""
+    mapped = dict(mapping.features)
+    for name in mapped:
+        if schema.feature(name) is None:
+            close = schema.nearest(name)
+            hint = f"; did you mean {close!r}?" if close else ""
+            raise InvalidSchema(f"dataset {schema.name!r} has no feature {name!r}{hint}")
+    by_name = _by_feature_name(variables)
+    sources = {f.name: mapped.get(f.name) or by_name.get(f.name) for f in schema.features}
+    missing = [name for name, source in sources.items() if source is None]
+    if missing and not mapped:
+        raise InputError(
+            f"the file has no variable named like {', '.join(missing)} of dataset "
+            f"{schema.name!r}; map them: {missing[0]}=VARIABLE, or map some and leave the "
+            "others missing"
+        )
+    return tuple(
+        _bound_as(feature, sources[feature.name], variables=variables)
+        for feature in schema.features
+    )
+
+
+def _bound_as(feature: Feature, text: str | None, *, variables: Sequence[VariableInfo]) -> Binding:
+    """A feature of a schema, which decides its type."""
+    expression = None if text is None else _bound(feature, text, variables=variables).expression
+    return Binding(feature.name, feature.type, feature.unit, expression)
+
+
+def _by_feature_name(variables: Sequence[VariableInfo]) -> dict[str, str]:
+    """Variables by their own name and by the feature name that would be made of it."""
+    pairs = default_features(variables) if any(v.default for v in variables) else ()
+    made = dict(pairs)
+    made |= {feature_name(v.name): v.name for v in variables if feature_name(v.name) not in made}
+    return made | {variable.name: variable.name for variable in variables}
+
+
+# --- making batches --------------------------------------------------------------------------
+
+
+def _names_read(bindings: Sequence[Binding]) -> tuple[str, ...]:
+    names = [name for b in bindings if b.expression for name in b.expression.arguments]
+    return tuple(dict.fromkeys(names))
+
+
+def _featured(raw: pa.Table, bindings: Sequence[Binding], *, first_row: int) -> pa.Table:
+    coordinates = [raw.column(position) for position in range(len(COORDINATES))]
+    names = raw.column_names[len(COORDINATES) :]
+    columns = dict(zip(names, raw.columns[len(COORDINATES) :], strict=True))
+    features = [
+        _feature_column(b, columns, rows=raw.num_rows, first_row=first_row) for b in bindings
+    ]
+    return table_of(coordinates, features, names=[b.feature for b in bindings])
+
+
+def _feature_column(
+    binding: Binding, columns: dict[str, Any], *, rows: int, first_row: int
+) -> pa.Array:
+    expression = binding.expression
+    if expression is None:
+        return pa.nulls(rows, ARROW_TYPES[binding.type])
+    arrays = [(name, one_array(columns[name])) for name in expression.arguments]
+    if not expression.function:
+        name, array = arrays[0]
+        return converted(array, binding.type, name=name, first_row=first_row)
+    numbers = [
+        converted(array, "float", name=name, first_row=first_row).to_numpy(zero_copy_only=False)
+        for name, array in arrays
+    ]
+    values = pa.array(expression.evaluate(*numbers), from_pandas=True)
+    return converted(values, binding.type, name=str(expression), first_row=first_row)
+
+
+def _present(table: pa.Table, bindings: Sequence[Binding]) -> Any:
+    """Rows that say where and when and have a value in at least one feature."""
+    known = [_valid(table, name) for name in COORDINATES]
+    features = [_valid(table, b.feature) for b in bindings if b.expression is not None]
+    return np.logical_and.reduce(known) & np.logical_or.reduce(features)
+
+
+def _valid(table: pa.Table, name: str) -> Any:
+    return table.column(name).is_valid().to_numpy()
+
+
+def _rebatched(tables: Iterator[pa.Table], *, rows_max: int) -> Iterator[pa.Table]:
+    """The same rows in tables of `rows_max`, whatever the sizes that they come in."""
+    waiting: list[pa.Table] = []
+    rows = 0
+    for table in tables:
+        waiting.append(table)
+        rows += table.num_rows
+        if rows < rows_max:
+            continue
+        joined = pa.concat_tables(waiting)
+        whole = rows - rows % rows_max
+        for start in range(0, whole, rows_max):
+            yield joined.slice(start, rows_max).combine_chunks()
+        waiting, rows = [joined.slice(whole)], rows - whole
+    if rows:
+        yield pa.concat_tables(waiting).combine_chunks()
+
+
+def _content_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

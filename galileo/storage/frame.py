@@ -1,0 +1,192 @@
+"""A frame: one commit as bytes. Pure encoding and decoding, no I/O.
+
+    header | paths | observations
+
+Each part is padded with zeros to a multiple of 64 bytes, so that every frame of a segment
+starts aligned and a memory map of it can be used in place. The header carries its own
+CRC-32C and those of both bodies, padding included: no byte of a frame is outside a checksum.
+The bodies are Arrow IPC record batch messages without their schema, which the dataset has.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import google_crc32c
+import pyarrow as pa
+
+from galileo.errors import ConfigError, DataDamaged, InputError
+
+MAGIC = b"\x89GLF\x0d\x0a\x1a\xa7"
+FORMAT_VERSION = 1
+ALIGNMENT = 64
+PRODUCER_BYTES_MAX = 255
+BATCH_MAX = 2**64 - 1
+HEADER_BYTES_MIN = 128
+HEADER_BYTES_MAX = 384
+
+# magic, version, header bytes, partition; sequence, group, batch; rows, paths; committed at;
+# paths bytes, observations bytes; paths crc, observations crc; producer bytes
+_FIELDS = struct.Struct("<8sHHIQQQIIqQQIIB")
+_CRC = struct.Struct("<I")
+
+Buffer: TypeAlias = Any
+"""Immutable contiguous bytes: `bytes` or `pyarrow.Buffer`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """What a frame says about itself.
+
+    Attributes:
+        group: sequence of the first frame that was synced together with this one. Everything
+            before it was durable when this frame was written.
+        committed_at_us: the writer's wall clock, microseconds; informative only.
+        paths_bytes, observations_bytes: lengths of the bodies, padding included.
+    """
+
+    partition: int
+    sequence: int
+    group: int
+    producer: str
+    batch: int
+    rows: int
+    paths: int
+    committed_at_us: int
+    paths_bytes: int
+    observations_bytes: int
+    paths_crc: int
+    observations_crc: int
+
+    @property
+    def header_bytes(self) -> int:
+        return padded(_FIELDS.size + len(self.producer.encode()) + _CRC.size)
+
+    @property
+    def paths_offset(self) -> int:
+        """Of the paths, from the start of the frame."""
+        return self.header_bytes
+
+    @property
+    def observations_offset(self) -> int:
+        """Of the observations, from the start of the frame."""
+        return self.header_bytes + self.paths_bytes
+
+    @property
+    def frame_bytes(self) -> int:
+        return self.header_bytes + self.paths_bytes + self.observations_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One encoded record batch: the buffers to write, their total length and checksum."""
+
+    buffers: tuple[Buffer, ...]
+    size: int
+    crc: int
+
+
+def padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def checksum(buffers: Iterable[Buffer]) -> int:
+    """CRC-32C of buffers as if they were joined."""
+    crc = 0
+    for buffer in buffers:
+        crc = google_crc32c.extend(crc, buffer)
+    return crc
+
+
+def encode_body(batch: pa.RecordBatch) -> Body:
+    message = batch.serialize()
+    buffers = (message, bytes(padded(message.size) - message.size))
+    return Body(buffers, padded(message.size), checksum(buffers))
+
+
+def decode_body(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """The record batch of a body whose checksum was right; it shares the buffer's memory.
+
+    Raises:
+        DataDamaged: the bytes are no record batch of this schema.
+    """
+    try:
+        return pa.ipc.read_record_batch(buffer, schema)
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise DataDamaged(f"expected a record batch of {schema.names}: {error}") from error
+
+
+def producer_name(producer: str) -> str:
+    """The producer, if its name fits a frame.
+
+    Raises:
+        InputError: it is empty, too long or not encodable.
+    """
+    try:
+        size = len(producer.encode())
+    except UnicodeEncodeError as error:
+        raise InputError(f"expected a producer name in Unicode, got {producer!r}") from error
+    if not 1 <= size <= PRODUCER_BYTES_MAX:
+        raise InputError(
+            f"expected a producer name of 1 to {PRODUCER_BYTES_MAX} UTF-8 bytes, got {size}"
+        )
+    return producer
+
+
+def encode_header(header: FrameHeader) -> bytes:
+    """The header's bytes; its checksum is their last four."""
+    name = header.producer.encode()
+    fields = _FIELDS.pack(
+        *(MAGIC, FORMAT_VERSION, header.header_bytes, header.partition),
+        *(header.sequence, header.group, header.batch),
+        *(header.rows, header.paths, header.committed_at_us),
+        *(header.paths_bytes, header.observations_bytes),
+        *(header.paths_crc, header.observations_crc, len(name)),
+    )
+    covered = (fields + name).ljust(header.header_bytes - _CRC.size, b"\0")
+    return covered + _CRC.pack(checksum([covered]))
+
+
+def decode_header(data: bytes) -> FrameHeader:
+    """The header at the start of `data`, of which `HEADER_BYTES_MAX` bytes are always enough.
+
+    Raises:
+        DataDamaged: no whole header with a right checksum stands there.
+        ConfigError: one does, in a format that this version does not know.
+    """
+    if len(data) < HEADER_BYTES_MIN or data[: len(MAGIC)] != MAGIC:
+        raise DataDamaged(f"expected a frame header, got {len(data)} bytes that start with none")
+    _, version, size, *numbers, name_bytes = _FIELDS.unpack_from(data)
+    if size % ALIGNMENT or not HEADER_BYTES_MIN <= size <= min(len(data), HEADER_BYTES_MAX):
+        raise DataDamaged(f"expected a whole frame header, got one that claims {size} bytes")
+    covered, crc = data[: size - _CRC.size], data[size - _CRC.size : size]
+    if _CRC.pack(checksum([covered])) != crc:
+        raise DataDamaged("the checksum of the frame header is wrong")
+    if version != FORMAT_VERSION:
+        raise ConfigError(
+            f"expected stored frames of format {FORMAT_VERSION}, got {version}; "
+            "start the version of Galileo that wrote them"
+        )
+    return _header_of(numbers, covered[_FIELDS.size : _FIELDS.size + name_bytes])
+
+
+def _header_of(numbers: list[int], name: bytes) -> FrameHeader:
+    partition, sequence, group, batch, rows, paths, committed_at_us = numbers[:7]
+    paths_bytes, observations_bytes, paths_crc, observations_crc = numbers[7:]
+    return FrameHeader(
+        partition=partition,
+        sequence=sequence,
+        group=group,
+        producer=name.decode(),
+        batch=batch,
+        rows=rows,
+        paths=paths,
+        committed_at_us=committed_at_us,
+        paths_bytes=paths_bytes,
+        observations_bytes=observations_bytes,
+        paths_crc=paths_crc,
+        observations_crc=observations_crc,
+    )

@@ -1,0 +1,47 @@
+"""Which batches of which producers a partition has, so that a retried one is recognised."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class _Batches:
+    """Batch numbers in ascending order, and the commit sequence of each."""
+
+    numbers: array[int] = field(default_factory=lambda: array("Q"))
+    sequences: array[int] = field(default_factory=lambda: array("Q"))
+
+
+class ProducerIndex:
+    """Maps (producer, batch) to the commit sequence; 16 bytes a batch.
+
+    Producers count upwards, so an insertion nearly always appends.
+    """
+
+    __slots__ = ("_producers",)
+
+    def __init__(self) -> None:
+        self._producers: dict[str, _Batches] = {}
+
+    def add(self, producer: str, batch: int, *, sequence: int) -> None:
+        batches = self._producers.setdefault(producer, _Batches())
+        place = bisect_left(batches.numbers, batch)
+        batches.numbers.insert(place, batch)
+        batches.sequences.insert(place, sequence)
+
+    def sequence_of(self, producer: str, batch: int) -> int | None:
+        batches = self._producers.get(producer)
+        if batches is None:
+            return None
+        place = bisect_left(batches.numbers, batch)
+        if place == len(batches.numbers) or batches.numbers[place] != batch:
+            return None
+        return batches.sequences[place]
+
+    def last_batch(self, producer: str) -> int | None:
+        """The highest batch number of a producer, None where it has committed nothing."""
+        batches = self._producers.get(producer)
+        return batches.numbers[-1] if batches else None

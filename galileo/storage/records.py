@@ -1,0 +1,137 @@
+"""Small durable values by name, one checksummed file each, replaced as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+from pathlib import Path
+
+from galileo.errors import DataDamaged, InputError, PartitionStopped
+from galileo.storage.disk import Disk, make_directory, write_all
+from galileo.storage.frame import checksum
+from galileo.storage.segment import damaged
+
+SUFFIX = ".record"
+TEMPORARY = ".tmp"
+RECORD_BYTES_MAX = 64 << 20
+
+_MAGIC = b"\x89GLR\x0d\x0a\x1a\x01"
+_HEADER = struct.Struct("<8sQI")  # magic, length, CRC-32C of the data
+_NAME = re.compile(r"[a-z0-9_.-]{1,64}")
+
+
+def record_name(name: str) -> str:
+    """The name, if it is fit for a record.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not _NAME.fullmatch(name):
+        raise InputError(f"expected 1 to 64 of a-z, 0-9, '_', '.' and '-', got {name!r}")
+    return name
+
+
+class RecordDirectory:
+    """The records of one directory, which is made when the first one is saved.
+
+    Each operation is atomic and durable; two that change one record must not run at once.
+    """
+
+    __slots__ = ("_directory", "_disk", "_made")
+
+    def __init__(self, directory: Path, disk: Disk) -> None:
+        self._directory = directory
+        self._disk = disk
+        self._made = False
+
+    def save(self, name: str, data: bytes) -> None:
+        """Writes or replaces a record.
+
+        Raises:
+            InputError: the name or the size is not allowed.
+            PartitionStopped: the disk refuses; the record is the old or the new one, whole.
+        """
+        path = self._path(name)
+        if len(data) > RECORD_BYTES_MAX:
+            raise InputError(
+                f"expected a record of at most {RECORD_BYTES_MAX} bytes, got {len(data)}"
+            )
+        try:
+            if not self._made:
+                make_directory(self._disk, self._directory)
+                self._made = True
+            self._replace(path, data)
+        except OSError as error:
+            raise _refused(path, error) from error
+
+    def load(self, name: str) -> bytes | None:
+        """The data of a record, None where there is none.
+
+        Raises:
+            DataDamaged: the file fails its checksum.
+        """
+        path = self._path(name)
+        return _decode(path, path.read_bytes()) if path.exists() else None
+
+    def load_all(self) -> dict[str, bytes]:
+        """All records by name, in the order of names; errors as `load`."""
+        paths = sorted(self._directory.glob(f"*{SUFFIX}")) if self._directory.exists() else []
+        return {path.name.removesuffix(SUFFIX): _decode(path, path.read_bytes()) for path in paths}
+
+    def delete(self, name: str) -> None:
+        """Deletes a record; nothing happens where there is none.
+
+        Raises:
+            PartitionStopped: the disk refuses.
+        """
+        path = self._path(name)
+        try:
+            path.unlink()
+            self._disk.sync_directory(self._directory)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _refused(path, error) from error
+
+    def _path(self, name: str) -> Path:
+        return self._directory / (record_name(name) + SUFFIX)
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        temporary = path.with_name(path.name + TEMPORARY)
+        temporary.unlink(missing_ok=True)
+        descriptor = self._disk.create(temporary)
+        try:
+            header = _HEADER.pack(_MAGIC, len(data), checksum([data]))
+            write_all(self._disk, descriptor, [header, data], offset=0)
+            self._disk.fdatasync(descriptor)
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        self._disk.sync_directory(self._directory)
+
+
+def _decode(path: Path, stored: bytes) -> bytes:
+    if len(stored) < _HEADER.size:
+        raise _damage(path, f"expected at least {_HEADER.size} bytes, got {len(stored)}")
+    magic, length, crc = _HEADER.unpack_from(stored)
+    data = stored[_HEADER.size :]
+    if magic != _MAGIC or length != len(data) or crc != checksum([data]):
+        raise _damage(path, "its magic, length or checksum is wrong")
+    return data
+
+
+def _damage(path: Path, reason: str) -> DataDamaged:
+    return damaged(path, 0, reason=reason)
+
+
+def _refused(path: Path, error: OSError) -> PartitionStopped:
+    return PartitionStopped(
+        f"the disk refused to change {path}: {error}. Check the disk and its free space, "
+        "then repeat the request"
+    )

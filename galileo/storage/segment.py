@@ -1,0 +1,168 @@
+"""Segments as readers see them: where each frame lies, and verified views into the files."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from array import array
+from collections import OrderedDict
+from pathlib import Path
+
+import pyarrow as pa
+
+from galileo.errors import DataDamaged
+from galileo.storage.disk import read_at
+from galileo.storage.frame import HEADER_BYTES_MAX, FrameHeader, checksum, decode_header
+
+SUFFIX = ".segment"
+MAPPED_SEGMENTS_MAX = 32
+"""Segments of one partition that stay memory-mapped; each costs a file descriptor."""
+
+
+def segment_name(first_sequence: int) -> str:
+    return f"{first_sequence:020d}{SUFFIX}"
+
+
+def segment_paths(directory: Path) -> list[Path]:
+    """The segment files of a partition in sequence order."""
+    found = directory.glob(f"*{SUFFIX}")
+    return sorted(path for path in found if path.stem.isdigit() and len(path.stem) == 20)
+
+
+def damaged(path: Path, offset: int, *, reason: str) -> DataDamaged:
+    """The error for stored bytes that cannot be trusted; says where they are and what to do."""
+    return DataDamaged(
+        f"{path} is damaged at byte {offset}: {reason}. Nothing was changed. Check the disk; "
+        "restore this file from a copy, or, where the loss of its commits is acceptable, move "
+        "the directory that holds it away and start again",
+        file=str(path),
+        offset=offset,
+    )
+
+
+class Segment:
+    """One segment file: its committed frames and which of them were verified.
+
+    One thread adds; any number of threads read what was added before.
+    """
+
+    __slots__ = ("_offsets", "_verified", "first_sequence", "length", "path")
+
+    def __init__(self, path: Path, *, first_sequence: int) -> None:
+        self.path = path
+        self.first_sequence = first_sequence
+        self.length = 0
+        self._offsets = array("Q")
+        self._verified = bytearray()
+
+    @property
+    def next_sequence(self) -> int:
+        return self.first_sequence + len(self._offsets)
+
+    def add(self, header: FrameHeader, *, verified: bool) -> None:
+        """Notes the frame that stands at the end of what is known.
+
+        Args:
+            header: of that frame.
+            verified: whether the observations need no check when they are first read.
+        """
+        self._verified.append(verified)
+        self._offsets.append(self.length)
+        self.length += header.frame_bytes
+
+    def header(self, sequence: int, maps: SegmentMaps) -> FrameHeader:
+        """Raises:
+        DataDamaged: the header on disk is not the one that was written.
+        """
+        offset = self._offset(sequence)
+        size = min(HEADER_BYTES_MAX, self.length - offset)
+        try:
+            header = decode_header(self._view(maps, offset, size).to_pybytes())
+        except DataDamaged as error:
+            raise damaged(self.path, offset, reason=error.message) from error
+        if header.sequence != sequence or offset + header.frame_bytes > self.length:
+            reason = f"expected the frame of sequence {sequence}, got that of {header.sequence}"
+            raise damaged(self.path, offset, reason=reason)
+        return header
+
+    def paths(self, sequence: int, maps: SegmentMaps) -> pa.Buffer:
+        """The encoded paths of a commit, checked each time."""
+        header = self.header(sequence, maps)
+        start = self._offset(sequence) + header.paths_offset
+        view = self._view(maps, start, header.paths_bytes)
+        if checksum([view]) != header.paths_crc:
+            raise damaged(self.path, start, reason="the checksum of the paths is wrong")
+        return view
+
+    def observations(self, sequence: int, maps: SegmentMaps) -> pa.Buffer:
+        """The encoded observations of a commit, in the file's memory map.
+
+        Raises:
+            DataDamaged: at the first read of this frame, if its checksum is wrong.
+        """
+        header = self.header(sequence, maps)
+        start = self._offset(sequence) + header.observations_offset
+        if not self._verified[sequence - self.first_sequence]:
+            self._verify(header, start)
+            self._verified[sequence - self.first_sequence] = True
+        return self._view(maps, start, header.observations_bytes)
+
+    def _verify(self, header: FrameHeader, start: int) -> None:
+        """Reads through the file, not the map: a bad sector is an error here, there SIGBUS."""
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                data = read_at(file.fileno(), header.observations_bytes, offset=start)
+        except OSError as error:
+            raise damaged(self.path, start, reason=f"the disk cannot read it: {error}") from error
+        if checksum([data]) != header.observations_crc:
+            raise damaged(self.path, start, reason="the checksum of the observations is wrong")
+
+    def _view(self, maps: SegmentMaps, start: int, size: int) -> pa.Buffer:
+        return maps.view(self, until=start + size).slice(start, size)
+
+    def _offset(self, sequence: int) -> int:
+        return self._offsets[sequence - self.first_sequence]
+
+
+class SegmentMaps:
+    """The memory maps of a partition's segments, the most recently used ones kept.
+
+    A map that is dropped here lives on until the last table that uses it is gone.
+    """
+
+    __slots__ = ("_lock", "_maps")
+
+    def __init__(self) -> None:
+        self._maps: OrderedDict[Path, pa.Buffer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def view(self, segment: Segment, *, until: int) -> pa.Buffer:
+        """A map of the segment's file that holds at least its first `until` bytes."""
+        with self._lock:
+            view = self._maps.get(segment.path)
+            if view is None or view.size < until:
+                view = _map(segment.path, max(until, segment.length))
+                self._maps[segment.path] = view
+            self._maps.move_to_end(segment.path)
+            while len(self._maps) > MAPPED_SEGMENTS_MAX:
+                self._maps.popitem(last=False)
+            return view
+
+    def clear(self) -> None:
+        with self._lock:
+            self._maps.clear()
+
+
+def _map(path: Path, length: int) -> pa.Buffer:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise damaged(path, 0, reason=f"the file cannot be opened: {error}") from error
+    try:
+        return pa.py_buffer(mmap.mmap(descriptor, length, access=mmap.ACCESS_READ))
+    except ValueError as error:
+        size = os.fstat(descriptor).st_size
+        raise damaged(path, size, reason=f"expected {length} bytes, got {size}") from error
+    finally:
+        os.close(descriptor)

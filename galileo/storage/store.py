@@ -1,0 +1,267 @@
+"""Everything that one node keeps on disk, in one directory that one process owns.
+
+lock                                      held while a process uses the directory
+node/epoch.record                         how often the directory was opened
+datasets/<dataset>.record                 the schema, JSON
+journals/<dataset>/<partition>/*.segment  the commits
+records/<kind>/<name>.record              small values of other layers
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from galileo.errors import (
+    Bug,
+    ConfigError,
+    DatasetExists,
+    InputError,
+    UnknownDataset,
+)
+from galileo.model.schema import Schema
+from galileo.storage.disk import make_directory
+from galileo.storage.journal import PartitionJournal
+from galileo.storage.records import RecordDirectory, record_name
+from galileo.storage.segment import damaged
+from galileo.storage.writer import JournalOptions
+
+PARTITION_MAX = 2**31 - 1
+EPOCH = "epoch"
+
+StoreReplay: TypeAlias = Callable[[str, int, int, pa.RecordBatch], None]
+"""Called with (dataset, partition, sequence, paths)."""
+
+
+class Store:
+    """Thread-safe. Open it, `recover` once, then use it; `close` at the end.
+
+    Attributes:
+        epoch: 1 at the first opening of this directory, higher at each later one.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        options: JournalOptions,
+        *,
+        wall: Callable[[], float],
+    ) -> None:
+        self.epoch = 0
+        self._directory = directory
+        self._options = options
+        self._wall = wall
+        self._lock_descriptor: int | None = None
+        self._changing = threading.RLock()
+        self._recovered = False
+        self._journals: dict[tuple[str, int], PartitionJournal] = {}
+        self._schemas: dict[str, Schema] = {}
+        self._records: dict[str, RecordDirectory] = {}
+        self._schema_records = RecordDirectory(directory / "datasets", options.disk)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        options: JournalOptions | None = None,
+        *,
+        wall: Callable[[], float],
+    ) -> Store:
+        """Takes the directory for this process, makes it where missing, and reads the schemas.
+
+        Args:
+            directory: of this node alone.
+            options: how partitions write; the defaults where absent.
+            wall: seconds since 1970, for the informative time in each frame.
+
+        Raises:
+            ConfigError: another process uses the directory, or it cannot be used.
+            DataDamaged: a stored schema or the epoch fails its checksum, or is missing.
+        """
+        store = cls(directory.absolute(), options or JournalOptions(), wall=wall)
+        try:
+            store._take_lock()
+            store._load_schemas()
+            store._advance_epoch()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def recover(self, replay: StoreReplay) -> None:
+        """Opens every partition that is on disk, one after the other.
+
+        Raises:
+            DataDamaged, PartitionStopped, ConfigError: as `PartitionJournal.open`.
+        """
+        with self._changing:
+            if self._recovered:
+                raise Bug("expected one call of Store.recover, got a second one")
+            for dataset, partition in self._partitions_on_disk():
+                self._open_journal(dataset, partition, replay)
+            self._recovered = True
+
+    def close(self) -> None:
+        """Closes all journals and gives the directory back."""
+        with self._changing:
+            for journal in self._journals.values():
+                journal.close()
+            self._journals.clear()
+            if self._lock_descriptor is not None:
+                os.close(self._lock_descriptor)
+                self._lock_descriptor = None
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- datasets and journals ---------------------------------------------------------------
+
+    def create_dataset(self, schema: Schema) -> bool:
+        """Creates a dataset durably; nothing happens where an equal one exists.
+
+        Returns:
+            Whether it is new.
+
+        Raises:
+            DatasetExists: there is one of this name with another schema.
+            PartitionStopped: the disk refuses.
+        """
+        with self._changing:
+            present = self._schemas.get(schema.name)
+            if present is not None and present != schema:
+                raise DatasetExists(
+                    f"dataset {schema.name!r} exists with another schema: {present.to_json()}. "
+                    "A schema never changes; choose another name, or use the dataset as it is"
+                )
+            if present is None:
+                self._schema_records.save(schema.name, schema.to_json().encode())
+                self._schemas[schema.name] = schema
+            return present is None
+
+    def schemas(self) -> dict[str, Schema]:
+        """All datasets by name."""
+        with self._changing:
+            return dict(self._schemas)
+
+    def journal(self, dataset: str, partition: int) -> PartitionJournal:
+        """The journal of a partition, created empty where it does not exist yet.
+
+        Raises:
+            UnknownDataset: there is no such dataset on this node.
+            PartitionStopped: the disk refuses to create it.
+        """
+        found = self._journals.get((dataset, partition))
+        if found is not None:
+            return found
+        with self._changing:
+            if not self._recovered:
+                raise Bug("expected Store.recover before the first use of a journal")
+            found = self._journals.get((dataset, partition))
+            return found or self._open_journal(dataset, partition, _nothing_to_replay)
+
+    def journals(self) -> dict[tuple[str, int], PartitionJournal]:
+        """All open journals by (dataset, partition)."""
+        with self._changing:
+            return dict(self._journals)
+
+    # --- small records -----------------------------------------------------------------------
+
+    def save_record(self, kind: str, name: str, data: bytes) -> None:
+        """Writes or replaces a small value durably; errors as `RecordDirectory.save`."""
+        with self._changing:
+            self._records_of(kind).save(name, data)
+
+    def load_records(self, kind: str) -> dict[str, bytes]:
+        """All values of a kind by name; errors as `RecordDirectory.load`."""
+        with self._changing:
+            return self._records_of(kind).load_all()
+
+    def delete_record(self, kind: str, name: str) -> None:
+        """Deletes a value; nothing happens where there is none."""
+        with self._changing:
+            self._records_of(kind).delete(name)
+
+    def _records_of(self, kind: str) -> RecordDirectory:
+        if kind not in self._records:
+            if record_name(kind) in (".", ".."):
+                raise InputError(f"expected a kind of record, got {kind!r}")
+            directory = self._directory / "records" / kind
+            self._records[kind] = RecordDirectory(directory, self._options.disk)
+        return self._records[kind]
+
+    # --- opening -----------------------------------------------------------------------------
+
+    def _take_lock(self) -> None:
+        path = self._directory / "lock"
+        try:
+            make_directory(self._options.disk, self._directory)
+            self._lock_descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._lock_descriptor, 0)
+            os.pwrite(self._lock_descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError as error:
+            holder = path.read_text().strip() or "unknown"
+            raise ConfigError(
+                f"expected to be the only user of {self._directory}, but process {holder} "
+                "holds it; stop that process or choose another directory",
+                pid=holder,
+            ) from error
+        except OSError as error:
+            raise ConfigError(f"the directory {self._directory} cannot be used: {error}") from error
+
+    def _load_schemas(self) -> None:
+        for name, data in self._schema_records.load_all().items():
+            self._schemas[name] = Schema.from_json(data.decode())
+
+    def _advance_epoch(self) -> None:
+        records = RecordDirectory(self._directory / "node", self._options.disk)
+        stored = records.load(EPOCH)
+        if stored is None and self._schemas:
+            path = self._directory / "node" / f"{EPOCH}.record"
+            raise damaged(path, 0, reason="the file is missing, though there are datasets")
+        self.epoch = int(stored or b"0") + 1
+        records.save(EPOCH, str(self.epoch).encode())
+
+    def _partitions_on_disk(self) -> Iterator[tuple[str, int]]:
+        root = self._directory / "journals"
+        for directory in sorted(root.iterdir()) if root.exists() else []:
+            if directory.name not in self._schemas:
+                raise damaged(directory, 0, reason="these commits belong to an unknown dataset")
+            names = (path.name for path in directory.iterdir())
+            for partition in sorted(int(name) for name in names if name.isdecimal()):
+                yield directory.name, partition
+
+    def _open_journal(self, dataset: str, partition: int, replay: StoreReplay) -> PartitionJournal:
+        schema = self._schemas.get(dataset)
+        if schema is None:
+            raise UnknownDataset(
+                f"expected a dataset of {sorted(self._schemas)}, got {dataset!r}; create it first"
+            )
+        if not 0 <= partition <= PARTITION_MAX:
+            raise InputError(f"expected a partition from 0 to {PARTITION_MAX}, got {partition}")
+        journal = PartitionJournal.open(
+            self._directory / "journals" / dataset / str(partition),
+            schema=schema,
+            partition=partition,
+            options=self._options,
+            replay=lambda sequence, paths: replay(dataset, partition, sequence, paths),
+            wall=self._wall,
+        )
+        self._journals[dataset, partition] = journal
+        return journal
+
+
+def _nothing_to_replay(dataset: str, partition: int, sequence: int, _: pa.RecordBatch) -> None:
+    raise Bug(
+        f"expected an empty journal for partition {partition} of {dataset!r}, got sequence "
+        f"{sequence}: it appeared on disk after Store.recover"
+    )

@@ -1,0 +1,199 @@
+"""Appends groups of frames to a partition's newest segment, and stops when the disk fails.
+
+States: writing; *pausing* after a failed write that was undone, until a delay has passed;
+*stopped* for good after anything that leaves unknown what is on the disk, above all a failed
+fsync: Linux reports it once and forgets the pages, so a second one would lie.
+
+Invariant: the first `length` bytes of the file are exactly the frames that were reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from galileo.errors import ConfigError, PartitionStopped
+from galileo.storage.disk import REAL_DISK, Disk, write_all
+from galileo.storage.frame import Buffer
+from galileo.storage.segment import segment_name
+
+SEGMENT_BYTES_MAX = 64 << 20
+RETRY_AFTER_S = 5.0
+"""How long a partition pauses after a write that failed and was undone (a full disk)."""
+
+Durability = Literal["fsync", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOptions:
+    """How a partition writes.
+
+    Args:
+        segment_bytes_max: a group of commits that would make a segment longer starts a new
+            one; only a group that is longer by itself exceeds it.
+        durability: "fsync": a commit is on the disk before it is acknowledged. "none": the
+            operating system writes it when it likes; a crash of the process loses nothing, a
+            power cut the last seconds, and may leave damage that has to be repaired by hand.
+        retry_after_s: the pause after a write that failed and was undone.
+        disk, monotonic: the operations that may fail, and the clock that times the pause.
+    """
+
+    segment_bytes_max: int = SEGMENT_BYTES_MAX
+    durability: Durability = "fsync"
+    retry_after_s: float = RETRY_AFTER_S
+    disk: Disk = REAL_DISK
+    monotonic: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        if self.segment_bytes_max <= 0:
+            raise ConfigError(f"expected segment_bytes_max above 0, got {self.segment_bytes_max}")
+        if self.durability not in ("fsync", "none"):
+            raise ConfigError(f'expected durability "fsync" or "none", got {self.durability!r}')
+
+
+class SegmentWriter:
+    """The write end of one partition; one thread at a time."""
+
+    def __init__(self, directory: Path, options: JournalOptions) -> None:
+        self.path: Path | None = None
+        self.length = 0
+        self.stopped: str | None = None
+        self._retry_at: float | None = None
+        self._descriptor: int | None = None
+        self._directory = directory
+        self._options = options
+        self._disk = options.disk
+
+    def settle(self, path: Path) -> None:
+        """Makes durable what an earlier process left in a file, and forgets its cached pages.
+
+        It may have died between write and sync, or gone on after a failed sync, which leaves
+        pages in the cache that are not on the disk. What is read next comes from the disk.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._sync(descriptor)
+            self._disk.sync_directory(path.parent)
+            if hasattr(os, "posix_fadvise") and self._options.durability == "fsync":
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+    def resume(self, path: Path, *, length: int) -> None:
+        """Goes on in a file whose first `length` bytes are valid frames; cuts the rest.
+
+        Raises:
+            OSError: the file cannot be written or made durable.
+        """
+        self.path, self.length = path, length
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if self._undo():
+            self._sync(self._descriptor)
+
+    def refusal(self) -> PartitionStopped | None:
+        """Why nothing can be written now, None if a write may be tried."""
+        if self.stopped is None or self._may_retry():
+            return None
+        return self._refusal(self.stopped)
+
+    def write(self, buffers: Sequence[Buffer], *, size: int, sequence: int) -> None:
+        """Appends one group of frames and makes it durable.
+
+        Args:
+            buffers: the frames' bytes in order.
+            size: bytes of all buffers together.
+            sequence: of the group's first frame; names a new segment.
+
+        Raises:
+            PartitionStopped: the group is not committed, and never will be.
+        """
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+        try:
+            descriptor = self._ready(size, sequence=sequence)
+            write_all(self._disk, descriptor, buffers, offset=self.length)
+        except OSError as error:
+            raise self._stop_after_write(error) from error
+        try:
+            self._sync(descriptor)
+        except OSError as error:
+            raise self._stop_after_sync(error) from error
+        self.length += size
+        self.stopped = self._retry_at = None
+
+    def close(self) -> None:
+        self.stopped, self._retry_at = "it is closed", None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _ready(self, size: int, *, sequence: int) -> int:
+        """The descriptor of the segment that takes the next group, at its good length."""
+        full = self.length > 0 and self.length + size > self._options.segment_bytes_max
+        if self._descriptor is None or full:
+            return self._roll(sequence)
+        self._undo()
+        return self._descriptor
+
+    def _roll(self, sequence: int) -> int:
+        path = self._directory / segment_name(sequence)
+        descriptor = self._disk.create(path)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self.path, self.length, self._descriptor = path, 0, descriptor
+        try:
+            self._disk.sync_directory(self._directory)
+        except OSError as error:
+            raise self._stop_after_sync(error) from error
+        return descriptor
+
+    def _sync(self, descriptor: int) -> None:
+        if self._options.durability == "fsync":
+            self._disk.fdatasync(descriptor)
+
+    def _undo(self) -> bool:
+        """Cuts what lies behind the good length, left by a crash or a failed write."""
+        if self._descriptor is None or os.fstat(self._descriptor).st_size == self.length:
+            return False
+        self._disk.truncate(self._descriptor, self.length)
+        return True
+
+    def _may_retry(self) -> bool:
+        return self._retry_at is not None and self._options.monotonic() >= self._retry_at
+
+    def _stop_after_write(self, error: OSError) -> PartitionStopped:
+        """Pauses where the failed write could be undone, else stops."""
+        try:
+            self._undo()
+        except OSError as second:
+            return self._stop(f"writing failed ({error}), and so did undoing it ({second})")
+        self._retry_at = self._options.monotonic() + self._options.retry_after_s
+        self.stopped = f"writing failed: {error}. Make room on the disk; it is tried again"
+        return self._refusal(self.stopped)
+
+    def _stop_after_sync(self, error: OSError) -> PartitionStopped:
+        """Stops for good; tries to keep what was refused from turning up after a restart."""
+        with contextlib.suppress(OSError):
+            self._undo()
+        return self._stop(f"making commits durable failed: {error}")
+
+    def _stop(self, reason: str) -> PartitionStopped:
+        self._retry_at = None
+        self.stopped = f"{reason}. Check the disk, then restart the node"
+        return self._refusal(self.stopped)
+
+    def _refusal(self, reason: str) -> PartitionStopped:
+        return PartitionStopped(
+            f"the partition in {self._directory} takes no writes: {reason}. "
+            "Nothing of this commit was stored; reads go on",
+            after_s=self._options.retry_after_s,
+        )

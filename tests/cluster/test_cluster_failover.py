@@ -1,0 +1,197 @@
+"""A standing question under a stream, its coordinator killed twice: no miss, no repeat."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import galileo
+from galileo import samplers
+from galileo.client import Client, Labels, Update
+from galileo.generate import NamLike
+from galileo.labels import LabelSet
+
+KILLS = 2
+QUERY = (
+    "temperature > 280 AND S_INTERSECTS(geometry, POLYGON((-115 25,-80 25,-80 45,-115 45,-115 25)))"
+)
+FIRST_UPDATE_TIMEOUT_S = 120.0
+UPDATE_TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Iterator[galileo.LocalCluster]:
+    with galileo.LocalCluster(nodes=3, groups=2) as running:
+        yield running
+
+
+class Reader(threading.Thread):
+    """Watches a CCQ; remembers each update and when it came."""
+
+    def __init__(self, client: Client, ccq: galileo.Ccq) -> None:
+        super().__init__(daemon=True)
+        self.updates: list[tuple[float, Update]] = []
+        self.ended: galileo.GalileoError | None = None
+        self._client = client
+        self._ccq = ccq
+
+    def run(self) -> None:
+        try:
+            for update in self._client.watch(self._ccq.id, token=self._ccq.token):
+                self.updates.append((time.monotonic(), update))
+        except galileo.GalileoError as error:
+            self.ended = error
+
+    def wait_for_next(self, since: float, timeout_s: float) -> float:
+        """Seconds from `since` to the first update after it."""
+        while time.monotonic() - since < timeout_s:
+            later = [at for at, _ in self.updates if at > since]
+            if later:
+                return later[0] - since
+            time.sleep(0.02)
+        raise AssertionError(f"no update within {timeout_s} s")
+
+
+class Stream(threading.Thread):
+    """Ingests forecast tables, one after the other, until told to stop."""
+
+    def __init__(self, client: Client, dataset: str) -> None:
+        super().__init__(daemon=True)
+        self.stopping = threading.Event()
+        self.failure: BaseException | None = None
+        self._client = client
+        self._dataset = dataset
+
+    def run(self) -> None:
+        model = NamLike(seed=5, stride=8)
+        tables = model.stream("2014-03-01T00:00:00Z", hours=10_000, rows_per_batch=1_000)
+        try:
+            for table in tables:
+                self._client.ingest(self._dataset, table)
+                if self.stopping.wait(0.1):
+                    return
+        except BaseException as error:
+            self.failure = error
+
+
+def identities(labels: LabelSet) -> set[tuple[int, int, int]]:
+    columns = (labels.partitions, labels.sequences, labels.rows)
+    return set(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def follow_through_kills(cluster: galileo.LocalCluster, ccq: galileo.Ccq) -> Reader:
+    """Streams, kills the coordinator `KILLS` times, restarts it, and drains."""
+    client = cluster.client(patience="60s")
+    reader = Reader(cluster.client(patience="60s"), ccq)
+    stream = Stream(cluster.client(patience="120s"), ccq.info.dataset)
+    reader.start()
+    stream.start()
+    reader.wait_for_next(time.monotonic(), FIRST_UPDATE_TIMEOUT_S)
+    for number in range(KILLS):
+        node = cluster.node(next(i.coordinator for i in client.list_ccqs() if i.id == ccq.id))
+        node.kill()
+        took_s = reader.wait_for_next(time.monotonic(), UPDATE_TIMEOUT_S)
+        print(f"\nkill {number + 1} of {node.name}: next update after {took_s:.2f} s", end="")
+        node.restart()
+        reader.wait_for_next(time.monotonic(), UPDATE_TIMEOUT_S)
+    stream.stopping.set()
+    stream.join(timeout=120)
+    assert stream.failure is None
+    return reader
+
+
+@pytest.mark.timeout(290)
+def test_updates_are_the_full_answer_exactly_once_though_the_coordinator_is_killed_twice(
+    fragile: galileo.LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = fragile.client(patience="60s")
+    schema = NamLike(seed=5, stride=8).schema("stream")
+    client.create_dataset(schema)
+    spec = galileo.sampler("uniform", fraction=0.5, seed=11)
+    ccq = client.submit(
+        "stream", QUERY, interval="1s", expiration="1h", sampler=spec, compression="lz4"
+    )
+    with capsys.disabled():
+        reader = follow_through_kills(fragile, ccq)
+
+    full = client.query("stream", QUERY)
+    assert full.complete
+    wanted = identities(samplers.apply(samplers.load(spec), full, seed=spec.seed))
+    deadline = time.monotonic() + UPDATE_TIMEOUT_S
+    got: list[tuple[int, int, int]] = []
+    while len(got) < len(wanted) and time.monotonic() < deadline:
+        parts = [ccq.initial, *(update.labels for _, update in list(reader.updates))]
+        got = [one for part in parts for one in identities(part)]
+        time.sleep(0.1)
+    assert len(got) == len(set(got)), "delivered twice"
+    assert set(got) == wanted
+    assert len(wanted) > 1_000
+
+    client.cancel(ccq.id)
+    reader.join(timeout=30)
+    assert reader.ended is not None
+    assert reader.ended.kind == "ccq_cancelled"
+
+
+def test_a_second_reader_with_the_first_token_gets_the_same_labels(
+    fragile: galileo.LocalCluster,
+) -> None:
+    client = fragile.client(patience="60s")
+    schema = galileo.Schema("twice", [galileo.Feature("value")], geohash_precision=4)
+    client.create_dataset(schema)
+    ccq = client.submit("twice", "value > 0.5", interval="250ms", expiration="10m")
+    assert len(ccq.initial) == 0
+    _ingest_values(client, "twice", 2_000, seed=1)
+    first = client.fetch(ccq.id, token=ccq.token, wait="60s")
+    _ingest_values(client, "twice", 2_000, seed=2)
+    second = client.fetch(ccq.id, token=first.token, wait="60s")
+    # Both were acknowledged away; a reader that stored only the first token still gets all.
+    again = client.fetch(ccq.id, token=ccq.token, wait="60s")
+    assert identities(again.labels) == identities(first.labels) | identities(second.labels)
+    assert identities(first.labels).isdisjoint(identities(second.labels))
+    client.cancel(ccq.id)
+
+
+def _ingest_values(client: Client, dataset: str, rows: int, *, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    client.ingest(
+        dataset,
+        pa.table(
+            {
+                "latitude": rng.uniform(-80, 80, rows),
+                "longitude": rng.uniform(-180, 180, rows),
+                "time": pa.array(np.full(rows, 1_393_632_000_000_000), pa.timestamp("us")),
+                "value": rng.uniform(0, 1, rows),
+            }
+        ),
+    )
+
+
+def test_a_partial_initial_result_is_completed_when_the_node_is_back(
+    fragile: galileo.LocalCluster,
+) -> None:
+    client = fragile.client(patience="60s")
+    schema = galileo.Schema("partial", [galileo.Feature("value")], geohash_precision=4)
+    client.create_dataset(schema)
+    _ingest_values(client, "partial", 3_000, seed=3)
+    whole = client.query("partial", "value > 0.5")
+    down = fragile.nodes[1]
+    down.kill()
+    ccq = client.submit("partial", "value > 0.5", interval="250ms", expiration="10m")
+    assert not ccq.initial.complete
+    assert identities(ccq.initial) < identities(whole)
+    down.restart()
+    got, token = [ccq.initial], ccq.token
+    deadline = time.monotonic() + UPDATE_TIMEOUT_S
+    while sum(map(len, got)) < len(whole) and time.monotonic() < deadline:
+        update = client.fetch(ccq.id, token=token, wait="5s")
+        got.append(update.labels)
+        token = update.token
+    assert identities(Labels.concat(schema, got)) == identities(whole)
+    assert sum(map(len, got)) == len(whole)
+    client.cancel(ccq.id)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+
+from galileo.errors import InputError, InvalidObservations
+from galileo.formats import Mapping, open_source, suggest_schema
+from galileo.model.schema import Feature
+
+MOMENT = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+TABLE = pa.table(
+    {
+        "time": pa.array([MOMENT, None, MOMENT, MOMENT], pa.timestamp("ns", tz="UTC")),
+        "t": pa.array([1.0, 2.0, float("nan"), None], pa.float32()),
+        "lat": pa.array([1, 2, 3, 4], pa.int32()),
+        "name": pa.array(["a", "b", "a", None]).dictionary_encode(),
+        "lon": pa.array([5.0, 6.0, 7.0, 8.0]),
+        "flag": pa.array([True, False, None, None]),
+        "many": pa.array([[1], [2], [3], [4]]),
+        "count": pa.array([1, None, 3, None], pa.uint8()),
+    }
+)
+
+
+def write_parquet(path: Path) -> None:
+    pq.write_table(TABLE, path, row_group_size=3)
+
+
+def write_feather(path: Path) -> None:
+    feather.write_feather(TABLE, path, chunksize=3)
+
+
+def write_stream(path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE, max_chunksize=3)
+
+
+WRITERS = pytest.mark.parametrize(
+    ("write", "format"),
+    [(write_parquet, "parquet"), (write_feather, "arrow"), (write_stream, "arrow")],
+)
+
+
+@WRITERS
+def test_typed_columns_keep_their_types(
+    tmp_path: Path, write: Callable[[Path], None], format: str
+) -> None:
+    path = tmp_path / "file.data"
+    write(path)
+    source = open_source(path)
+    assert source.format == format
+    assert source.rows in (4, None)
+    assert suggest_schema(source, "x").features == (
+        Feature("t"),
+        Feature("name", type="text"),
+        Feature("flag", type="bool"),
+        Feature("count", type="int"),
+    )
+    table = pa.concat_tables(source.batches())
+    assert source.skipped == 2
+    assert table.to_pylist() == [
+        {"latitude": 1.0, "longitude": 5.0, "time": MOMENT, "t": 1.0, "name": "a"}
+        | {"flag": True, "count": 1},
+        {"latitude": 3.0, "longitude": 7.0, "time": MOMENT, "t": None, "name": "a"}
+        | {"flag": None, "count": 3},
+    ]
+
+
+@WRITERS
+def test_a_file_that_is_cut_off_is_refused(
+    tmp_path: Path, write: Callable[[Path], None], format: str
+) -> None:
+    path = tmp_path / "file.data"
+    write(path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(InputError, match="expected a whole"):
+        list(open_source(path).batches())
+
+
+def test_numbers_as_times_have_to_say_their_unit(tmp_path: Path) -> None:
+    path = tmp_path / "file.parquet"
+    pq.write_table(pa.table({"lat": [1.0], "lon": [2.0], "time": [1500], "t": [3.0]}), path)
+    with pytest.raises(InvalidObservations, match=r"epoch_ms\(time\)"):
+        list(open_source(path).batches())
+    source = open_source(path, mapping=Mapping.parse(["time=epoch_ms(time)", "t=t"]))
+    moment = next(source.batches()).column("time").to_pylist()[0]
+    assert moment == dt.datetime(1970, 1, 1, 0, 0, 1, 500_000, dt.UTC)
+
+
+def test_many_row_groups_make_even_batches(tmp_path: Path) -> None:
+    rows = 10_000
+    table = pa.table(
+        {"lat": np.zeros(rows), "lon": np.zeros(rows), "time": [MOMENT] * rows, "n": range(rows)}
+    )
+    path = tmp_path / "file.parquet"
+    pq.write_table(table, path, row_group_size=777)
+    batches = list(open_source(path).batches(4096))
+    assert [batch.num_rows for batch in batches] == [4096, 4096, 1808]
+    assert pa.concat_tables(batches).column("n").to_pylist() == list(range(rows))

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from galileo.errors import ConfigError, InputError
+from galileo.formats import FORMATS, open_source
+from galileo.formats.detection import detect
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "format"),
+    [
+        ("x", b"PAR1....", "parquet"),
+        ("x", b"ARROW1\0\0", "arrow"),
+        ("x", b"\xff\xff\xff\xff\0\0", "arrow"),
+        ("x", b"CDF\x01", "netcdf"),
+        ("x", b"CDF\x02", "netcdf"),
+        ("x.csv", b"\x89HDF\r\n\x1a\n", "netcdf"),
+        ("x", b"GRIB\0\0\0\2", "grib"),
+        ("x.grb2", b"\r\r\n042", "grib"),
+        ("x.csv", b"lat,lon", "csv"),
+        ("x.TSV", b"lat,lon", "csv"),
+        ("x.csv.gz", b"\x1f\x8b", "csv"),
+        ("x.geojson", b"{", "geojson"),
+        ("x.json.gz", b"\x1f\x8b", "geojson"),
+    ],
+)
+def test_the_first_bytes_tell_and_else_the_suffix(
+    tmp_path: Path, name: str, start: bytes, format: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(start)
+    assert detect(path) == format
+    assert format in FORMATS
+
+
+@pytest.mark.parametrize("name", ["x", "x.dat", "x.gz", "x.grib2.gz", "x.nc.gz"])
+def test_what_nothing_tells_has_to_be_given(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"12345678")
+    with pytest.raises(InputError, match="cannot tell the format"):
+        open_source(path)
+
+
+def test_a_format_can_be_given(tmp_path: Path) -> None:
+    path = tmp_path / "points.dat"
+    path.write_text("lat,lon,time,t\n1,2,2020-01-01,3\n")
+    assert open_source(path, format="csv").rows == 1
+    with pytest.raises(InputError, match="expected a format of arrow, csv"):
+        open_source(path, format="excel")
+
+
+def test_a_missing_file_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="found none"):
+        open_source(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "module"), [("x.grib", b"GRIB", "eccodes"), ("x.nc", b"CDF\x01", "xarray")]
+)
+def test_without_the_extra_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, start: bytes, module: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(start)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=r"pip install 'galileo-store\[formats\]'") as caught:
+        open_source(path)
+    assert caught.value.details == {"module": module}

@@ -1,0 +1,350 @@
+"""NetCDF files written with netCDF4, in the shapes that the CF conventions and WRF give them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.errors import InputError, InvalidObservations, UnknownProperty
+from galileo.formats import Mapping, open_source, suggest_schema
+from galileo.formats import netcdf as reader_module
+from galileo.formats.netcdf import windows
+from galileo.formats.netcdf_grid import Grid
+
+netCDF4 = pytest.importorskip("netCDF4", reason="netCDF4 is not installed")
+pytest.importorskip("xarray", reason="xarray is not installed")
+
+NAN = float("nan")
+
+
+@contextmanager
+def writing(path: Path, *, format: str = "NETCDF4", **dims: int | None) -> Iterator[Any]:
+    with netCDF4.Dataset(path, "w", format=format) as dataset:
+        for name, size in dims.items():
+            dataset.createDimension(name, size)
+        yield dataset
+
+
+def put(dataset: Any, name: str, dims: tuple[str, ...], values: Any, **attrs: Any) -> None:
+    array = np.asarray(values)
+    # The classic formats have no integers of 64 bits.
+    array = array.astype(np.int32) if array.dtype == np.int64 else array
+    kind = attrs.pop("kind", array.dtype)
+    variable = dataset.createVariable(name, kind, dims, fill_value=attrs.pop("fill", None))
+    variable.setncatts(attrs)
+    variable[...] = array
+
+
+def put_places(
+    dataset: Any, *, latitudes: Any = (10.0, 20.0), longitudes: Any = (1.0, 2.0, 3.0)
+) -> None:
+    put(dataset, "lat", ("lat",), latitudes, units="degrees_north")
+    put(dataset, "lon", ("lon",), longitudes, units="degrees_east")
+
+
+def put_times(dataset: Any, hours: Any = (0, 6), **attrs: Any) -> None:
+    units = attrs.pop("units", "hours since 2020-01-01 00:00:00")
+    put(dataset, "time", ("time",), hours, units=units, **attrs)
+
+
+def read(path: Path, *texts: str) -> pa.Table:
+    return pa.concat_tables(open_source(path, mapping=Mapping.parse(texts)).batches())
+
+
+def utc(*parts: int) -> dt.datetime:
+    return dt.datetime(*parts, tzinfo=dt.UTC)  # type: ignore[arg-type, misc]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "file.nc"
+
+
+# --- shapes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["NETCDF4", "NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET"])
+def test_a_grid_of_times_latitudes_and_longitudes(path: Path, format: str) -> None:
+    values = np.arange(12.0).reshape(2, 2, 3)
+    with writing(path, format=format, time=None, lat=2, lon=3) as dataset:
+        put_places(dataset)
+        put_times(dataset)
+        put(dataset, "T2", ("time", "lat", "lon"), values, units="K", long_name="temperature")
+    source = open_source(path)
+    table = pa.concat_tables(source.batches())
+    assert source.format == "netcdf"
+    assert table.column("latitude").to_pylist() == [10.0] * 3 + [20.0] * 3 + [10.0] * 3 + [20.0] * 3
+    assert table.column("longitude").to_pylist() == [1.0, 2.0, 3.0] * 4
+    assert table.column("time").to_pylist() == [utc(2020, 1, 1)] * 6 + [utc(2020, 1, 1, 6)] * 6
+    assert table.column("t2").to_pylist() == list(range(12))
+    info = source.variables()[0]
+    assert (info.name, info.units, info.description) == ("T2", "K", "temperature")
+    assert info.dims == ("time:2", "lat:2", "lon:3")
+    assert suggest_schema(source, "x").features[0].unit == "K"
+
+
+def test_the_order_of_dimensions_does_not_matter(path: Path) -> None:
+    values = np.arange(12.0).reshape(2, 2, 3)
+    with writing(path, time=2, lat=2, lon=3) as dataset:
+        put_places(dataset)
+        put_times(dataset)
+        put(dataset, "straight", ("time", "lat", "lon"), values)
+        put(dataset, "turned", ("lon", "time", "lat"), values.transpose(2, 0, 1))
+    table = read(path)
+    assert table.column("turned").to_pylist() == table.column("straight").to_pylist()
+
+
+def test_a_curvilinear_grid(path: Path) -> None:
+    latitude = np.array([[10.0, 10.5], [20.0, NAN]])
+    with writing(path, time=1, y=2, x=2) as dataset:
+        put(dataset, "nav_lat", ("y", "x"), latitude)
+        put(dataset, "nav_lon", ("y", "x"), [[1.0, 2.0], [1.5, 2.5]])
+        put_times(dataset, [12])
+        put(dataset, "t", ("time", "y", "x"), [[[1.0, 2.0], [3.0, 4.0]]])
+    source = open_source(path)
+    table = pa.concat_tables(source.batches())
+    assert table.column("latitude").to_pylist() == [10.0, 10.5, 20.0]
+    assert table.column("longitude").to_pylist() == [1.0, 2.0, 1.5]
+    assert table.column("t").to_pylist() == [1.0, 2.0, 3.0]
+    assert source.skipped == 1
+
+
+def test_wrf_output(path: Path) -> None:
+    """Coordinates that change with time, texts for times, staggered grids, levels."""
+    with writing(path, Time=None, south_north=2, west_east=2, west_east_stag=3) as dataset:
+        dataset.createDimension("bottom_top", 2)
+        dataset.createDimension("DateStrLen", 19)
+        texts = np.array([list("2005-08-28_00:00:00"), list("2005-08-28_03:30:00")], dtype="S1")
+        put(dataset, "Times", ("Time", "DateStrLen"), texts)
+        place = ("Time", "south_north", "west_east")
+        latitude = np.arange(8.0).reshape(2, 2, 2)
+        put(dataset, "XLAT", place, latitude, units="degree_north")
+        put(dataset, "XLONG", place, -latitude, units="degree_east")
+        stag = ("Time", "south_north", "west_east_stag")
+        put(dataset, "XLAT_U", stag, np.zeros((2, 2, 3)), units="degree_north")
+        put(dataset, "XLONG_U", stag, np.zeros((2, 2, 3)), units="degree_east")
+        xtime = "minutes since 2005-08-28 00:00:00"
+        put(dataset, "XTIME", ("Time",), [0.0, 210.0], units=xtime)
+        at = {"coordinates": "XLONG XLAT XTIME"}
+        put(dataset, "T2", place, 280 + latitude, **at)
+        put(dataset, "QVAPOR", ("Time", "bottom_top", *place[1:]), np.ones((2, 2, 2, 2)), **at)
+        put(dataset, "U", stag, np.zeros((2, 2, 3)), coordinates="XLONG_U XLAT_U XTIME")
+    table = read(path)
+    assert table.column_names[3:] == ["t2", "qvapor_bottom_top_0", "qvapor_bottom_top_1"]
+    assert table.column("latitude").to_pylist() == list(range(8))
+    assert table.column("t2").to_pylist() == [280.0 + i for i in range(8)]
+    moments = [utc(2005, 8, 28)] * 4 + [utc(2005, 8, 28, 3, 30)] * 4
+    assert table.column("time").to_pylist() == moments
+    assert read(path, "t=T2", "time=XTIME").column("time").to_pylist() == moments
+
+
+def test_stations_and_trajectories(path: Path) -> None:
+    with writing(path, obs=3) as dataset:
+        put(dataset, "lat", ("obs",), [1.0, 2.0, 3.0], standard_name="latitude")
+        put(dataset, "lon", ("obs",), [4.0, 5.0, 6.0], standard_name="longitude")
+        seconds = np.array([0.0, 0.25, NAN])
+        put(dataset, "time", ("obs",), seconds, units="seconds since 2020-01-01 00:00:00")
+        put(dataset, "t", ("obs",), [7.0, 8.0, 9.0])
+    source = open_source(path)
+    table = pa.concat_tables(source.batches())
+    assert table.column("t").to_pylist() == [7.0, 8.0]
+    moments = table.column("time").to_pylist()
+    assert moments == [utc(2020, 1, 1), utc(2020, 1, 1) + dt.timedelta(milliseconds=250)]
+    assert source.skipped == 1
+
+
+def test_a_single_point(path: Path) -> None:
+    with writing(path, time=2) as dataset:
+        put(dataset, "latitude", (), 50.0, units="degrees_north")
+        put(dataset, "longitude", (), 8.0, units="degrees_east")
+        put_times(dataset)
+        put(dataset, "t", ("time",), [1.0, 2.0])
+    table = read(path)
+    assert table.column("latitude").to_pylist() == [50.0, 50.0]
+    assert table.column("t").to_pylist() == [1.0, 2.0]
+
+
+def test_valid_time_is_preferred_to_the_start_of_the_forecast(path: Path) -> None:
+    """As cfgrib writes forecasts: scalar start, steps, and the valid times."""
+    with writing(path, step=2, lat=1, lon=1) as dataset:
+        put_places(dataset, latitudes=[1.0], longitudes=[2.0])
+        since = "seconds since 1970-01-01"
+        start = {"units": since, "standard_name": "forecast_reference_time"}
+        put(dataset, "time", (), 0, **start)
+        put(dataset, "step", ("step",), [0.0, 6.0], units="hours", standard_name="forecast_period")
+        put(dataset, "valid_time", ("step",), [0, 21600], units=since, standard_name="time")
+        put(dataset, "t", ("step", "lat", "lon"), [[[1.0]], [[2.0]]])
+    assert read(path).column("time").to_pylist() == [utc(1970, 1, 1), utc(1970, 1, 1, 6)]
+
+
+def test_levels_are_variables_and_one_level_is_none(path: Path) -> None:
+    values = np.arange(8.0).reshape(1, 2, 2, 2)
+    with writing(path, time=1, level=2, lat=2, lon=2, height=1) as dataset:
+        put_places(dataset, longitudes=[1.0, 2.0])
+        put_times(dataset, [0])
+        put(dataset, "level", ("level",), [850.0, 500.0], units="hPa")
+        put(dataset, "t", ("time", "level", "lat", "lon"), values)
+        put(dataset, "w", ("time", "height", "lat", "lon"), np.ones((1, 1, 2, 2)))
+    assert read(path).column_names[3:] == ["t_level_850", "t_level_500", "w"]
+    table = read(path, "upper=t@level:500", "speed=hypot(t@level:850, t@level:500)")
+    assert table.column("upper").to_pylist() == [4.0, 5.0, 6.0, 7.0]
+    assert table.column("speed").to_pylist()[1] == pytest.approx(math.hypot(1, 5))
+    with pytest.raises(InputError, match="t@level:850, t@level:500"):
+        read(path, "t=t")
+
+
+def test_what_does_not_change_with_time_is_repeated_where_it_is_mapped(path: Path) -> None:
+    with writing(path, time=2, lat=1, lon=2) as dataset:
+        put_places(dataset, latitudes=[1.0], longitudes=[1.0, 2.0])
+        put_times(dataset)
+        put(dataset, "height", ("lat", "lon"), [[100.0, 200.0]])
+        put(dataset, "t", ("time", "lat", "lon"), [[[1.0, 2.0]], [[3.0, 4.0]]])
+    assert read(path).column_names[3:] == ["t"]
+    table = read(path, "t=t", "height=height")
+    assert table.column("height").to_pylist() == [100.0, 200.0, 100.0, 200.0]
+
+
+# --- values ----------------------------------------------------------------------------------
+
+
+def test_missing_values_of_every_kind_are_null(path: Path) -> None:
+    with writing(path, time=1, lat=2, lon=3) as dataset:
+        put_places(dataset)
+        put_times(dataset, [0])
+        dims = ("time", "lat", "lon")
+        put(dataset, "always", dims, np.ones((1, 2, 3)))
+        base = np.arange(6.0).reshape(1, 2, 3)
+        put(dataset, "filled", dims, np.where(base == 1, -999.0, base), fill=-999.0)
+        put(dataset, "named", dims, np.where(base == 2, -1e20, base), missing_value=-1e20)
+        put(dataset, "unwritten", dims, np.where(base == 3, netCDF4.default_fillvals["f8"], base))
+        put(dataset, "ranged", dims, base, valid_min=0.0, valid_max=4.0)
+        put(dataset, "counted", dims, base.astype(np.int32), valid_range=np.int32([1, 9]))
+        packed = dataset.createVariable("packed", "i2", dims, fill_value=np.int16(-32767))
+        packed.setncatts({"scale_factor": 0.5, "add_offset": 10.0, "valid_range": np.int16([0, 8])})
+        packed[...] = np.ma.masked_equal(10.0 + base, 10.0)
+    with netCDF4.Dataset(path) as dataset:
+        expected = {name: dataset[name][:].ravel() for name in dataset.variables}
+    table = read(path)
+    for name in ("filled", "named", "unwritten", "ranged", "counted", "packed"):
+        assert table.column(name).to_pylist() == expected[name].tolist(), name
+        assert table.column(name).null_count == 1 + (name == "packed"), name
+
+
+def test_whole_numbers_are_int_features(path: Path) -> None:
+    with writing(path, time=1, lat=2, lon=3) as dataset:
+        put_places(dataset)
+        put_times(dataset, [0])
+        put(dataset, "count", ("time", "lat", "lon"), np.arange(6, dtype=np.int16).reshape(1, 2, 3))
+    source = open_source(path)
+    assert suggest_schema(source, "x").features[0].type == "int"
+    assert read(path).column("count").to_pylist() == list(range(6))
+
+
+# --- times -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("units", "calendar", "number", "moment"),
+    [
+        ("days since 1900-01-01", "standard", 0.5, utc(1900, 1, 1, 12)),
+        ("hours since 1-1-1 00:00:0.0", "gregorian", 17067072.0, utc(1948, 1, 1)),
+        ("minutes since 2020-01-01 00:00 +01:00", "standard", 60, utc(2020, 1, 1)),
+        ("days since 2001-01-01", "noleap", 365 * 3 + 59, utc(2004, 3, 1)),
+        ("days since 2001-01-01", "360_day", 45, utc(2001, 2, 16)),
+        ("days since 1960-01-01", "proleptic_gregorian", -1, utc(1959, 12, 31)),
+    ],
+)
+def test_times_in_units_and_calendars(
+    path: Path, units: str, calendar: str, number: float, moment: dt.datetime
+) -> None:
+    with writing(path, time=1, lat=1, lon=1) as dataset:
+        put_places(dataset, latitudes=[1.0], longitudes=[1.0])
+        put_times(dataset, [number], units=units, calendar=calendar)
+        put(dataset, "t", ("time", "lat", "lon"), [[[1.0]]])
+    assert read(path).column("time").to_pylist() == [moment]
+
+
+def test_a_day_that_our_calendar_lacks_is_refused(path: Path) -> None:
+    with writing(path, time=1, lat=1, lon=1) as dataset:
+        put_places(dataset, latitudes=[1.0], longitudes=[1.0])
+        put_times(dataset, [59], units="days since 2001-01-01", calendar="360_day")
+        put(dataset, "t", ("time", "lat", "lon"), [[[1.0]]])
+    with pytest.raises(InvalidObservations, match="expected times in variable 'time'"):
+        read(path)
+
+
+def test_a_file_without_times_takes_a_constant_one(path: Path) -> None:
+    with writing(path, lat=2, lon=3) as dataset:
+        put_places(dataset)
+        put(dataset, "t", ("lat", "lon"), np.ones((2, 3)))
+    with pytest.raises(InputError, match="time=VARIABLE"):
+        open_source(path)
+    table = read(path, "time=@2012-03-01T06:00Z")
+    assert table.column("time").to_pylist() == [utc(2012, 3, 1, 6)] * 6
+    assert table.column_names[3:] == ["t"]
+
+
+# --- coordinates that have to be named -------------------------------------------------------
+
+
+def test_coordinates_can_be_mapped(path: Path) -> None:
+    with writing(path, a=2, b=2) as dataset:
+        put(dataset, "north", ("a",), [1.0, 2.0])
+        put(dataset, "east", ("b",), [3.0, 4.0])
+        put(dataset, "when", (), 3.0, units="days since 2020-01-01")
+        put(dataset, "t", ("a", "b"), np.ones((2, 2)))
+    with pytest.raises(InputError, match="latitude=VARIABLE"):
+        open_source(path)
+    table = read(path, "latitude=north", "longitude=east", "t=t")
+    assert table.column("latitude").to_pylist() == [1.0, 1.0, 2.0, 2.0]
+    assert set(table.column("time").to_pylist()) == {utc(2020, 1, 4)}
+    with pytest.raises(UnknownProperty, match="did you mean 'north'"):
+        read(path, "latitude=nort", "longitude=east", "t=t")
+
+
+def test_a_damaged_file_is_refused(path: Path) -> None:
+    path.write_bytes(b"\x89HDF\r\n\x1a\n" + b"\0" * 100)
+    with pytest.raises(InputError, match="expected a whole NetCDF file"):
+        open_source(path)
+
+
+# --- slabs -----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 5), max_size=3), st.integers(1, 70))
+def test_windows_cover_every_row_once_and_in_order(shape: list[int], rows_max: int) -> None:
+    dims = tuple("abc"[: len(shape)])
+    grid = Grid("lat", "lon", "time", None, dims, tuple(shape), dims)
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    parts = [
+        numbers[tuple(window[dim] for dim in dims)].ravel()
+        for window in windows(grid, rows_max=rows_max)
+    ]
+    assert np.concatenate(parts).tolist() == list(range(math.prod(shape)))
+    assert max(len(part) for part in parts) <= rows_max
+
+
+@pytest.mark.parametrize("values_max", [1, 7, 30, 1000])
+def test_slabs_do_not_change_what_is_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch, values_max: int
+) -> None:
+    generator = np.random.default_rng(1)
+    with writing(path, time=3, y=4, x=5) as dataset:
+        put(dataset, "lat", ("y", "x"), generator.uniform(0, 1, (4, 5)))
+        put(dataset, "lon", ("time", "y", "x"), generator.uniform(0, 1, (3, 4, 5)))
+        put_times(dataset, [0, 1, 2])
+        put(dataset, "t", ("time", "y", "x"), generator.uniform(0, 1, (3, 4, 5)))
+        put(dataset, "s", ("time", "y", "x"), generator.uniform(0, 1, (3, 4, 5)))
+    whole = [batch.to_pydict() for batch in open_source(path).batches(13)]
+    monkeypatch.setattr(reader_module, "SLAB_VALUES_MAX", values_max)
+    assert [batch.to_pydict() for batch in open_source(path).batches(13)] == whole

@@ -1,0 +1,215 @@
+"""What holds for every format: binding, skipping, batches, digests, suggested schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.errors import InputError, InvalidObservations, InvalidSchema, UnknownProperty
+from galileo.formats import Mapping, Source, open_source, suggest_schema
+from galileo.formats.source import DEFAULT_INDEXED_MAX, _rebatched
+from galileo.model.observations import normalise
+from galileo.model.schema import Feature, Schema
+
+TEXT = """lat,lon,time,t,rh,station
+10,20,2020-01-01T00:00Z,1.5,40,A
+11,21,2020-01-01T00:00Z,,,
+12,22,2020-01-01T01:00Z,,50,B
+,23,2020-01-01T01:00Z,2.5,60,C
+14,24,,2.5,60,D
+15,200,2020-01-01T02:00Z,3.5,70,NA
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "points.csv"
+    file.write_text(TEXT)
+    return file
+
+
+def read(source: Source, rows_max: int = 65_536) -> pa.Table:
+    return pa.concat_tables(source.batches(rows_max))
+
+
+def test_rows_without_place_time_or_value_are_skipped_and_counted(path: Path) -> None:
+    source = open_source(path)
+    table = read(source)
+    assert table.column("t").to_pylist() == [1.5, None, 3.5]
+    assert table.column("latitude").to_pylist() == [10.0, 12.0, 15.0]
+    assert (source.rows, source.skipped) == (6, 3)
+
+
+def test_skipping_looks_at_the_mapped_features_only(path: Path) -> None:
+    source = open_source(path, mapping=Mapping.parse(["t=t"]))
+    assert read(source).column("t").to_pylist() == [1.5, 3.5]
+    assert source.skipped == 4
+
+
+def test_a_second_reading_counts_anew(path: Path) -> None:
+    source = open_source(path)
+    assert read(source).equals(read(source))
+    assert source.skipped == 3
+
+
+def test_observations_fit_the_suggested_schema(path: Path) -> None:
+    source = open_source(path)
+    schema = suggest_schema(source, "points", geohash_precision=4, time_bucket="1d")
+    assert schema == Schema(
+        "points",
+        [Feature("t"), Feature("rh", type="int"), Feature("station", type="text")],
+        geohash_precision=4,
+        time_bucket="1d",
+    )
+    assert normalise(schema, read(source)).column("longitude").to_pylist() == [20.0, 22.0, -160.0]
+
+
+def test_the_order_of_a_mapping_is_that_of_the_columns(path: Path) -> None:
+    mapping = Mapping.parse(["humidity=rh", "kelvin=celsius_to_kelvin(t)", "speed=hypot(t, rh)"])
+    source = open_source(path, mapping=mapping)
+    assert source.features == {
+        "humidity": "rh",
+        "kelvin": "celsius_to_kelvin(t)",
+        "speed": "hypot(t, rh)",
+    }
+    table = read(source)
+    assert table.column_names[3:] == ["humidity", "kelvin", "speed"]
+    assert table.column("kelvin").to_pylist() == [274.65, None, 276.65]
+    assert [f.unit for f in suggest_schema(source, "x").features] == ["", "K", ""]
+
+
+def test_a_schema_decides_features_and_types(path: Path) -> None:
+    schema = Schema("x", [Feature("rh"), Feature("station", type="text"), Feature("t")])
+    table = read(open_source(path, schema=schema))
+    assert table.schema.equals(
+        pa.schema([(f.name, f.type) for f in schema.observation_schema]), check_metadata=False
+    )
+    assert table.column("rh").to_pylist() == [40.0, 50.0, 70.0]
+
+
+def test_a_feature_without_a_namesake_has_to_be_mapped(path: Path) -> None:
+    schema = Schema("x", [Feature("t"), Feature("gust")])
+    with pytest.raises(InputError, match="no variable named like gust of dataset 'x'"):
+        read(open_source(path, schema=schema))
+
+
+def test_with_a_mapping_the_rest_is_missing(path: Path) -> None:
+    schema = Schema("x", [Feature("t"), Feature("gust"), Feature("humidity")])
+    mapping = Mapping.parse(["humidity=rh"])
+    source = open_source(path, schema=schema, mapping=mapping)
+    table = read(source)
+    assert table.column("gust").to_pylist() == [None] * 3
+    assert table.column("humidity").to_pylist() == [40.0, 50.0, 70.0]
+    assert table.column("t").to_pylist() == [1.5, None, 3.5]
+    assert source.features["gust"] == ""
+
+
+def test_a_mapping_to_no_feature_of_the_schema_is_refused(path: Path) -> None:
+    schema = Schema("x", [Feature("temperature")])
+    with pytest.raises(InvalidSchema, match="did you mean 'temperature'"):
+        read(open_source(path, schema=schema, mapping=Mapping.parse(["temperatur=t"])))
+
+
+def test_a_mapping_from_no_variable_is_refused(path: Path) -> None:
+    with pytest.raises(UnknownProperty, match="'temp'"):
+        read(open_source(path, mapping=Mapping.parse(["t=temp"])))
+
+
+def test_a_value_of_another_type_is_refused_with_its_row(path: Path) -> None:
+    path.write_text(TEXT + "1,2,2020-01-01,warm,1,E\n")
+    schema = Schema("x", [Feature("t")])
+    with pytest.raises(InvalidObservations, match="'warm' in row 6"):
+        read(open_source(path, schema=schema))
+
+
+# --- batches and digests ---------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 7), max_size=12), st.integers(1, 9))
+def test_batches_are_full_whatever_the_pieces(pieces: list[int], rows_max: int) -> None:
+    numbers = iter(range(sum(pieces)))
+    tables = [
+        pa.table({"n": pa.array([next(numbers) for _ in range(size)], pa.int64())})
+        for size in pieces
+    ]
+
+    def arriving() -> Iterator[pa.Table]:
+        yield from tables
+
+    batches = list(_rebatched(arriving(), rows_max=rows_max))
+    assert [n for batch in batches for n in batch.column("n").to_pylist()] == list(
+        range(sum(pieces))
+    )
+    assert all(batch.num_rows == rows_max for batch in batches[:-1])
+    assert all(0 < batch.num_rows <= rows_max for batch in batches)
+
+
+@pytest.mark.parametrize("rows_max", [1, 2, 3, 100])
+def test_batches_repeat(path: Path, rows_max: int) -> None:
+    first, second = (list(open_source(path).batches(rows_max)) for _ in range(2))
+    assert len(first) == -(-3 // rows_max)
+    assert all(a.equals(b) for a, b in zip(first, second, strict=True))
+
+
+def test_batches_of_nothing_are_refused(path: Path) -> None:
+    with pytest.raises(InputError, match="at least 1 row"):
+        open_source(path).batches(0)
+
+
+def test_digests_are_equal_for_equal_batches_only(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere.csv"
+    copy.write_bytes(path.read_bytes())
+    changed = tmp_path / "changed.csv"
+    changed.write_text(TEXT.replace("1.5", "1.6"))
+    schema = Schema("x", [Feature("t")])
+    base = open_source(path).digest()
+    assert base == open_source(path).digest() == open_source(copy).digest()
+    others = [
+        open_source(changed).digest(),
+        open_source(path).digest(rows_max=10),
+        open_source(path, mapping=Mapping.parse(["t=t"])).digest(),
+        open_source(path, mapping=Mapping.parse(["t=rh"])).digest(),
+        open_source(path, mapping=Mapping.parse(["time=@2020-01-01"])).digest(),
+        open_source(path, schema=schema).digest(),
+        open_source(path, schema=Schema("y", [Feature("t")])).digest(),
+    ]
+    assert len({base, *others}) == 1 + len(others)
+    assert len(base) <= 64
+
+
+# --- suggested schemas -----------------------------------------------------------------------
+
+
+def test_ids_and_what_comes_late_are_not_indexed(tmp_path: Path) -> None:
+    rows = 50
+    columns = {"lat": [1.0] * rows, "lon": [2.0] * rows, "time": ["2020-01-01"] * rows}
+    columns |= {"kind": ["a", "b"] * (rows // 2)}
+    columns |= {f"v{number}": [1.0] * rows for number in range(DEFAULT_INDEXED_MAX + 2)}
+    path = tmp_path / "wide.csv"
+    table = pa.table(columns | {"url": [f"http://{number}" for number in range(rows)]})
+    path.write_text(table.to_pandas().to_csv(index=False))
+    source = open_source(path)
+    schema = suggest_schema(source, "wide")
+    assert len(schema.indexed) == DEFAULT_INDEXED_MAX
+    assert schema.indexed[0].name == "kind"
+    assert schema.features[-1] == Feature("url", type="text", indexed=False)
+    mapped = open_source(path, mapping=Mapping.parse(["link=url"]))
+    assert suggest_schema(mapped, "wide").indexed == (Feature("link", type="text"),)
+
+
+def test_a_suggested_schema_reads_the_same_observations(tmp_path: Path) -> None:
+    path = tmp_path / "odd.parquet"
+    table = pa.table(
+        {"Lat": [1.0], "Lon": [2.0], "Time": ["2020-01-01"], "Wind Speed": [3.0], "block": [4]}
+    )
+    pq.write_table(table, path)
+    plain = open_source(path)
+    schema = suggest_schema(plain, "odd")
+    assert [f.name for f in schema.features] == ["wind_speed", "block_value"]
+    assert read(open_source(path, schema=schema)).equals(read(plain))

@@ -1,0 +1,186 @@
+"""Processes that die while they write, and disks that are really full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galileo.errors import PartitionStopped
+from galileo.storage.journal import Commit
+from galileo.storage.writer import JournalOptions
+
+Make = Callable[..., Commit]
+Open = Callable[..., Any]
+
+FIRST = f"{1:020d}.segment"
+ROUNDS = (1, 7, 23, 2, 40)
+"""After how many reports each child of the SIGKILL test is killed."""
+
+# Arguments: journal directory, first batch, number of groups (0: for ever). Reports each
+# acknowledged commit as "batch sequence"; groups have one or two commits.
+CHILD = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import conftest
+from pathlib import Path
+from galileo.errors import GalileoError
+from galileo.storage.writer import JournalOptions
+options = JournalOptions(segment_bytes_max=20_000)
+journal = conftest.opened(Path(sys.argv[1]), options).journal
+batch, groups = int(sys.argv[2]), int(sys.argv[3])
+print("ready", flush=True)
+done = 0
+while not groups or done < groups:
+    done += 1
+    group = [conftest.commit(batch + n, rows=20) for n in range(1 + batch % 3)]
+    batch += len(group)
+    for commit, result in zip(group, journal.append(group)):
+        if isinstance(result, GalileoError):
+            print("refused", commit.batch, result.kind, flush=True)
+        else:
+            print(commit.batch, result.sequence, flush=True)
+"""
+
+
+def child(directory: Path, *, batch: int, groups: int = 0) -> list[str]:
+    return [sys.executable, "-c", CHILD, str(directory), str(batch), str(groups)]
+
+
+def check_holds(journal: Any, reported: dict[int, int], make_commit: Make) -> None:
+    """All that was reported is there, under its sequence, and no batch is there twice."""
+    batches = [journal.header(n).batch for n in range(1, journal.last_sequence + 1)]
+    assert len(set(batches)) == len(batches)
+    for batch, sequence in reported.items():
+        assert batches[sequence - 1] == batch
+    for sequence, batch in enumerate(batches, start=1):
+        assert journal.read(sequence).equals(make_commit(batch, rows=20).observations)
+
+
+def test_what_a_killed_process_reported_is_there_once(
+    tmp_path: Path, make_commit: Make, open_journal: Open
+) -> None:
+    reported: dict[int, int] = {}
+    for reports in ROUNDS:
+        first = max(0, max(reported, default=0) - 4)  # retries what may have been acknowledged
+        command = child(tmp_path, batch=first)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            lines = [process.stdout.readline() for _ in range(reports)]
+            process.kill()
+            lines += [line for line in process.stdout if line.endswith("\n")]
+        for line in lines:
+            batch, sequence = map(int, line.split())
+            assert reported.setdefault(batch, sequence) == sequence
+    assert len(reported) >= ROUNDS[-1]
+    check_holds(open_journal(tmp_path).journal, reported, make_commit)
+
+
+@pytest.fixture(scope="session")
+def strace() -> str:
+    path = shutil.which("strace")
+    if path is None:
+        pytest.skip("strace is not installed")
+    probe = [path, "-qq", "-e", "inject=fdatasync:error=EIO:when=1", sys.executable, "-c", "pass"]
+    if subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("strace may not trace or inject here")
+    return path
+
+
+def injected(strace: str, tmp_path: Path, fault: str, *, groups: int) -> list[str]:
+    """What a child reported under one injected fault."""
+    call = fault.partition(":")[0]
+    trace = [strace, "-f", "-qq", "-o", str(tmp_path / "trace"), "-e", f"trace={call}"]
+    command = [*trace, "-e", f"inject={fault}", *child(tmp_path / "7", batch=0, groups=groups)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=120)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("pwritev,pwritev2:signal=SIGKILL:when=1", "pwritev,pwritev2:signal=SIGKILL:when=3"),
+        *("fdatasync:signal=SIGKILL:when=2", "fdatasync:signal=SIGKILL:when=5"),
+    ],
+)
+def test_a_process_killed_at_a_system_call_loses_nothing_it_reported(
+    strace: str, tmp_path: Path, make_commit: Make, open_journal: Open, fault: str
+) -> None:
+    lines = injected(strace, tmp_path, fault, groups=6)
+    reported = {int(batch): int(sequence) for batch, sequence in map(str.split, lines[1:])}
+    assert lines[0] == "ready"
+    assert len(reported) < 9
+    journal = open_journal(tmp_path / "7").journal
+    check_holds(journal, reported, make_commit)
+    assert journal.append([make_commit(0, rows=20)])[0].sequence == 1
+
+
+def test_a_sync_that_fails_once_stops_the_partition_for_good(
+    strace: str, tmp_path: Path, make_commit: Make, open_journal: Open
+) -> None:
+    lines = injected(strace, tmp_path, "fdatasync:error=EIO:when=3", groups=5)
+    reported = [line for line in lines[1:] if not line.startswith("refused")]
+    refused = [line for line in lines[1:] if line.startswith("refused")]
+    assert reported == ["0 1", "1 2", "2 3"]
+    assert len(refused) == 4
+    assert all(line.endswith("partition_stopped") for line in refused)
+    journal = open_journal(tmp_path / "7").journal
+    check_holds(journal, {0: 1, 1: 2, 2: 3}, make_commit)
+    assert journal.last_sequence == 3
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """An empty file system of 64 KiB of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    mount = shutil.which("mount")
+    if mount is None:
+        pytest.skip("mount is not installed")
+    place = tmp_path / "small"
+    place.mkdir()
+    command = [mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_disk_that_is_really_full_refuses_and_recovers_when_there_is_room(
+    small_disk: Path, make_commit: Make, open_journal: Open
+) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(30_000))
+    directory, options = small_disk / "7", JournalOptions(retry_after_s=0.05)
+    journal = open_journal(directory, options).journal
+    commits = [make_commit(batch, rows=100) for batch in range(20)]
+    refused: Any = None
+    stored = 0
+    while refused is None:
+        result = journal.append([commits[stored]])[0]
+        refused = result if isinstance(result, PartitionStopped) else None
+        stored += refused is None
+    assert stored > 0
+    assert os.strerror(errno.ENOSPC) in refused.message
+    assert (directory / FIRST).stat().st_size == journal.bytes_on_disk
+    for sequence in range(1, stored + 1):
+        assert journal.read(sequence).equals(commits[sequence - 1].observations)
+
+    ballast.unlink()
+    time.sleep(refused.details["after_s"])
+    assert journal.append([commits[stored]])[0].sequence == stored + 1
+    assert journal.stopped is None
+    journal.close()
+    again = open_journal(directory).journal
+    assert again.last_sequence == stored + 1
+    again.close()

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import struct
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.errors import ConfigError, DataDamaged, InputError
+from galileo.storage.frame import (
+    ALIGNMENT,
+    HEADER_BYTES_MAX,
+    HEADER_BYTES_MIN,
+    FrameHeader,
+    checksum,
+    decode_body,
+    decode_header,
+    encode_body,
+    encode_header,
+    producer_name,
+)
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+PRODUCERS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=255).filter(
+    lambda name: len(name.encode()) <= 255
+)
+HEADERS = st.builds(
+    FrameHeader,
+    partition=U32,
+    sequence=U64,
+    group=U64,
+    producer=PRODUCERS,
+    batch=U64,
+    rows=U32,
+    paths=U32,
+    committed_at_us=st.integers(-(2**63), 2**63 - 1),
+    paths_bytes=U64,
+    observations_bytes=U64,
+    paths_crc=U32,
+    observations_crc=U32,
+)
+
+
+@given(HEADERS, st.binary(max_size=100))
+def test_a_header_comes_back_whatever_follows_it(header: FrameHeader, behind: bytes) -> None:
+    stored = encode_header(header)
+    assert len(stored) == header.header_bytes
+    assert len(stored) % ALIGNMENT == 0
+    assert HEADER_BYTES_MIN <= len(stored) <= HEADER_BYTES_MAX
+    assert decode_header(stored + behind) == header
+
+
+@given(HEADERS, st.data())
+def test_every_flipped_bit_of_a_header_is_noticed(header: FrameHeader, data: st.DataObject) -> None:
+    stored = bytearray(encode_header(header))
+    bit = data.draw(st.integers(0, 8 * len(stored) - 1))
+    stored[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(DataDamaged):
+        decode_header(bytes(stored) + bytes(HEADER_BYTES_MAX))
+
+
+@given(HEADERS, st.data())
+def test_a_header_that_is_cut_short_is_noticed(header: FrameHeader, data: st.DataObject) -> None:
+    stored = encode_header(header)
+    with pytest.raises(DataDamaged):
+        decode_header(stored[: data.draw(st.integers(0, len(stored) - 1))])
+
+
+@given(HEADERS)
+def test_a_whole_header_of_another_format_is_not_taken_for_damage(header: FrameHeader) -> None:
+    stored = bytearray(encode_header(header))
+    stored[8:10] = struct.pack("<H", 2)
+    stored[-4:] = struct.pack("<I", google_crc32c.value(bytes(stored[:-4])))
+    with pytest.raises(ConfigError, match="format 1, got 2"):
+        decode_header(bytes(stored))
+
+
+BATCHES = st.lists(
+    st.tuples(
+        st.one_of(st.none(), st.floats(allow_nan=False)),
+        st.one_of(st.none(), st.text(max_size=20)),
+        st.one_of(st.none(), st.booleans()),
+    ),
+    max_size=50,
+)
+
+
+@given(BATCHES, st.integers(0, 10))
+def test_a_body_comes_back_also_from_a_slice(
+    rows: list[tuple[float | None, str | None, bool | None]], skipped: int
+) -> None:
+    schema = pa.schema([("value", pa.float64()), ("text", pa.string()), ("flag", pa.bool_())])
+    columns = [pa.array([row[n] for row in rows], type=kind) for n, kind in enumerate(schema.types)]
+    batch = pa.RecordBatch.from_arrays(columns, schema=schema).slice(skipped)
+    body = encode_body(batch)
+    stored = b"".join(bytes(buffer) for buffer in body.buffers)
+    assert len(stored) == body.size
+    assert body.size % ALIGNMENT == 0
+    assert body.crc == google_crc32c.value(stored) == checksum([stored[:5], stored[5:]])
+    assert decode_body(pa.py_buffer(stored), schema).equals(batch)
+
+
+def test_a_decoded_body_shares_the_memory_of_its_buffer() -> None:
+    batch = pa.record_batch({"value": np.arange(1000.0)})
+    buffer = pa.py_buffer(b"".join(bytes(part) for part in encode_body(batch).buffers))
+    values = decode_body(buffer, batch.schema).column(0).buffers()[1]
+    assert buffer.address <= values.address < buffer.address + buffer.size
+
+
+def test_a_body_that_is_no_message_is_damage() -> None:
+    with pytest.raises(DataDamaged, match="record batch"):
+        decode_body(pa.py_buffer(b"\xff" * 128), pa.schema([("value", pa.float64())]))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "ü" * 128, "\ud800"])
+def test_producer_names_that_fit_no_frame_are_refused(name: str) -> None:
+    with pytest.raises(InputError):
+        producer_name(name)
+
+
+def test_the_longest_producer_name_fits() -> None:
+    assert producer_name("ü" * 127 + "x") == "ü" * 127 + "x"

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import errno
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.errors import DataDamaged, InputError, PartitionStopped
+from galileo.storage.disk import REAL_DISK
+from galileo.storage.records import RecordDirectory
+
+NAMES = st.text("abz09_.-", min_size=1, max_size=8) | st.sampled_from([".", "..", "a.record"])
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(NAMES, st.none() | st.binary(max_size=50)), max_size=15))
+def test_it_is_a_dictionary_that_outlives_the_process(
+    changes: list[tuple[str, bytes | None]],
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        expected: dict[str, bytes] = {}
+        for record, data in changes:
+            records = RecordDirectory(Path(name) / "kind", REAL_DISK)
+            if data is None:
+                records.delete(record)
+                expected.pop(record, None)
+            else:
+                records.save(record, data)
+                expected[record] = data
+            assert records.load(record) == expected.get(record)
+        found = RecordDirectory(Path(name) / "kind", REAL_DISK).load_all()
+        assert found == expected
+        assert list(Path(name).iterdir()) in ([], [Path(name) / "kind"])
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "A", "a/b", "../a", "ü", "a b", "a\n", "a\0"])
+def test_other_names_are_refused(tmp_path: Path, name: str) -> None:
+    records = RecordDirectory(tmp_path, REAL_DISK)
+    for use in (lambda: records.save(name, b""), lambda: records.load(name)):
+        with pytest.raises(InputError):
+            use()
+    with pytest.raises(InputError):
+        records.delete(name)
+
+
+def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path: Path) -> None:
+    records = RecordDirectory(tmp_path, REAL_DISK)
+    records.save("ccq", b"state of a query")
+    path = tmp_path / "ccq.record"
+    stored = path.read_bytes()
+    for bit in range(8 * len(stored)):
+        damaged = bytearray(stored)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(DataDamaged, match=r"ccq\.record"):
+            records.load("ccq")
+    for length in range(len(stored)):
+        path.write_bytes(stored[:length])
+        with pytest.raises(DataDamaged):
+            records.load_all()
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "fdatasync"])
+def test_a_disk_that_refuses_leaves_the_old_record(
+    tmp_path: Path, faulty_disk: Any, operation: str
+) -> None:
+    records = RecordDirectory(tmp_path, faulty_disk)
+    records.save("ccq", b"old")
+    faulty_disk.failing, faulty_disk.torn_bytes = {operation: errno.ENOSPC}, 10
+    with pytest.raises(PartitionStopped, match="refused"):
+        records.save("ccq", b"new")
+    assert records.load_all() == {"ccq": b"old"}
+    assert [path.name for path in tmp_path.iterdir()] == ["ccq.record"]
+    faulty_disk.failing = {}
+    records.save("ccq", b"new")
+    assert records.load_all() == {"ccq": b"new"}
+
+
+def test_a_temporary_file_of_a_dead_process_is_no_record_and_in_nobodys_way(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "ccq.record.tmp").write_bytes(b"half")
+    records = RecordDirectory(tmp_path, REAL_DISK)
+    assert records.load_all() == {}
+    records.save("ccq", b"whole")
+    assert records.load_all() == {"ccq": b"whole"}
+
+
+def test_a_record_is_synced_before_and_after_it_takes_its_name(
+    tmp_path: Path, faulty_disk: Any
+) -> None:
+    records = RecordDirectory(tmp_path, faulty_disk)
+    records.save("ccq", b"x")
+    faulty_disk.calls.clear()
+    records.save("ccq", b"y")
+    assert faulty_disk.calls == ["create", "write", "fdatasync", "sync_directory"]
+    faulty_disk.calls.clear()
+    records.delete("ccq")
+    assert faulty_disk.calls == ["sync_directory"]

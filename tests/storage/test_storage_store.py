@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from galileo.errors import (
+    Bug,
+    ConfigError,
+    DataDamaged,
+    DatasetExists,
+    InputError,
+    PartitionStopped,
+    UnknownDataset,
+)
+from galileo.model.schema import Feature, Schema
+from galileo.storage.journal import Commit, PartitionJournal
+from galileo.storage.store import Store
+from galileo.storage.writer import JournalOptions
+
+Make = Callable[..., Commit]
+
+
+def wall() -> float:
+    return 1.5e9
+
+
+def opened(directory: Path, options: JournalOptions | None = None) -> Store:
+    store = Store.open(directory, options, wall=wall)
+    store.recover(lambda *_: None)
+    return store
+
+
+def test_datasets_and_commits_outlive_the_process(
+    tmp_path: Path, schema: Schema, make_commit: Make
+) -> None:
+    other = Schema("radar", [Feature("reflectivity", "dBZ")])
+    with opened(tmp_path / "new" / "node") as store:
+        assert store.create_dataset(schema)
+        assert store.create_dataset(other)
+        for partition, batches in ((3, 2), (11, 1)):
+            journal = store.journal("nam", partition)
+            journal.append([make_commit(batch) for batch in range(batches)])
+            assert store.journal("nam", partition) is journal
+
+    replayed: list[tuple[str, int, int, pa.RecordBatch]] = []
+    with Store.open(tmp_path / "new" / "node", wall=wall) as store:
+        assert store.schemas() == {"nam": schema, "radar": other}
+        store.recover(lambda *frame: replayed.append(frame))
+        assert [frame[:3] for frame in replayed] == [("nam", 3, 1), ("nam", 3, 2), ("nam", 11, 1)]
+        assert replayed[1][3].equals(make_commit(1).paths)
+        assert set(store.journals()) == {("nam", 3), ("nam", 11)}
+        assert store.journal("nam", 3).read(2).equals(make_commit(1).observations)
+
+
+def test_creating_an_equal_dataset_again_does_nothing_and_another_schema_is_refused(
+    tmp_path: Path, schema: Schema
+) -> None:
+    different = Schema("nam", schema.features, geohash_precision=6)
+    with opened(tmp_path) as store:
+        assert store.create_dataset(schema)
+        assert not store.create_dataset(schema)
+        with pytest.raises(DatasetExists, match="another schema"):
+            store.create_dataset(different)
+    with opened(tmp_path) as store:
+        assert not store.create_dataset(schema)
+        with pytest.raises(DatasetExists):
+            store.create_dataset(different)
+
+
+def test_a_dataset_that_could_not_be_stored_does_not_exist(
+    tmp_path: Path, schema: Schema, faulty_disk: Any
+) -> None:
+    with opened(tmp_path, JournalOptions(disk=faulty_disk)) as store:
+        faulty_disk.failing = {"fdatasync": 28}
+        with pytest.raises(PartitionStopped):
+            store.create_dataset(schema)
+        assert store.schemas() == {}
+        faulty_disk.failing = {}
+        assert store.create_dataset(schema)
+
+
+def test_unknown_datasets_and_impossible_partitions_are_refused(
+    tmp_path: Path, schema: Schema
+) -> None:
+    with opened(tmp_path) as store:
+        store.create_dataset(schema)
+        with pytest.raises(UnknownDataset, match="create it first"):
+            store.journal("../nam", 0)
+        for partition in (-1, 2**31):
+            with pytest.raises(InputError):
+                store.journal("nam", partition)
+    assert not (tmp_path / "journals").exists()
+
+
+def test_journals_wait_for_recovery_which_happens_once(tmp_path: Path, schema: Schema) -> None:
+    with Store.open(tmp_path, wall=wall) as store:
+        store.create_dataset(schema)
+        with pytest.raises(Bug, match="recover"):
+            store.journal("nam", 0)
+        store.recover(lambda *_: None)
+        with pytest.raises(Bug, match="second"):
+            store.recover(lambda *_: None)
+
+
+def test_threads_that_ask_at_once_share_one_journal(tmp_path: Path, schema: Schema) -> None:
+    with opened(tmp_path) as store:
+        store.create_dataset(schema)
+        found: list[PartitionJournal] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(store.journal("nam", 5))) for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 8
+        assert len({id(journal) for journal in found}) == 1
+
+
+def test_the_epoch_rises_with_each_opening(tmp_path: Path) -> None:
+    epochs = []
+    for _ in range(3):
+        with Store.open(tmp_path, wall=wall) as store:
+            epochs.append(store.epoch)
+    assert epochs == [1, 2, 3]
+
+
+def test_an_epoch_that_is_lost_or_damaged_stops_the_start(tmp_path: Path, schema: Schema) -> None:
+    with opened(tmp_path) as store:
+        store.create_dataset(schema)
+    path = tmp_path / "node" / "epoch.record"
+    path.write_bytes(path.read_bytes()[:-1] + b"9")
+    with pytest.raises(DataDamaged, match=r"epoch\.record"):
+        Store.open(tmp_path, wall=wall)
+    path.unlink()
+    with pytest.raises(DataDamaged, match="missing"):
+        Store.open(tmp_path, wall=wall)
+
+
+def test_commits_without_their_schema_stop_the_start(
+    tmp_path: Path, schema: Schema, make_commit: Make
+) -> None:
+    with opened(tmp_path) as store:
+        store.create_dataset(schema)
+        store.journal("nam", 0).append([make_commit(0)])
+    (tmp_path / "datasets" / "nam.record").unlink()
+    with Store.open(tmp_path, wall=wall) as store, pytest.raises(DataDamaged, match="unknown"):
+        store.recover(lambda *_: None)
+
+
+def test_a_second_user_is_refused_and_told_who_holds_the_directory(tmp_path: Path) -> None:
+    with Store.open(tmp_path, wall=wall) as store:
+        with pytest.raises(ConfigError, match=f"process {os.getpid()} holds it") as caught:
+            Store.open(tmp_path, wall=wall)
+        assert caught.value.details == {"pid": str(os.getpid())}
+        assert store.epoch == 1
+    with Store.open(tmp_path, wall=wall) as store:
+        assert store.epoch == 2
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from galileo.storage.store import Store
+store = Store.open(Path(sys.argv[1]), wall=lambda: 0.0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_lock_of_another_process_holds_until_it_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=f"process {holder.pid} holds it"):
+            Store.open(tmp_path, wall=wall)
+        holder.kill()
+        holder.wait()
+        with Store.open(tmp_path, wall=wall) as store:
+            assert store.epoch == 2
+
+
+def test_small_records_are_kept_by_kind(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.save_record("ccq", "b", b"first")
+        store.save_record("ccq", "b", b"second")
+        store.save_record("ccq", "a", b"")
+        store.save_record("tracker", "b", b"other")
+        store.save_record("ccq", "c", b"gone")
+        store.delete_record("ccq", "c")
+        store.delete_record("ccq", "never")
+        for kind in (".", "..", "a/b", ""):
+            with pytest.raises(InputError):
+                store.save_record(kind, "a", b"")
+    with opened(tmp_path) as store:
+        assert list(store.load_records("ccq").items()) == [("a", b""), ("b", b"second")]
+        assert store.load_records("tracker") == {"b": b"other"}
+        assert store.load_records("nothing") == {}
+
+
+def test_a_directory_that_is_a_file_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Store.open(tmp_path / "file", wall=wall)
+
+
+def test_a_damaged_partition_names_file_and_offset_and_frees_the_directory(
+    tmp_path: Path, schema: Schema, make_commit: Make
+) -> None:
+    with opened(tmp_path) as store:
+        store.create_dataset(schema)
+        journal = store.journal("nam", 0)
+        journal.append([make_commit(0)])
+        journal.append([make_commit(1)])
+    path = tmp_path / "journals" / "nam" / "0" / f"{1:020d}.segment"
+    stored = bytearray(path.read_bytes())
+    stored[200] ^= 1
+    path.write_bytes(stored)
+    for _ in range(2):
+        with Store.open(tmp_path, wall=wall) as store, pytest.raises(DataDamaged) as caught:
+            store.recover(lambda *_: None)
+        assert caught.value.details == {"file": str(path), "offset": 0}

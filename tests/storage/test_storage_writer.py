@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galileo.errors import PartitionStopped
+from galileo.storage.journal import Commit
+from galileo.storage.writer import JournalOptions
+
+Make = Callable[..., Commit]
+Open = Callable[..., Any]
+
+
+class Time:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def options(faulty_disk: Any, time: Time) -> JournalOptions:
+    return JournalOptions(disk=faulty_disk, monotonic=time, retry_after_s=3.0)
+
+
+def all_stopped(results: list[Any]) -> bool:
+    return all(isinstance(result, PartitionStopped) for result in results)
+
+
+def test_a_group_is_synced_once_before_it_is_acknowledged(
+    tmp_path: Path, make_commit: Make, open_journal: Open, options: Any, faulty_disk: Any
+) -> None:
+    journal = open_journal(tmp_path, options).journal
+    journal.append([make_commit(0)])
+    assert faulty_disk.calls[-4:] == ["create", "sync_directory", "write", "fdatasync"]
+    faulty_disk.calls.clear()
+    journal.append([make_commit(batch) for batch in range(1, 9)])
+    assert faulty_disk.calls == ["write", "fdatasync"]
+
+
+def test_without_durability_nothing_is_synced(
+    tmp_path: Path, make_commit: Make, open_journal: Open, faulty_disk: Any
+) -> None:
+    journal = open_journal(tmp_path, JournalOptions(disk=faulty_disk, durability="none")).journal
+    journal.append([make_commit(0)])
+    assert "fdatasync" not in faulty_disk.calls
+
+
+@pytest.mark.parametrize("operation", ["fdatasync", "sync_directory"])
+def test_after_a_failed_sync_the_partition_stops_for_good_and_answers_reads(
+    tmp_path: Path,
+    make_commit: Make,
+    open_journal: Open,
+    options: Any,
+    faulty_disk: Any,
+    time: Time,
+    operation: str,
+) -> None:
+    options = JournalOptions(
+        disk=faulty_disk, monotonic=time, retry_after_s=3.0, segment_bytes_max=1
+    )
+    journal = open_journal(tmp_path, options).journal
+    kept = make_commit(0)
+    journal.append([kept])
+    faulty_disk.failing = {operation: errno.EIO}
+    assert all_stopped(journal.append([make_commit(1), make_commit(2), make_commit(1)]))
+    assert "EIO" in journal.stopped
+    assert journal.last_sequence == 1
+
+    faulty_disk.failing, time.now = {}, 1e6
+    faulty_disk.calls.clear()
+    again = journal.append([make_commit(1), kept])
+    assert isinstance(again[0], PartitionStopped)
+    assert again[1].duplicate
+    assert faulty_disk.calls == []
+    assert journal.read(1).equals(kept.observations)
+    journal.close()
+
+    reopened = open_journal(tmp_path).journal
+    assert reopened.last_sequence == 1
+    assert reopened.append([make_commit(1)])[0].sequence == 2
+
+
+def test_a_refused_batch_that_could_not_be_undone_is_found_once_by_its_retry(
+    tmp_path: Path, make_commit: Make, open_journal: Open, options: Any, faulty_disk: Any
+) -> None:
+    """It was never acknowledged, but it is whole on the disk, and recovery cannot tell why."""
+    journal = open_journal(tmp_path, options).journal
+    journal.append([make_commit(0)])
+    faulty_disk.failing = {"fdatasync": errno.EIO, "truncate": errno.EIO}
+    assert all_stopped(journal.append([make_commit(1)]))
+    assert journal.last_sequence == 1
+    journal.close()
+    reopened = open_journal(tmp_path).journal
+    result = reopened.append([make_commit(1)])[0]
+    assert (result.sequence, result.duplicate) == (2, True)
+    assert reopened.last_sequence == 2
+
+
+@pytest.mark.parametrize("torn_bytes", [0, 1, 100, 700])
+def test_a_full_disk_pauses_the_partition_until_there_is_room(
+    tmp_path: Path,
+    make_commit: Make,
+    open_journal: Open,
+    options: Any,
+    faulty_disk: Any,
+    time: Time,
+    torn_bytes: int,
+) -> None:
+    journal = open_journal(tmp_path, options).journal
+    kept = make_commit(0)
+    journal.append([kept])
+    size = journal.bytes_on_disk
+    faulty_disk.failing, faulty_disk.torn_bytes = {"write": errno.ENOSPC}, torn_bytes
+    refused = journal.append([make_commit(1), make_commit(2)])
+    assert all_stopped(refused)
+    assert refused[0].details == {"after_s": 3.0}
+    assert "ENOSPC" in journal.stopped
+    assert next(tmp_path.iterdir()).stat().st_size == size
+    assert journal.read(1).equals(kept.observations)
+
+    time.now += 2.9
+    faulty_disk.calls.clear()
+    assert all_stopped(journal.append([make_commit(1)]))
+    assert faulty_disk.calls == []
+    time.now += 0.2
+    assert all_stopped(journal.append([make_commit(1)]))
+    assert "write" in faulty_disk.calls
+
+    faulty_disk.failing, time.now = {}, time.now + 3.0
+    assert [result.sequence for result in journal.append([make_commit(1), make_commit(2)])] == [
+        2,
+        3,
+    ]
+    assert journal.stopped is None
+    journal.close()
+    assert open_journal(tmp_path).journal.last_sequence == 3
+
+
+def test_a_new_segment_that_cannot_be_created_pauses_too(
+    tmp_path: Path,
+    make_commit: Make,
+    open_journal: Open,
+    options: Any,
+    faulty_disk: Any,
+    time: Time,
+) -> None:
+    journal = open_journal(tmp_path, options).journal
+    faulty_disk.failing = {"create": errno.ENOSPC}
+    assert all_stopped(journal.append([make_commit(0)]))
+    assert list(tmp_path.iterdir()) == []
+    faulty_disk.failing, time.now = {}, time.now + 3.0
+    assert journal.append([make_commit(0)])[0].sequence == 1
+
+
+def test_a_failed_write_that_cannot_be_undone_stops_for_good(
+    tmp_path: Path,
+    make_commit: Make,
+    open_journal: Open,
+    options: Any,
+    faulty_disk: Any,
+    time: Time,
+) -> None:
+    journal = open_journal(tmp_path, options).journal
+    journal.append([make_commit(0)])
+    faulty_disk.failing = {"write": errno.EIO, "truncate": errno.EIO}
+    faulty_disk.torn_bytes = 200
+    assert all_stopped(journal.append([make_commit(1)]))
+    faulty_disk.failing, time.now = {}, 1e6
+    assert all_stopped(journal.append([make_commit(1)]))
+    assert "so did undoing it" in journal.stopped
+    journal.close()
+    reopened = open_journal(tmp_path).journal
+    assert (reopened.last_sequence, reopened.torn_bytes) == (1, 200)
+
+
+def test_an_interrupted_append_leaves_nothing_behind_for_the_next_one(
+    tmp_path: Path, make_commit: Make, open_journal: Open, faulty_disk: Any
+) -> None:
+    """A whole unacknowledged group behind a shorter new one must not come alive."""
+
+    class Interrupted(type(faulty_disk)):  # type: ignore[misc]
+        armed = False
+
+        def fdatasync(self, descriptor: int) -> None:
+            if self.armed:
+                raise KeyboardInterrupt
+            super().fdatasync(descriptor)
+
+    disk = Interrupted()
+    journal = open_journal(tmp_path, JournalOptions(disk=disk)).journal
+    disk.armed = True
+    with pytest.raises(KeyboardInterrupt):
+        journal.append([make_commit(0), make_commit(1)])
+    disk.armed = False
+    assert journal.append([make_commit(0)])[0].sequence == 1
+    journal.close()
+    assert open_journal(tmp_path).journal.last_sequence == 1
+
+
+def test_a_closed_journal_refuses_writes(
+    tmp_path: Path, make_commit: Make, open_journal: Open
+) -> None:
+    journal = open_journal(tmp_path).journal
+    journal.close()
+    assert all_stopped(journal.append([make_commit(0)]))
+    assert list(tmp_path.iterdir()) == []
+    journal.close()
+
+
+def test_recovered_commits_are_made_durable_before_they_are_shown(
+    tmp_path: Path, make_commit: Make, open_journal: Open, faulty_disk: Any
+) -> None:
+    journal = open_journal(tmp_path).journal
+    journal.append([make_commit(0)])
+    journal.close()
+    faulty_disk.failing = {"fdatasync": errno.EIO}
+    with pytest.raises(PartitionStopped, match="cannot be opened"):
+        open_journal(tmp_path, JournalOptions(disk=faulty_disk))
+    faulty_disk.failing = {}
+    faulty_disk.calls.clear()
+    assert open_journal(tmp_path, JournalOptions(disk=faulty_disk)).journal.last_sequence == 1
+    assert faulty_disk.calls == ["sync_directory", "fdatasync", "sync_directory"]
