@@ -2,7 +2,7 @@
 
 A path label (paper, IV.D) is the canonical, reversible text of one path:
 
-    nam/9xjqb/2012-03-01T06:00:00Z/290.5/45.0/p3.17.0
+    nam/9xjqb/2012-03-01T06:00:00Z/290.5/45/p3.17.0
 
 dataset, cell, start of the time bucket, one value per indexed feature in schema order, and
 the leaf: partition, commit sequence and first row of the block part. A missing value is `~`;
@@ -29,7 +29,8 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import column_micros, iso_column, micros
 
 _ESCAPES = (("%", "%25"), ("/", "%2F"), ("~", "%7E"))
-_LEAF = re.compile(r"p(\d+)\.(\d+)\.(\d+)")
+_LEAF = re.compile(r"p([0-9]+)\.([0-9]+)\.([0-9]+)")
+_BOOLEANS = {"true": True, "false": False}
 
 
 class LabelSet:
@@ -187,18 +188,26 @@ def from_ipc(data: bytes, schema: pa.Schema) -> pa.Table:
     """The table of an Arrow IPC stream, checked against the schema that it must have.
 
     Raises:
-        InputError: the bytes are no such stream.
+        InputError: the bytes are no such stream, or a value is missing where none may be.
     """
     try:
         table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
         table.validate(full=True)
-    except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
+        came = _described(table.schema)
+    except (ValueError, OSError, pa.ArrowException) as error:
         raise InputError(f"expected an Arrow IPC stream, got bytes that fail: {error}") from error
     if not table.schema.equals(schema):
-        raise InputError(
-            f"expected Arrow columns {', '.join(map(str, schema))}; got {table.schema.names}"
-        )
+        raise InputError(f"expected Arrow columns {_described(schema)}; got {came}")
+    for field in schema:
+        if not field.nullable and table.column(field.name).null_count:
+            raise InputError(f"expected a value in every row of {field.name!r}, got a null")
     return table
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(
+        f"{field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in schema
+    )
 
 
 def parse_label(schema: Schema, text: str) -> dict[str, Any]:
@@ -213,12 +222,26 @@ def parse_label(schema: Schema, text: str) -> dict[str, Any]:
     parts = text.split("/")
     leaf = _LEAF.fullmatch(parts[-1])
     if leaf is None or len(parts) != 4 + len(schema.indexed) or parts[0] != schema.name:
-        raise InputError(f"expected a path label of dataset {schema.name!r}, got {text!r}")
-    values: dict[str, Any] = {"geohash": parts[1], "time": micros(parts[2])}
-    for feature, part in zip(schema.indexed, parts[3:-1], strict=True):
-        values[feature.name] = _level_value(part, feature)
+        raise _not_a_label(schema, text)
+    try:
+        values = {"geohash": _cell_text(parts[1], schema), "time": micros(parts[2])}
+        for feature, part in zip(schema.indexed, parts[3:-1], strict=True):
+            values[feature.name] = _level_value(part, feature)
+    except (ValueError, KeyError, InputError) as error:
+        raise _not_a_label(schema, text) from error
     numbers = zip(("partition", "sequence", "row"), leaf.groups(), strict=True)
     return values | {name: int(number) for name, number in numbers}
+
+
+def _not_a_label(schema: Schema, text: str) -> InputError:
+    return InputError(f"expected a path label of dataset {schema.name!r}, got {text!r}")
+
+
+def _cell_text(text: str, schema: Schema) -> Any:
+    geohash.cell_of_text(text)
+    if len(text) != schema.geohash_precision:
+        raise ValueError(f"expected {schema.geohash_precision} characters, got {text!r}")
+    return text
 
 
 def _level_texts(column: pa.Array, feature: Feature) -> pa.Array:
@@ -236,5 +259,5 @@ def _level_value(part: str, feature: Feature) -> Any:
         for plain, escaped in reversed(_ESCAPES):
             part = part.replace(escaped, plain)
         return part
-    readers: dict[str, Any] = {"float": float, "int": int, "bool": lambda text: text == "true"}
+    readers: dict[str, Any] = {"float": float, "int": int, "bool": _BOOLEANS.__getitem__}
     return readers[feature.type](part)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from galileo.errors import InputError
 from galileo.formats import Mapping, Source
+from galileo.formats.optional import library
 
 # The first name that the file offers is taken.
 TEMPERATURE = ("2t", "t2m", "temperature_2m", "T2", "temperature_2m_k", "temperature_surface_k")
@@ -53,8 +54,7 @@ def read_with_pandas(path: Path, file_format: str) -> pd.DataFrame:
 
 
 def _read_grib(path: Path) -> pd.DataFrame:
-    import eccodes
-
+    eccodes = library("eccodes", purpose="reading GRIB")
     frames = []
     with path.open("rb") as file:
         while (message := eccodes.codes_grib_new_from_file(file)) is not None:
@@ -74,8 +74,7 @@ def _read_grib(path: Path) -> pd.DataFrame:
 
 
 def _read_netcdf(path: Path) -> pd.DataFrame:
-    import xarray
-
+    xarray = library("xarray", purpose="reading NetCDF")
     with xarray.open_dataset(path) as dataset:
         name = next(name for name in TEMPERATURE if name in dataset)
         frame = dataset[name].to_dataframe(name="temperature").reset_index()

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.model.schema import COORDINATES, Feature, Schema, nearest_name
-from galileo.model.times import time_column
+from galileo.model.times import TIME_MAX_US, TIME_MIN_US, time_column
 
 Observations: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | pd.DataFrame
 
@@ -39,13 +39,13 @@ def _as_table(data: Any) -> pa.Table:
         return data
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
-    if isinstance(data, pd.DataFrame):
-        return pa.Table.from_pandas(data, preserve_index=False).replace_schema_metadata(None)
-    if isinstance(data, pa.RecordBatchReader):
-        return data.read_all()
     try:
+        if isinstance(data, pd.DataFrame):
+            return pa.Table.from_pandas(data, preserve_index=False).replace_schema_metadata(None)
+        if isinstance(data, pa.RecordBatchReader):
+            return data.read_all()
         return pa.Table.from_batches(list(data))
-    except (TypeError, ValueError, pa.ArrowInvalid) as error:
+    except (TypeError, ValueError, OSError, pa.ArrowException) as error:
         raise InvalidObservations(
             "expected an Arrow table, record batches of one schema or a pandas DataFrame, "
             f"got {type(data).__name__}: {error}"
@@ -93,7 +93,7 @@ def _coordinate(table: pa.Table, name: str) -> pa.ChunkedArray:
     if not _is_number(values.type):
         raise InvalidObservations(f"expected degrees in column {name!r}, got {values.type}")
     values = values.cast(pa.float64(), safe=False)
-    _refuse(pc.is_null(values, nan_is_null=True), f"expected no missing value in column {name!r}")
+    _refuse_missing(pc.is_null(values, nan_is_null=True), name)
     return values
 
 
@@ -112,18 +112,25 @@ def _in_range(values: pa.ChunkedArray, name: str, low: float, high: float) -> pa
 def _time(table: pa.Table) -> pa.ChunkedArray:
     try:
         values = time_column(table.column("time"))
-    except (InputError, pa.ArrowInvalid) as error:
-        raise InvalidObservations(str(error)) from error
+    except InputError as error:
+        raise InvalidObservations(error.message, **error.details) from error
     chunked = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
-    _refuse(pc.is_null(chunked), "expected no missing value in column 'time'")
+    _refuse_missing(pc.is_null(chunked), "time")
+    numbers = pc.cast(chunked, pa.int64())
+    outside = pc.or_(pc.less(numbers, TIME_MIN_US), pc.greater(numbers, TIME_MAX_US))
+    _refuse(outside, "expected times of the years 1 to 9999 in column 'time', got another")
     return chunked
 
 
-def _refuse(flags: pa.ChunkedArray, expectation: str) -> None:
+def _refuse_missing(flags: pa.ChunkedArray, name: str) -> None:
+    _refuse(flags, f"expected a value in every row of column {name!r}, got none")
+
+
+def _refuse(flags: pa.ChunkedArray, complaint: str) -> None:
     if pc.any(flags).as_py():
         row = flags.index(pa.scalar(True)).as_py()
         raise InvalidObservations(
-            f"{expectation}, got none in row {row}; nothing of this table was stored", row=row
+            f"{complaint} in row {row}; nothing of this table was stored", row=row
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from galileo.geo import geohash
 from galileo.model.schema import Feature, Schema
@@ -76,7 +77,8 @@ def _order_key(column: pa.ChunkedArray, feature: Feature) -> Any:
         return column.to_numpy()
     codes = column.combine_chunks().dictionary_encode()
     codes = codes.combine_chunks() if isinstance(codes, pa.ChunkedArray) else codes
-    ranks = np.argsort(np.argsort(np.asarray(codes.dictionary.to_pylist())))
+    # Arrow sorts texts by their bytes; NumPy would take "a" and "a\0" for equal.
+    ranks = np.argsort(pc.array_sort_indices(codes.dictionary).to_numpy())
     return np.where(
         codes.is_null().to_numpy(zero_copy_only=False),
         -1,

@@ -107,10 +107,12 @@ class Schema:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InvalidSchema(f"expected each feature once, got {', '.join(twice)} again")
-        if not 1 <= self.geohash_precision <= PRECISION_MAX:
+        if type(self.geohash_precision) is not int or not (
+            1 <= self.geohash_precision <= PRECISION_MAX
+        ):
             raise InvalidSchema(
                 f"expected a geohash_precision from 1 to {PRECISION_MAX}, "
-                f"got {self.geohash_precision}"
+                f"got {self.geohash_precision!r}"
             )
 
     @property

@@ -19,10 +19,18 @@ from galileo.errors import InputError
 
 MICROS = 1_000_000
 TIME_TYPE = pa.timestamp("us", tz="UTC")
+TIME_MIN_US = -62_135_596_800 * MICROS
+"""0001-01-01T00:00:00Z, the first instant that ISO 8601 text of four-digit years can say."""
+TIME_MAX_US = 253_402_300_800 * MICROS - 1
+"""9999-12-31T23:59:59.999999Z, the last one."""
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS_S["w"] = 7 * _UNITS_S["d"]
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+
+# Year first, as in ISO 8601: 01/02/2012 is January to some and February to others, and "now"
+# would be another instant each time that it is read.
+_YEAR_FIRST = r"^\s*[0-9]{4}"
 
 Duration = str | float | dt.timedelta | np.timedelta64
 Instant = str | dt.datetime | dt.date | np.datetime64 | pd.Timestamp
@@ -61,6 +69,8 @@ def micros(value: Instant) -> int:
     Raises:
         InputError: it is not a time.
     """
+    if isinstance(value, str) and not re.match(_YEAR_FIRST, value):
+        raise _not_a_time(value)
     try:
         stamp = pd.Timestamp(value)
     except (ValueError, TypeError) as error:
@@ -78,19 +88,20 @@ def _not_a_time(value: object) -> InputError:
 def time_column(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     """A column of times as `TIME_TYPE`; naive times are UTC.
 
+    Nanoseconds become the microsecond that they lie in, before 1970 too.
+
     Args:
         values: timestamps of any unit and zone, dates, or ISO 8601 texts.
 
     Raises:
-        InputError: the column's type holds no times, or a text does not parse.
+        InputError: the column's type holds no times, a text does not parse, or a time is too
+            far from 1970 for 64 bits of microseconds.
     """
     kind = values.type
-    if pa.types.is_timestamp(kind) and kind.tz is None:
-        return pc.assume_timezone(pc.cast(values, pa.timestamp("us"), safe=False), "UTC")
     if pa.types.is_timestamp(kind):
-        return pc.cast(values, TIME_TYPE, safe=False)
+        return _in_micros(values)
     if pa.types.is_date(kind):
-        return pc.assume_timezone(pc.cast(values, pa.timestamp("us")), "UTC")
+        return _in_micros(pc.cast(values, pa.timestamp("ms")))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return _parsed(values)
     raise InputError(
@@ -99,12 +110,32 @@ def time_column(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Arra
     )
 
 
-def _parsed(values: pa.ChunkedArray | pa.Array) -> pa.Array:
+def _in_micros(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """Timestamps of any unit; inside, with or without a zone, they count from 1970 UTC."""
+    unit = values.type.unit
+    naive = pc.cast(pc.cast(values, pa.int64()), pa.timestamp(unit))
+    if unit == "ns":
+        naive = pc.floor_temporal(naive, unit="microsecond")
     try:
-        stamps = pd.to_datetime(values.to_pandas(), utc=True, format="ISO8601")
-    except (ValueError, TypeError) as error:
-        raise InputError(f"expected ISO 8601 texts in column 'time': {error}") from error
-    return pa.Array.from_pandas(stamps.dt.as_unit("us"), type=TIME_TYPE)
+        whole = pc.cast(naive, pa.timestamp("us"))
+    except pa.ArrowInvalid as error:
+        raise InputError(f"expected times that microseconds can hold: {error}") from error
+    return pc.cast(pc.cast(whole, pa.int64()), TIME_TYPE)
+
+
+def _parsed(values: pa.ChunkedArray | pa.Array) -> pa.Array:
+    texts = pc.cast(values, pa.string())
+    stamps = pd.to_datetime(texts.to_pandas(), utc=True, format="ISO8601", errors="coerce")
+    parsed = pa.Array.from_pandas(stamps.dt.as_unit("us"), type=TIME_TYPE)
+    good = pc.and_(pc.is_valid(parsed), pc.match_substring_regex(texts, _YEAR_FIRST))
+    row = pc.index(good, pa.scalar(False)).as_py()
+    if row >= 0:
+        raise InputError(
+            "expected ISO 8601 texts of the years 1678 to 2261 in column 'time', "
+            f"got {texts[row].as_py()!r} in row {row}",
+            row=row,
+        )
+    return parsed
 
 
 def column_micros(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
@@ -122,7 +153,7 @@ def iso(value_us: int) -> str:
     """ISO 8601 text in UTC; fractions only where there are any."""
     moment = dt.datetime.fromtimestamp(value_us // MICROS, tz=dt.UTC)
     fraction = value_us % MICROS
-    text = moment.strftime("%Y-%m-%dT%H:%M:%S")
+    text = moment.replace(tzinfo=None).isoformat(timespec="seconds")
     return f"{text}.{fraction:06d}Z" if fraction else f"{text}Z"
 
 

@@ -1,0 +1,1 @@
+"""First figures of Galileo on this machine; `scripts/bench` runs them, docs/performance.md explains."""

@@ -1,0 +1,105 @@
+"""Clusters for the bench, and the evaluator that their nodes share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+
+import galileo
+from galileo.client import Client, Update
+from galileo.cursor import Cursor
+from galileo.generate import NamLike
+from galileo.spark.launcher import EvaluatorHandle
+from galileo.spark.options import EvaluatorOptions
+
+START = "2014-03-01T00:00:00Z"
+PATIENCE = "60s"
+CACHED_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 15.0
+_LOOK_S = 0.05
+
+
+def forecast(rows: int, *, stride: int) -> pa.Table:
+    """The first rows of a generated forecast of as many hours as that takes."""
+    model = NamLike(seed=7, stride=stride)
+    hours = -(-rows // model.rows)
+    return pa.concat_tables(model.stream(START, hours=hours)).slice(0, rows).combine_chunks()
+
+
+def schema(name: str) -> galileo.Schema:
+    return NamLike(stride=64).schema(name)
+
+
+@contextlib.contextmanager
+def cluster(
+    directory: Path, *, nodes: int, settings: dict[str, dict[str, int]] | None = None
+) -> Iterator[galileo.LocalCluster]:
+    """A running cluster with its data in a new directory below `directory`."""
+    place = directory / f"cluster-{nodes}-{time.monotonic_ns()}"
+    groups = min(nodes, 2)
+    with galileo.LocalCluster(nodes, groups, place, settings=settings) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def warm_evaluator(running: galileo.LocalCluster) -> Iterator[psutil.Process]:
+    """The cluster's evaluator, warm; a child of this process, so that it ends with the block."""
+    with ending_children():
+        yield asyncio.run(_ensured(running))
+
+
+async def _ensured(running: galileo.LocalCluster) -> psutil.Process:
+    async with EvaluatorHandle(evaluator_options(running)) as handle:
+        await handle.ensure()
+        return psutil.Process(handle.pid)
+
+
+def evaluator_options(running: galileo.LocalCluster) -> EvaluatorOptions:
+    """Those with which the cluster's nodes would start it."""
+    return EvaluatorOptions(running.evaluator_directory)
+
+
+@contextlib.contextmanager
+def ending_children() -> Iterator[None]:
+    """Ends the processes that the block started and left behind, and theirs."""
+    before = {process.pid for process in psutil.Process().children()}
+    try:
+        yield
+    finally:
+        started = [one for one in psutil.Process().children() if one.pid not in before]
+        for process in started:
+            end(process)
+
+
+def end(process: psutil.Process) -> None:
+    """Ends a process and its children, by force where they do not go."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = [process, *process.children(recursive=True)]
+        process.terminate()
+        _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+        for one in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+
+
+def wait_cached(client: Client, ccq_id: str, *, token: str, reached: Cursor) -> None:
+    """Returns when the coordinator's cache knows all commits up to `reached`."""
+    deadline = time.monotonic() + CACHED_TIMEOUT_S
+    while not client.fetch(ccq_id, token=token, labels_max=1).frontier.covers(reached):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{ccq_id} has not reached {reached} in {CACHED_TIMEOUT_S:.0f} s")
+        time.sleep(_LOOK_S)
+
+
+def drain(client: Client, ccq_id: str, *, token: str, labels_max: int = 0) -> list[Update]:
+    """Fetches until nothing is left; each fetch acknowledges the one before."""
+    updates = [client.fetch(ccq_id, token=token, labels_max=labels_max)]
+    while updates[-1].more:
+        updates.append(client.fetch(ccq_id, token=updates[-1].token, labels_max=labels_max))
+    return updates

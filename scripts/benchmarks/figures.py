@@ -1,0 +1,95 @@
+"""Figures: what was measured, how far the runs lay apart, and what it is compared with."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_UP = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The values of several runs, at least one; what they say is their median and extremes."""
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("expected at least one run, got none")
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(tuple(float(value) for value in values))
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def low(self) -> float:
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        return max(self.values)
+
+    @property
+    def runs(self) -> int:
+        return len(self.values)
+
+    def per_second(self, count: float) -> Spread:
+        """Where the values are seconds in which `count` things were done: things a second."""
+        return Spread(tuple(count / seconds for seconds in self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What a figure is compared with: a floor, or another way to the same end; in its unit."""
+
+    name: str
+    spread: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of the report.
+
+    Attributes:
+        name: what was measured, in words.
+        unit: "s", "B", "paths/s", "B/path" and the like.
+        spread: of the runs.
+        peers: measured in the same run, run by run in turn where they take time.
+    """
+
+    name: str
+    unit: str
+    spread: Spread
+    peers: tuple[Peer, ...] = ()
+
+    def ratio(self, peer: Peer) -> float:
+        """This median over the peer's."""
+        return self.spread.median / peer.spread.median
+
+
+def quantity(value: float, unit: str) -> str:
+    """A value with three digits and the unit that suits its size: 0.00123 s is "1.23 ms"."""
+    if unit == "s":
+        size, name = next((t for t in _TIMES if abs(value) >= t[0]), _TIMES[-1])
+        return f"{digits(value / size)} {name}"
+    if unit == "B" or unit.endswith("/s"):
+        size, prefix = next((p for p in _UP if abs(value) >= p[0]), _UP[-1])
+        separator = "" if unit == "B" or not prefix else " "
+        return f"{digits(value / size)} {prefix}{separator}{unit}"
+    return f"{digits(value)} {unit}"
+
+
+def digits(value: float) -> str:
+    """About three digits, never an exponent."""
+    size = abs(value)
+    if size >= 99.95 or size == 0:
+        return f"{value:,.0f}"
+    decimals = 1 if size >= 9.995 else 2 if size >= 0.0995 else 4
+    return f"{value:.{decimals}f}"

@@ -1,0 +1,137 @@
+"""The report: areas of figures with the machine that they belong to, as Markdown or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.figures import Figure, Spread, digits, quantity
+from benchmarks.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The figures of one area.
+
+    Attributes:
+        name: as `--only` takes it.
+        title: for people.
+        figures: in the order measured.
+        took_s: all of it, preparations included.
+    """
+
+    name: str
+    title: str
+    figures: Sequence[Figure]
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that one run found.
+
+    Attributes:
+        machine: as it was at the start.
+        quick: whether the sizes were the small ones.
+        sections: one per area.
+        load_at_end: load averages when the last figure was taken.
+    """
+
+    machine: Machine
+    quick: bool
+    sections: Sequence[Section]
+    load_at_end: tuple[float, float, float]
+
+    @property
+    def took_s(self) -> float:
+        return sum(section.took_s for section in self.sections)
+
+    def to_json(self) -> str:
+        raw = {
+            "machine": asdict(self.machine),
+            "quick": self.quick,
+            "load_at_end": self.load_at_end,
+            "took_s": self.took_s,
+            "areas": [_section(section) for section in self.sections],
+        }
+        return json.dumps(raw, indent=2)
+
+    def to_markdown(self) -> str:
+        lines = ["# Figures of one run", "", *_foreword(self), ""]
+        for section in self.sections:
+            lines += [f"## {section.title}", "", *_table(section.figures), ""]
+        return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(section: Section) -> dict[str, Any]:
+    return {
+        "name": section.name,
+        "title": section.title,
+        "took_s": section.took_s,
+        "figures": [_figure(figure) for figure in section.figures],
+    }
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    peers = [
+        {"name": peer.name, "ratio": figure.ratio(peer), **_spread(peer.spread)}
+        for peer in figure.peers
+    ]
+    return {
+        "name": figure.name,
+        "unit": figure.unit,
+        **_spread(figure.spread),
+        "compared_with": peers,
+    }
+
+
+def _spread(spread: Spread) -> dict[str, Any]:
+    return {
+        "median": spread.median,
+        "min": spread.low,
+        "max": spread.high,
+        "runs": spread.runs,
+        "values": list(spread.values),
+    }
+
+
+def _foreword(report: Report) -> list[str]:
+    machine = report.machine
+    packages = ", ".join(f"{name} {number}" for name, number in machine.packages.items())
+    kind = "small sizes (`--quick`), good for nothing but a look" if report.quick else "full sizes"
+    return [
+        f"Written by `scripts/bench`; {kind}. [performance.md](performance.md) says what each "
+        "figure means and what limits it. A median stands with the lowest and highest of its "
+        "runs. The last column reads: the figure is so many times what it is compared with.",
+        "",
+        f"- Machine: {machine.cpu}, {machine.cores} cores, "
+        f"{quantity(machine.memory_bytes, 'B')} memory, {machine.kernel}, {machine.disk}",
+        f"- Software: {machine.python}, {packages}",
+        f"- Begun {machine.started_at}, took {report.took_s:.0f} s",
+        f"- Load average (1, 5, 15 min): {_load(machine.load)} at the start, "
+        f"{_load(report.load_at_end)} at the end",
+    ]
+
+
+def _load(load: tuple[float, float, float]) -> str:
+    return ", ".join(f"{value:.1f}" for value in load)
+
+
+def _table(figures: Sequence[Figure]) -> list[str]:
+    head = ["| figure | median | lowest to highest | compared with |", "|---|---:|---:|---|"]
+    return head + [_row(figure) for figure in figures]
+
+
+def _row(figure: Figure) -> str:
+    spread, unit = figure.spread, figure.unit
+    if spread.runs == 1:
+        extent = "one"
+    else:
+        extent = f"{quantity(spread.low, unit)} to {quantity(spread.high, unit)} ({spread.runs})"
+    peers = "; ".join(
+        f"{digits(figure.ratio(peer))} × {peer.name} ({quantity(peer.spread.median, unit)})"
+        for peer in figure.peers
+    )
+    return f"| {figure.name} | {quantity(spread.median, unit)} | {extent} | {peers} |"

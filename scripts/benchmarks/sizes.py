@@ -1,0 +1,80 @@
+"""How much is measured: the full figures, or few and small ones that show that the bench works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Counts of what the areas measure.
+
+    Attributes:
+        runs: of everything that is timed, but cold starts and updates.
+        paths: in the metadata graph; `paths_few` in the smaller one of a pair.
+        paths_per_batch, paths_new: of an insert, and of what is new in a delta.
+        stride: of the generated forecast's grid.
+        ingest: (observations in a batch, batches) of each way to ingest.
+        labels: results of which the size is taken.
+        preload_rows: observations stored before cycles are timed.
+        job_labels: found by one job.
+        cold_starts: of the evaluator.
+        intervals_s, updates: update intervals, and how many updates are timed in each.
+        update_rows: observations that make an update.
+        fetches: labels that are fetched.
+        fetch_answers: in how many updates, where it is not one.
+    """
+
+    runs: int = 5
+    paths: int = 1_000_000
+    paths_few: int = 100_000
+    paths_per_batch: int = 10_000
+    paths_new: int = 1_000
+    stride: int = 1
+    ingest: tuple[tuple[int, int], ...] = ((65_536, 4), (1_000, 100))
+    labels: tuple[int, ...] = (10_000, 100_000)
+    preload_rows: int = 200_000
+    job_labels: tuple[int, ...] = (0, 1_000, 100_000)
+    cold_starts: int = 5
+    intervals_s: tuple[float, ...] = (0.25, 0.5, 1.0)
+    updates: int = 20
+    update_rows: int = 1_000
+    fetches: tuple[int, ...] = (1_000, 100_000, 1_000_000)
+    fetch_answers: int = 20
+
+
+FULL = Sizes()
+QUICK = Sizes(
+    paths=40_000,
+    paths_few=10_000,
+    paths_per_batch=2_000,
+    paths_new=200,
+    stride=4,
+    ingest=((4_096, 2), (500, 4)),
+    labels=(1_000, 4_000),
+    preload_rows=10_000,
+    job_labels=(0, 1_000),
+    cold_starts=1,
+    intervals_s=(0.25,),
+    updates=5,
+    update_rows=200,
+    fetches=(1_000, 5_000),
+    fetch_answers=5,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What every area is handed.
+
+    Attributes:
+        sizes: how much to measure.
+        directory: for files; on the disk that is to be measured.
+        say: shows progress.
+    """
+
+    sizes: Sizes
+    directory: Path
+    say: Callable[[str], None]

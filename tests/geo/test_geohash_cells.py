@@ -1,0 +1,239 @@
+"""Cells against published vectors, against pygeohash, and against the laws of bisection."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pygeohash
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from galileo.errors import InputError
+from galileo.geo import geohash
+
+COMPASS = ("n", "ne", "e", "se", "s", "sw", "w", "nw")
+
+precisions = st.integers(1, geohash.PRECISION_MAX)
+latitudes = st.floats(-90, 90)
+longitudes = st.floats(-180, 180)
+texts = st.text(geohash.ALPHABET.decode(), min_size=1, max_size=geohash.PRECISION_MAX)
+
+
+def rows(directory: Path, name: str) -> list[dict[str, str]]:
+    with (directory / "geohash" / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def encoded(latitude: float, longitude: float, precision: int) -> str:
+    text: str = geohash.to_text(geohash.encode([latitude], [longitude], precision), precision)[
+        0
+    ].as_py()
+    return text
+
+
+# --- published vectors -----------------------------------------------------------------------
+
+
+def test_encode_agrees_with_the_published_vectors(sample_data: Path) -> None:
+    vectors = rows(sample_data, "geohash_encode.csv")
+    assert vectors
+    latitude = [float(row["lat"]) for row in vectors]
+    longitude = [float(row["lon"]) for row in vectors]
+    cells = geohash.encode(latitude, longitude, 12)
+    assert geohash.to_text(cells, 12).to_pylist() == [row["geohash"] for row in vectors]
+    # The published numbers interleave 32 and 32 bits; a cell of 12 characters is the first 60.
+    wanted = [int(row["uint64_hex"], 16) >> 4 for row in vectors]
+    assert cells.tolist() == wanted
+
+
+def test_a_shorter_geohash_is_a_prefix_of_the_published_one(sample_data: Path) -> None:
+    vectors = rows(sample_data, "geohash_encode.csv")
+    latitude = [float(row["lat"]) for row in vectors]
+    longitude = [float(row["lon"]) for row in vectors]
+    for precision in range(1, 12):
+        cells = geohash.encode(latitude, longitude, precision)
+        wanted = [row["geohash"][:precision] for row in vectors]
+        assert geohash.to_text(cells, precision).to_pylist() == wanted
+
+
+def test_decode_agrees_with_the_published_vectors(sample_data: Path) -> None:
+    vectors = rows(sample_data, "geohash_decode.csv")
+    assert vectors
+    for row in vectors:
+        text = row["geohash"]
+        west, south, east, north = geohash.bounds([geohash.cell_of_text(text)], len(text))
+        # The published edges are rounded to twelve significant digits.
+        edges = [float(f"{edge[0]:.12g}") for edge in (south, north, west, east)]
+        assert edges == [float(row[k]) for k in ("lat_min", "lat_max", "lon_min", "lon_max")]
+
+
+def test_neighbours_agree_with_the_published_vectors(sample_data: Path) -> None:
+    vectors = rows(sample_data, "geohash_neighbors.csv")
+    assert vectors
+    for row in vectors:
+        around = geohash.neighbors(row["geohash"])
+        assert [around[point] for point in COMPASS] == row["neighbors_N_NE_E_SE_S_SW_W_NW"].split()
+
+
+def test_encode_agrees_with_vectors_of_other_implementations(sample_data: Path) -> None:
+    vectors = rows(sample_data, "geohash_extra.csv")
+    assert vectors
+    for row in vectors:
+        # Redis keeps 52 bits, which are ten characters and two bits, and pads the eleventh
+        # character with zero: only the first ten are a geohash.
+        kept = 10 if "Redis" in row["source"] else geohash.PRECISION_MAX
+        wanted = row["geohash"][:kept]
+        assert encoded(float(row["lat"]), float(row["lon"]), len(wanted)) == wanted
+
+
+# --- the established library -----------------------------------------------------------------
+
+
+@given(latitudes, longitudes, precisions)
+@example(90.0, 180.0, 12)
+@example(-90.0, -180.0, 12)
+@example(90.0, -180.0, 1)
+@example(-90.0, 180.0, 1)
+@example(0.0, 0.0, 12)
+@example(-0.0, -0.0, 12)
+@example(math.nextafter(0.0, -1.0), math.nextafter(0.0, -1.0), 12)
+@example(math.nextafter(45.0, 0.0), math.nextafter(90.0, 0.0), 12)
+def test_encode_agrees_with_pygeohash(latitude: float, longitude: float, precision: int) -> None:
+    wanted = pygeohash.encode(latitude, longitude, precision=precision)
+    assert encoded(latitude, longitude, precision) == wanted
+
+
+@given(texts)
+def test_encode_agrees_with_pygeohash_on_the_borders_of_cells(text: str) -> None:
+    precision = len(text)
+    edges = geohash.bounds([geohash.cell_of_text(text)], precision)
+    west, south, east, north = (float(edge[0]) for edge in edges)
+    for latitude in (south, north, math.nextafter(south, -90), math.nextafter(north, 90)):
+        for longitude in (west, east, math.nextafter(west, -180), math.nextafter(east, 180)):
+            wanted = pygeohash.encode(latitude, longitude, precision=precision)
+            assert encoded(latitude, longitude, precision) == wanted
+
+
+@given(texts)
+def test_bounds_agree_with_pygeohash(text: str) -> None:
+    west, south, east, north = geohash.bounds([geohash.cell_of_text(text)], len(text))
+    box = pygeohash.get_bounding_box(text)
+    found = (south[0], west[0], north[0], east[0])
+    assert found == (box.min_lat, box.min_lon, box.max_lat, box.max_lon)
+
+
+# --- laws ------------------------------------------------------------------------------------
+
+
+@given(st.lists(texts, min_size=1, max_size=20), precisions)
+def test_text_and_number_are_one_and_the_same(items: list[str], precision: int) -> None:
+    same_length = [item.ljust(precision, "0")[:precision] for item in items]
+    cells = geohash.from_text(same_length)
+    assert geohash.to_text(cells, precision).to_pylist() == same_length
+    by_number = [same_length[i] for i in np.argsort(cells, kind="stable")]
+    assert by_number == sorted(same_length)
+
+
+@given(texts)
+def test_a_cell_holds_its_south_western_corner_and_nothing_beyond(text: str) -> None:
+    precision = len(text)
+    west, south, east, north = (
+        float(edge[0]) for edge in geohash.bounds([geohash.cell_of_text(text)], precision)
+    )
+    assert encoded(south, west, precision) == text
+    assert encoded(math.nextafter(north, south), math.nextafter(east, west), precision) == text
+    if south > -90:
+        assert encoded(math.nextafter(south, -90), west, precision) != text
+    if west > -180:
+        assert encoded(south, math.nextafter(west, -180), precision) != text
+    assert (encoded(north, west, precision) == text) == (north == 90)
+    assert (encoded(south, east, precision) == text) == (east == 180)
+
+
+@given(latitudes, longitudes, precisions, precisions)
+def test_coarsening_equals_encoding_coarsely(
+    latitude: float, longitude: float, one: int, other: int
+) -> None:
+    coarse, fine = sorted((one, other))
+    cells = geohash.encode([latitude], [longitude], fine)
+    coarsened = geohash.coarsen(cells, fine, coarse)
+    assert coarsened.tolist() == geohash.encode([latitude], [longitude], coarse).tolist()
+
+
+@given(st.one_of(st.just(""), texts), texts)
+def test_a_prefix_is_a_range(prefix: str, text: str) -> None:
+    assume(len(prefix) <= len(text))
+    start, stop = geohash.prefix_range(prefix, len(text))
+    assert (start <= geohash.cell_of_text(text) < stop) == text.startswith(prefix)
+
+
+def test_the_empty_prefix_is_the_whole_earth() -> None:
+    assert geohash.prefix_range("", 2) == (0, 1024)
+
+
+@given(texts)
+def test_neighbours_touch_and_lead_back(text: str) -> None:
+    around = geohash.neighbors(text)
+    assert set(around) == set(COMPASS)
+    for point, back in zip(COMPASS, (*COMPASS[4:], *COMPASS[:4]), strict=True):
+        neighbor = around[point]
+        if neighbor is not None:
+            assert geohash.neighbors(neighbor)[back] == text
+
+
+@given(texts)
+def test_there_are_no_neighbours_beyond_the_poles(text: str) -> None:
+    _, south, _, north = geohash.bounds([geohash.cell_of_text(text)], len(text))
+    around = geohash.neighbors(text)
+    for point in COMPASS:
+        beyond = ("n" in point and north[0] == 90) or ("s" in point and south[0] == -90)
+        assert (around[point] is None) == beyond
+
+
+def test_neighbours_wrap_over_the_antimeridian() -> None:
+    west, east = encoded(10.0, -179.999, 5), encoded(10.0, 179.999, 5)
+    assert geohash.neighbors(west)["w"] == east
+    assert geohash.neighbors(east)["e"] == west
+
+
+# --- refusals and edges of arrays ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", [0, 13, -1])
+def test_an_impossible_precision_is_refused(precision: int) -> None:
+    with pytest.raises(InputError, match=f"precision from 1 to 12, got {precision}"):
+        geohash.encode([0.0], [0.0], precision)
+
+
+@pytest.mark.parametrize("text", ["9xa", "9X", "9x jb", "é", "9x\u0660"])
+def test_a_text_that_is_no_geohash_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="expected a geohash of"):
+        geohash.cell_of_text(text)
+
+
+@pytest.mark.parametrize("text", ["", "0123456789bcd"])
+def test_a_geohash_of_impossible_length_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="precision from 1 to 12"):
+        geohash.cell_of_text(text)
+
+
+def test_texts_of_several_lengths_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"expected a geohash of 5 characters.*got '9xj'"):
+        geohash.from_text(["9xjqb", "9xj"])
+
+
+def test_a_prefix_longer_than_the_cells_is_refused() -> None:
+    with pytest.raises(InputError, match="at most 2 characters, got '9xj'"):
+        geohash.prefix_range("9xj", 2)
+
+
+def test_no_cells_are_no_texts() -> None:
+    none = geohash.encode([], [], 7)
+    assert none.tolist() == []
+    assert geohash.to_text(none, 7).to_pylist() == []
+    assert geohash.from_text([]).tolist() == []
+    assert [edge.tolist() for edge in geohash.bounds(none, 7)] == [[], [], [], []]

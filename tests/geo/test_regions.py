@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from galileo.errors import InputError
+from galileo.geo import regions
+
+
+def polygon(*rings):
+    return {"type": "Polygon", "coordinates": [list(ring) for ring in rings]}
+
+
+SQUARE = [(0, 0), (10, 0), (10, 10), (0, 10), (0, 0)]
+HOLE = [(4, 4), (6, 4), (6, 6), (4, 6), (4, 4)]
+
+
+def meets(region, *points):
+    longitude, latitude = np.array(points, dtype=np.float64).T
+    return region.meets_points(latitude, longitude).tolist()
+
+
+def contains(region, *points):
+    longitude, latitude = np.array(points, dtype=np.float64).T
+    return region.contains_points(latitude, longitude).tolist()
+
+
+def boxes(*bounds):
+    return tuple(np.array(bounds, dtype=np.float64).T)
+
+
+def test_polygon_with_a_hole():
+    region = regions.of_geojson(polygon(SQUARE, HOLE))
+    assert meets(region, (1, 1), (5, 5), (4, 5), (10, 10), (11, 1)) == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert contains(region, (1, 1), (4, 5), (10, 10)) == [True, False, False]
+
+
+def test_ring_that_is_not_closed_is_closed():
+    assert meets(regions.of_geojson(polygon(SQUARE[:-1])), (5, 5)) == [True]
+
+
+def test_multipolygon_line_and_point():
+    far = [(20, 0), (30, 0), (30, 10), (20, 0)]
+    many = regions.of_geojson({"type": "MultiPolygon", "coordinates": [[SQUARE], [far]]})
+    assert meets(many, (5, 5), (29, 5), (15, 5)) == [True, True, False]
+    line = regions.of_geojson({"type": "LineString", "coordinates": [(0, 0), (10, 0)]})
+    assert meets(line, (5, 0), (10, 0), (5, 1)) == [True, True, False]
+    assert contains(line, (5, 0), (10, 0)) == [True, False]
+    point = regions.of_geojson({"type": "Point", "coordinates": [1, 2, 300]})
+    assert meets(point, (1, 2), (2, 1)) == [True, False]
+
+
+def test_relations_of_boxes():
+    region = regions.of_geojson(polygon(SQUARE, HOLE))
+    tried = boxes((1, 1, 2, 2), (0, 0, 2, 2), (3, 3, 5, 5), (10, 10, 12, 12), (11, 0, 12, 1))
+    assert region.meets(tried).tolist() == [True, True, True, True, False]
+    assert region.covers(tried).tolist() == [True, True, False, False, False]
+    assert region.surrounds(tried).tolist() == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        polygon([(170, -10), (190, -10), (190, 10), (170, 10)]),
+        polygon([(-190, -10), (-170, -10), (-170, 10), (-190, 10)]),
+    ],
+)
+def test_polygon_across_the_antimeridian(raw):
+    region = regions.of_geojson(raw)
+    inside = [(175, 0), (-175, 0), (180, 0), (-180, 0), (170, 10)]
+    assert meets(region, *inside, (0, 0), (160, 0)) == [True] * 5 + [False] * 2
+    assert contains(region, *inside) == [True, True, True, True, False]
+    assert region.covers(boxes((175, -5, 180, 5), (-180, -5, -175, 5))).all()
+
+
+def test_box_with_west_above_east_crosses_the_antimeridian():
+    region = regions.of_box([170, -10, -170, 10])
+    assert meets(region, (175, 0), (-175, 0), (0, 0)) == [True, True, False]
+    assert meets(regions.of_box([-10, -10, 10, 10]), (0, 0), (175, 0)) == [True, False]
+
+
+def test_region_that_only_touches_the_antimeridian_is_met_from_both_sides():
+    region = regions.of_box([-180, -10, -170, 10])
+    assert meets(region, (-180, 0), (180, 0), (179.9, 0)) == [True, True, False]
+
+
+def test_longitudes_from_0_to_360():
+    region = regions.of_box([200, 0, 210, 10])
+    assert meets(region, (-155, 5), (155, 5)) == [True, False]
+
+
+def test_poles_and_the_whole_earth():
+    cap = regions.of_box([-180, 80, 180, 90])
+    assert meets(cap, (0, 90), (-180, 90), (180, 85), (0, 79)) == [True, True, True, False]
+    south = regions.of_geojson(polygon([(-180, -90), (180, -90), (180, -80), (-180, -80)]))
+    assert meets(south, (12, -90), (12, -79)) == [True, False]
+
+
+def test_box_without_extent_is_a_line_or_a_point():
+    assert meets(regions.of_box([1, 2, 1, 2]), (1, 2), (1, 2.1)) == [True, False]
+    assert meets(regions.of_box([1, 2, 1, 4]), (1, 3), (1.1, 3)) == [True, False]
+
+
+def test_box_with_heights():
+    assert meets(regions.of_box([0, 0, -5, 10, 10, 5]), (5, 5), (11, 5)) == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (polygon([(0, 0), (1, 1), (0, 1), (1, 0), (0, 0)]), r"Self-intersection\[0.5 0.5\]"),
+        (polygon([(0, 0), (1, 1)]), "expected coordinates of a Polygon"),
+        (polygon(SQUARE, [(20, 20), (21, 20), (21, 21)]), "Hole lies outside shell"),
+        (polygon([(0, 0), (1, "x"), (1, 1)]), "expected a vertex of longitude and latitude"),
+        (polygon([(0, 0), (1, float("nan")), (1, 1)]), "expected a vertex"),
+        (polygon([(0, 0), (1, 10**400), (1, 1)]), "expected a vertex"),
+        (polygon([(0, 0), (True, 1), (1, 1)]), "expected a vertex"),
+        (polygon([(0, 0), (361, 0), (1, 1)]), "longitudes from -360 to 360"),
+        (polygon([(0, 0), (1, 91), (1, 1)]), "longitude 1, latitude 91"),
+        ({"type": "Polygon", "coordinates": []}, "expected a Polygon with coordinates"),
+        ({"type": "Polygon"}, "expected lists of coordinates, got None"),
+        ({"type": "Point", "coordinates": [[1, 2], [3, 4]]}, "expected coordinates of a Point"),
+        ({"type": "LineString", "coordinates": [[1, 2]]}, "expected coordinates of a LineString"),
+        ({"type": "GeometryCollection", "geometries": []}, "expected a geometry of type Point"),
+    ],
+)
+def test_faulty_geometry_is_refused(raw, message):
+    with pytest.raises(InputError, match=message):
+        regions.of_geojson(raw)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ([1, 2, 3], "west, south, east, north"),
+        ([1, 2, 3, "x"], "west, south, east, north"),
+        ([0, 5, 1, 4], "south of a box below its north, got 5 and 4"),
+        ([0, 5, 1, 95], "latitudes from -90 to 90"),
+    ],
+)
+def test_faulty_box_is_refused(bounds, message):
+    with pytest.raises(InputError, match=message):
+        regions.of_box(bounds)
+
+
+def test_number_of_vertices_is_limited():
+    angles = np.linspace(0, 2 * np.pi, regions.VERTICES_MAX + 1)
+    ring = np.column_stack([10 * np.cos(angles), 10 * np.sin(angles)]).tolist()
+    assert meets(regions.of_geojson(polygon(ring[::100])), (0, 0)) == [True]
+    with pytest.raises(InputError, match="at most 100,000 vertices"):
+        regions.of_geojson(polygon(ring))

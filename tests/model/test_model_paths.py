@@ -1,0 +1,179 @@
+"""Paths against a grouping in plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from galileo.geo import geohash
+from galileo.model import paths
+from galileo.model.observations import normalise
+from galileo.model.schema import Feature, Schema
+
+SCHEMA = Schema(
+    "s",
+    [
+        Feature("t"),
+        Feature("depth", indexed=False),
+        Feature("station", type="text"),
+        Feature("count", type="int"),
+        Feature("wet", type="bool"),
+    ],
+    geohash_precision=3,
+    time_bucket="1h",
+)
+HOUR_US = 3_600_000_000
+INDEXED = ("t", "station", "count", "wet")
+
+floats = st.sampled_from([None, 0.0, -0.0, 1.5, math.inf, -math.inf, 290.5])
+texts = st.sampled_from([None, "", "a", "a\0", "b", "é", "~", "a/b"])
+ints = st.sampled_from([None, 0, -1, 1, 2**63 - 1, -(2**63), 2**53, 2**53 + 1])
+observations = st.fixed_dictionaries(
+    {
+        "latitude": st.sampled_from([-90.0, 40.0, 40.1, 90.0]),
+        "longitude": st.sampled_from([-180.0, 0.0, 180.0]),
+        "time": st.sampled_from([-HOUR_US - 1, -HOUR_US, -1, 0, 1, HOUR_US - 1, HOUR_US]),
+        "t": floats,
+        "depth": st.sampled_from([None, 1.0, 2.0]),
+        "station": texts,
+        "count": ints,
+        "wet": st.sampled_from([None, True, False]),
+    }
+)
+tables = st.lists(observations, min_size=1, max_size=40)
+
+
+def normalised(rows: list[dict[str, Any]], *, chunks: int = 1) -> pa.Table:
+    table = pa.Table.from_pylist(rows, schema=SCHEMA.observation_schema)
+    size = max(1, len(rows) // chunks)
+    return normalise(SCHEMA, pa.Table.from_batches(table.to_batches(max_chunksize=size)))
+
+
+def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Python compares 0.0 and -0.0 as equal and None only with itself, as paths must."""
+    cell = int(geohash.encode([row["latitude"]], [row["longitude"]], 3)[0])
+    bucket = row["time"] // HOUR_US * HOUR_US
+    return (cell, bucket, *(row[name] for name in INDEXED))
+
+
+def grouped(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    groups = defaultdict(list)
+    for row in rows:
+        groups[key_of(row)].append(row)
+    return groups
+
+
+def plain(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows as Python values, times as microseconds."""
+    columns = {}
+    for name in table.schema.names:
+        column = table.column(name)
+        columns[name] = (
+            column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+        ).to_pylist()
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+
+
+def sortable(row: dict[str, Any]) -> list[str]:
+    return [repr(row[name]) for name in sorted(row)]
+
+
+@given(tables, st.integers(1, 3))
+@example([{"latitude": 0, "longitude": 0, "time": 0} | dict.fromkeys(["depth", *INDEXED])] * 3, 2)
+def test_paths_are_the_groups_of_equal_tuples(rows: list[dict[str, Any]], chunks: int) -> None:
+    table, found = paths.index(SCHEMA, normalised(rows, chunks=chunks))
+    assert found.schema.equals(SCHEMA.path_schema)
+    found.validate(full=True)
+    stored, groups = plain(table), grouped(rows)
+    assert found.num_rows == len(groups)
+    for path in plain(found):
+        key = (path["cell"], path["bucket"], *(path[name] for name in INDEXED))
+        below = stored[path["row"] : path["row"] + path["rows"]]
+        assert sorted(below, key=sortable) == sorted(groups.pop(key), key=sortable)
+    assert not groups
+
+
+@given(tables)
+def test_paths_cover_the_rows_in_order_without_gaps(rows: list[dict[str, Any]]) -> None:
+    table, found = paths.index(SCHEMA, normalised(rows))
+    starts, counts = found.column("row").to_pylist(), found.column("rows").to_pylist()
+    assert starts == [sum(counts[:i]) for i in range(len(counts))]
+    assert sum(counts) == table.num_rows == len(rows)
+    order = [(path["cell"], path["bucket"]) for path in plain(found)]
+    assert order == sorted(order)
+
+
+@given(tables)
+def test_observations_lie_in_time_order_within_a_path(rows: list[dict[str, Any]]) -> None:
+    table, found = paths.index(SCHEMA, normalised(rows))
+    stored = plain(table)
+    for path in plain(found):
+        times = [row["time"] for row in stored[path["row"] : path["row"] + path["rows"]]]
+        assert times == sorted(times)
+
+
+@given(tables)
+def test_indexing_what_is_sorted_changes_nothing(rows: list[dict[str, Any]]) -> None:
+    table, found = paths.index(SCHEMA, normalised(rows))
+    again, found_again = paths.index(SCHEMA, table)
+    assert again.equals(table)
+    assert found_again.equals(found)
+
+
+@given(tables)
+@example([dict.fromkeys(INDEXED) | {"station": text} for text in ("a\0", "a", "", "é", "z")])
+def test_paths_lie_in_order_of_their_levels(rows: list[dict[str, Any]]) -> None:
+    """Nulls are last among floats and first among the rest; what matters is that they agree."""
+    place = {"latitude": 1.0, "longitude": 1.0, "time": 0, "depth": None}
+    _, found = paths.index(SCHEMA, normalised([row | place for row in rows]))
+    keys = [
+        (
+            path["t"] is None,
+            path["t"],
+            *((path[name] is not None, path[name]) for name in INDEXED[1:]),
+        )
+        for path in plain(found)
+    ]
+    assert keys == sorted(keys)
+
+
+def test_one_block_has_a_path_for_each_distinct_tuple() -> None:
+    place = {"latitude": 40.0, "longitude": -105.0, "time": 5, "depth": 1.0}
+    level = {"station": "KDEN", "count": 1, "wet": True}
+    rows = [place | level | {"t": t} for t in (280.0, 290.0, 280.0)]
+    _, found = paths.index(SCHEMA, normalised(rows))
+    assert [(path["t"], path["rows"]) for path in plain(found)] == [(280.0, 2), (290.0, 1)]
+
+
+def test_without_an_indexed_feature_a_block_is_one_path() -> None:
+    schema = Schema("s", [Feature("t", indexed=False)], geohash_precision=3)
+    table = pa.table(
+        {"latitude": [1, 1], "longitude": [1, 1], "time": ["1970-01-01"] * 2, "t": [1.0, 2.0]}
+    )
+    _, found = paths.index(schema, normalise(schema, table))
+    assert found.num_rows == 1
+    assert found.column("rows").to_pylist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("time_us", "bucket"), [(0, 0), (-1, -HOUR_US), (HOUR_US - 1, 0), (-HOUR_US, -HOUR_US)]
+)
+def test_buckets_start_at_or_before_the_time(time_us: int, bucket: int) -> None:
+    row = {"latitude": 0.0, "longitude": 0.0, "time": time_us} | dict.fromkeys(["depth", *INDEXED])
+    assert paths.buckets_of(SCHEMA, normalised([row])).tolist() == [bucket]
+
+
+def test_cells_are_those_of_the_geohash() -> None:
+    row = {"latitude": 57.64911, "longitude": 10.40744, "time": 0}
+    cells = paths.cells_of(SCHEMA, normalised([row | dict.fromkeys(["depth", *INDEXED])]))
+    assert cells.dtype == np.uint64
+    assert geohash.to_text(cells, 3).to_pylist() == ["u4p"]

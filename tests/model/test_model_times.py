@@ -1,0 +1,190 @@
+"""Durations and instants, as people write them and as the store keeps them."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.errors import InputError
+from galileo.model import times
+
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+FIRST_US = -62_135_596_800 * times.MICROS
+LAST_US = 253_402_300_800 * times.MICROS - 1
+
+instants = st.integers(FIRST_US, LAST_US)
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        ("250ms", 0.25),
+        ("10us", 1e-5),
+        ("1s", 1.0),
+        ("15m", 900.0),
+        ("15min", 900.0),
+        ("1.5h", 5400.0),
+        (" 7 d ", 604800.0),
+        ("2w", 1209600.0),
+        (3, 3.0),
+        (0.5, 0.5),
+        (dt.timedelta(minutes=2), 120.0),
+        (np.timedelta64(1500, "ms"), 1.5),
+    ],
+)
+def test_durations_are_seconds(written: times.Duration, wanted: float) -> None:
+    assert times.seconds(written) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("written", ["", "1", "h", "1 hour", "-1s", "1e3s", "1,5h", None, True, []])
+def test_what_is_no_duration_is_refused(written: object) -> None:
+    with pytest.raises(InputError, match=r"expected a duration such as '250ms'.* got"):
+        times.seconds(written)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [0, -1.0, "0s", float("nan"), float("inf"), dt.timedelta(0), np.timedelta64("NaT", "s")],
+)
+def test_a_duration_is_finite_and_above_zero(written: times.Duration) -> None:
+    with pytest.raises(InputError, match="expected a duration above zero"):
+        times.seconds(written)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "2012-03-01T06:00:00Z",
+        "2012-03-01T06:00:00",
+        "2012-03-01 06:00",
+        "2012-03-01T07:00:00+01:00",
+        "20120301T060000Z",
+        dt.datetime(2012, 3, 1, 6),
+        dt.datetime(2012, 3, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=-5))),
+        np.datetime64("2012-03-01T06:00:00"),
+        pd.Timestamp("2012-03-01 06:00"),
+        pd.Timestamp("2012-03-01 06:00", tz="UTC"),
+    ],
+)
+def test_instants_are_microseconds(written: times.Instant) -> None:
+    assert times.micros(written) == 1_330_581_600 * times.MICROS
+
+
+def test_a_date_is_its_first_moment() -> None:
+    assert times.micros(dt.date(1970, 1, 2)) == 86_400 * times.MICROS
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "soon", "now", "today", "NaT", "01/02/2012", "March 1, 2012", None, pd.NaT, "2012-13-01"],
+)
+def test_what_is_no_instant_is_refused(written: object) -> None:
+    with pytest.raises(InputError, match="expected a time such as '2012-03-01T06:00:00Z', got"):
+        times.micros(written)  # type: ignore[arg-type]
+
+
+@given(instants)
+def test_iso_text_says_the_instant_and_nothing_else(value_us: int) -> None:
+    text = times.iso(value_us)
+    assert dt.datetime.fromisoformat(text) == EPOCH + dt.timedelta(microseconds=value_us)
+    assert times.micros(text) == value_us
+    assert ("." in text) == (value_us % times.MICROS != 0)
+
+
+@given(st.lists(instants, max_size=8))
+def test_iso_texts_in_bulk_are_the_same_texts(values_us: list[int]) -> None:
+    column = times.iso_column(np.array(values_us, dtype=np.int64))
+    assert column.to_pylist() == [times.iso(value) for value in values_us]
+
+
+def test_years_have_four_digits() -> None:
+    assert times.iso(FIRST_US) == "0001-01-01T00:00:00Z"
+    assert times.iso(LAST_US) == "9999-12-31T23:59:59.999999Z"
+
+
+# --- columns ---------------------------------------------------------------------------------
+
+
+@given(st.lists(instants, max_size=8))
+def test_micros_survive_a_column(values_us: list[int]) -> None:
+    column = times.times_from_micros(np.array(values_us, dtype=np.int64))
+    assert column.type == times.TIME_TYPE
+    assert times.column_micros(column).tolist() == values_us
+    assert times.time_column(column).equals(column)
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor"), [("s", 10**6), ("ms", 10**3), ("us", 1), ("ns", 10**-3)]
+)
+@pytest.mark.parametrize("zone", [None, "UTC", "America/Denver", "+02:00"])
+def test_timestamps_of_every_unit_and_zone(unit: str, factor: float, zone: str | None) -> None:
+    numbers = [0, 1_330_581_600_000, -86_400_000]
+    column = pa.array(numbers, pa.int64()).cast(pa.timestamp(unit, tz=zone))
+    got = times.column_micros(times.time_column(column)).tolist()
+    assert got == [int(number * factor) for number in numbers]
+
+
+def test_dates_are_their_first_moments() -> None:
+    for kind in (pa.date32(), pa.date64()):
+        column = pa.array([dt.date(1970, 1, 2), None]).cast(kind)
+        assert times.time_column(column).cast(pa.int64()).to_pylist() == [86_400_000_000, None]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_iso_texts_with_mixed_offsets(kind: pa.DataType, *, chunked: bool) -> None:
+    texts = ["1970-01-01T01:00:00+01:00", "1969-12-31 19:00-05:00", None, "1970-01-01", ""]
+    texts[4] = "1970-01-01T00:00:00.000001Z"
+    column = pa.array(texts, kind)
+    parsed = times.time_column(pa.chunked_array([column[:2], column[2:]]) if chunked else column)
+    assert parsed.type == times.TIME_TYPE
+    assert parsed.cast(pa.int64()).to_pylist() == [0, 0, None, 0, 1]
+
+
+def test_texts_without_any_value() -> None:
+    for texts in ([], [None, None]):
+        parsed = times.time_column(pa.array(texts, pa.string()))
+        assert parsed.type == times.TIME_TYPE
+        assert parsed.to_pylist() == texts
+
+
+def test_fractions_below_a_microsecond_go_to_the_earlier_one() -> None:
+    naive = pa.array([-1, 1, 999, 1999, None], pa.int64()).cast(pa.timestamp("ns"))
+    wanted = [-1, 0, 0, 1, None]
+    for column in (naive, naive.cast(pa.timestamp("ns", "UTC")), pa.chunked_array([naive])):
+        assert times.time_column(column).cast(pa.int64()).to_pylist() == wanted
+    text = "1969-12-31T23:59:59.999999999Z"
+    assert times.time_column(pa.array([text])).cast(pa.int64()).to_pylist() == [-1]
+    assert times.micros(text) == -1
+
+
+@pytest.mark.parametrize(
+    "text", ["soon", "", "now", "today", "2012-13-01", "01/02/2012", "1500-01-01"]
+)
+def test_a_text_that_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="expected ISO 8601 texts of the years") as caught:
+        times.time_column(pa.array(["2012-03-01", None, text]))
+    assert caught.value.message.endswith(f"got {text!r} in row 2")
+    assert caught.value.details == {"row": 2}
+
+
+@pytest.mark.parametrize("unit", ["s", "ms"])
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_a_time_that_does_not_fit_is_refused(unit: str, zone: str | None) -> None:
+    column = pa.array([2**62], pa.int64()).cast(pa.timestamp(unit, tz=zone))
+    with pytest.raises(InputError, match="expected times that microseconds can hold"):
+        times.time_column(column)
+
+
+@pytest.mark.parametrize("values", [[1.0], [1], [True], [b"x"]])
+def test_a_column_of_something_else_is_refused(values: list[object]) -> None:
+    with pytest.raises(
+        InputError, match=r"expected times in column 'time'.* got .*convert numbers"
+    ):
+        times.time_column(pa.array(values))

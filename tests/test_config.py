@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo import config
+from galileo.dht.topology import even_ranges
+from galileo.errors import ConfigError
+
+BASE: dict[str, dict[str, Any]] = {
+    "node": {"name": "node-1", "directory": "/data"},
+    "cluster": {
+        "groups": [
+            {
+                "name": "g",
+                "nodes": [
+                    {"name": "node-1", "address": "127.0.0.1:7701"},
+                    {"name": "node-2", "address": "127.0.0.1:7702"},
+                ],
+            }
+        ]
+    },
+}
+TEXTS = {"node.name": "node-2", "node.listen": "127.0.0.1:7999", "storage.durability": "none"}
+KEYS = [
+    f"{section}.{field.name}"
+    for section, cls in config.SECTIONS.items()
+    for field in dataclasses.fields(cls)
+]
+
+Write = Callable[[Mapping[str, Any]], Path]
+
+
+def other_value(key: str) -> Any:
+    """A value of the key's type that is not its default."""
+    section, name = key.split(".")
+    default = getattr(config.SECTIONS[section](), name)
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, int | float):
+        return default * 2
+    return TEXTS.get(key, f"other {name}")
+
+
+def value_of(loaded: config.Config, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(loaded, section), name)
+
+
+def with_key(key: str, value: Any) -> dict[str, Any]:
+    section, name = key.split(".")
+    return {**BASE, section: {**BASE.get(section, {}), name: value}}
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml(item) for item in value) + "]"
+    return json.dumps(value)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(raw: Mapping[str, Any]) -> Path:
+        path = tmp_path / "node.toml"
+        path.write_text("\n".join(f"{key} = {toml(value)}" for key, value in raw.items()))
+        return path
+
+    return written
+
+
+# --- every key, every way ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_can_be_set_in_the_file(key: str, write: Write) -> None:
+    wanted = other_value(key)
+    loaded = config.load(write(with_key(key, wanted)), environment={})
+    assert value_of(loaded, key) == wanted
+    assert type(value_of(loaded, key)) is type(wanted)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_can_be_set_in_the_environment(key: str, write: Write) -> None:
+    wanted = other_value(key)
+    name = "GALILEO_" + key.upper().replace(".", "__")
+    text = wanted if isinstance(wanted, str) else json.dumps(wanted)
+    loaded = config.load(write(BASE), environment={name: text, "HOME": "/", "GALILEO_NODES": "h:1"})
+    assert value_of(loaded, key) == wanted
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_can_be_set_by_a_flag(key: str, write: Write) -> None:
+    wanted = other_value(key)
+    text = wanted if isinstance(wanted, str) else json.dumps(wanted)
+    loaded = config.load(write(BASE), environment={}, overrides=[f"{key}={text}"])
+    assert value_of(loaded, key) == wanted
+
+
+def test_flags_are_stronger_than_the_environment_and_that_than_the_file(write: Write) -> None:
+    path = write(with_key("limits.ccqs_max", 1))
+    environment = {"GALILEO_LIMITS__CCQS_MAX": "2"}
+    assert config.load(path, environment={}).limits.ccqs_max == 1
+    assert config.load(path, environment=environment).limits.ccqs_max == 2
+    flags = ["limits.ccqs_max=3", "limits.ccqs_max=4"]
+    assert config.load(path, environment=environment, overrides=flags).limits.ccqs_max == 4
+
+
+def test_the_environment_of_the_process_is_looked_at(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GALILEO_EVALUATOR__HEAP_MB", "777")
+    assert config.load(write(BASE)).evaluator.heap_mb == 777
+
+
+def test_what_is_not_set_has_its_default(write: Write) -> None:
+    loaded = config.load(write(BASE), environment={})
+    for key in KEYS:
+        if key not in ("node.name", "node.directory"):
+            section, name = key.split(".")
+            assert value_of(loaded, key) == getattr(config.SECTIONS[section](), name)
+
+
+def test_a_whole_number_is_a_number_of_seconds(write: Write) -> None:
+    loaded = config.load(write(with_key("membership.dead_after_s", 3)), environment={})
+    assert loaded.membership.dead_after_s == 3.0
+    assert isinstance(loaded.membership.dead_after_s, float)
+
+
+# --- the cluster ---------------------------------------------------------------------------------
+
+
+def test_the_cluster_table_is_the_topology(write: Write) -> None:
+    raw = {**BASE, "cluster": {**BASE["cluster"], "name": "weather", "partitions_per_group": 7}}
+    loaded = config.load(write(raw), environment={})
+    assert loaded.topology.cluster == "weather"
+    assert loaded.topology.partitions_per_group == 7
+    assert loaded.topology.ranges == even_ranges(1)
+    assert list(loaded.topology.by_name) == ["node-1", "node-2"]
+
+
+def test_a_node_listens_at_its_address_unless_told_otherwise(write: Write) -> None:
+    assert config.load(write(BASE), environment={}).listen == "127.0.0.1:7701"
+    told = config.load(write(with_key("node.listen", "[::1]:7999")), environment={})
+    assert told.listen == "[::1]:7999"
+
+
+def test_the_nodes_of_a_host_meet_in_one_evaluator_directory() -> None:
+    one = config.from_dict(BASE)
+    two = config.from_dict(with_key("node.name", "node-2"))
+    other = config.from_dict({**BASE, "cluster": {**BASE["cluster"], "name": "other"}})
+    assert one.evaluator_directory == two.evaluator_directory != other.evaluator_directory
+    told = config.from_dict(with_key("evaluator.directory", "/run/galileo"))
+    assert told.evaluator_directory == Path("/run/galileo")
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown section": ({**BASE, "storag": {}}, r"unknown section: 'storag'.*mean 'storage'"),
+    "an unknown key": (
+        with_key("storage.segment_bytes", 1),
+        r"unknown key in \[storage\]: 'segment_bytes'; did you mean 'segment_bytes_max'\? Known:",
+    ),
+    "an unknown cluster key": (
+        {**BASE, "cluster": {**BASE["cluster"], "partitions": 3}},
+        r"unknown key in \[cluster\]: 'partitions'; did you mean 'partitions_per_group'",
+    ),
+    "no cluster": ({"node": BASE["node"]}, r"expected a \[cluster\] table"),
+    "a cluster that is no table": ({**BASE, "cluster": 3}, r"\[cluster\] to be a table, got 3"),
+    "a section that is no table": ({**BASE, "limits": [1]}, r"\[limits\] to be a table, got"),
+    "a text for a number": (
+        with_key("limits.ccqs_max", "many"),
+        "expected int for limits.ccqs_max, got 'many'",
+    ),
+    "a fraction for a count": (with_key("limits.ccqs_max", 1.5), "expected int .* got 1.5"),
+    "a truth for a count": (with_key("limits.ccqs_max", True), "expected int .* got True"),
+    "a truth for seconds": (
+        with_key("membership.dead_after_s", True),
+        "expected float for membership.dead_after_s, got True",
+    ),
+    "a number for a truth": (with_key("security.insecure", 1), "expected bool .* got 1"),
+    "a number for a text": (with_key("node.directory", 1), "expected str for node.directory"),
+    "zero": (with_key("limits.ccqs_max", 0), "expected limits.ccqs_max above zero, got 0"),
+    "a negative time": (with_key("membership.dead_after_s", -1.0), "dead_after_s above zero"),
+    "a time that is no number": (
+        with_key("membership.dead_after_s", float("nan")),
+        "dead_after_s above zero, got nan",
+    ),
+    "a foreign node": (
+        with_key("node.name", "node-3"),
+        r"one of the topology's nodes \(node-1, node-2\), got 'node-3'",
+    ),
+    "no directory": ({**BASE, "node": {"name": "node-1"}}, "expected node.directory, the place"),
+    "another durability": (with_key("storage.durability", "maybe"), '"fsync" or "none", got'),
+    "half an address": (with_key("node.listen", "127.0.0.1"), "host:port .* got '127.0.0.1'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_refused_with_a_hint(case: str) -> None:
+    raw, complaint = REFUSED[case]
+    with pytest.raises(ConfigError, match=complaint):
+        config.from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    "assignment", ["limits", "limits.ccqs_max", "ccqs_max=3", "cluster.name=x", "other.key=1", "=1"]
+)
+def test_a_flag_names_section_key_and_value(assignment: str, write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"expected section.key=value with a section of \["):
+        config.load(write(BASE), environment={}, overrides=[assignment])
+
+
+def test_a_flag_for_a_section_that_is_no_table_is_refused(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"\[limits\] to be a table"):
+        config.load(write({**BASE, "limits": 3}), environment={}, overrides=["limits.ccqs_max=3"])
+
+
+def test_an_unknown_key_of_the_environment_is_refused_too(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"unknown key in \[limits\]: 'ccq_max'.*'ccqs_max'"):
+        config.load(write(BASE), environment={"GALILEO_LIMITS__CCQ_MAX": "3"})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"configuration file at .*absent\.toml: No such file"):
+        config.load(tmp_path / "absent.toml", environment={})
+
+
+@pytest.mark.parametrize("content", [b"[node", b"a = ", b"\xff\xfe"])
+def test_a_file_that_is_no_toml_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"expected TOML in .*node\.toml"):
+        config.load(tmp_path / "node.toml", environment={})
+
+
+@given(
+    st.sampled_from([*config.SECTIONS, "cluster"]),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner),
+        max_leaves=4,
+    ),
+)
+def test_any_section_is_taken_or_refused(section: str, value: Any) -> None:
+    try:
+        config.from_dict({**BASE, section: value})
+    except ConfigError as error:
+        assert error.message.startswith(("expected", "unknown"))  # noqa: PT017
+
+
+# --- strangers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:7701", "10.0.0.1:7701", "[::]:7701", "galileo.example:7701", "127.1:7701"]
+)
+def test_other_than_loopback_needs_a_word(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"loopback address .* security\.insecure = true"):
+        config.from_dict(with_key("node.listen", address))
+    told = config.from_dict({**with_key("node.listen", address), "security": {"insecure": True}})
+    assert told.listen == address
+
+
+def test_the_address_of_the_topology_is_no_way_around() -> None:
+    nodes = [{"name": "node-1", "address": "10.0.0.1:7701"}]
+    raw = {**BASE, "cluster": {"groups": [{"name": "g", "nodes": nodes}]}}
+    with pytest.raises(ConfigError, match=r"loopback address to listen on, got '10\.0\.0\.1:7701'"):
+        config.from_dict(raw)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "localhost:1"])
+def test_loopback_is_fine(address: str) -> None:
+    assert config.is_loopback(address)
+    assert config.from_dict(with_key("node.listen", address)).listen == address
+
+
+# --- the documentation ---------------------------------------------------------------------------
+
+
+def test_every_key_is_documented() -> None:
+    path = Path(__file__).parents[1] / "docs" / "configuration.md"
+    if not path.exists():
+        pytest.skip("docs/configuration.md is not written yet")
+    text = path.read_text(encoding="utf-8")
+    parts = re.split(rf"\[({'|'.join(config.SECTIONS)})\]", text)
+    about: dict[str, str] = defaultdict(str)
+    for section, part in zip(parts[1::2], parts[2::2], strict=True):
+        about[section] += part
+    missing = []
+    for key in KEYS:
+        section, name = key.split(".")
+        if key not in text and not re.search(rf"\b{name}\b", about[section]):
+            missing.append(key)
+    assert not missing, f"docs/configuration.md lacks {', '.join(missing)}"

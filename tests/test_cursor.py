@@ -1,0 +1,104 @@
+"""Cursors against plain dictionaries."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from galileo.cursor import ORIGIN, Cursor
+
+partitions = st.integers(0, 6)
+positions = st.dictionaries(partitions, st.integers(0, 5), max_size=6)
+cursors = positions.map(Cursor)
+commits = st.lists(st.tuples(partitions, st.integers(0, 6)), max_size=20)
+
+
+def everywhere(cursor: Cursor) -> list[int]:
+    return [cursor[partition] for partition in range(8)]
+
+
+@given(positions)
+def test_absent_means_zero_and_zero_means_absent(raw: dict[int, int]) -> None:
+    cursor = Cursor(raw)
+    assert everywhere(cursor) == [raw.get(partition, 0) for partition in range(8)]
+    assert dict(cursor) == {p: s for p, s in raw.items() if s > 0}
+    assert list(cursor) == sorted(cursor)
+    assert all(partition in cursor for partition in cursor)
+    assert 7 not in cursor
+    assert len(cursor) == len(dict(cursor))
+
+
+@given(positions, positions)
+def test_equality_and_hash_are_of_the_positions(one: dict[int, int], other: dict[int, int]) -> None:
+    same = all(one.get(p, 0) == other.get(p, 0) for p in range(8))
+    assert (Cursor(one) == Cursor(other)) == same
+    assert not same or hash(Cursor(one)) == hash(Cursor(other))
+    assert Cursor(one) != dict(Cursor(one))
+
+
+@given(positions)
+def test_the_order_in_which_positions_come_does_not_matter(raw: dict[int, int]) -> None:
+    backwards = dict(reversed(raw.items()))
+    assert Cursor(backwards) == Cursor(raw)
+    assert hash(Cursor(backwards)) == hash(Cursor(raw))
+    assert repr(Cursor(backwards)) == repr(Cursor(raw))
+
+
+@given(cursors)
+def test_cursors_survive_pickle_and_numpy_numbers(cursor: Cursor) -> None:
+    assert pickle.loads(pickle.dumps(cursor)) == cursor
+    numpy = Cursor({np.int32(p): np.int64(s) for p, s in cursor.items()})
+    assert numpy == cursor
+    assert all(type(p) is int and type(s) is int for p, s in numpy.items())
+
+
+@given(cursors, cursors)
+def test_join_meet_and_covers_are_pointwise(one: Cursor, other: Cursor) -> None:
+    assert everywhere(one.join(other)) == [max(one[p], other[p]) for p in range(8)]
+    assert everywhere(one.meet(other)) == [min(one[p], other[p]) for p in range(8)]
+    assert one.covers(other) == all(one[p] >= other[p] for p in range(8))
+    for plain in (dict(other), dict(other) | {7: 0}):
+        assert one.join(plain) == one.join(other)
+        assert one.meet(plain) == one.meet(other)
+        assert one.covers(plain) == one.covers(other)
+
+
+@given(cursors, cursors, cursors)
+def test_cursors_are_a_lattice(a: Cursor, b: Cursor, c: Cursor) -> None:
+    assert a.join(b) == b.join(a)
+    assert a.meet(b) == b.meet(a)
+    assert a.join(b.join(c)) == a.join(b).join(c)
+    assert a.meet(b.meet(c)) == a.meet(b).meet(c)
+    assert a.join(a.meet(b)) == a == a.meet(a.join(b))
+    assert a.join(b).covers(a)
+    assert a.covers(a.meet(b))
+    assert a.covers(b) == (a.join(b) == a) == (a.meet(b) == b)
+
+
+@given(cursors)
+def test_the_origin_is_before_everything(cursor: Cursor) -> None:
+    assert cursor.covers(ORIGIN)
+    assert cursor.join(ORIGIN) == cursor
+    assert cursor.meet(ORIGIN) == ORIGIN
+    assert not ORIGIN
+
+
+@given(cursors, commits)
+@example(Cursor({6: 1}), [(0, 1)])
+@example(Cursor({0: 1}), [(6, 1)])
+def test_past_says_which_commits_lie_after(cursor: Cursor, each: list[tuple[int, int]]) -> None:
+    mask = cursor.past(
+        np.array([p for p, _ in each], dtype=np.int32),
+        np.array([s for _, s in each], dtype=np.int64),
+    )
+    assert mask.dtype == np.bool_
+    assert mask.tolist() == [sequence > cursor[partition] for partition, sequence in each]
+
+
+def test_a_negative_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected sequences of at least 0, got \{1: -1\}"):
+        Cursor({1: -1})

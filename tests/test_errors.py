@@ -1,0 +1,46 @@
+"""Errors: kinds are unique and complete, details travel with the message."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections import Counter
+
+import pytest
+
+from galileo import errors
+from galileo.errors import GalileoError, by_kind
+
+CLASSES = [
+    value
+    for value in vars(errors).values()
+    if inspect.isclass(value) and issubclass(value, GalileoError)
+]
+BRANCHES = (errors.InputError, errors.AskElsewhere, errors.TryAgain, errors.Gone, errors.Bug)
+
+
+def test_every_class_has_a_kind_of_its_own() -> None:
+    assert all("kind" in vars(cls) for cls in CLASSES)
+    shared = [kind for kind, count in Counter(cls.kind for cls in CLASSES).items() if count > 1]
+    assert shared == []
+
+
+def test_every_kind_leads_to_its_class() -> None:
+    table = by_kind()
+    assert {cls.kind: cls for cls in CLASSES}.items() <= table.items()
+    assert all(table[cls.kind] is cls for cls in CLASSES)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_class_is_on_exactly_one_branch(cls: type[GalileoError]) -> None:
+    above = [branch for branch in BRANCHES if issubclass(cls, branch)]
+    assert len(above) == (0 if cls is GalileoError else 1)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_message_and_details_survive_a_process_boundary(cls: type[GalileoError]) -> None:
+    error = cls("expected a, got b; do c", after_s=1.5, address="node-1:7070")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is cls
+    assert (again.message, str(again)) == (error.message, error.message)
+    assert again.details == {"after_s": 1.5, "address": "node-1:7070"}

@@ -1,0 +1,302 @@
+"""Label sets: text and back, selection, order, and the bytes that travel."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.errors import InputError
+from galileo.geo import geohash
+from galileo.labels import LabelSet, from_ipc, parse_label, to_ipc
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import TIME_MAX_US, TIME_MIN_US, iso
+
+SCHEMA = Schema(
+    "nam.v1",
+    [
+        Feature("t"),
+        Feature("hidden", indexed=False),
+        Feature("station", type="text"),
+        Feature("count", type="int"),
+        Feature("wet", type="bool"),
+    ],
+)
+INDEXED = ("t", "station", "count", "wet")
+
+labels = st.fixed_dictionaries(
+    {
+        "cell": st.integers(0, 2**25 - 1),
+        "bucket": st.integers(TIME_MIN_US, TIME_MAX_US),
+        "t": st.none() | st.floats(allow_nan=False),
+        "station": st.none() | st.text(st.characters(codec="utf-8"), max_size=8),
+        "count": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "wet": st.none() | st.booleans(),
+        "row": st.integers(0, 2**31 - 1),
+        "rows": st.integers(1, 2**31 - 1),
+        "partition": st.integers(0, 5),
+        "sequence": st.integers(1, 2**63 - 1),
+    }
+)
+SIMPLE = {
+    "cell": geohash.cell_of_text("9xjqb"),
+    "bucket": 1_330_581_600_000_000,
+    "t": 290.5,
+    "station": "KDEN",
+    "count": 45,
+    "wet": None,
+    "row": 0,
+    "rows": 2,
+    "partition": 3,
+    "sequence": 17,
+}
+
+
+def label_set(rows: list[dict[str, Any]], **answer: Any) -> LabelSet:
+    return LabelSet(SCHEMA, pa.Table.from_pylist(rows, schema=SCHEMA.label_schema), **answer)
+
+
+def commits(*places: tuple[int, int, int]) -> LabelSet:
+    """Labels that differ in partition, sequence and row alone."""
+    return label_set([SIMPLE | {"partition": p, "sequence": s, "row": r} for p, s, r in places])
+
+
+def places(found: LabelSet) -> list[tuple[int, int, int]]:
+    columns = (found.partitions, found.sequences, found.rows)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+# --- text ------------------------------------------------------------------------------------
+
+
+def test_a_label_reads_as_its_path() -> None:
+    text = "nam.v1/9xjqb/2012-03-01T06:00:00Z/290.5/KDEN/45/~/p3.17.0"
+    assert label_set([SIMPLE]).texts().to_pylist() == [text]
+    assert label_set([SIMPLE]).blocks().to_pylist() == ["nam.v1/9xjqb/2012-03-01T06:00:00Z"]
+
+
+@given(st.lists(labels, min_size=1, max_size=5))
+@example([SIMPLE | {"station": text} for text in ("", "~", "%", "/", "%2F", "%25", "%257E", "a\0")])
+@example([SIMPLE | {"t": value} for value in (0.0, -0.0, math.inf, -math.inf, 5e-324, 1e16, 0.1)])
+def test_every_label_can_be_read_back(rows: list[dict[str, Any]]) -> None:
+    for text, row in zip(label_set(rows).texts().to_pylist(), rows, strict=True):
+        parsed = parse_label(SCHEMA, text)
+        assert parsed.pop("geohash") == geohash.to_text([row["cell"]], 5)[0].as_py()
+        assert parsed.pop("time") == row["bucket"]
+        assert parsed == {name: row[name] for name in (*INDEXED, "partition", "sequence", "row")}
+
+
+@given(labels, labels)
+def test_different_paths_have_different_labels(one: dict[str, Any], other: dict[str, Any]) -> None:
+    path = [name for name in SCHEMA.label_schema.names if name != "rows"]
+    same = all(one[name] == other[name] for name in path)
+    first, second = label_set([one, other]).texts().to_pylist()
+    assert (first == second) == same
+
+
+def test_labels_without_indexed_features() -> None:
+    schema = Schema("s", [Feature("t", indexed=False)])
+    row = {name: SIMPLE[name] for name in schema.label_schema.names}
+    labels_ = LabelSet(schema, pa.Table.from_pylist([row], schema=schema.label_schema))
+    text = labels_.texts()[0].as_py()
+    assert text == "s/9xjqb/2012-03-01T06:00:00Z/p3.17.0"
+    assert parse_label(schema, text)["sequence"] == 17
+
+
+GOOD = "nam.v1/9xjqb/2012-03-01T06:00:00Z/290.5/KDEN/45/true/p3.17.0"
+
+
+@pytest.mark.parametrize(
+    ("part", "damaged"),
+    [
+        ("nam.v1", "nam"),
+        ("nam.v1/", ""),
+        ("9xjqb", "9xj"),
+        ("9xjqb", "9xjqa"),
+        ("9xjqb", ""),
+        ("2012-03-01T06:00:00Z", "soon"),
+        ("2012-03-01T06:00:00Z", "now"),
+        ("290.5", "warm"),
+        ("290.5", ""),
+        ("45", "45.0"),
+        ("45", "1e3"),
+        ("true", "True"),
+        ("true", "yes"),
+        ("true", ""),
+        ("/true", ""),
+        ("/true", "/true/true"),
+        ("p3.17.0", "p3.17"),
+        ("p3.17.0", "3.17.0"),
+        ("p3.17.0", "p3.17.0 "),
+        ("p3.17.0", "p3.-1.0"),
+        ("p3.17.0", "p\u0663.17.0"),
+    ],
+)
+def test_text_that_is_no_label_is_refused(part: str, damaged: str) -> None:
+    assert parse_label(SCHEMA, GOOD)["wet"] is True
+    with pytest.raises(InputError, match=r"expected a path label of dataset 'nam\.v1', got"):
+        parse_label(SCHEMA, GOOD.replace(part, damaged))
+
+
+# --- columns that people see -----------------------------------------------------------------
+
+
+def test_to_arrow_names_what_a_label_says() -> None:
+    table = label_set([SIMPLE, SIMPLE | {"station": None, "row": 2}]).to_arrow()
+    assert table.column_names == [
+        "geohash",
+        "time",
+        *INDEXED,
+        "block",
+        "partition",
+        "sequence",
+        "label",
+    ]
+    assert table.column("geohash").to_pylist() == ["9xjqb", "9xjqb"]
+    assert iso(table.column("time").cast(pa.int64())[0].as_py()) == "2012-03-01T06:00:00Z"
+    assert table.column("station").to_pylist() == ["KDEN", None]
+    assert table.column("block").to_pylist() == ["nam.v1/9xjqb/2012-03-01T06:00:00Z"] * 2
+    assert table.column("sequence").to_pylist() == [17, 17]
+    assert (
+        table.column("label").to_pylist()
+        == label_set([SIMPLE, SIMPLE | {"station": None, "row": 2}]).texts().to_pylist()
+    )
+
+
+def test_to_pandas_has_the_same_columns() -> None:
+    found = label_set([SIMPLE])
+    frame = found.to_pandas()
+    assert list(frame.columns) == found.to_arrow().column_names
+    assert frame["label"].tolist() == found.texts().to_pylist()
+    assert frame["time"][0].isoformat() == "2012-03-01T06:00:00+00:00"
+
+
+def test_no_labels_have_no_texts_and_every_column() -> None:
+    empty = LabelSet.empty(SCHEMA)
+    assert len(empty) == 0
+    assert empty.texts().to_pylist() == []
+    assert empty.to_arrow().schema.names == label_set([SIMPLE]).to_arrow().schema.names
+    assert len(empty.after(ORIGIN)) == len(empty.in_commit_order()) == 0
+    assert LabelSet.concat(SCHEMA, [empty, empty]).table.schema.equals(SCHEMA.label_schema)
+
+
+def test_labels_in_several_chunks_read_the_same() -> None:
+    rows = [SIMPLE | {"row": row, "station": f"s{row}"} for row in range(4)]
+    chunked = LabelSet.concat(SCHEMA, [label_set(rows[:1]), label_set([]), label_set(rows[1:])])
+    assert chunked.table.column("row").num_chunks > 1
+    assert chunked.texts().equals(label_set(rows).texts())
+    assert chunked.to_arrow().equals(label_set(rows).to_arrow())
+    assert chunked.cells.tolist() == label_set(rows).cells.tolist()
+
+
+def test_an_answer_says_what_it_is_an_answer_to() -> None:
+    found = label_set([SIMPLE]).answering(frontier=Cursor({3: 17}), missing=[5, 2], query="{}")
+    assert (found.frontier, found.missing, found.query) == (Cursor({3: 17}), (2, 5), "{}")
+    assert not found.complete
+    assert repr(found) == "<LabelSet nam.v1: 1 labels, partitions [2, 5] missing>"
+    for derived in (found.slice(0, 1), found.in_commit_order(), found.after(ORIGIN)):
+        assert (derived.frontier, derived.missing, derived.query) == (
+            found.frontier,
+            found.missing,
+            found.query,
+        )
+    assert label_set([SIMPLE]).complete
+
+
+# --- selection and order ---------------------------------------------------------------------
+
+small_places = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(0, 3)))
+cursors = st.dictionaries(st.integers(0, 4), st.integers(0, 5)).map(Cursor)
+
+
+@given(small_places)
+def test_commit_order_is_partition_then_sequence_then_row(each: list[tuple[int, int, int]]) -> None:
+    assert places(commits(*each).in_commit_order()) == sorted(each)
+
+
+@given(small_places, cursors)
+def test_after_and_until_split_at_a_cursor(
+    each: list[tuple[int, int, int]], cursor: Cursor
+) -> None:
+    found = commits(*each)
+    assert places(found.after(cursor)) == [place for place in each if place[1] > cursor[place[0]]]
+    assert places(found.until(cursor)) == [place for place in each if place[1] <= cursor[place[0]]]
+
+
+@given(small_places, st.integers(0, 5), st.integers(0, 5))
+def test_slices_are_those_of_a_list(
+    each: list[tuple[int, int, int]], start: int, length: int
+) -> None:
+    assert places(commits(*each).slice(start, start + length)) == each[start : start + length]
+
+
+def test_a_mask_selects() -> None:
+    found = commits((0, 1, 0), (0, 1, 1), (0, 2, 0)).where(np.array([True, False, True]))
+    assert places(found) == [(0, 1, 0), (0, 2, 0)]
+
+
+# --- bytes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+@given(rows=st.lists(labels, max_size=5))
+def test_bytes_give_the_same_table(compression: str | None, rows: list[dict[str, Any]]) -> None:
+    table = label_set(rows).table
+    assert from_ipc(to_ipc(table, compression=compression), SCHEMA.label_schema).equals(table)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        SCHEMA.path_schema,
+        SCHEMA.observation_schema,
+        pa.schema([*SCHEMA.label_schema][::-1]),
+        SCHEMA.label_schema.set(0, pa.field("cell", pa.int64(), nullable=False)),
+        SCHEMA.label_schema.set(0, pa.field("cell", pa.uint64(), nullable=True)),
+    ],
+)
+def test_bytes_of_another_schema_are_refused(other: pa.Schema) -> None:
+    with pytest.raises(InputError, match="expected Arrow columns cell: uint64 not null, bucket"):
+        from_ipc(to_ipc(other.empty_table()), SCHEMA.label_schema)
+
+
+def test_a_missing_value_where_none_may_be_is_refused() -> None:
+    data = to_ipc(label_set([SIMPLE | {"sequence": None}]).table)
+    with pytest.raises(InputError, match="expected a value in every row of 'sequence'"):
+        from_ipc(data, SCHEMA.label_schema)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"not an Arrow stream", b"\xff" * 64])
+def test_bytes_that_are_no_stream_are_refused(data: bytes) -> None:
+    with pytest.raises(InputError, match="expected an Arrow IPC stream, got bytes that fail"):
+        from_ipc(data, SCHEMA.label_schema)
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_damaged_bytes_are_refused_or_give_a_sound_table(compression: str | None) -> None:
+    """Whether values changed is for a checksum to say; here nothing may crash or be malformed."""
+    rows = [SIMPLE | {"row": row, "t": [None, 1.5][row % 2]} for row in range(20)]
+    data = to_ipc(label_set(rows).table, compression=compression)
+    generator = random.Random(20120301)
+    refused = 0
+    for _ in range(3000):
+        damaged = bytearray(
+            data[: generator.choice([len(data), generator.randrange(1, len(data))])]
+        )
+        for _ in range(generator.choice([1, 2, 4])):
+            damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
+        try:
+            table = from_ipc(bytes(damaged), SCHEMA.label_schema)
+        except InputError:
+            refused += 1
+        else:
+            assert table.schema.equals(SCHEMA.label_schema)
+            table.validate(full=True)
+    assert refused > 1000
