@@ -244,7 +244,7 @@ class LocalCluster:
             for one in alive:
                 one.kill()
 
-    def client(self, *, patience: Duration = 15.0) -> Client:
+    def client(self, *, patience: Duration | None = None) -> Client:
         """A client of this cluster; closed with it."""
         client = connect(*self.addresses, patience=patience)
         self._clients.append(client)

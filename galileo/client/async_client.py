@@ -11,7 +11,7 @@ import grpc.aio
 import pyarrow as pa
 
 from galileo.client import decode
-from galileo.client.decode import ANSWER_TIMEOUT_S, PATIENCE_INGEST_S, TIMEOUT_S
+from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.results import Ccq, CcqInfo, ClusterStatus, Labels, Receipt, Update
 from galileo.client.transport import Transport
 from galileo.cursor import ORIGIN, Cursor
@@ -37,6 +37,7 @@ BATCH_ROWS = 65_536
 BATCHES_IN_FLIGHT = 4
 PARTS_PER_READ = 100_000
 PATIENCE_S = 15.0
+PATIENCE_INGEST_S = 60.0
 WATCH_WAIT_S = 10.0
 WATCH_PAUSE_S = 0.2
 
@@ -49,11 +50,14 @@ class AsyncClient:
 
     Args:
         addresses: "host:port" of one or more nodes; the others are learnt.
-        patience: how long a call goes on trying while nodes are away.
+        patience: how long a call goes on trying while nodes are away; a quarter of a minute
+            when absent, and a minute for what is ingested.
     """
 
-    def __init__(self, *addresses: str, patience: Duration = PATIENCE_S) -> None:
-        self._transport = Transport(addresses, patience_s=seconds(patience))
+    def __init__(self, *addresses: str, patience: Duration | None = None) -> None:
+        patience_s = PATIENCE_S if patience is None else seconds(patience)
+        self._transport = Transport(addresses, patience_s=patience_s)
+        self._ingest_patience_s = PATIENCE_INGEST_S if patience is None else patience_s
         self._schemas: dict[str, Schema] = {}
         self._written: dict[str, Cursor] = {}
 
@@ -165,7 +169,7 @@ class AsyncClient:
             lambda channel: storage_pb2_grpc.StorageStub(channel).Ingest(
                 request, timeout=TIMEOUT_S
             ),
-            patience_s=max(PATIENCE_INGEST_S, self._transport.patience_s),
+            patience_s=self._ingest_patience_s,
         )
 
     def _receipt(

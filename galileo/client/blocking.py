@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from galileo.client.async_client import BATCH_ROWS, PATIENCE_S, AsyncClient, Batches, Progress
+from galileo.client.async_client import BATCH_ROWS, AsyncClient, Batches, Progress
 from galileo.client.results import Ccq, CcqInfo, ClusterStatus, Labels, Receipt, Update
-from galileo.errors import InputError
+from galileo.errors import Cancelled, InputError
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
 from galileo.model.times import Duration
@@ -23,7 +23,7 @@ CLOSE_TIMEOUT_S = 5.0
 Result = TypeVar("Result")
 
 
-def connect(address: str, *more: str, patience: Duration = PATIENCE_S) -> Client:
+def connect(address: str, *more: str, patience: Duration | None = None) -> Client:
     """A client of the cluster that a node at "host:port" belongs to.
 
     Args:
@@ -40,7 +40,7 @@ class Client:
     The calls are those of `AsyncClient`, which documents them.
     """
 
-    def __init__(self, *addresses: str, patience: Duration = PATIENCE_S) -> None:
+    def __init__(self, *addresses: str, patience: Duration | None = None) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="galileo-client", daemon=True
@@ -60,8 +60,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """Ends every call that is under way with `Cancelled`; again is harmless."""
         if not self._closed:
-            self._run(self._client.close())
+            self._closed = True
+            asyncio.run_coroutine_threadsafe(_end(self._client), self._loop).result()
             self._stop()
 
     def create_dataset(self, schema: Schema) -> None:
@@ -145,9 +147,11 @@ class Client:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except (KeyboardInterrupt, CancelledError):
+        except KeyboardInterrupt:
             future.cancel()
             raise
+        except CancelledError:
+            raise Cancelled("the client was closed while this call waited") from None
 
     def _iterate(self, items: Any) -> Iterator[Any]:
         """Steps through an async generator; closing the iterator closes it too."""
@@ -163,11 +167,18 @@ class Client:
                 self._run(items.aclose())
 
     def _stop(self) -> None:
-        self._closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_TIMEOUT_S)
         self._loop.close()
 
 
-async def _made(addresses: tuple[str, ...], patience: Duration) -> AsyncClient:
+async def _end(client: AsyncClient) -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await client.close()
+
+
+async def _made(addresses: tuple[str, ...], patience: Duration | None) -> AsyncClient:
     return AsyncClient(*addresses, patience=patience)

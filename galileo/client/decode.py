@@ -19,7 +19,6 @@ from galileo.wire.status import error_of_rpc
 
 TIMEOUT_S = 40.0
 ANSWER_TIMEOUT_S = 300.0
-PATIENCE_INGEST_S = 60.0
 
 
 class _Head(Protocol):

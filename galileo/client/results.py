@@ -13,7 +13,6 @@ from galileo.labels import LabelSet
 from galileo.rdf import LabelGraph, SparqlResult
 from galileo.samplers import SamplerSpec
 
-
 SPARQL_ROWS_MAX = 1_000_000
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import grpc.aio
 
-from galileo.dht.topology import Topology
+from galileo.dht.topology import Topology, is_address
 from galileo.errors import GalileoError, InputError, TryAgain, Unavailable
 from galileo.wire.channel import open_channel
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
@@ -39,8 +39,7 @@ class Transport:
         if not self.addresses:
             raise InputError("expected the address of at least one node, as 'host:port'")
         for address in self.addresses:
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdigit():
+            if not is_address(address):
                 raise InputError(f"expected an address as 'host:port', got {address!r}")
         self.patience_s = patience_s
         self._channels: dict[str, grpc.aio.Channel] = {}

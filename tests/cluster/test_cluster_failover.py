@@ -13,6 +13,7 @@ import pytest
 import galileo
 from galileo import samplers
 from galileo.client import Client, Labels, Update
+from galileo.errors import TryAgain
 from galileo.generate import NamLike
 from galileo.labels import LabelSet
 
@@ -22,6 +23,7 @@ QUERY = (
 )
 FIRST_UPDATE_TIMEOUT_S = 120.0
 UPDATE_TIMEOUT_S = 60.0
+RETRIES_TOGETHER = 3
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,11 @@ class Reader(threading.Thread):
 
 
 class Stream(threading.Thread):
-    """Ingests forecast tables, one after the other, until told to stop."""
+    """Ingests forecast tables, one after the other, until told to stop.
+
+    While a node is down, the rows that it keeps wait; those of live nodes are stored at once.
+    What failed is sent again under its name, so nothing of it is stored twice.
+    """
 
     def __init__(self, client: Client, dataset: str) -> None:
         super().__init__(daemon=True)
@@ -70,13 +76,25 @@ class Stream(threading.Thread):
     def run(self) -> None:
         model = NamLike(seed=5, stride=8)
         tables = model.stream("2014-03-01T00:00:00Z", hours=10_000, rows_per_batch=1_000)
+        waiting: dict[str, pa.Table] = {}
         try:
-            for table in tables:
-                self._client.ingest(self._dataset, table)
+            for number, table in enumerate(tables):
+                waiting[f"stream-{number}"] = table
+                self._send(waiting)
                 if self.stopping.wait(0.1):
-                    return
+                    break
+            while waiting:
+                self._send(waiting)
         except BaseException as error:
             self.failure = error
+
+    def _send(self, waiting: dict[str, pa.Table]) -> None:
+        for producer in sorted(waiting, reverse=True)[:RETRIES_TOGETHER]:
+            try:
+                self._client.ingest(self._dataset, waiting[producer], producer=producer)
+            except TryAgain:
+                continue
+            del waiting[producer]
 
 
 def identities(labels: LabelSet) -> set[tuple[int, int, int]]:
@@ -88,7 +106,7 @@ def follow_through_kills(cluster: galileo.LocalCluster, ccq: galileo.Ccq) -> Rea
     """Streams, kills the coordinator `KILLS` times, restarts it, and drains."""
     client = cluster.client(patience="60s")
     reader = Reader(cluster.client(patience="60s"), ccq)
-    stream = Stream(cluster.client(patience="120s"), ccq.info.dataset)
+    stream = Stream(cluster.client(patience="200ms"), ccq.info.dataset)
     reader.start()
     stream.start()
     reader.wait_for_next(time.monotonic(), FIRST_UPDATE_TIMEOUT_S)

@@ -1,0 +1,134 @@
+"""Covers: the geohash cells of a region as ranges of inner, border and untested cells.
+
+A descent over geohash prefixes, all cells of one length at a time: a prefix outside the region
+is dropped, one wholly inside is kept as one range, one on the border is split into its 32
+children, until the cells reach their full length or their number its bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from galileo.geo import geohash, ranges
+from galileo.geo.geohash import Cells
+from galileo.geo.ranges import Ranges
+from galileo.geo.regions import Mask, Region
+
+CELLS_MAX = 4096
+"""Bound on the cells that one step of the descent tests, and on the ranges of a cover."""
+
+
+class Place(IntEnum):
+    """Where a cell lies."""
+
+    OUTSIDE = 0
+    BORDER = 1
+    INSIDE = 2
+    UNTESTED = 3
+
+
+_KINDS = (Place.BORDER, Place.INSIDE, Place.UNTESTED)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cover:
+    """What of the curve a region takes, at one precision.
+
+    Attributes:
+        inside: cells that lie wholly in the region.
+        border: cells that lie partly in it.
+        untested: cells near its border; each has to be tested by itself.
+    """
+
+    inside: Ranges
+    border: Ranges
+    untested: Ranges
+
+    @property
+    def possible(self) -> Ranges:
+        """Outside of these ranges no cell shares a point with the region."""
+        return ranges.union(self.inside, ranges.union(self.border, self.untested))
+
+    def places(self, cells: Cells) -> npt.NDArray[np.int8]:
+        """The `Place` of each cell."""
+        parts = (self.border, self.inside, self.untested)
+        lows, highs = (np.concatenate(ends) for ends in zip(*parts, strict=True))
+        if len(lows) == 0:
+            return np.zeros(len(cells), dtype=np.int8)
+        kinds = np.repeat(np.array(_KINDS, dtype=np.int8), [len(part[0]) for part in parts])
+        order = np.argsort(lows)
+        lows, highs, kinds = lows[order], highs[order], kinds[order]
+        at = np.searchsorted(lows, cells, side="right") - 1
+        found: npt.NDArray[np.int8] = np.where((at >= 0) & (cells < highs[at]), kinds[at], 0)
+        return found.astype(np.int8)
+
+
+def of_prefixes(prefixes: tuple[str, ...], precision: int) -> Cover:
+    """The cover of geohash prefixes; one longer than `precision` makes its cell a border.
+
+    Raises:
+        InputError: a prefix has a character that geohash lacks.
+    """
+    spans = [(p, geohash.prefix_range(p[:precision], precision)) for p in prefixes]
+    inside = [span for prefix, span in spans if len(prefix) <= precision]
+    border = [span for prefix, span in spans if len(prefix) > precision]
+    whole = ranges.normalise(*_columns(inside))
+    partly = ranges.normalise(*_columns(border))
+    outside = ranges.complement(whole, 1 << 5 * precision)
+    return Cover(whole, ranges.intersection(partly, outside), ranges.none())
+
+
+def of_region(
+    region: Region, precision: int, *, interior: bool = False, cells_max: int = CELLS_MAX
+) -> Cover:
+    """The cover of a region.
+
+    Args:
+        region: to be covered.
+        precision: characters of the cells.
+        interior: whether an inner cell must keep clear of the region's edge.
+        cells_max: bound on cells tested at a step and on ranges.
+    """
+    encloses = region.surrounds if interior else region.covers
+    cells, level = np.arange(32, dtype=np.uint64), 1
+    inside: list[Ranges] = []
+    while True:
+        cells, enclosed = _sorted_out(region, encloses, cells, level)
+        inside.append(_spans(cells[enclosed], precision - level))
+        cells = cells[~enclosed]
+        kept = sum(len(lo) for lo, _ in inside)
+        if level == precision or len(cells) == 0 or kept + 32 * len(cells) > cells_max:
+            break
+        cells, level = _children(cells), level + 1
+    rest = ranges.normalise(*_spans(cells, precision - level))
+    whole = ranges.normalise(*(np.concatenate(ends) for ends in zip(*inside, strict=True)))
+    if level == precision:
+        return Cover(whole, rest, ranges.none())
+    return Cover(whole, ranges.none(), rest)
+
+
+def _sorted_out(region: Region, encloses: Any, cells: Cells, level: int) -> tuple[Cells, Mask]:
+    """The cells that meet the region, and which of them it encloses."""
+    cells = cells[region.meets(geohash.bounds(cells, level))]
+    return cells, encloses(geohash.bounds(cells, level))
+
+
+def _children(cells: Cells) -> Cells:
+    digits = np.arange(32, dtype=np.uint64)
+    return ((cells[:, None] << np.uint64(5)) | digits).ravel()
+
+
+def _spans(cells: Cells, missing: int) -> Ranges:
+    """Ranges of the cells that are `missing` characters longer."""
+    shift = np.uint64(5 * missing)
+    return cells << shift, (cells + np.uint64(1)) << shift
+
+
+def _columns(pairs: list[tuple[int, int]]) -> Ranges:
+    array = np.array(pairs, dtype=np.uint64).reshape(-1, 2)
+    return array[:, 0], array[:, 1]

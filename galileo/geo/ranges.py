@@ -1,0 +1,76 @@
+"""Sorted, disjoint, half-open ranges of cells, as two arrays, and their set algebra."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from galileo.geo.geohash import Cells
+
+Ranges: TypeAlias = tuple[Cells, Cells]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+def none() -> Ranges:
+    return np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.uint64)
+
+
+def normalise(lows: npt.ArrayLike, highs: npt.ArrayLike) -> Ranges:
+    """Any half-open ranges, sorted, empty ones dropped, overlapping and touching ones joined."""
+    lo, hi = np.asarray(lows, dtype=np.uint64), np.asarray(highs, dtype=np.uint64)
+    filled = lo < hi
+    lo, hi = lo[filled], hi[filled]
+    if len(lo) == 0:
+        return none()
+    order = np.argsort(lo, kind="stable")
+    lo, reach = lo[order], np.maximum.accumulate(hi[order])
+    first = np.append(True, lo[1:] > reach[:-1])
+    last = np.append(first[1:], True)
+    return lo[first], reach[last]
+
+
+def union(left: Ranges, right: Ranges) -> Ranges:
+    return normalise(np.append(left[0], right[0]), np.append(left[1], right[1]))
+
+
+def intersection(left: Ranges, right: Ranges) -> Ranges:
+    edges = np.unique(np.concatenate([*left, *right]))
+    if len(edges) == 0:
+        return none()
+    both = contains(left, edges[:-1]) & contains(right, edges[:-1])
+    return normalise(edges[:-1][both], edges[1:][both])
+
+
+def complement(ranges: Ranges, size: int) -> Ranges:
+    """What of [0, size) lies outside `ranges`."""
+    lo = np.append(np.zeros(1, dtype=np.uint64), ranges[1])
+    hi = np.append(ranges[0], np.array([size], dtype=np.uint64))
+    return normalise(lo, hi)
+
+
+def contains(ranges: Ranges, cells: Cells) -> Mask:
+    """Which cells lie in one of the ranges."""
+    found: Mask = holds(ranges, cells, cells)
+    return found
+
+
+def holds(ranges: Ranges, lows: Cells, highs: Cells) -> Mask:
+    """Which of the stretches [low, high] (both inclusive) lie wholly in one range."""
+    lo, hi = ranges
+    if len(lo) == 0:
+        return np.zeros(len(lows), dtype=np.bool_)
+    at = np.searchsorted(lo, lows, side="right").astype(np.int64) - 1
+    found: Mask = (at >= 0) & (highs < hi[np.maximum(at, 0)])
+    return found
+
+
+def overlaps(ranges: Ranges, lows: Cells, highs: Cells) -> Mask:
+    """Which of the stretches [low, high] (both inclusive) share a cell with a range."""
+    lo, hi = ranges
+    if len(lo) == 0:
+        return np.zeros(len(lows), dtype=np.bool_)
+    at = np.searchsorted(hi, lows, side="right")
+    found: Mask = (at < len(lo)) & (lo[np.minimum(at, len(lo) - 1)] <= highs)
+    return found

@@ -1,0 +1,197 @@
+"""Regions of the earth: points, lines, polygons and boxes in degrees, tested in arrays.
+
+A region is a planar shape whose longitudes may leave [-180, 180], so that a shape across the
+antimeridian is one piece. Points and cells, which lie in [-180, 180], are moved by whole turns
+to where the shape is; moving a cell's edges is exact in double precision and moving a point
+keeps it between them, so that a region that holds a point meets every cell that holds it.
+Edges are straight in longitude and latitude; a pole is the line of latitude ±90.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import shapely
+import shapely.geometry
+
+from galileo.errors import InputError
+
+VERTICES_MAX = 100_000
+LONGITUDE_MAX = 360.0
+LATITUDE_MAX = 90.0
+KINDS = ("Point", "MultiPoint", "LineString", "MultiLineString", "Polygon", "MultiPolygon")
+
+_TURN = 360.0
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Boxes: TypeAlias = tuple[Floats, Floats, Floats, Floats]
+
+
+class Region:
+    """An immutable shape, prepared for many tests; any thread may ask.
+
+    Attributes:
+        shape: planar, in degrees, x is longitude.
+        turns: the multiples of 360 that move [-180, 180] to where the shape is.
+    """
+
+    __slots__ = ("_asking", "shape", "turns")
+
+    def __init__(self, shape: shapely.Geometry) -> None:
+        west, _, east, _ = shapely.bounds(shape)
+        first, last = int(np.ceil((west - 180) / _TURN)), int(np.floor((east + 180) / _TURN))
+        self.turns = tuple(_TURN * turn for turn in range(first, last + 1))
+        self.shape = shape
+        shapely.prepare(shape)
+        # GEOS builds and uses the indexes of a prepared geometry without regard to threads, and
+        # Shapely lets go of the interpreter meanwhile: two threads at once end the process.
+        self._asking = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[Region], tuple[shapely.Geometry]]:
+        return Region, (self.shape,)
+
+    def meets_points(self, latitude: Floats, longitude: Floats) -> Mask:
+        """Which points lie in the region or on its edge."""
+        return self._points(shapely.intersects_xy, latitude, longitude)
+
+    def contains_points(self, latitude: Floats, longitude: Floats) -> Mask:
+        """Which points lie in the region's interior, as OGC's `within` defines it."""
+        return self._points(shapely.contains_xy, latitude, longitude)
+
+    def meets(self, boxes: Boxes) -> Mask:
+        """Which boxes (west, south, east, north), edges included, share a point with it."""
+        return self._boxes(shapely.intersects, boxes)
+
+    def covers(self, boxes: Boxes) -> Mask:
+        """Which boxes lie wholly in the region or on its edge."""
+        return self._boxes(shapely.covers, boxes)
+
+    def surrounds(self, boxes: Boxes) -> Mask:
+        """Which boxes lie wholly in the region's interior, touching no edge."""
+        return self._boxes(shapely.contains_properly, boxes)
+
+    def _points(self, test: Callable[..., Any], latitude: Floats, longitude: Floats) -> Mask:
+        found = np.zeros(len(latitude), dtype=np.bool_)
+        for turn in self.turns:
+            moved = longitude + turn
+            with self._asking:
+                found |= test(self.shape, moved, latitude)
+        return found
+
+    def _boxes(self, test: Callable[..., Any], boxes: Boxes) -> Mask:
+        west, south, east, north = boxes
+        found = np.zeros(len(west), dtype=np.bool_)
+        for turn in self.turns:
+            moved = shapely.box(west + turn, south, east + turn, north)
+            with self._asking:
+                found |= test(self.shape, moved)
+        return found
+
+
+def of_geojson(raw: dict[str, Any]) -> Region:
+    """The region of a GeoJSON geometry; rings that are not closed are closed.
+
+    Raises:
+        InputError: malformed, empty, invalid, out of range or with too many vertices.
+    """
+    kind = raw.get("type")
+    if kind not in KINDS:
+        raise InputError(f"expected a geometry of type {', '.join(KINDS)}; got {kind!r}")
+    _check_size(raw.get("coordinates"))
+    try:
+        shape = shapely.force_2d(shapely.geometry.shape(raw))
+    except (ValueError, TypeError, AttributeError, IndexError, shapely.GEOSException) as error:
+        raise InputError(f"expected coordinates of a {kind}; {_sentence(error)}") from error
+    return Region(_checked(shape, kind))
+
+
+def of_box(bounds: Sequence[float]) -> Region:
+    """The region of a box: west, south, east, north, or six numbers with heights, ignored.
+
+    A west above its east means that the box crosses the antimeridian.
+
+    Raises:
+        InputError: not four or six numbers, south above north, or out of range.
+    """
+    if len(bounds) not in (4, 6) or not all(_is_number(bound) for bound in bounds):
+        raise InputError(
+            f"expected a box of west, south, east, north in degrees, got {list(bounds)!r}"
+        )
+    half = len(bounds) // 2
+    west, south, east, north = (float(bounds[i]) for i in (0, 1, half, half + 1))
+    _check_range(np.array([[west, south], [east, north]]))
+    if south > north:
+        raise InputError(f"expected south of a box below its north, got {south:g} and {north:g}")
+    return Region(_box(west, south, east + _TURN if west > east else east, north))
+
+
+def _box(west: float, south: float, east: float, north: float) -> shapely.Geometry:
+    """A box, or the line or point that it has shrunk to."""
+    if west < east and south < north:
+        return shapely.box(west, south, east, north)
+    if west == east and south == north:
+        return shapely.Point(west, south)
+    return shapely.LineString([(west, south), (east, north)])
+
+
+def _checked(shape: shapely.Geometry, kind: str) -> shapely.Geometry:
+    if shapely.is_empty(shape):
+        raise InputError(f"expected a {kind} with coordinates, got an empty one")
+    _check_range(shapely.get_coordinates(shape))
+    if not shapely.is_valid(shape):
+        raise InputError(
+            f"expected a valid {kind}, got one with this fault: {shapely.is_valid_reason(shape)}; "
+            "draw rings that neither cross themselves nor each other, parts apart"
+        )
+    return shape
+
+
+def _check_range(coordinates: Floats) -> None:
+    limits = np.array([LONGITUDE_MAX, LATITUDE_MAX])
+    outside = ~(np.abs(coordinates) <= limits).all(axis=1)
+    if outside.any():
+        longitude, latitude = coordinates[int(np.argmax(outside))]
+        raise InputError(
+            f"expected longitudes from -{LONGITUDE_MAX:g} to {LONGITUDE_MAX:g} and latitudes from "
+            f"-{LATITUDE_MAX:g} to {LATITUDE_MAX:g} degrees, longitude first; "
+            f"got longitude {longitude:g}, latitude {latitude:g}"
+        )
+
+
+def _check_size(coordinates: Any) -> None:
+    """Refuses too many vertices before anything is built of them."""
+    pending, count = [coordinates], 0
+    while pending:
+        item = pending.pop()
+        if not isinstance(item, list | tuple):
+            raise InputError(f"expected lists of coordinates, got {item!r}")
+        if item and not isinstance(item[0], list | tuple):
+            _check_vertex(item)
+            count += 1
+        else:
+            pending.extend(item)
+        if count > VERTICES_MAX or len(pending) > 2 * VERTICES_MAX:
+            raise InputError(
+                f"expected a geometry of at most {VERTICES_MAX:,} vertices; simplify it"
+            )
+
+
+def _check_vertex(item: Sequence[Any]) -> None:
+    if len(item) not in (2, 3) or not all(_is_number(number) for number in item):
+        raise InputError(f"expected a vertex of longitude and latitude, got {list(item)!r}")
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a finite number that a double holds."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return plain and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
+def _sentence(error: Exception) -> str:
+    return str(error).strip().rstrip(".")

@@ -1,0 +1,270 @@
+"""From CQL2 as JSON values to a predicate tree that is bound to a schema.
+
+Every name is looked up, every literal checked against the type that it is compared with, and
+NOT is pushed into the leaves, which in SQL's three-valued logic changes no result.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+from galileo.errors import QuerySyntaxError, UnsupportedQuery
+from galileo.model.schema import Schema
+from galileo.query import moments, places, temporal
+from galileo.query.features import (
+    MIRRORED,
+    OPPOSITE,
+    BoolIs,
+    IsNull,
+    NumberIn,
+    NumberIs,
+    TextIn,
+    TextIs,
+    TextLike,
+    like_parts,
+)
+from galileo.query.operands import (
+    DATETIME,
+    GEOHASH,
+    Subject,
+    is_property,
+    mismatch,
+    number,
+    shown,
+    subject,
+    text,
+    truth,
+    unsupported,
+)
+from galileo.query.spatial import InCells
+from galileo.query.syntax import NESTING_MAX
+from galileo.query.temporal import During
+from galileo.query.tree import EVERYTHING, NOTHING, All, Node, Some, Span, conjunction, disjunction
+
+LIST_MAX = 10_000
+"""Values of one IN list."""
+PATTERN_MAX = 1_000
+"""Characters of one LIKE pattern."""
+
+_ARGUMENTS = {"not": 1, "isnull": 1, "between": 3, "in": 2, "like": 2}
+_ARGUMENTS |= dict.fromkeys((*OPPOSITE, *places.FUNCTIONS, *moments.FUNCTIONS), 2)
+
+
+def bind(raw: Any, schema: Schema) -> Node:
+    """The predicate tree of CQL2 JSON values.
+
+    Raises:
+        QuerySyntaxError: no CQL2 JSON, or nested too deep; `details["path"]` says where.
+        UnknownProperty: a property that the schema lacks.
+        UnsupportedQuery: what means nothing here, such as a text compared with a number.
+        InputError: an invalid geometry.
+    """
+    try:
+        return _Binder(schema).node(raw, negated=False, path="$")
+    except RecursionError:
+        raise _malformed(f"at most {NESTING_MAX} levels of nesting", "more", "$") from None
+
+
+class _Binder:
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+
+    def node(self, raw: Any, *, negated: bool, path: str) -> Node:
+        if path.count("[") >= NESTING_MAX:
+            raise _malformed(f"at most {NESTING_MAX} levels of nesting", "more", path)
+        if isinstance(raw, bool):
+            return EVERYTHING if raw != negated else NOTHING
+        if not isinstance(raw, dict) or not ("op" in raw or "property" in raw):
+            raise _malformed("a condition", shown(raw), path)
+        if "op" not in raw:
+            return self._flag(raw, negated=negated)
+        return self._operation(raw, negated=negated, path=path)
+
+    def _operation(self, raw: dict[str, Any], *, negated: bool, path: str) -> Node:
+        op, args = str(raw["op"]).lower(), _arguments(raw, path)
+        if op == "not":
+            return self.node(args[0], negated=not negated, path=f"{path}.args[0]")
+        if op in ("and", "or"):
+            parts = [
+                self.node(arg, negated=negated, path=f"{path}.args[{at}]")
+                for at, arg in enumerate(args)
+            ]
+            return _all(parts) if (op == "and") != negated else _some(parts)
+        return self._condition(op, args, raw=raw, negated=negated)
+
+    def _condition(self, op: str, args: list[Any], *, raw: Any, negated: bool) -> Node:
+        if op in OPPOSITE:
+            return self._compared(op, args, negated=negated)
+        if op == "between":
+            return self._between(args, negated=negated)
+        if op == "in":
+            return self._listed(args, negated=negated)
+        if op == "like":
+            return self._like(args, negated=negated)
+        if op == "isnull":
+            return self._null(args[0], negated=negated)
+        if op in places.FUNCTIONS:
+            return places.related(op, args, schema=self._schema, negated=negated)
+        if op in moments.FUNCTIONS:
+            return self._in_time(moments.related(op, args, self._schema), negated=negated)
+        raise unsupported(raw)
+
+    def _flag(self, raw: Any, *, negated: bool) -> Node:
+        about = subject(raw, self._schema)
+        if about.feature is None or about.feature.type != "bool":
+            raise UnsupportedQuery(
+                f"expected a condition, got the property {about.name!r} alone; "
+                f"only a bool feature can stand by itself. Compare it with a value"
+            )
+        return BoolIs(about.name, not negated)
+
+    def _compared(self, op: str, args: list[Any], *, negated: bool) -> Node:
+        left, right = args
+        if not is_property(left) and is_property(right):
+            left, right, op = right, left, MIRRORED[op]
+        op = OPPOSITE[op] if negated else op
+        about = subject(left, self._schema)
+        if about.name == DATETIME:
+            spans = temporal.compared(op, moments.moment(right, about))
+            return self._in_time(spans, negated=False)
+        if about.name == GEOHASH:
+            return self._in_cells([right], op=op, about=about)
+        return _feature_compared(op, right, about=about)
+
+    def _between(self, args: list[Any], *, negated: bool) -> Node:
+        above = self._compared(">=", [args[0], args[1]], negated=negated)
+        below = self._compared("<=", [args[0], args[2]], negated=negated)
+        return _some([above, below]) if negated else _all([above, below])
+
+    def _listed(self, args: list[Any], *, negated: bool) -> Node:
+        about, values = subject(args[0], self._schema), args[1]
+        if not isinstance(values, list) or not 1 <= len(values) <= LIST_MAX:
+            count = f"{len(values):,}" if isinstance(values, list) else shown(values)
+            raise UnsupportedQuery(
+                f"expected a list of 1 to {LIST_MAX:,} values in IN, got {count}"
+            )
+        if about.name == DATETIME:
+            periods = [moments.moment(value, about) for value in values]
+            return self._in_time([*periods], negated=negated)
+        if about.name == GEOHASH:
+            return self._in_cells(values, op="<>" if negated else "=", about=about)
+        return _feature_listed(values, about=about, negated=negated)
+
+    def _like(self, args: list[Any], *, negated: bool) -> Node:
+        about = subject(args[0], self._schema)
+        pattern = text(args[1], about)
+        if len(pattern) > PATTERN_MAX:
+            raise UnsupportedQuery(
+                f"expected a LIKE pattern of at most {PATTERN_MAX:,} characters, "
+                f"got {len(pattern):,}"
+            )
+        if about.name == GEOHASH:
+            return places.prefixed(pattern, schema=self._schema, negated=negated)
+        if about.feature is None or about.feature.type != "text":
+            raise UnsupportedQuery(f"LIKE needs geohash or a text feature, got {about.name!r}")
+        _check_pattern(pattern)
+        return TextLike(about.name, pattern, negated, about.folded)
+
+    def _null(self, raw: Any, *, negated: bool) -> Node:
+        about = subject(raw, self._schema)
+        if about.feature is None:
+            return EVERYTHING if negated else NOTHING
+        return IsNull(about.name, negated)
+
+    def _in_time(self, spans: list[Span], *, negated: bool) -> Node:
+        wanted = temporal.outside(spans) if negated else spans
+        return temporal.leaf(wanted, self._schema.time_bucket_us)
+
+    def _in_cells(self, values: list[Any], *, op: str, about: Subject) -> Node:
+        if op not in ("=", "<>"):
+            raise UnsupportedQuery(f"geohash supports =, <>, IN and LIKE '9x%', got {op!r}")
+        texts = [text(value, about) for value in values]
+        return places.equal(texts, schema=self._schema, negated=op == "<>")
+
+
+def _feature_compared(op: str, raw: Any, *, about: Subject) -> Node:
+    kind = about.feature.type if about.feature else None
+    if kind in ("float", "int"):
+        return NumberIs(about.name, op, number(raw, about))
+    if kind == "text":
+        return TextIs(about.name, op, text(raw, about), about.folded)
+    if kind == "bool" and op in ("=", "<>"):
+        return BoolIs(about.name, truth(raw, about) == (op == "="))
+    if kind == "bool":
+        raise UnsupportedQuery(f"bool feature {about.name!r} supports = and <>, got {op!r}")
+    raise UnsupportedQuery(
+        f"{about.name!r} cannot be compared; use S_INTERSECTS, S_WITHIN or S_DISJOINT"
+    )
+
+
+def _feature_listed(values: list[Any], *, about: Subject, negated: bool) -> Node:
+    kind = about.feature.type if about.feature else None
+    if kind in ("float", "int"):
+        numbers = tuple(sorted({number(value, about) for value in values}))
+        return NumberIn(about.name, numbers, negated)
+    if kind == "text":
+        texts = tuple(sorted({text(value, about) for value in values}))
+        return TextIn(about.name, texts, negated, about.folded)
+    if kind == "bool":
+        flags = [BoolIs(about.name, truth(value, about) != negated) for value in values]
+        return conjunction(flags) if negated else disjunction(flags)
+    raise mismatch(values, about, "a region in S_INTERSECTS")
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        like_parts(pattern)
+    except ValueError:
+        raise UnsupportedQuery(
+            f"LIKE pattern {pattern!r} ends in the middle of an escape; "
+            "write \\\\ for a backslash, \\% for a percent sign, \\_ for an underscore"
+        ) from None
+
+
+def _all(parts: list[Node]) -> Node:
+    """AND, with one condition on time, and one on the cells to stay out of."""
+    node = conjunction(parts)
+    if not isinstance(node, All):
+        return node
+    times = [part for part in node.parts if isinstance(part, During)]
+    cells = [part for part in node.parts if isinstance(part, InCells) and part.negated]
+    rest = [part for part in node.parts if part not in times and part not in cells]
+    return conjunction([*rest, *_met(times), *_named(cells)])
+
+
+def _some(parts: list[Node]) -> Node:
+    """OR, with one condition on the cells to be in."""
+    node = disjunction(parts)
+    if not isinstance(node, Some):
+        return node
+    cells = [part for part in node.parts if isinstance(part, InCells) and not part.negated]
+    return disjunction([*(part for part in node.parts if part not in cells), *_named(cells)])
+
+
+def _met(times: list[During]) -> list[Node]:
+    if not times:
+        return []
+    common = reduce(temporal.overlap, [(time.lo, time.hi) for time in times])
+    return [temporal.leaf([common], times[0].bucket_us)]
+
+
+def _named(cells: list[InCells]) -> list[Node]:
+    if not cells:
+        return []
+    prefixes = {prefix for part in cells for prefix in part.prefixes}
+    return [InCells(tuple(sorted(prefixes)), cells[0].precision, cells[0].negated)]
+
+
+def _arguments(raw: dict[str, Any], path: str) -> list[Any]:
+    args = raw.get("args")
+    wanted = _ARGUMENTS.get(str(raw["op"]).lower())
+    if not isinstance(args, list):
+        raise _malformed("a list of arguments in 'args'", shown(args), path)
+    if wanted is not None and len(args) != wanted:
+        raise _malformed(f"{wanted} arguments of {raw['op']!r}", str(len(args)), path)
+    return args
+
+
+def _malformed(expected: str, got: str, path: str) -> QuerySyntaxError:
+    return QuerySyntaxError(f"expected {expected}, got {got} at {path} of the query", path=path)

@@ -1,0 +1,296 @@
+"""Conditions on features: comparisons, membership, patterns and null.
+
+They read the same values of a path and of an observation, hence answer alike on both levels.
+Numbers are compared as doubles. Texts are judged once per dictionary entry.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.geo.ranges import Ranges
+from galileo.query.columns import Columns, FeatureColumn, Mask, NumberColumn, TextColumn
+from galileo.query.tree import ALWAYS, Points, Span, negation
+from galileo.query.zones import FeatureZones, Zones
+
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+OPPOSITE = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+MIRRORED = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
+
+_TEXT_COMPARE: dict[str, Callable[..., Any]] = {
+    "=": pc.equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+
+
+class FeatureLeaf(ABC):
+    """A condition on the feature `name`; a missing value makes it true only for `IsNull`."""
+
+    __slots__ = ()
+    name: str
+    cost: ClassVar[int] = 1
+
+    @property
+    def feature(self) -> str:
+        return self.name
+
+    @abstractmethod
+    def match(self, column: FeatureColumn) -> Mask:
+        """For which rows the condition is true."""
+
+    @abstractmethod
+    def bounds(self, zones: FeatureZones) -> Mask:
+        """In which zones it may be true for a row."""
+
+    @abstractmethod
+    def json(self) -> Any: ...
+
+    def paths(self, columns: Columns) -> Mask:
+        return self.match(columns.features[self.name])
+
+    def points(self, points: Points) -> Mask:
+        return self.match(points.features[self.name])
+
+    def zones(self, zones: Zones) -> Mask:
+        known = zones.features.get(self.name)
+        return np.ones(len(zones), dtype=np.bool_) if known is None else self.bounds(known)
+
+    def cells(self) -> Ranges | None:
+        return None
+
+    def buckets(self) -> Span:
+        return ALWAYS
+
+    def _property(self) -> dict[str, Any]:
+        return {"property": self.name}
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull(FeatureLeaf):
+    name: str
+    negated: bool = False
+
+    def match(self, column: FeatureColumn) -> Mask:
+        return column.valid if self.negated else ~column.valid
+
+    def bounds(self, zones: FeatureZones) -> Mask:
+        return zones.has_value if self.negated else zones.has_null
+
+    def json(self) -> Any:
+        return negation({"op": "isNull", "args": [self._property()]}, self.negated)
+
+
+@dataclass(frozen=True, slots=True)
+class BoolIs(FeatureLeaf):
+    name: str
+    value: bool
+
+    def match(self, column: FeatureColumn) -> Mask:
+        numbers = cast(NumberColumn, column).numbers
+        found: Mask = column.valid & (numbers == float(self.value))
+        return found
+
+    def bounds(self, zones: FeatureZones) -> Mask:
+        return _number_bounds(zones, "=", float(self.value))
+
+    def json(self) -> Any:
+        return {"op": "=", "args": [self._property(), self.value]}
+
+
+@dataclass(frozen=True, slots=True)
+class NumberIs(FeatureLeaf):
+    name: str
+    operator: str
+    value: float
+
+    def match(self, column: FeatureColumn) -> Mask:
+        numbers = cast(NumberColumn, column).numbers
+        found: Mask = COMPARE[self.operator](numbers, self.value) & column.valid
+        return found
+
+    def bounds(self, zones: FeatureZones) -> Mask:
+        return _number_bounds(zones, self.operator, self.value)
+
+    def json(self) -> Any:
+        return {"op": self.operator, "args": [self._property(), self.value]}
+
+
+@dataclass(frozen=True, slots=True)
+class NumberIn(FeatureLeaf):
+    """`values` are sorted and distinct."""
+
+    name: str
+    values: tuple[float, ...]
+    negated: bool = False
+
+    def match(self, column: FeatureColumn) -> Mask:
+        listed = self._listed(cast(NumberColumn, column).numbers)
+        found: Mask = column.valid & (listed != self.negated)
+        return found
+
+    def bounds(self, zones: FeatureZones) -> Mask:
+        if zones.lo is None or zones.hi is None:
+            return zones.has_value
+        if self.negated:
+            only_listed: Mask = (zones.lo == zones.hi) & self._listed(zones.lo)
+            return zones.has_value & ~only_listed
+        nearest = np.searchsorted(self.values, zones.lo)
+        reached = np.append(self.values, np.nan)[nearest]
+        found: Mask = zones.has_value & (reached <= zones.hi)
+        return found
+
+    def _listed(self, numbers: npt.NDArray[np.float64]) -> Mask:
+        values = np.asarray(self.values)
+        at = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
+        found: Mask = values[at] == numbers
+        return found
+
+    def json(self) -> Any:
+        return negation({"op": "in", "args": [self._property(), [*self.values]]}, self.negated)
+
+
+class TextLeaf(FeatureLeaf):
+    """A condition on texts; `folded` compares in lower case (CQL2's CASEI)."""
+
+    __slots__ = ()
+    folded: bool
+    cost: ClassVar[int] = 2
+
+    @abstractmethod
+    def judge(self, texts: pa.Array) -> pa.Array:
+        """Whether the condition is true, for texts without null."""
+
+    def match(self, column: FeatureColumn) -> Mask:
+        column = cast(TextColumn, column)
+        texts = fold(column.dictionary) if self.folded else column.dictionary
+        verdicts = np.asarray(self.judge(texts).to_numpy(zero_copy_only=False), dtype=np.bool_)
+        found: Mask = np.append(verdicts, False)[column.codes]
+        return found
+
+    def bounds(self, zones: FeatureZones) -> Mask:
+        return zones.has_value
+
+    def _operand(self) -> dict[str, Any]:
+        plain = self._property()
+        return {"op": "casei", "args": [plain]} if self.folded else plain
+
+
+@dataclass(frozen=True, slots=True)
+class TextIs(TextLeaf):
+    """Compares by code points."""
+
+    name: str
+    operator: str
+    value: str
+    folded: bool = False
+
+    def judge(self, texts: pa.Array) -> pa.Array:
+        return _TEXT_COMPARE[self.operator](texts, pa.scalar(self.value))
+
+    def json(self) -> Any:
+        return {"op": self.operator, "args": [self._operand(), self.value]}
+
+
+@dataclass(frozen=True, slots=True)
+class TextIn(TextLeaf):
+    """`values` are sorted and distinct."""
+
+    name: str
+    values: tuple[str, ...]
+    negated: bool = False
+    folded: bool = False
+
+    def judge(self, texts: pa.Array) -> pa.Array:
+        found = pc.is_in(texts, value_set=pa.array(self.values, type=pa.string()))
+        return pc.invert(found) if self.negated else found
+
+    def json(self) -> Any:
+        return negation({"op": "in", "args": [self._operand(), [*self.values]]}, self.negated)
+
+
+@dataclass(frozen=True, slots=True)
+class TextLike(TextLeaf):
+    """SQL's LIKE: `%` is any stretch, `_` any one character, a backslash takes them literally."""
+
+    name: str
+    pattern: str
+    negated: bool = False
+    folded: bool = False
+
+    def judge(self, texts: pa.Array) -> pa.Array:
+        found = pc.match_substring_regex(texts, like_regex(self.pattern))
+        return pc.invert(found) if self.negated else found
+
+    def json(self) -> Any:
+        return negation({"op": "like", "args": [self._operand(), self.pattern]}, self.negated)
+
+
+def fold(texts: pa.Array) -> pa.Array:
+    """Texts as CASEI compares them."""
+    return pc.utf8_lower(texts)
+
+
+def fold_text(text: str) -> str:
+    folded: str = fold(pa.array([text]))[0].as_py()
+    return folded
+
+
+def like_parts(pattern: str) -> list[tuple[str, bool]]:
+    """The characters of a LIKE pattern, each with whether it is a wildcard.
+
+    Raises:
+        ValueError: a backslash ends the pattern.
+    """
+    parts, letters = [], iter(pattern)
+    for letter in letters:
+        if letter == "\\":
+            escaped = next(letters, None)
+            if escaped is None:
+                raise ValueError(pattern)
+            parts.append((escaped, False))
+        else:
+            parts.append((letter, letter in "%_"))
+    return parts
+
+
+def like_regex(pattern: str) -> str:
+    """The RE2 expression of a LIKE pattern."""
+    wild = {"%": ".*", "_": "."}
+    return r"(?s)\A{}\z".format(
+        "".join(
+            wild[letter] if wildcard else rf"\x{{{ord(letter):x}}}"
+            for letter, wildcard in like_parts(pattern)
+        )
+    )
+
+
+def _number_bounds(zones: FeatureZones, sign: str, value: float) -> Mask:
+    if zones.lo is None or zones.hi is None:
+        return zones.has_value
+    if sign == "=":
+        within: Mask = (zones.lo <= value) & (zones.hi >= value)
+    elif sign == "<>":
+        within = (zones.lo != value) | (zones.hi != value)
+    else:
+        within = COMPARE[sign](zones.lo if sign in ("<", "<=") else zones.hi, value)
+    return zones.has_value & within

@@ -1,0 +1,172 @@
+"""What stands on either side of a condition: properties of the schema, and literals."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from galileo.errors import UnknownProperty, UnsupportedQuery
+from galileo.model.schema import Feature, Schema, nearest_name
+from galileo.query.features import fold_text
+
+GEOMETRY, DATETIME, GEOHASH = "geometry", "datetime", "geohash"
+SPECIAL = (GEOMETRY, DATETIME, GEOHASH)
+"""Properties of every dataset."""
+
+_SHOWN_MAX = 80
+_SUPPORTED = (
+    "supported are comparisons of a property with a value, BETWEEN, IN, LIKE, IS NULL, CASEI, "
+    "AND, OR, NOT, S_INTERSECTS, S_WITHIN, S_DISJOINT, T_AFTER, T_BEFORE, T_DURING, T_EQUALS, "
+    "T_INTERSECTS and T_DISJOINT"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The property that a condition is about.
+
+    Attributes:
+        name: one of `SPECIAL`, or of `feature`.
+        feature: an indexed feature, None for a special property.
+        folded: whether it is compared without regard to case.
+    """
+
+    name: str
+    feature: Feature | None
+    folded: bool
+
+
+def is_property(raw: Any) -> bool:
+    """Whether an operand is a property, perhaps within functions or arithmetic."""
+    if not isinstance(raw, dict):
+        return False
+    if "op" in raw:
+        return any(is_property(arg) for arg in _arguments(raw))
+    return "property" in raw
+
+
+def subject(raw: Any, schema: Schema) -> Subject:
+    """The property that an operand names.
+
+    Raises:
+        UnknownProperty: the schema lacks it.
+        UnsupportedQuery: it is not indexed, or the operand is no property.
+    """
+    if isinstance(raw, dict) and isinstance(raw.get("property"), str):
+        name = raw["property"]
+        return Subject(name, None if name in SPECIAL else _feature(name, schema), folded=False)
+    if _is_casei(raw):
+        inner = subject(_arguments(raw)[0], schema)
+        if inner.feature is None or inner.feature.type != "text":
+            raise UnsupportedQuery(f"expected a text feature in CASEI, got {inner.name!r}")
+        return Subject(inner.name, inner.feature, folded=True)
+    if isinstance(raw, dict) and "op" in raw:
+        raise unsupported(raw)
+    raise UnsupportedQuery(
+        f"expected a property on one side of a condition, got {shown(raw)}; {names(schema)}"
+    )
+
+
+def _feature(name: str, schema: Schema) -> Feature:
+    feature = schema.feature(name)
+    if feature is None:
+        raise _unknown(name, schema)
+    if not feature.indexed:
+        raise UnsupportedQuery(
+            f"feature {name!r} of dataset {schema.name!r} is stored but not indexed, so queries "
+            f"cannot use it; {names(schema)}"
+        )
+    return feature
+
+
+def _unknown(name: str, schema: Schema) -> UnknownProperty:
+    known = [*SPECIAL, *(feature.name for feature in schema.indexed)]
+    nearest = nearest_name(name, known)
+    hint = f" (did you mean {nearest!r}?)" if nearest else ""
+    return UnknownProperty(
+        f"dataset {schema.name!r} has no property {name!r}{hint}; {names(schema)}",
+        property=name,
+        nearest=nearest,
+        properties=known,
+    )
+
+
+def names(schema: Schema) -> str:
+    """The properties that a query may use, as part of a message."""
+    listed = ", ".join([*SPECIAL, *(feature.name for feature in schema.indexed)])
+    return f"its properties are {listed}"
+
+
+def unsupported(raw: dict[str, Any]) -> UnsupportedQuery:
+    """The error for an operator or a function that means nothing here."""
+    op = str(raw["op"])
+    if op in ("+", "-", "*", "/", "%", "^", "div"):
+        return UnsupportedQuery(f"arithmetic ({op!r}) is not supported; {_SUPPORTED}")
+    return UnsupportedQuery(f"{op!r} is not supported; {_SUPPORTED}")
+
+
+def number(raw: Any, about: Subject) -> float:
+    """A number as a double; it must be finite."""
+    if isinstance(raw, bool) or not isinstance(raw, int | float):
+        raise mismatch(raw, about, "a number such as 290.5")
+    try:
+        value = float(raw)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise mismatch(raw, about, "a finite number")
+    return value
+
+
+def text(raw: Any, about: Subject) -> str:
+    """A text, in lower case if it stands in CASEI."""
+    if _is_casei(raw):
+        return fold_text(text(_arguments(raw)[0], about))
+    if not isinstance(raw, str) or not _is_unicode(raw):
+        raise mismatch(raw, about, "a text in single quotes")
+    return raw
+
+
+def truth(raw: Any, about: Subject) -> bool:
+    if not isinstance(raw, bool):
+        raise mismatch(raw, about, "true or false")
+    return raw
+
+
+def shown(raw: Any) -> str:
+    """A JSON value for a message, cut to a readable length."""
+    full = json.dumps(raw, ensure_ascii=not _is_unicode(str(raw)), default=repr)
+    return full if len(full) <= _SHOWN_MAX else f"{full[:_SHOWN_MAX]}…"
+
+
+def mismatch(raw: Any, about: Subject, wanted: str) -> UnsupportedQuery:
+    """The error for an operand that a property cannot be compared with."""
+    kind = f"{about.feature.type} feature" if about.feature else "property"
+    if isinstance(raw, dict) and "op" in raw:
+        return unsupported(raw)
+    if is_property(raw):
+        return UnsupportedQuery(
+            f"expected {wanted} to compare {about.name!r} with, got another property, "
+            f"{shown(raw['property'])}; two properties cannot be compared, and texts stand in "
+            "single quotes"
+        )
+    hint = f"; write {about.name} IS NULL to find missing values" if raw is None else ""
+    return UnsupportedQuery(
+        f"expected {wanted} to compare the {kind} {about.name!r} with, got {shown(raw)}{hint}"
+    )
+
+
+def _is_casei(raw: Any) -> bool:
+    return isinstance(raw, dict) and raw.get("op") == "casei" and len(_arguments(raw)) == 1
+
+
+def _arguments(raw: dict[str, Any]) -> list[Any]:
+    args = raw.get("args")
+    return args if isinstance(args, list) else []
+
+
+def _is_unicode(text: str) -> bool:
+    """False for half a surrogate pair, which JSON can write and UTF-8 cannot."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)

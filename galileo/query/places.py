@@ -1,0 +1,106 @@
+"""Binding of conditions on `geometry` and `geohash`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import shapely
+
+from galileo.errors import UnsupportedQuery
+from galileo.geo import geohash, regions
+from galileo.geo.regions import Region
+from galileo.model.schema import Schema
+from galileo.query.operands import GEOMETRY, is_property, shown, subject
+from galileo.query.spatial import InCells, InRegion
+from galileo.query.tree import EVERYTHING, NOTHING, Node
+
+FUNCTIONS = ("s_intersects", "s_within", "s_disjoint")
+
+
+def related(function: str, args: list[Any], *, schema: Schema, negated: bool) -> Node:
+    """A spatial function of `geometry` and a literal geometry.
+
+    Raises:
+        UnsupportedQuery: other operands.
+        InputError: an invalid geometry.
+    """
+    left, right = args
+    if not is_property(left) and is_property(right) and function != "s_within":
+        left, right = right, left
+    about = subject(left, schema)
+    if about.name != GEOMETRY:
+        raise UnsupportedQuery(
+            f"{function.upper()} expects the property geometry, got {about.name!r}"
+        )
+    region, source = _region(right)
+    return InRegion(
+        source=source,
+        region=region,
+        precision=schema.geohash_precision,
+        interior=function == "s_within",
+        negated=negated != (function == "s_disjoint"),
+    )
+
+
+def _region(raw: Any) -> tuple[Region, str]:
+    """The region of a literal, and the JSON text that stands for it."""
+    if isinstance(raw, dict) and isinstance(raw.get("bbox"), list):
+        region = regions.of_box(raw["bbox"])
+        return region, json.dumps({"bbox": [float(bound) for bound in raw["bbox"]]})
+    if isinstance(raw, dict) and "type" in raw:
+        region = regions.of_geojson(raw)
+        return region, shapely.to_geojson(region.shape)
+    if isinstance(raw, dict) and str(raw.get("op")).lower() in _WKT:
+        raise UnsupportedQuery(
+            f"expected coordinates as plain decimals in {raw['op']}; write 2000, not 2e3"
+        )
+    raise UnsupportedQuery(
+        f"expected a geometry such as POLYGON((...)) or BBOX(w, s, e, n), got {shown(raw)}"
+    )
+
+
+_WKT = frozenset(kind.lower() for kind in regions.KINDS) | {"bbox"}
+
+
+def prefixed(pattern: str, *, schema: Schema, negated: bool) -> Node:
+    """`geohash LIKE pattern`; the pattern is a prefix and `%`, or a whole cell.
+
+    Raises:
+        UnsupportedQuery: another pattern.
+        InputError: no geohash.
+    """
+    stem = pattern.rstrip("%")
+    if any(letter in "%_\\" for letter in stem):
+        raise UnsupportedQuery(
+            f"expected a pattern such as '9x%' in geohash LIKE, got {pattern!r}; "
+            "only a prefix can be searched"
+        )
+    if stem == pattern:
+        return equal([pattern], schema=schema, negated=negated)
+    if not stem:
+        return NOTHING if negated else EVERYTHING
+    return _cells([stem], schema=schema, negated=negated)
+
+
+def equal(texts: list[str], *, schema: Schema, negated: bool) -> Node:
+    """The cell is one of those named, which must be whole cells or parts of cells.
+
+    Raises:
+        UnsupportedQuery: a text is shorter than the schema's cells.
+        InputError: no geohash.
+    """
+    short = [text for text in texts if len(text) < schema.geohash_precision]
+    if short:
+        raise UnsupportedQuery(
+            f"expected a geohash of at least {schema.geohash_precision} characters, as the cells "
+            f"of dataset {schema.name!r} have, got {short[0]!r}; "
+            f"write geohash LIKE '{short[0]}%' for all cells in it"
+        )
+    return _cells(texts, schema=schema, negated=negated)
+
+
+def _cells(texts: list[str], *, schema: Schema, negated: bool) -> Node:
+    for text in set(texts):
+        geohash.cell_of_text(text)
+    return InCells(tuple(sorted(set(texts))), schema.geohash_precision, negated)

@@ -1,0 +1,158 @@
+"""A query: a predicate over one dataset, asked of paths, of observations and of zones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from galileo.errors import QuerySyntaxError, UnknownProperty
+from galileo.geo.ranges import Ranges
+from galileo.model.schema import Schema
+from galileo.model.times import column_micros
+from galileo.query import evaluate, syntax, temporal
+from galileo.query.binding import bind
+from galileo.query.columns import Columns, FeatureColumn, FloatColumn, Mask, from_arrow
+from galileo.query.tree import EVERYTHING, Leaf, Node, Points, Span, leaves
+from galileo.query.zones import Zones
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """An immutable predicate, bound to a schema.
+
+    Two levels: a *path* matches if its cell and bucket could hold an observation that matches
+    and its features match; an *observation* matches exactly. No path of a matching observation
+    is ever missed.
+
+    Attributes:
+        schema: of the dataset.
+        tree: the predicate, with NOT pushed into its leaves.
+    """
+
+    schema: Schema
+    tree: Node
+
+    @property
+    def everything(self) -> bool:
+        """Whether every path matches."""
+        return self.tree == EVERYTHING
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features that the query reads, in schema order."""
+        named = {leaf.feature for leaf in leaves(self.tree)}
+        return tuple(f.name for f in self.schema.features if f.name in named)
+
+    def to_json(self) -> str:
+        """Canonical CQL2 JSON: it parses to an equal query; "true" for everything."""
+        value = evaluate.json_value(self.tree)
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+    def match_paths(self, columns: Mapping[str, Any] | Columns) -> Mask:
+        """Which paths match.
+
+        Args:
+            columns: "cell" (uint64), "bucket" (int64, start in microseconds) and at least the
+                indexed features that the query reads, each as a `FeatureColumn`; a plain
+                array of doubles or an Arrow array will do.
+        """
+        return evaluate.verdicts(self.tree, self._columns(columns), _on_paths)
+
+    def match_observations(self, table: pa.Table) -> Mask:
+        """Which rows of a table of `schema.observation_schema` match exactly."""
+        points = Points(
+            latitude=np.asarray(table.column("latitude").to_numpy(), dtype=np.float64),
+            longitude=np.asarray(table.column("longitude").to_numpy(), dtype=np.float64),
+            time=column_micros(table.column("time")),
+            features={name: from_arrow(table.column(name)) for name in self.features},
+        )
+        return evaluate.verdicts(self.tree, points, _on_points)
+
+    def might_match(self, zones: Zones) -> Mask:
+        """Which zones may hold a matching path; False is certain, True is not."""
+        return evaluate.verdicts(self.tree, zones, _on_zones)
+
+    def cell_ranges(self) -> Ranges | None:
+        """Sorted, disjoint, half-open ranges of cells outside of which nothing matches.
+
+        None is no limit; no range at all is a query that nothing matches.
+        """
+        return evaluate.cells(self.tree)
+
+    def time_range(self) -> Span:
+        """Half-open bounds, microseconds, on the starts of buckets that can match.
+
+        None is an open end; (0, 0) is a query that nothing matches.
+        """
+        span = evaluate.buckets(self.tree)
+        return (0, 0) if temporal.empty(span) else span
+
+    def _columns(self, columns: Mapping[str, Any] | Columns) -> Columns:
+        if isinstance(columns, Columns):
+            named = {name: columns.features[name] for name in self.features}
+            return Columns(columns.cell, columns.bucket, named)
+        features = {name: _feature_column(columns[name]) for name in self.features}
+        return Columns(columns["cell"], columns["bucket"], features)
+
+
+def parse(source: str | dict[str, Any], schema: Schema) -> Query:
+    """The query of CQL2 text or CQL2 JSON, bound to a schema.
+
+    Args:
+        source: CQL2 text, JSON text (it starts with "{") or a JSON object; blank text and
+            "true" ask for everything.
+        schema: of the dataset that is asked.
+
+    Raises:
+        QuerySyntaxError: it does not parse; `details["position"]` is the offset in a text,
+            `details["path"]` the place in JSON.
+        UnknownProperty: a property that the schema lacks; `details["nearest"]` the likeliest.
+        UnsupportedQuery: valid CQL2 that means nothing here.
+        InputError: an invalid geometry or geohash.
+    """
+    if isinstance(source, dict):
+        return Query(schema, bind(source, schema))
+    if not isinstance(source, str):
+        raise QuerySyntaxError(
+            f"expected CQL2 as text or as a JSON object, got {type(source).__name__}", path="$"
+        )
+    raw = syntax.read(source)
+    try:
+        return Query(schema, bind(raw, schema))
+    except UnknownProperty as error:
+        raise _pointing(error, source) from None
+
+
+def _pointing(error: UnknownProperty, source: str) -> UnknownProperty:
+    """The same error with the place of the name in the text."""
+    position = syntax.find_name(source, error.details["property"])
+    if position is None:
+        return error
+    shown = syntax.pointed(source, position)
+    return UnknownProperty(f"{error.message}\n{shown}", **error.details, position=position)
+
+
+def _feature_column(values: Any) -> FeatureColumn:
+    if isinstance(values, np.ndarray):
+        return FloatColumn(np.asarray(values, dtype=np.float64))
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return from_arrow(values)
+    column: FeatureColumn = values
+    return column
+
+
+def _on_paths(leaf: Leaf, columns: Columns) -> Mask:
+    return leaf.paths(columns)
+
+
+def _on_points(leaf: Leaf, points: Points) -> Mask:
+    return leaf.points(points)
+
+
+def _on_zones(leaf: Leaf, zones: Zones) -> Mask:
+    return leaf.zones(zones)

@@ -1,0 +1,151 @@
+"""Conditions on place: a region of the earth, or geohash prefixes.
+
+Both know their cover of the geohash curve, which decides for whole ranges of cells; only cells
+that the cover left untested are compared with the shape.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from galileo.geo import cover, geohash, ranges
+from galileo.geo.cover import Cover, Place
+from galileo.geo.geohash import Cells
+from galileo.geo.ranges import Ranges
+from galileo.geo.regions import Region
+from galileo.query.columns import Columns, Mask
+from galileo.query.tree import ALWAYS, Points, Span, negation
+from galileo.query.zones import Zones
+
+
+class PlaceLeaf(ABC):
+    """A condition on the place, perhaps negated.
+
+    Attributes:
+        precision: characters of the schema's cells.
+        negated: whether the observation must be elsewhere.
+    """
+
+    precision: int
+    negated: bool
+    cost: ClassVar[int] = 3
+    feature: ClassVar[None] = None
+
+    @property
+    @abstractmethod
+    def cover(self) -> Cover: ...
+
+    @abstractmethod
+    def points(self, points: Points) -> Mask: ...
+
+    @abstractmethod
+    def json(self) -> Any: ...
+
+    @abstractmethod
+    def untested(self, cells: Cells) -> Mask:
+        """The verdicts on distinct cells that the cover leaves open."""
+
+    def paths(self, columns: Columns) -> Mask:
+        places = self.cover.places(columns.cell)
+        wanted = (Place.OUTSIDE, Place.BORDER) if self.negated else (Place.INSIDE, Place.BORDER)
+        found: Mask = (places == wanted[0]) | (places == wanted[1])
+        unclear = np.flatnonzero(places == Place.UNTESTED)
+        if len(unclear):
+            cells, inverse = np.unique(columns.cell[unclear], return_inverse=True)
+            found[unclear] = self.untested(cells)[inverse]
+        return found
+
+    def zones(self, zones: Zones) -> Mask:
+        if self.negated:
+            return ~ranges.holds(self.cover.inside, zones.cell_lo, zones.cell_hi)
+        return ranges.overlaps(self.cover.possible, zones.cell_lo, zones.cell_hi)
+
+    def cells(self) -> Ranges:
+        if self.negated:
+            return ranges.complement(self.cover.inside, 1 << 5 * self.precision)
+        return self.cover.possible
+
+    def buckets(self) -> Span:
+        return ALWAYS
+
+
+@dataclass(frozen=True)
+class InRegion(PlaceLeaf):
+    """The observation lies in a region or on its edge; `interior` leaves the edge out.
+
+    A path matches where its cell shares a point with the region; negated, where the cell is
+    not covered by it.
+
+    Attributes:
+        source: the geometry as JSON text, by which two such conditions are equal.
+    """
+
+    source: str
+    region: Region = field(compare=False, repr=False)
+    precision: int
+    interior: bool = False
+    negated: bool = False
+
+    @cached_property
+    def cover(self) -> Cover:
+        return cover.of_region(self.region, self.precision, interior=self.interior)
+
+    def untested(self, cells: Cells) -> Mask:
+        boxes = geohash.bounds(cells, self.precision)
+        if not self.negated:
+            return self.region.meets(boxes)
+        enclosed = self.region.surrounds(boxes) if self.interior else self.region.covers(boxes)
+        return ~enclosed
+
+    def points(self, points: Points) -> Mask:
+        test = self.region.contains_points if self.interior else self.region.meets_points
+        found: Mask = test(points.latitude, points.longitude) != self.negated
+        return found
+
+    def json(self) -> Any:
+        name = "s_within" if self.interior else "s_intersects"
+        args = [{"property": "geometry"}, json.loads(self.source)]
+        return negation({"op": name, "args": args}, self.negated)
+
+
+@dataclass(frozen=True)
+class InCells(PlaceLeaf):
+    """The observation lies in one of the cells named by geohash prefixes.
+
+    Attributes:
+        prefixes: sorted and distinct; one longer than `precision` is exact for observations
+            and accepts the cell around it for paths.
+    """
+
+    prefixes: tuple[str, ...]
+    precision: int
+    negated: bool = False
+
+    @cached_property
+    def cover(self) -> Cover:
+        return cover.of_prefixes(self.prefixes, self.precision)
+
+    def untested(self, cells: Cells) -> Mask:
+        raise AssertionError(f"the cover of prefixes is complete, yet {len(cells)} cells are open")
+
+    def points(self, points: Points) -> Mask:
+        found = np.zeros(len(points), dtype=np.bool_)
+        for length in {len(prefix) for prefix in self.prefixes}:
+            named = geohash.from_text([p for p in self.prefixes if len(p) == length])
+            found |= np.isin(geohash.encode(points.latitude, points.longitude, length), named)
+        verdict: Mask = found != self.negated
+        return verdict
+
+    def json(self) -> Any:
+        likes = [
+            {"op": "like", "args": [{"property": "geohash"}, f"{prefix}%"]}
+            for prefix in self.prefixes
+        ]
+        either = likes[0] if len(likes) == 1 else {"op": "or", "args": likes}
+        return negation(either, self.negated)

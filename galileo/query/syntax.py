@@ -1,0 +1,171 @@
+"""From CQL2 text or JSON to plain JSON values, with errors that point at the place.
+
+The `cql2` package parses text by recursion in native code, where a text nested deep enough
+ends the process. `_check_nesting` therefore bounds what its parser would have to recurse into.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+import cql2
+
+from galileo.errors import QuerySyntaxError
+
+TEXT_MAX = 1_000_000
+"""Characters of a query."""
+NESTING_MAX = 64
+"""Levels of parentheses and operators within each other."""
+OPERATORS_MAX = 2_000
+"""ANDs and ORs of a query."""
+
+_WINDOW = 60
+_TOKENS = re.compile(
+    r"""'(?:[^']|'')*'|"[^"]*"|[(),]|(?:AND|OR)|(?:NOT|BETWEEN|IN|LIKE|IS|DIV)|[-+*/%^=<>]""",
+    re.IGNORECASE,
+)
+_PLACE = re.compile(r"-->\s*(\d+):(\d+)")
+_EXPECTED = re.compile(r"= expected (.*)", re.DOTALL)
+
+_VALUE = {"GEOMETRY", "Identifier", "Negative", "UnaryNot", "True", "False", "Null", "DECIMAL"}
+_VALUE |= {"Double", "SingleQuotedString", "ExpressionInParentheses", "Array"}
+_ARITHMETIC = {"Add", "Subtract", "Multiply", "Divide", "Modulo", "Power"}
+_INFIX = {"NotFlag", "And", "Or", "Eq", "Gt", "GtEq", "Lt", "LtEq", "NotEq", "IsNullPostfix"}
+_INFIX |= _ARITHMETIC
+
+
+def read(source: str) -> Any:
+    """The JSON value of a query in CQL2 text or CQL2 JSON; blank text is `True`.
+
+    Raises:
+        QuerySyntaxError: the text does not parse, is too long or nested too deep.
+    """
+    if len(source) > TEXT_MAX:
+        raise QuerySyntaxError(
+            f"expected a query of at most {TEXT_MAX:,} characters, got {len(source):,}; "
+            "simplify its polygons or shorten its lists",
+            position=TEXT_MAX,
+        )
+    if not source.strip():
+        return True
+    return _read_json(source) if source.lstrip().startswith("{") else _read_text(source)
+
+
+def refuse(source: str, position: int, fault: str) -> NoReturn:
+    """Raises the error for a fault at an offset of the text."""
+    raise QuerySyntaxError(f"{fault}\n{pointed(source, position)}", position=position)
+
+
+def pointed(source: str, position: int) -> str:
+    """The line around an offset, and below it a caret at the place."""
+    begin = source.rfind("\n", 0, position) + 1
+    end = source.find("\n", position)
+    end = len(source) if end < 0 else end
+    first, last = max(begin, position - _WINDOW), min(end, position + _WINDOW)
+    head = "…" if first > begin else ""
+    tail = "…" if last < end else ""
+    line = source[first:last].replace("\t", " ").replace("\r", " ")
+    return f"  {head}{line}{tail}\n  {' ' * (position - first + len(head))}^"
+
+
+def place(source: str, position: int) -> str:
+    """Line and column, both from 1, of an offset."""
+    line = source.count("\n", 0, position) + 1
+    column = position - (source.rfind("\n", 0, position) + 1) + 1
+    return f"line {line}, column {column}"
+
+
+def find_name(source: str, name: str) -> int | None:
+    """The offset of a property's name in a query's text, outside of its strings."""
+    pattern = re.compile(rf"""'(?:[^']|'')*'|(?<![\w.:])({re.escape(name)})(?![\w.:])""")
+    return next((found.start(1) for found in pattern.finditer(source) if found[1]), None)
+
+
+def _read_text(source: str) -> Any:
+    _check_nesting(source)
+    try:
+        return cql2.parse_text(source).to_json()
+    except cql2.ParseError as error:
+        position, expected = _offset(source, str(error)), _in_words(str(error))
+        where = place(source, position)
+        refuse(source, position, f"expected {expected} at {where} of the query")
+
+
+def _read_json(source: str) -> Any:
+    try:
+        return json.loads(source, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        where = place(source, error.pos)
+        refuse(source, error.pos, f"expected CQL2 JSON; {error.msg} at {where} of the query")
+    except _ConstantError as error:
+        position = source.find(error.args[0])
+        refuse(source, position, f"expected a finite number, got {error.args[0]}")
+    except RecursionError:
+        refuse(source, 0, f"expected at most {NESTING_MAX} levels of nesting")
+
+
+class _ConstantError(Exception):
+    pass
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise _ConstantError(name)
+
+
+def _check_nesting(source: str) -> None:
+    """Bounds how deep the parser recurses: operators chained or in parentheses, and in all."""
+    outer: list[int] = []
+    here = depth = joined = 0
+    for token in _TOKENS.finditer(source):
+        kind = token[0].upper()
+        if kind == "(":
+            outer.append(here)
+            depth, here = depth + here + 1, 0
+        elif kind == ")" and outer:
+            here = outer.pop()
+            depth -= here + 1
+        elif kind in (",", "AND", "OR"):
+            here = 0
+            joined += kind != ","
+        elif kind[0] not in "'\")":
+            here += 1
+        if depth + here > NESTING_MAX or joined > OPERATORS_MAX:
+            _refuse_nesting(source, token.start())
+
+
+def _refuse_nesting(source: str, position: int) -> NoReturn:
+    limits = f"at most {NESTING_MAX} levels of nesting and {OPERATORS_MAX:,} ANDs and ORs"
+    refuse(source, position, f"expected {limits} in a query; split it")
+
+
+def _offset(source: str, error: str) -> int:
+    found = _PLACE.search(error)
+    if found is None:
+        return 0
+    lines = source.split("\n")[: int(found[1]) - 1]
+    return min(sum(len(line) + 1 for line in lines) + int(found[2]) - 1, len(source))
+
+
+def _in_words(error: str) -> str:
+    """What the grammar's rule names ask for, as one would say it."""
+    found = _EXPECTED.search(error)
+    if found is None:
+        return "CQL2"
+    rules = {rule for rule in re.split(r",\s*(?:or\s+)?|\s+or\s+", found[1].strip()) if rule}
+    words = []
+    if rules >= {"Identifier", "DECIMAL"} or "Expr" in rules:
+        words.append("a property, a number, a text in single quotes, a geometry or '('")
+        rules -= _VALUE | {"Expr"}
+    if rules >= _ARITHMETIC and "And" not in rules:
+        words.append("AND and the upper bound of BETWEEN")
+        rules -= _INFIX
+    if "And" in rules:
+        closing = "the end of the query" if "EOI" in rules else "')'"
+        words.append(
+            f"an operator such as AND, OR, =, <, BETWEEN, IN, LIKE or IS NULL, or {closing}"
+        )
+        rules -= _INFIX | {"EOI"}
+    names = {"DECIMAL": "a number", "NotFlag": "NULL or NOT NULL", "EOI": "the end of the query"}
+    return " or ".join([*words, *(names.get(rule, rule) for rule in sorted(rules))])

@@ -1,0 +1,139 @@
+"""The predicate tree: leaves under AND and OR, with NOT pushed into the leaves.
+
+SQL's logic has three values, and a row matches only where the whole is true. Without NOT above
+them, AND and OR keep "true" apart from "not true", so two values per leaf are enough: a leaf
+answers whether it is true, and its negation is a leaf of its own for which null is not true
+either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from galileo.geo.ranges import Ranges
+from galileo.query.columns import Columns, FeatureColumn, Mask
+from galileo.query.zones import Zones
+
+Span: TypeAlias = tuple[int | None, int | None]
+"""Half-open [lo, hi) in microseconds; None is open."""
+
+ALWAYS: Span = (None, None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Points:
+    """Observations as a query looks at them.
+
+    Attributes:
+        latitude: degrees, shape (k,).
+        longitude: degrees in [-180, 180].
+        time: microseconds.
+        features: those that the query names, each of length k.
+    """
+
+    latitude: npt.NDArray[np.float64]
+    longitude: npt.NDArray[np.float64]
+    time: npt.NDArray[np.int64]
+    features: Mapping[str, FeatureColumn]
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def take(self, rows: Any) -> Points:
+        """The rows of an index array, a mask or a slice."""
+        taken = {name: column.take(rows) for name, column in self.features.items()}
+        return Points(self.latitude[rows], self.longitude[rows], self.time[rows], taken)
+
+
+class Leaf(Protocol):
+    """One condition, bound to a schema; equal leaves match alike."""
+
+    @property
+    def cost(self) -> int:
+        """How dear a row is, for the order of evaluation."""
+        ...
+
+    @property
+    def feature(self) -> str | None:
+        """The feature that it reads, if any."""
+        ...
+
+    def paths(self, columns: Columns) -> Mask:
+        """Which paths could hold an observation for which the condition is true."""
+        ...
+
+    def points(self, points: Points) -> Mask:
+        """For which observations the condition is true."""
+        ...
+
+    def zones(self, zones: Zones) -> Mask:
+        """Which zones may hold a path that `paths` accepts."""
+        ...
+
+    def cells(self) -> Ranges | None:
+        """Outside of these cells `paths` accepts nothing; None is no limit."""
+        ...
+
+    def buckets(self) -> Span:
+        """Outside of these starts of buckets `paths` accepts nothing."""
+        ...
+
+    def json(self) -> Any:
+        """CQL2 JSON that binds to an equal leaf."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """AND; true when it has no parts."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Some:
+    """OR; false when it has no parts."""
+
+    parts: tuple[Node, ...]
+
+
+Node: TypeAlias = "All | Some | Leaf"
+
+EVERYTHING = All(())
+NOTHING = Some(())
+
+
+def conjunction(parts: Iterable[Node]) -> Node:
+    """AND, flat, without repeated parts and constants."""
+    flat = dict.fromkeys(
+        item for part in parts for item in (part.parts if isinstance(part, All) else (part,))
+    )
+    if NOTHING in flat:
+        return NOTHING
+    return next(iter(flat)) if len(flat) == 1 else All(tuple(flat))
+
+
+def disjunction(parts: Iterable[Node]) -> Node:
+    """OR, flat, without repeated parts and constants."""
+    flat = dict.fromkeys(
+        item for part in parts for item in (part.parts if isinstance(part, Some) else (part,))
+    )
+    if EVERYTHING in flat:
+        return EVERYTHING
+    return next(iter(flat)) if len(flat) == 1 else Some(tuple(flat))
+
+
+def leaves(node: Node) -> list[Leaf]:
+    if isinstance(node, All | Some):
+        return [leaf for part in node.parts for leaf in leaves(part)]
+    return [node]
+
+
+def negation(condition: dict[str, Any], negated: bool) -> dict[str, Any]:
+    """The CQL2 JSON of a condition, under NOT if it is negated."""
+    return {"op": "not", "args": [condition]} if negated else condition

@@ -1,0 +1,138 @@
+"""Work as Spark jobs: one job a tick, and what becomes of the others when one item ruins it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from galileo.errors import Bug, Cancelled, GalileoError, SamplerFailed
+from galileo.spark.failures import brief
+from galileo.spark.task import TickTask
+from galileo.spark.tick import (
+    NOTHING,
+    SPARK_ROW_SCHEMA,
+    Outcome,
+    Tick,
+    TickItem,
+    TickLimits,
+    Work,
+    outcomes_of,
+)
+
+WARM_UP_JOBS = 4
+
+log = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """What runs a job; `session.SparkEngine`."""
+
+    @property
+    def tasks(self) -> int: ...
+
+    def alive(self) -> bool:
+        """Whether its process runs; a session that does not answer may still be alive."""
+        ...
+
+    def run(self, function: TickTask, *, row_schema: str, tag: str) -> pa.Table: ...
+
+    def cancel(self, tag: str) -> None: ...
+
+
+class EngineLost(Exception):
+    """The session is of no more use; this process has to be replaced. Never leaves it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One piece of work on its way through the engine, which can be called off."""
+
+    work: Work
+    tag: str
+    called_off: threading.Event = field(default_factory=threading.Event)
+
+
+class Jobs:
+    """Runs work on the engine. Blocks; one call at a time."""
+
+    def __init__(self, engine: Engine, limits: TickLimits) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._numbers = itertools.count()
+
+    def warm_up(self) -> None:
+        """Starts the Python workers, with everything imported that a tick needs.
+
+        Raises:
+            EngineLost: a job without work fails.
+        """
+        for _ in range(WARM_UP_JOBS):
+            self.keep_warm()
+
+    def keep_warm(self) -> None:
+        """Runs a job without work. Raises EngineLost where that fails."""
+        try:
+            self._job(NOTHING, "warm-up")
+        except Exception as error:
+            raise EngineLost(f"a job without work failed: {brief(error)}") from error
+
+    def cancel(self, run: Run) -> None:
+        """Calls a run off; to be repeated, for a job can start just after."""
+        run.called_off.set()
+        try:
+            self._engine.cancel(run.tag)
+        except Exception as error:
+            log.warning("job %s could not be called off: %s", run.tag, brief(error))
+
+    def evaluate(self, run: Run) -> list[Outcome]:
+        """One outcome per item.
+
+        A job that fails as a whole is repeated in halves: the item that takes the worker's
+        process down with it fails alone, at the price of some more jobs.
+
+        Raises:
+            Cancelled: it was called off.
+            EngineLost: the session ended.
+        """
+        return self._evaluate(run, run.work)
+
+    def _evaluate(self, run: Run, work: Work) -> list[Outcome]:
+        if run.called_off.is_set():
+            raise Cancelled("the caller did not wait for this cycle")
+        try:
+            return outcomes_of(self._job(work, run.tag), len(work))
+        except Exception as error:
+            self._judge(run, error)
+            if len(work) < 2:
+                return [Outcome(error=_fatal(item, error)) for item in work.items]
+        middle = len(work) // 2
+        first = self._evaluate(run, work.part(0, middle))
+        return first + self._evaluate(run, work.part(middle, len(work)))
+
+    def _judge(self, run: Run, error: Exception) -> None:
+        """Raises what a failed job means for the whole run; returns where parts may do better."""
+        if run.called_off.is_set():
+            raise Cancelled("the caller did not wait for this cycle") from error
+        self.keep_warm()  # Whether it is the session that fails.
+        log.warning("job %s failed and is repeated in parts: %s", run.tag, brief(error))
+
+    def _job(self, work: Work, tag: str) -> pa.Table:
+        tick = Tick(
+            number=next(self._numbers),
+            items=work.items,
+            shares=work.shares(),
+            tasks=self._engine.tasks,
+            limits=self._limits,
+        )
+        return self._engine.run(TickTask(tick), row_schema=SPARK_ROW_SCHEMA, tag=tag)
+
+
+def _fatal(item: TickItem, error: Exception) -> GalileoError:
+    if item.sampler_json:
+        return SamplerFailed(f"the process that ran the sampler failed: {brief(error)}")
+    return Bug(f"a cycle's job failed: {brief(error)}; see the evaluator's log")

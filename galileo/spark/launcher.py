@@ -1,0 +1,224 @@
+"""A node's hold on the evaluator of its host: finds it, starts it, replaces it, calls it.
+
+Must not import PySpark: it runs inside nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+import psutil
+
+from galileo.clock import Clock, SystemClock
+from galileo.errors import DeadlineExceeded, GalileoError, TryAgain, Unavailable
+from galileo.spark.options import EvaluatorOptions
+from galileo.spark.runtime import TOKEN_KEY, Record, RuntimeDir
+from galileo.wire.channel import open_channel
+from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
+from galileo.wire.status import error_of_rpc
+
+# Ten seconds on a quiet machine, four times that on a busy one.
+START_TIMEOUT_S = 120.0
+PING_TIMEOUT_S = 2.0
+PINGS_PER_LEASE = 4
+FRESH_S = 1.0
+HUNG_S = 15.0
+RETRY_S = 10.0
+_LOOK_S = 0.1
+_LOG_TAIL_BYTES = 2_000
+
+log = logging.getLogger(__name__)
+
+
+class EvaluatorHandle:
+    """The evaluator of `options.runtime_dir`, whoever started it.
+
+    Belongs to one event loop. Closing it leaves the evaluator running: others may use it, and
+    its lease ends it otherwise.
+    """
+
+    def __init__(self, options: EvaluatorOptions, *, clock: Clock | None = None) -> None:
+        self._options = options
+        self._clock = clock or SystemClock()
+        self._runtime = RuntimeDir(options.runtime_dir)
+        self._one_at_a_time = asyncio.Lock()
+        self._record: Record | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._answered = float("-inf")
+        self._silent_since: float | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._failure = ""
+        self._failed = float("-inf")
+
+    async def __aenter__(self) -> EvaluatorHandle:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the evaluator that answered last."""
+        return self._record.pid if self._record else None
+
+    async def ensure(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Returns when a warm evaluator answers, and starts one where there is none.
+
+        Raises:
+            Unavailable: it cannot be started, or is not warm in time.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        async with self._one_at_a_time:
+            while not await self._answers():
+                self._judge_child()
+                self._start_if_none()
+                if self._clock.monotonic() > deadline:
+                    raise Unavailable(
+                        f"the evaluator is not warm after {timeout_s:.0f} s; try again "
+                        f"(its log: {self._runtime.log})",
+                        after_s=_LOOK_S,
+                    )
+                await asyncio.sleep(_LOOK_S)
+
+    async def evaluate(
+        self, request: evaluator_pb2.EvaluateRequest, *, timeout_s: float
+    ) -> evaluator_pb2.EvaluateReply:
+        """One cycle's results; asked once more where the evaluator died meanwhile.
+
+        Raises:
+            TryAgain: no evaluator, too many requests, or not in time; nothing is lost.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        while True:
+            await self.ensure(timeout_s=deadline - self._clock.monotonic())
+            left_s = deadline - self._clock.monotonic()
+            if left_s <= 0:
+                raise DeadlineExceeded(f"the evaluator was not ready within {timeout_s:.0f} s")
+            try:
+                reply: evaluator_pb2.EvaluateReply = await self._call(
+                    "Evaluate", request, timeout_s=left_s
+                )
+                return reply
+            except Unavailable:
+                self._answered = float("-inf")
+                await asyncio.sleep(_LOOK_S)
+
+    async def run(self) -> None:
+        """Starts the evaluator and keeps its lease, until cancelled."""
+        pause_s = self._options.idle_exit_s / PINGS_PER_LEASE
+        while True:
+            try:
+                self._answered = float("-inf")
+                await self.ensure()
+            except TryAgain as error:
+                log.warning("no evaluator: %s", error.message)
+            await asyncio.sleep(pause_s)
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+        self._record = None
+
+    # --- finding -----------------------------------------------------------------------------
+
+    async def _answers(self) -> bool:
+        if self._clock.monotonic() - self._answered < FRESH_S:
+            return True
+        record = self._runtime.read()
+        if record is None:
+            return False
+        if record != self._record or self._channel is None:
+            await self.close()
+            self._record, self._channel = record, open_channel(record.address)
+            self._silent_since = None
+        try:
+            await self._call("Ping", evaluator_pb2.PingRequest(), timeout_s=PING_TIMEOUT_S)
+        except GalileoError:
+            self._mind_silence(record)
+            return False
+        return True
+
+    async def _call(self, method: str, request: Any, *, timeout_s: float) -> Any:
+        assert self._channel is not None
+        assert self._record is not None
+        call = getattr(evaluator_pb2_grpc.EvaluatorStub(self._channel), method)
+        metadata = ((TOKEN_KEY, self._record.token),)
+        try:
+            reply = await call(request, timeout=timeout_s, metadata=metadata)
+        except grpc.RpcError as error:
+            raise error_of_rpc(error, asked="the evaluator") from error
+        self._answered, self._silent_since = self._clock.monotonic(), None
+        return reply
+
+    def _mind_silence(self, record: Record) -> None:
+        """Ends an evaluator that lives and has not answered for long, so that it is replaced."""
+        now = self._clock.monotonic()
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        process = record.process()
+        if process is not None and now - self._silent_since > HUNG_S:
+            log.warning("the evaluator (process %s) does not answer and is ended", record.pid)
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    # --- starting ----------------------------------------------------------------------------
+
+    def _start_if_none(self) -> None:
+        if self._child is not None or (lock := self._runtime.try_lock()) is None:
+            return
+        try:
+            self._runtime.withdraw()
+            self._child = _start(self._options, self._runtime, lock)
+        finally:
+            os.close(lock)
+
+    def _judge_child(self) -> None:
+        """Raises Unavailable where the process that we started never got warm, and for a while
+        after, so that what cannot start is not started at every tick.
+        """
+        child = self._child
+        if child is not None and child.returncode is not None:
+            self._child = None
+            if child.returncode != 0 and self.pid != child.pid:
+                self._failed = self._clock.monotonic()
+                self._failure = (
+                    f"the evaluator did not start (exit code {child.returncode}); "
+                    f"the end of {self._runtime.log}:\n{_tail(self._runtime)}"
+                )
+        if self._clock.monotonic() - self._failed < RETRY_S:
+            raise Unavailable(self._failure, after_s=RETRY_S)
+
+
+def _start(options: EvaluatorOptions, runtime: RuntimeDir, lock: int) -> subprocess.Popen[bytes]:
+    """Starts the process; no `preexec_fn`, for that would fork where gRPC lives."""
+    with os.fdopen(os.open(runtime.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)) as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "galileo.spark.evaluator_main", str(lock)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            pass_fds=(lock,),
+            start_new_session=True,
+            env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
+        )
+    assert child.stdin is not None
+    with suppress(BrokenPipeError), child.stdin:
+        child.stdin.write(options.to_json().encode())
+    # Waits so that it leaves no zombie behind; it may well outlive this process.
+    threading.Thread(target=child.wait, name="evaluator-reaper", daemon=True).start()
+    return child
+
+
+def _tail(runtime: RuntimeDir) -> str:
+    with suppress(OSError):
+        return runtime.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+    return ""

@@ -1,0 +1,100 @@
+"""What can be chosen about Spark and the evaluator. Free of PySpark, so that nodes can read it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from galileo.errors import ConfigError
+
+HEAP_MIN_MB = 450
+HEAP_DEFAULT_MB = 512
+REMOTE_TASKS_DEFAULT = 2
+
+_LOCAL = re.compile(r"local(\[(\d+|\*)\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """Where jobs run.
+
+    Attributes:
+        master: "local[2]" (embedded, two cores), "spark://host:port" (a cluster) or
+            "sc://host:port" (Spark Connect, which needs the package `zstandard`).
+        tasks: of one job; 0 means one per core of the session, two with Spark Connect.
+        heap_mb: upper bound of the local JVM's heap; Spark refuses less than 450.
+        driver_host: the name under which a cluster's executors reach this host.
+        python: the interpreter of the workers; it must exist on each host of a cluster.
+        settings: further Spark settings, which win over ours.
+    """
+
+    master: str = "local[2]"
+    tasks: int = 0
+    heap_mb: int = HEAP_DEFAULT_MB
+    driver_host: str = ""
+    python: str = sys.executable
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not (_LOCAL.fullmatch(self.master) or self.master.startswith(("spark://", "sc://"))):
+            raise ConfigError(
+                "expected a Spark master such as 'local[2]', 'spark://host:7077' or "
+                f"'sc://host:15002', got {self.master!r}"
+            )
+        if self.tasks < 0:
+            raise ConfigError(f"expected the tasks of a job to be 0 or more, got {self.tasks}")
+        if self.heap_mb < HEAP_MIN_MB:
+            raise ConfigError(
+                f"expected a Spark heap of at least {HEAP_MIN_MB} MB, got {self.heap_mb}"
+            )
+
+    @property
+    def embedded(self) -> bool:
+        return self.master.startswith("local")
+
+    @property
+    def remote(self) -> bool:
+        return self.master.startswith("sc://")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatorOptions:
+    """How the evaluator of a host behaves.
+
+    Attributes:
+        runtime_dir: where it can be found; the coordinators that name one directory share it.
+        spark: where its jobs run.
+        idle_exit_s: it ends after so long without a call; callers ping more often.
+        keep_warm_s: an idle session runs an empty job so often, because Spark ends Python
+            workers that idle for 60 s; 0 lets them end.
+        queue_max: requests that may wait for the running job.
+        scan_timeout_s: a node that needs longer is not reached in this cycle.
+        sampler_timeout_s: a sampler that needs longer fails.
+    """
+
+    runtime_dir: Path
+    spark: SparkOptions = field(default_factory=SparkOptions)
+    idle_exit_s: float = 60.0
+    keep_warm_s: float = 45.0
+    queue_max: int = 64
+    scan_timeout_s: float = 5.0
+    sampler_timeout_s: float = 2.0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+    @staticmethod
+    def from_json(text: str) -> EvaluatorOptions:
+        """Raises ConfigError for anything that `to_json` does not give."""
+        try:
+            raw = json.loads(text)
+            spark = SparkOptions(**raw.pop("spark"))
+            return EvaluatorOptions(Path(raw.pop("runtime_dir")), spark, **raw)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"expected options as `EvaluatorOptions.to_json` gives them: {error}"
+            ) from error

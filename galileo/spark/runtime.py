@@ -1,0 +1,109 @@
+"""How the processes of a host find their evaluator: a lock, and a file that says where it is.
+
+The lock is the kernel's, on an open file. Who holds it is the evaluator or is about to become it;
+a launcher hands the locked file to the process that it starts, so there is no moment between.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from galileo.errors import ConfigError
+
+TOKEN_KEY = "galileo-evaluator-token"
+"""Metadata that carries the secret of the runtime file."""
+
+_RECORD = "evaluator.json"
+_LOCK = "evaluator.lock"
+_LOG = "evaluator.log"
+_SAME_START_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Where the evaluator listens, and the secret that its callers send.
+
+    Attributes:
+        address: `host:port`.
+        pid: of its process.
+        started: wall time of the process's start; tells it from a later one of the same pid.
+        token: proves that a caller can read this file.
+    """
+
+    address: str
+    pid: int
+    started: float
+    token: str
+
+    @staticmethod
+    def of_this_process(address: str) -> Record:
+        process = psutil.Process()
+        return Record(address, process.pid, process.create_time(), secrets.token_urlsafe(32))
+
+    def process(self) -> psutil.Process | None:
+        """The evaluator's process, None where it has ended."""
+        try:
+            process = psutil.Process(self.pid)
+            return process if abs(process.create_time() - self.started) < _SAME_START_S else None
+        except psutil.NoSuchProcess:
+            return None
+
+
+class RuntimeDir:
+    """The directory by which the processes of one host meet. Only its owner may enter."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"expected to make the evaluator's runtime directory {path}: {error.strerror}"
+            ) from error
+
+    @property
+    def log(self) -> Path:
+        return self.path / _LOG
+
+    @property
+    def work_dir(self) -> Path:
+        return self.path / "spark"
+
+    def read(self) -> Record | None:
+        try:
+            return Record(**json.loads((self.path / _RECORD).read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def publish(self, record: Record) -> None:
+        """Writes the record so that readers see all of it or none."""
+        draft = self.path / f"{_RECORD}.{os.getpid()}"
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(asdict(record), file)
+        draft.replace(self.path / _RECORD)
+
+    def withdraw(self) -> None:
+        with suppress(FileNotFoundError):
+            (self.path / _RECORD).unlink()
+
+    def try_lock(self) -> int | None:
+        """The descriptor of the locked file, or None where an evaluator lives or starts.
+
+        The lock lasts until every copy of the descriptor is closed.
+        """
+        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor

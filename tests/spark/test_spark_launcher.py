@@ -1,0 +1,151 @@
+"""The life and death of evaluator processes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from galileo.errors import ConfigError, Unavailable
+from galileo.spark import launcher
+from galileo.spark.launcher import EvaluatorHandle
+from galileo.spark.options import EvaluatorOptions, SparkOptions
+from galileo.spark.runtime import Record, RuntimeDir
+
+LEASE_S = 2.0
+START_S = 120.0
+
+
+@pytest.fixture
+def runtime_dir(end_evaluator):
+    with tempfile.TemporaryDirectory(prefix="galileo-test-") as path:
+        yield Path(path)
+        end_evaluator(Path(path))
+
+
+async def eventually(condition, *, within_s: float) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.to_thread(time.sleep, 0.05)
+
+
+def gone(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+async def test_a_killed_evaluator_is_replaced_and_its_lease_ends_it_with_all_its_children(
+    evaluator_options, serve_labels, make_labels, make_request, read_result
+):
+    options = dataclasses.replace(evaluator_options, idle_exit_s=LEASE_S)
+    async with (
+        EvaluatorHandle(options) as handle,
+        serve_labels({"air": make_labels(0, range(1, 3))}) as node,
+    ):
+        await handle.ensure(timeout_s=START_S)
+        request = make_request({node.address: [0]}, [{}])
+        first = psutil.Process(handle.pid)
+        children = first.children(recursive=True)
+        assert len(children) >= 2, "a JVM and Python workers"
+        first.kill()
+        # The call finds the process dead, replaces it and is answered.
+        reply = await handle.evaluate(request, timeout_s=START_S)
+        assert len(read_result(reply.results[0])[0]) == 20
+        assert handle.pid != first.pid
+        await eventually(lambda: all(map(gone, [first, *children])), within_s=30)
+
+        second = psutil.Process(handle.pid)
+        children = second.children(recursive=True)
+        keeper = asyncio.create_task(handle.run())
+        await asyncio.sleep(2 * LEASE_S)
+        assert second.is_running(), "a lease that is kept does not end"
+        keeper.cancel()
+        await asyncio.wait([keeper])
+        await eventually(lambda: all(map(gone, [second, *children])), within_s=LEASE_S + 30)
+    runtime = RuntimeDir(options.runtime_dir)
+    assert runtime.read() is None
+    lock = runtime.try_lock()
+    assert lock is not None
+    os.close(lock)
+
+
+async def test_what_does_not_start_is_told_and_not_tried_at_every_tick(runtime_dir):
+    """Settings that Spark refuses."""
+    spark = SparkOptions(settings={"spark.serializer": "no.such.Serializer"})
+    async with EvaluatorHandle(EvaluatorOptions(runtime_dir, spark)) as handle:
+        with pytest.raises(Unavailable, match=r"no\.such\.Serializer") as caught:
+            await handle.ensure(timeout_s=START_S)
+        assert caught.value.details["after_s"] == launcher.RETRY_S
+        started = time.monotonic()
+        with pytest.raises(Unavailable, match="exit code 2"):
+            await handle.ensure(timeout_s=START_S)
+        assert time.monotonic() - started < 0.5
+
+
+@pytest.fixture
+def idle_process():
+    """A process that waits for the end of its input."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+async def test_an_evaluator_that_does_not_answer_is_ended(runtime_dir, idle_process, monkeypatch):
+    """A process that holds the lock, has published itself, and hangs."""
+    monkeypatch.setattr(launcher, "HUNG_S", 0.2)
+    runtime = RuntimeDir(runtime_dir)
+    lock = runtime.try_lock()
+    started = psutil.Process(idle_process.pid).create_time()
+    runtime.publish(Record("127.0.0.1:1", idle_process.pid, started, "token"))
+    async with EvaluatorHandle(EvaluatorOptions(runtime_dir)) as handle:
+        with pytest.raises(Unavailable, match="not warm"):
+            await handle.ensure(timeout_s=1.5)
+    assert idle_process.wait(10) == -signal.SIGKILL
+    os.close(lock)
+
+
+async def test_an_unanswered_record_of_another_process_ends_nobody(
+    runtime_dir, idle_process, monkeypatch
+):
+    monkeypatch.setattr(launcher, "HUNG_S", 0.1)
+    runtime = RuntimeDir(runtime_dir)
+    lock = runtime.try_lock()
+    started = psutil.Process(idle_process.pid).create_time() - 100
+    runtime.publish(Record("127.0.0.1:1", idle_process.pid, started, "token"))
+    async with EvaluatorHandle(EvaluatorOptions(runtime_dir)) as handle:
+        with pytest.raises(Unavailable):
+            await handle.ensure(timeout_s=0.8)
+    assert idle_process.poll() is None
+    os.close(lock)
+
+
+def test_a_second_evaluator_refuses_to_start(runtime_dir):
+    lock = RuntimeDir(runtime_dir).try_lock()
+    # In a process of its own: this one must not import PySpark's session.
+    code = (
+        "import sys; from pathlib import Path; from galileo.spark.evaluator import main; "
+        "from galileo.spark.options import EvaluatorOptions; "
+        "main(EvaluatorOptions(Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", code, str(runtime_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    os.close(lock)
+    assert done.returncode != 0
+    assert ConfigError.__name__ in done.stderr
+    assert "running already" in done.stderr
+
+
+def test_nodes_do_not_import_pyspark():
+    code = "import sys, galileo.spark.launcher; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from galileo.spark.evaluator import Lease
+
+
+class SetClock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        raise AssertionError("a lease must not depend on the wall clock")
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+def test_a_lease_ends_after_silence_and_each_call_renews_it(clock):
+    lease = Lease(clock, idle_s=60.0)
+    clock.now += 60.0
+    assert not lease.expired
+    lease.renew()
+    clock.now += 60.0
+    assert not lease.expired
+    clock.now += 0.1
+    assert lease.expired

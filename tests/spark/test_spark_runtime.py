@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from galileo.errors import ConfigError
+from galileo.spark.runtime import Record, RuntimeDir
+
+
+@pytest.fixture
+def runtime(tmp_path):
+    return RuntimeDir(tmp_path / "deep" / "run")
+
+
+def test_a_record_is_read_as_it_was_written_and_only_by_its_owner(runtime):
+    record = Record.of_this_process("127.0.0.1:5")
+    runtime.publish(record)
+    runtime.publish(record)
+    assert runtime.read() == record
+    assert record.process() == psutil.Process()
+    assert [path.name for path in runtime.path.iterdir()] == ["evaluator.json"]
+    assert (runtime.path / "evaluator.json").stat().st_mode & 0o777 == 0o600
+    assert runtime.path.stat().st_mode & 0o777 == 0o700
+    runtime.withdraw()
+    runtime.withdraw()
+    assert runtime.read() is None
+
+
+def test_each_evaluator_has_another_token():
+    tokens = {Record.of_this_process("").token for _ in range(10)}
+    assert len(tokens) == 10
+    assert min(map(len, tokens)) >= 32
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"address": "x"}'])
+def test_a_damaged_record_is_none(runtime, text):
+    (runtime.path / "evaluator.json").write_text(text)
+    assert runtime.read() is None
+
+
+def test_a_later_process_of_the_same_number_is_another_one():
+    record = Record.of_this_process("")
+    assert dataclasses.replace(record, started=record.started - 60).process() is None
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    assert dataclasses.replace(record, pid=ended.pid).process() is None
+
+
+def test_the_lock_is_for_one_and_passes_to_a_child(runtime):
+    held = runtime.try_lock()
+    assert held is not None
+    assert runtime.try_lock() is None
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(held,)
+    ) as child:
+        os.close(held)
+        assert runtime.try_lock() is None
+        child.communicate(b"\n")
+    again = runtime.try_lock()
+    assert again is not None
+    os.close(again)
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="runtime directory"):
+        RuntimeDir(tmp_path / "file" / "run")
