@@ -261,3 +261,47 @@ def _level_value(part: str, feature: Feature) -> Any:
         return part
     readers: dict[str, Any] = {"float": float, "int": int, "bool": _BOOLEANS.__getitem__}
     return readers[feature.type](part)
+
+
+def first_commits(labels: LabelSet, *, reached: Cursor, labels_max: int) -> tuple[LabelSet, Cursor]:
+    """As many whole commits as `labels_max` allows, and how far they reach.
+
+    Taken in turns from all partitions, each from its oldest on, so that none is starved; one
+    commit is kept however large it is.
+
+    Args:
+        labels: all that lie past some cursor, up to `reached`.
+        reached: how far they are complete.
+        labels_max: at least 1.
+
+    Returns:
+        What is kept, in commit order, and up to where it is complete.
+    """
+    labels = labels.in_commit_order()
+    if len(labels) <= labels_max:
+        return labels, reached
+    partitions, sequences = labels.partitions, labels.sequences
+    differs = (np.diff(partitions) != 0) | (np.diff(sequences) != 0)
+    starts = np.flatnonzero(np.concatenate(([True], differs)))
+    sizes = np.diff(np.append(starts, len(labels)))
+    kept = _in_turns(partitions[starts], sizes, labels_max=labels_max)
+    left, first = np.unique(partitions[starts][~kept], return_index=True)
+    before = (sequences[starts][~kept][first] - 1).tolist()
+    cut = Cursor({**reached, **dict(zip(left.tolist(), before, strict=True))})
+    return labels.where(np.repeat(kept, sizes)), cut
+
+
+def _in_turns(
+    partitions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int64], *, labels_max: int
+) -> npt.NDArray[np.bool_]:
+    """Which commits fit; those with the fewest labels of their partition before them go first."""
+    ends = np.cumsum(sizes)
+    heads = np.flatnonzero(np.concatenate(([True], np.diff(partitions) != 0)))
+    counts = np.diff(np.append(heads, len(partitions)))
+    depth = ends - np.repeat((ends - sizes)[heads], counts)
+    order = np.lexsort((partitions, depth))
+    fits = np.cumsum(sizes[order]) <= labels_max
+    fits[0] = True
+    kept = np.zeros(len(sizes), dtype=np.bool_)
+    kept[order[fits]] = True
+    return kept

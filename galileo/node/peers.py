@@ -36,7 +36,8 @@ class CommitAnswer:
 class ScanTask:
     """The commits (after, until] of some partitions, seen through one query.
 
-    `until` None means: up to what is committed when the scan starts.
+    `until` None means: up to what is committed when the scan starts. With `labels_max` above 0
+    the answer may stop before, behind a whole commit, and says so by how far it reached.
     """
 
     item: int
@@ -45,6 +46,7 @@ class ScanTask:
     after: Cursor
     until: Cursor | None
     partitions: frozenset[int]
+    labels_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import GalileoError
+from galileo.labels import LabelSet, first_commits
 from galileo.node.catalog import Catalog
 from galileo.node.peers import Peers, ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
 from galileo.node.shard import Shard
@@ -75,8 +76,11 @@ def _scan_alike(
         [(query, task.after) for task, query in parsed], until=reached, partitions=partitions
     )
     for (task, _), table in zip(parsed, tables, strict=True):
-        answers += [ScanLabels(task.item, part) for part in _parts(table)]
-        answers.append(ScanDone(task.item, reached))
+        labels, until = LabelSet(shard.schema, table), reached
+        if task.labels_max:
+            labels, until = first_commits(labels, reached=reached, labels_max=task.labels_max)
+        answers += [ScanLabels(task.item, part) for part in _parts(labels.table)]
+        answers.append(ScanDone(task.item, until))
     return answers
 
 

@@ -96,8 +96,14 @@ class GroupCommit:
         self._partition = partition
         self._executor = executor
         self._waiting_max = waiting_max
+        self._indexing = 0
         self._waiting: list[_Waiting] = []
         self._writer: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Commits that are ready and wait for the disk."""
+        return len(self._waiting)
 
     async def commit(self, producer: str, batch: int, table: pa.Table) -> Committed:
         """Durable when it returns.
@@ -112,16 +118,15 @@ class GroupCommit:
             PartitionStopped: the disk failed.
             BatchConflict: the batch number was used for other rows.
         """
-        if len(self._waiting) >= self._waiting_max:
+        taken = self._indexing + len(self._waiting)
+        if taken >= self._waiting_max:
             raise Overloaded(
-                f"{len(self._waiting)} commits wait for partition {self._partition} already; "
+                f"{taken} commits wait for partition {self._partition} already; "
                 "try again in a moment",
                 after_s=0.2,
             )
         loop = asyncio.get_running_loop()
-        ordered, batch_of_paths = await loop.run_in_executor(
-            self._executor, paths.index, self._shard.schema, table
-        )
+        ordered, batch_of_paths = await self._indexed(table)
         waiting = _Waiting(
             Commit(producer=producer, batch=batch, observations=ordered, paths=batch_of_paths),
             loop.create_future(),
@@ -130,6 +135,15 @@ class GroupCommit:
         if self._writer is None or self._writer.done():
             self._writer = loop.create_task(self._drain())
         return await waiting.done
+
+    async def _indexed(self, table: pa.Table) -> tuple[pa.Table, pa.RecordBatch]:
+        self._indexing += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._executor, paths.index, self._shard.schema, table
+            )
+        finally:
+            self._indexing -= 1
 
     async def drained(self) -> None:
         """Returns when nothing is being written."""

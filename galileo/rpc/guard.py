@@ -10,7 +10,7 @@ from typing import NoReturn, TypeAlias, TypeVar
 import grpc.aio
 
 from galileo.errors import Bug, GalileoError
-from galileo.wire.status import METADATA_KEY, code_of, error_to_pb
+from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
 Servicer = TypeVar("Servicer")
 Request = TypeVar("Request")
@@ -58,5 +58,5 @@ async def _refuse(context: Context, error: Exception) -> NoReturn:
         log.exception("a call failed in a way that must not happen", exc_info=error)
         error = Bug(f"the node failed in a way that must not happen: {error!r}; see its log")
     packed = error_to_pb(error).SerializeToString()
-    await context.abort(code_of(error), error.message, ((METADATA_KEY, packed),))
+    await context.abort(code_of(error), status_text(error), ((METADATA_KEY, packed),))
     raise error  # Not reached: abort raises.

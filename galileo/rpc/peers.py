@@ -73,8 +73,9 @@ class GrpcPeers:
     async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
         request = storage_pb2.ScanRequest(items=[scan_task_to_pb(task) for task in tasks])
         stub = storage_pb2_grpc.StorageStub
-        async for part in self._stream(node, stub, "Scan", request, SCAN_TIMEOUT_S):
-            yield _scan_answer(part)
+        async for reply in self._stream(node, stub, "Scan", request, SCAN_TIMEOUT_S):
+            for part in reply.parts:
+                yield _scan_answer(part)
 
     async def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncIterator[pa.Table]:
         request = storage_pb2.ReadRequest(
@@ -187,6 +188,7 @@ def scan_task_to_pb(task: ScanTask) -> storage_pb2.ScanItem:
         until=cursor_to_pb(task.until or ORIGIN),
         bounded=task.until is not None,
         partitions=sorted(task.partitions),
+        labels_max=task.labels_max,
     )
 
 
@@ -198,6 +200,7 @@ def scan_task_from_pb(item: storage_pb2.ScanItem) -> ScanTask:
         after=cursor_from_pb(item.after),
         until=cursor_from_pb(item.until) if item.bounded else None,
         partitions=frozenset(item.partitions),
+        labels_max=item.labels_max,
     )
 
 

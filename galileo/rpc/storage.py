@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations
-from galileo.labels import from_ipc, to_ipc
+from galileo.labels import from_ipc
 from galileo.node.peers import (
     PARTS_SCHEMA,
     CommitTask,
@@ -19,11 +19,13 @@ from galileo.node.peers import (
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.guard import Context, streaming, unary
 from galileo.rpc.peers import scan_task_from_pb
-from galileo.wire.codec import ROWS_PER_MESSAGE, cursor_to_pb, table_chunks
+from galileo.wire.codec import ROWS_PER_MESSAGE, cursor_to_pb, label_chunks, table_chunks
 from galileo.wire.pb import storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_to_pb
 
 SCAN_ITEMS_MAX = 100_000
+SCAN_REPLY_PARTS_MAX = 256
+SCAN_REPLY_BYTES = 64 << 10
 
 
 class StorageServicer(storage_pb2_grpc.StorageServicer):
@@ -80,14 +82,26 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     @streaming
     async def Scan(  # noqa: N802
         self, request: storage_pb2.ScanRequest, context: Context
-    ) -> AsyncIterator[storage_pb2.ScanPart]:
+    ) -> AsyncIterator[storage_pb2.ScanReply]:
         if len(request.items) > SCAN_ITEMS_MAX:
             raise InputError(
                 f"expected at most {SCAN_ITEMS_MAX} items in a scan, got {len(request.items)}"
             )
         tasks = [scan_task_from_pb(item) for item in request.items]
+        parts: list[storage_pb2.ScanPart] = []
         async for answer in self._node.local_scans.scan(tasks):
-            yield _scan_part(answer)
+            for part in _scan_parts(answer):
+                parts.append(part)
+                if _is_full(parts):
+                    yield storage_pb2.ScanReply(parts=parts)
+                    parts = []
+        if parts:
+            yield storage_pb2.ScanReply(parts=parts)
+
+
+def _is_full(parts: list[storage_pb2.ScanPart]) -> bool:
+    """Whether one message holds enough; a part of labels alone is large."""
+    return len(parts) >= SCAN_REPLY_PARTS_MAX or len(parts[-1].labels) >= SCAN_REPLY_BYTES
 
 
 def _observations(data: bytes) -> pa.Table:
@@ -100,9 +114,11 @@ def _observations(data: bytes) -> pa.Table:
         ) from error
 
 
-def _scan_part(answer: ScanAnswer) -> storage_pb2.ScanPart:
+def _scan_parts(answer: ScanAnswer) -> list[storage_pb2.ScanPart]:
+    item = answer.item
     if isinstance(answer, ScanLabels):
-        return storage_pb2.ScanPart(item=answer.item, labels=to_ipc(answer.table.combine_chunks()))
+        chunks = label_chunks(answer.table)
+        return [storage_pb2.ScanPart(item=item, labels=chunk) for chunk in chunks]
     if isinstance(answer, ScanDone):
-        return storage_pb2.ScanPart(item=answer.item, reached=cursor_to_pb(answer.reached))
-    return storage_pb2.ScanPart(item=answer.item, error=error_to_pb(answer.error))
+        return [storage_pb2.ScanPart(item=item, reached=cursor_to_pb(answer.reached))]
+    return [storage_pb2.ScanPart(item=item, error=error_to_pb(answer.error))]

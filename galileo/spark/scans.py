@@ -23,6 +23,8 @@ from galileo.wire.status import error_from_pb, error_of_rpc
 
 CHANNELS_MAX = 256
 SHARE_BYTES_MAX = 256 << 20
+# Of one node, in one cycle; what is left over comes with the next.
+LABELS_PER_ITEM_MAX = 250_000
 
 
 @dataclass(slots=True)
@@ -113,14 +115,15 @@ async def fetch_share(
 
 async def _receive(call: grpc.aio.UnaryStreamCall, deltas: dict[int, Delta]) -> None:
     received = 0
-    async for part in call:
-        if part.item in deltas:
-            received += deltas[part.item].take(part)
-        if received > SHARE_BYTES_MAX:
-            raise Overloaded(
-                f"expected at most {SHARE_BYTES_MAX} bytes of labels from one node in one cycle; "
-                "use a sampler, a narrower query or a shorter update interval"
-            )
+    async for reply in call:
+        for part in reply.parts:
+            if part.item in deltas:
+                received += deltas[part.item].take(part)
+            if received > SHARE_BYTES_MAX:
+                raise Overloaded(
+                    f"expected at most {SHARE_BYTES_MAX} bytes of labels from one node in one "
+                    "cycle; use a sampler, a narrower query or a shorter update interval"
+                )
 
 
 def _fail(deltas: dict[int, Delta], error: GalileoError) -> None:
@@ -142,6 +145,7 @@ def _request(share: Share, items: Sequence[TickItem]) -> storage_pb2.ScanRequest
                 query_json=items[ask.item].query_json,
                 after=cursor_to_pb(restricted(items[ask.item].after, ask.partitions)),
                 partitions=ask.partitions,
+                labels_max=LABELS_PER_ITEM_MAX,
             )
             for ask in share.asks
         ]

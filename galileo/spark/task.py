@@ -24,7 +24,7 @@ import pyarrow as pa
 from galileo import samplers
 from galileo.cursor import Cursor
 from galileo.errors import Bug, GalileoError, MessageTooLarge, SamplerFailed, UnknownSampler
-from galileo.labels import LabelSet, from_ipc, to_ipc
+from galileo.labels import LabelSet, first_commits, from_ipc, to_ipc
 from galileo.model.schema import Schema
 from galileo.spark.scans import Delta, Scanner
 from galileo.spark.tick import Row, Tick, TickItem, packed
@@ -109,7 +109,7 @@ def _sampled(
     labels = labels.where(_between(labels, item.after, delta.reached))
     if item.sampler_json and len(labels):
         labels = sample(labels, item.sampler_json, timeout_s=tick.limits.sampler_timeout_s)
-    return cut(labels, after=item.after, reached=delta.reached, bytes_max=bytes_max)
+    return cut(labels, reached=delta.reached, bytes_max=bytes_max)
 
 
 def _between(labels: LabelSet, after: Cursor, until: Cursor) -> npt.NDArray[np.bool_]:
@@ -137,42 +137,19 @@ def sample(labels: LabelSet, sampler_json: str, *, timeout_s: float) -> LabelSet
         ) from error
 
 
-def cut(
-    labels: LabelSet, *, after: Cursor, reached: Cursor, bytes_max: int
-) -> tuple[LabelSet, Cursor]:
-    """As many whole commits as fit, and how far they reach.
-
-    All partitions advance evenly. At least one commit is kept, however large it is.
+def cut(labels: LabelSet, *, reached: Cursor, bytes_max: int) -> tuple[LabelSet, Cursor]:
+    """As many whole commits as fit, and how far they reach; see `first_commits`.
 
     Args:
-        labels: past `after`, at or before `reached`.
-        after: where the item stands.
+        labels: of one item, up to `reached`.
         reached: up to where `labels` is complete.
         bytes_max: of the kept labels, approximately.
     """
     size = labels.table.nbytes
     if size <= bytes_max:
         return labels, reached
-    rows_max = len(labels) * bytes_max // size
-    partitions, sequences = labels.partitions, labels.sequences
-    order = np.lexsort((partitions, sequences - _positions(after, partitions)))
-    partitions, sequences = partitions[order], sequences[order]
-    ends = np.flatnonzero(np.diff(partitions).astype(bool) | np.diff(sequences).astype(bool)) + 1
-    if len(ends) == 0:
-        return labels, reached
-    stop = ends[max(0, np.searchsorted(ends, rows_max, side="right") - 1)]
-    # What comes before the first commit that is left over, in each partition, is answered.
-    left, first = np.unique(partitions[stop:], return_index=True)
-    before = (sequences[stop:][first] - 1).tolist()
-    keep = np.zeros(len(labels), dtype=np.bool_)
-    keep[order[:stop]] = True
-    return labels.where(keep), Cursor({**reached, **dict(zip(left.tolist(), before, strict=True))})
-
-
-def _positions(cursor: Cursor, partitions: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """The cursor's sequence for each of a column of partitions."""
-    known, inverse = np.unique(partitions, return_inverse=True)
-    return np.array([cursor[int(p)] for p in known], dtype=np.int64)[inverse]
+    rows_max = max(1, len(labels) * bytes_max // size)
+    return first_commits(labels, reached=reached, labels_max=rows_max)
 
 
 class _TookTooLong(BaseException):

@@ -13,6 +13,7 @@ from galileo.wire.pb import common_pb2
 
 LABELS_PER_MESSAGE = 32_768
 ROWS_PER_MESSAGE = 65_536
+CHUNK_BYTES_MAX = 16 << 20
 
 
 def cursor_to_pb(cursor: Cursor) -> common_pb2.CursorValue:
@@ -30,9 +31,21 @@ def cursor_from_pb(value: common_pb2.CursorValue) -> Cursor:
 
 
 def table_chunks(table: pa.Table, rows_max: int) -> Iterator[bytes]:
-    """A table as IPC streams of at most `rows_max` rows; none for an empty table."""
+    """A table as IPC streams of at most `rows_max` rows; none for an empty table.
+
+    Wide rows make shorter streams: only a single row exceeds `CHUNK_BYTES_MAX`.
+    """
     for start in range(0, table.num_rows, rows_max):
-        yield to_ipc(table.slice(start, rows_max).combine_chunks())
+        yield from _bounded(table.slice(start, rows_max))
+
+
+def _bounded(table: pa.Table) -> Iterator[bytes]:
+    if table.num_rows > 1 and table.nbytes > CHUNK_BYTES_MAX:
+        middle = table.num_rows // 2
+        yield from _bounded(table.slice(0, middle))
+        yield from _bounded(table.slice(middle))
+    else:
+        yield to_ipc(table.combine_chunks())
 
 
 def label_chunks(table: pa.Table) -> Iterator[bytes]:

@@ -18,8 +18,11 @@ from galileo import errors
 from galileo.wire.pb import common_pb2
 
 METADATA_KEY = "galileo-error-bin"
-_DETAILS_BYTES_MAX = 4096
-_MESSAGE_CHARACTERS_MAX = 2000
+# Clients may refuse trailing metadata of more than 8 KiB, and this travels as base64.
+ERROR_BYTES_MAX = 4_200
+_MESSAGE_BYTES_MAX = 2_000
+_DETAILS_BYTES_MAX = 2_000
+_STATUS_BYTES_MAX = 500
 
 Code: TypeAlias = grpc.StatusCode
 
@@ -63,12 +66,22 @@ def code_of(error: errors.GalileoError) -> Code:
 
 
 def error_to_pb(error: errors.GalileoError) -> common_pb2.ErrorValue:
+    """The error as it travels; a long message is cut, details beyond a bound are left out."""
     details = json.dumps(error.details, default=str)
     return common_pb2.ErrorValue(
         kind=error.kind,
-        message=error.message[:_MESSAGE_CHARACTERS_MAX],
+        message=_cut(error.message, _MESSAGE_BYTES_MAX),
         details_json=details if len(details) <= _DETAILS_BYTES_MAX else "{}",
     )
+
+
+def status_text(error: errors.GalileoError) -> str:
+    """The beginning of the message, for callers that do not know our metadata."""
+    return _cut(error.message, _STATUS_BYTES_MAX)
+
+
+def _cut(text: str, size: int) -> str:
+    return text.encode(errors="replace")[:size].decode(errors="ignore")
 
 
 def error_from_pb(value: common_pb2.ErrorValue) -> errors.GalileoError:

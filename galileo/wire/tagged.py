@@ -35,7 +35,7 @@ class TaggedJson:
         """
         try:
             return self._value(json.loads(data))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise InputError(
                 f"expected a tagged JSON value, got bytes that fail: {error}"
             ) from error

@@ -121,8 +121,7 @@ class LabelNode(storage_pb2_grpc.StorageServicer):
             await context.abort(self.refusal, "refused")
         await asyncio.sleep(self.pause_s)
         for item in request.items:
-            for part in self._answer(item):
-                yield part
+            yield storage_pb2.ScanReply(parts=list(self._answer(item)))
 
     def _answer(self, item: storage_pb2.ScanItem) -> Iterator[storage_pb2.ScanPart]:
         if item.dataset not in self.labels:

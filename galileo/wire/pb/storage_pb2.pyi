@@ -202,12 +202,15 @@ class ScanItem(_message.Message):
     UNTIL_FIELD_NUMBER: _builtins.int
     BOUNDED_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    LABELS_MAX_FIELD_NUMBER: _builtins.int
     item: _builtins.int
     """names this query in the answer"""
     dataset: _builtins.str
     query_json: _builtins.str
     bounded: _builtins.bool
     """whether `until` holds; else up to what is committed"""
+    labels_max: _builtins.int
+    """0: no bound; else `reached` may stay behind, at a whole commit"""
     @_builtins.property
     def after(self) -> _common_pb2.CursorValue: ...
     @_builtins.property
@@ -224,10 +227,11 @@ class ScanItem(_message.Message):
         until: _common_pb2.CursorValue | None = ...,
         bounded: _builtins.bool = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
+        labels_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "bounded", b"bounded", "dataset", b"dataset", "item", b"item", "partitions", b"partitions", "query_json", b"query_json", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "bounded", b"bounded", "dataset", b"dataset", "item", b"item", "labels_max", b"labels_max", "partitions", b"partitions", "query_json", b"query_json", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -289,3 +293,25 @@ class ScanPart(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
 Global___ScanPart: _TypeAlias = ScanPart  # noqa: Y015
+
+@_typing.final
+class ScanReply(_message.Message):
+    """Parts travel together: a scan of many items would else be a message for each."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScanPart]: ...
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[Global___ScanPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScanReply: _TypeAlias = ScanReply  # noqa: Y015

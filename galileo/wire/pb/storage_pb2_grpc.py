@@ -52,7 +52,7 @@ class StorageStub:
         self.Scan = channel.unary_stream(
                 '/galileo.wire.pb.Storage/Scan',
                 request_serializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ScanRequest.SerializeToString,
-                response_deserializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ScanPart.FromString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ScanReply.FromString,
                 _registered_method=True)
 
 
@@ -108,7 +108,7 @@ def add_StorageServicer_to_server(servicer, server):
             'Scan': grpc.unary_stream_rpc_method_handler(
                     servicer.Scan,
                     request_deserializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ScanRequest.FromString,
-                    response_serializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ScanPart.SerializeToString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ScanReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -218,7 +218,7 @@ class Storage:
             target,
             '/galileo.wire.pb.Storage/Scan',
             galileo_dot_wire_dot_pb_dot_storage__pb2.ScanRequest.SerializeToString,
-            galileo_dot_wire_dot_pb_dot_storage__pb2.ScanPart.FromString,
+            galileo_dot_wire_dot_pb_dot_storage__pb2.ScanReply.FromString,
             options,
             channel_credentials,
             insecure,
