@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from galileo.config import LimitsSection
 from galileo.cursor import ORIGIN
 from galileo.dht import placement
 from galileo.errors import (
-    Bug,
     DeadlineExceeded,
     InputError,
     Overloaded,
@@ -248,8 +246,6 @@ class ContinuousQueries:
                 f"no answer about the continuous query within {timeout_s:g} s; try again",
                 after_s=1.0,
             ) from error
-        except asyncio.InvalidStateError as error:
-            raise Bug(f"an answer went astray: {error}") from error
 
     def _facts(self, made: Ccq, coordinator: str, *, term: int, state: str) -> CcqFacts:
         return CcqFacts(

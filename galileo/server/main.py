@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 import grpc.aio
@@ -17,6 +18,7 @@ from galileo.ccq.machine import Continuous
 from galileo.ccq.options import ContinuousOptions
 from galileo.clock import Clock, SystemClock
 from galileo.config import Config
+from galileo.cursor import Cursor
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.errors import ConfigError
 from galileo.node.storage_node import NodeOptions, StorageNode
@@ -119,7 +121,7 @@ class NodeProcess:
             warm=self._evaluation.warm,
         )
         self._usage = Usage(clock, cache_bytes_max=config.limits.cache_bytes_max)
-        self._told: dict[str, object] = {}
+        self._told: dict[str, Cursor] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set, then lets calls finish for a moment and closes."""
@@ -207,8 +209,8 @@ class NodeProcess:
                 news.append(ccq.SequencesSeen(dataset, self.node.view.sequences(dataset)))
         return news
 
-    def _tell_sequences(self, datasets: object) -> None:
-        for dataset in datasets:  # type: ignore[attr-defined]
+    def _tell_sequences(self, datasets: Iterable[str]) -> None:
+        for dataset in datasets:
             self.driver.feed(ccq.SequencesSeen(dataset, self.node.view.sequences(dataset)))
 
 
