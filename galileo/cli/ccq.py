@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from typing import Any
 
@@ -143,7 +144,7 @@ def list_ccqs(session: Session) -> None:
             "dataset": one.dataset,
             "query": one.query,
             "interval_s": one.interval_s,
-            "expires_at": one.expires_at,
+            "expires": dt.datetime.fromtimestamp(one.expires_at, tz=dt.UTC),
             "coordinator": one.coordinator,
             "state": one.state,
         }

@@ -1,0 +1,315 @@
+"""Elections of coordinators: for CCQs that are submitted, and for those whose coordinator died.
+
+Theory of operation. An election (`galileo.election.machine`) says to whom to offer the CCQ. Each
+offer is a record with that node as coordinator, in a term of its own that is made of a round
+higher than any heard of and this node's ordinal, and is on disk before the offer leaves. So two
+nodes can never hold the same term, whatever is lost, repeated or late: an offer accepted too late
+is deposed by the next one's higher term. A campaign ends when its node has accepted, when no node
+does, or when a higher term from elsewhere makes it moot.
+
+A submission is answered when two nodes (of those alive) have the CCQ on disk: the crash of one
+then loses nothing. One that was refused or never answered may be repeated at any node; the id of
+the CCQ makes it one.
+
+Who starts the election for an orphan is agreed without a message: the live nodes take their turns
+in rendezvous order, each waiting `takeover_stagger_s` longer than the one before. Two that start
+all the same merely waste work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from galileo.ccq.events import AnswerSubmit, RefuseSubmit, Send, SubmitRequested
+from galileo.ccq.messages import Announce, Appoint, Appointed, AppointRefused, Noted
+from galileo.ccq.model import Failure, Record
+from galileo.ccq.state import Effects, NodeState, ending_of
+from galileo.election.machine import Election
+from galileo.election.messages import (
+    AppointmentAccepted,
+    AppointmentRefused,
+    AppointNode,
+    Decided,
+    ElectionEffect,
+    ElectionEvent,
+    ElectionTicked,
+    Failed,
+    Poll,
+    PollAnswer,
+    PollAnswered,
+    SendPoll,
+    Started,
+)
+from galileo.election.ranking import Candidate, score
+
+SUBMISSIONS_PER_CCQ_MAX = 16
+CAMPAIGNS_MAX = 256
+"""Over it, take-overs wait for their turn and submissions are refused."""
+
+
+@dataclass(slots=True)
+class _Campaign:
+    """An election under way; `requests` are the submissions that wait for it."""
+
+    name: str
+    record: Record
+    need_bytes: int
+    election: Election
+    deadline: float
+    requests: list[int] = field(default_factory=list)
+    noting_at: float | None = None
+
+
+class Campaigns:
+    """The running campaigns of one node, at most one for each CCQ."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._running: dict[str, _Campaign] = {}
+        self._count = 0
+        self._seen: dict[str, Candidate] = {}
+        self._orphans: dict[str, tuple[int, float]] = {}
+
+    def __contains__(self, ccq_id: str) -> bool:
+        return ccq_id in self._running
+
+    # --- what begins a campaign ----------------------------------------------------------------
+
+    def submit(self, event: SubmitRequested, now: float) -> Effects:
+        ccq_id = event.ccq.id
+        known = self._state.tracker.get(ccq_id)
+        if known is not None and known.ended is not None:
+            return [RefuseSubmit(event.request, ending_of(known))]
+        running = self._running.get(ccq_id)
+        holder = known or (running.record if running else None)
+        if holder is not None and not holder.ccq.asks_the_same(event.ccq):
+            return [RefuseSubmit(event.request, _taken(ccq_id))]
+        if running is not None:
+            return self._join(running, event.request)
+        if known is not None:
+            return self._submit_again(known, event.request, now)
+        if len(self._state.tracker.records) >= self._state.options.records_max:
+            return [RefuseSubmit(event.request, _overloaded("continuous queries of the cluster"))]
+        if len(self._running) >= CAMPAIGNS_MAX:
+            return [RefuseSubmit(event.request, _overloaded("elections at a time"))]
+        record = Record(event.ccq, term=0, coordinator="", retrieved=event.reached)
+        campaign = self._new(record, need_bytes=event.need_bytes, now=now)
+        campaign.requests.append(event.request)
+        return self._start(campaign, event.candidates, now)
+
+    def take_over(self, now: float) -> Effects:
+        """Starts elections for the orphans whose turn it is here; some at a time."""
+        effects: Effects = []
+        for node in sorted(self._state.dead):
+            for ccq_id in self._state.tracker.led_by(node):
+                if len(self._running) >= CAMPAIGNS_MAX:
+                    return effects
+                effects += self._consider(ccq_id, now)
+        return effects
+
+    # --- what moves it on ------------------------------------------------------------------------
+
+    def tick(self, now: float) -> Effects:
+        effects: Effects = []
+        for campaign in list(self._running.values()):
+            if now >= campaign.deadline:
+                effects += self._fail(campaign, "none had accepted in time")
+            elif campaign.noting_at is not None:
+                effects += self._ask_to_note(campaign, now)
+            else:
+                effects += self._step(campaign, ElectionTicked(), now)
+        return effects
+
+    def on_poll_answer(self, sender: str, message: PollAnswer, now: float) -> Effects:
+        campaign = next((c for c in self._running.values() if c.name == message.election), None)
+        if campaign is None:
+            return []
+        return self._step(campaign, PollAnswered(sender, message.usage), now)
+
+    def on_appointed(self, sender: str, message: Appointed, now: float) -> Effects:
+        campaign = self._running.get(message.ccq_id)
+        if campaign is None or campaign.record.term != message.term:
+            return []
+        return self._step(campaign, AppointmentAccepted(sender), now)
+
+    def on_refused(self, sender: str, message: AppointRefused, now: float) -> Effects:
+        effects = self._state.learn(message.record, now) if message.record else []
+        campaign = self._running.get(message.ccq_id)
+        if campaign is None or campaign.record.term != message.term:
+            return effects
+        return [*effects, *self._step(campaign, AppointmentRefused(sender), now)]
+
+    def on_noted(self, message: Noted) -> Effects:
+        effects: Effects = []
+        for ccq_id, term in message.entries:
+            campaign = self._running.get(ccq_id)
+            if campaign and campaign.noting_at is not None and campaign.record.term == term:
+                effects += self._succeed(campaign)
+        return effects
+
+    def on_news(self, record: Record) -> Effects:
+        """Ends a campaign that another node has overtaken."""
+        self._orphans.pop(record.ccq.id, None)
+        campaign = self._running.get(record.ccq.id)
+        if campaign is None:
+            return []
+        if record.ended is not None:
+            return self._close(campaign, ending_of(record))
+        if record.term <= campaign.record.term:
+            return []
+        campaign.record = record
+        return self._succeed(campaign)
+
+    def check(self) -> None:
+        for ccq_id, campaign in self._running.items():
+            assert campaign.record.ccq.id == ccq_id
+            campaign.election.check()
+            mine = self._state.tracker.get(ccq_id)
+            assert mine is None or mine.ended is None, "a campaign for an ended CCQ"
+            assert mine is None or mine.term <= campaign.record.term, "an overtaken campaign"
+
+    # --- taking over ---------------------------------------------------------------------------
+
+    def _consider(self, ccq_id: str, now: float) -> Effects:
+        record = self._state.tracker.records[ccq_id]
+        term, at = self._orphans.get(ccq_id, (-1, 0.0))
+        if term != record.term:
+            turn = self._turn(record)
+            at = now + turn * self._state.options.takeover_stagger_s
+            self._orphans[ccq_id] = (record.term, at)
+        if now < at or ccq_id in self._running:
+            return []
+        self._orphans[ccq_id] = (record.term, now + self._state.options.submit_timeout_s)
+        return self._start(self._new(record, need_bytes=0, now=now), (), now)
+
+    def _turn(self, record: Record) -> int:
+        """This node's place among the live ones, in an order drawn afresh for each term."""
+
+        def draw(node: str) -> bytes:
+            text = f"{record.ccq.id}\0{node}\0{record.term}"
+            return blake2b(text.encode(), digest_size=8).digest()
+
+        live = [n for n in (self._state.me, *self._state.peers) if n not in self._state.dead]
+        return sorted(live, key=draw).index(self._state.me)
+
+    # --- inside a campaign -----------------------------------------------------------------------
+
+    def _new(self, record: Record, *, need_bytes: int, now: float) -> _Campaign:
+        self._count += 1
+        options = self._state.options
+        campaign = _Campaign(
+            name=f"{record.ccq.id}/{self._count}",
+            record=record,
+            need_bytes=need_bytes,
+            election=Election(options=options.election),
+            deadline=now + options.submit_timeout_s,
+        )
+        self._running[record.ccq.id] = campaign
+        return campaign
+
+    def _join(self, campaign: _Campaign, request: int) -> Effects:
+        if len(campaign.requests) >= SUBMISSIONS_PER_CCQ_MAX:
+            return [RefuseSubmit(request, _overloaded("submissions of one continuous query"))]
+        campaign.requests.append(request)
+        return []
+
+    def _submit_again(self, record: Record, request: int, now: float) -> Effects:
+        """A submission that came before: all that may be lacking is a second copy."""
+        campaign = self._new(record, need_bytes=0, now=now)
+        campaign.requests.append(request)
+        campaign.noting_at = now
+        return self._ask_to_note(campaign, now)
+
+    def _start(self, campaign: _Campaign, candidates: Sequence[str], now: float) -> Effects:
+        groups = self._groups(candidates or (self._state.me,))
+        return self._step(campaign, Started(campaign.need_bytes, groups), now)
+
+    def _groups(self, first: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """Live nodes by group: those of `first`, then the others by workload and latency."""
+        dead = self._state.dead
+        alive = [tuple(n for n in g if n not in dead) for g in self._state.options.groups]
+        named = [group for group in alive if set(group) & set(first)]
+        others = [group for group in alive if group and group not in named]
+        return (*named, *sorted(others, key=self._burden))
+
+    def _burden(self, group: tuple[str, ...]) -> float:
+        weights = self._state.options.election.weights
+        seen = [self._seen[node] for node in group if node in self._seen]
+        scores = [score(candidate, need_bytes=0, weights=weights) for candidate in seen]
+        return sum(scores) / len(scores) if scores else 0.0
+
+    def _step(self, campaign: _Campaign, event: ElectionEvent, now: float) -> Effects:
+        effects: Effects = []
+        for effect in campaign.election.step(event, now):
+            effects += self._carry_out(campaign, effect, now)
+        self._seen.update(campaign.election.candidates)
+        return effects
+
+    def _carry_out(self, campaign: _Campaign, effect: ElectionEffect, now: float) -> Effects:
+        me = self._state.me
+        if isinstance(effect, SendPoll) and effect.to == me:
+            return self._step(campaign, PollAnswered(me, self._state.usage), now)
+        if isinstance(effect, SendPoll):
+            return [Send(effect.to, Poll(campaign.name))]
+        if isinstance(effect, AppointNode):
+            return self._offer(campaign, effect.node, now)
+        if isinstance(effect, Decided):
+            return self._decide(campaign, effect.node, now)
+        assert isinstance(effect, Failed)
+        return self._fail(campaign, effect.reason)
+
+    def _offer(self, campaign: _Campaign, node: str, now: float) -> Effects:
+        campaign.record = self._state.mint(campaign.record, node)
+        effects = self._state.learn(campaign.record, now)
+        if node != self._state.me:
+            return [*effects, Send(node, Appoint(campaign.record, campaign.need_bytes))]
+        if not campaign.requests:  # A submission is announced, and more, by `_ask_to_note`.
+            effects += self._state.announce([campaign.record])
+        return [*effects, *self._step(campaign, AppointmentAccepted(node), now)]
+
+    def _decide(self, campaign: _Campaign, node: str, now: float) -> Effects:
+        if node == self._state.me and campaign.requests:
+            campaign.noting_at = now
+            return self._ask_to_note(campaign, now)
+        return self._succeed(campaign)
+
+    def _ask_to_note(self, campaign: _Campaign, now: float) -> Effects:
+        if all(peer in self._state.dead for peer in self._state.peers):
+            return self._succeed(campaign)  # There is no second node to be had.
+        if campaign.noting_at is None or now < campaign.noting_at:
+            return []
+        campaign.noting_at = now + self._state.options.retry_s
+        return self._state.tell(Announce((campaign.record,), note=True))
+
+    def _succeed(self, campaign: _Campaign) -> Effects:
+        record = campaign.record
+        del self._running[record.ccq.id]
+        return [
+            AnswerSubmit(request, record.ccq.id, record.coordinator, record.term)
+            for request in campaign.requests
+        ]
+
+    def _fail(self, campaign: _Campaign, reason: str) -> Effects:
+        """Refuses the submissions. What was offered may yet be accepted: it is not taken back,
+        for the client may have submitted to another node too, and been answered there.
+        """
+        details = (("after_s", self._state.options.retry_s), ("ccq_id", campaign.record.ccq.id))
+        message = f"no node took the continuous query: {reason}; submit it again with this id"
+        return self._close(campaign, Failure("unavailable", message, details))
+
+    def _close(self, campaign: _Campaign, failure: Failure) -> Effects:
+        del self._running[campaign.record.ccq.id]
+        return [RefuseSubmit(request, failure) for request in campaign.requests]
+
+
+def _overloaded(what: str) -> Failure:
+    return Failure("overloaded", f"this node takes no more {what}; try later", (("after_s", 5.0),))
+
+
+def _taken(ccq_id: str) -> Failure:
+    return Failure(
+        "invalid_input",
+        f"the id {ccq_id!r} belongs to another continuous query; submit this one with its own",
+    )

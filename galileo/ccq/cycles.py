@@ -1,0 +1,97 @@
+"""When a CCQ is due, what its next processing cycle has to look at, and what came of it.
+
+Cycles lie on the multiples of the update interval, so that CCQs of one interval share their
+jobs. Results describe themselves (term, from where, to where), hence a result that comes late,
+twice, or after another one is as good as any: the cache takes what is new in it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from galileo.ccq.cache import LabelCache
+from galileo.ccq.events import CycleItem, CycleResult
+from galileo.ccq.model import Ccq, Failure
+from galileo.ccq.options import ContinuousOptions
+from galileo.cursor import ORIGIN, Cursor
+
+_DOUBLINGS_MAX = 16
+
+
+class Cycles:
+    """The processing cycles of one CCQ in one term.
+
+    Attributes:
+        running: id of the cycle in flight, of which there is at most one.
+        failure: why the CCQ itself fails, while it does.
+        fresh_at: when it was last known that nothing lies beyond the cache.
+    """
+
+    def __init__(
+        self, ccq: Ccq, *, term: int, cache: LabelCache, now: float, options: ContinuousOptions
+    ) -> None:
+        self.ccq = ccq
+        self.term = term
+        self.running: int | None = None
+        self.failure: Failure | None = None
+        self.fresh_at = now
+        self._cache = cache
+        self._options = options
+        self._due_at = now
+        self._started_at = now
+        self._goal = ORIGIN
+        self._fruitless = 0
+
+    def item(self, known: Cursor, now: float) -> CycleItem | None:
+        """What there is to do now; None when it is not due or nothing is new."""
+        if self.running is not None or now < self._due_at:
+            return None
+        self._due_at = self._next_due(now)
+        until = self._cache.until
+        news = tuple(p for p, sequence in known.items() if sequence > until[p])
+        if not news:
+            self.fresh_at = now
+            return None
+        return CycleItem(self.ccq, self.term, until, news)
+
+    def start(self, cycle_id: int, known: Cursor, now: float) -> None:
+        assert self.running is None, f"{self.ccq.id} is in two cycles"
+        self.running, self._goal, self._started_at = cycle_id, known, now
+
+    def finish(self, result: CycleResult, now: float) -> int:
+        """Takes a result of this term over, from whichever cycle.
+
+        Returns:
+            How many labels were new.
+        """
+        self.failure = result.failure
+        if result.failure is not None or not self._cache.until.covers(result.after):
+            self._back_off(now)
+            return 0
+        before = self._cache.until
+        found = self._cache.append(result.labels, reached=result.reached)
+        if self._cache.until == before:
+            self._back_off(now)  # The partitions with news could not be asked.
+        else:
+            self._fruitless = 0
+        if self._cache.until.covers(self._goal):
+            self.fresh_at = self._started_at
+        return found
+
+    def fail(self, now: float) -> None:
+        """The cycle in flight came to nothing."""
+        self.running = None
+        self._back_off(now)
+
+    def check(self) -> None:
+        self._cache.check()
+
+    def _next_due(self, now: float) -> float:
+        interval_s = self.ccq.interval_s
+        return (math.floor(now / interval_s) + 1) * interval_s
+
+    def _back_off(self, now: float) -> None:
+        doublings = min(self._fruitless, _DOUBLINGS_MAX)
+        pause_s = self._options.cycle_retry_s * 2**doublings
+        self._fruitless += 1
+        self._due_at = now + min(pause_s, self._options.cycle_retry_max_s)

@@ -1,0 +1,359 @@
+"""Events and effects of the machine `galileo.ccq.machine.Continuous`: the driver's contract.
+
+The driver feeds events and carries out the effects of each step *in their order*, one step's
+before the next one's. `request` and `cycle_id` are names that pair a question with its answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from galileo.ccq.messages import Message
+from galileo.ccq.model import Ccq, Failure, Record
+from galileo.cursor import ORIGIN, Cursor
+from galileo.dht.membership import PeerDied, PeerRevived
+from galileo.election.messages import UsageStatistics
+from galileo.labels import LabelSet
+
+# --- events: from the node -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The first event of a life: the records that storage kept from earlier ones, if any."""
+
+    records: tuple[Record, ...]
+    wall: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed; due every `ContinuousOptions.tick_s` or so. `wall`: seconds since 1970."""
+
+    wall: float
+
+
+@dataclass(frozen=True, slots=True)
+class UsageMeasured:
+    """This node's own statistics, for the polls of others and its own elections."""
+
+    usage: UsageStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class SequencesSeen:
+    """Durable commits of a dataset are known up to here: from own commits and heartbeats."""
+
+    dataset: str
+    sequences: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class MessageArrived:
+    sender: str
+    message: Message
+
+
+# --- events: from clients ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequested:
+    """A CCQ whose initial result was computed; answered by AnswerSubmit or RefuseSubmit.
+
+    Attributes:
+        ccq: with an id chosen by who submits; the same CCQ may be submitted again.
+        reached: frontier of the initial result.
+        need_bytes: cache that the CCQ is expected to need.
+        candidates: nodes that may hold matches; their groups are polled first.
+    """
+
+    request: int
+    ccq: Ccq
+    reached: Cursor
+    need_bytes: int = 0
+    candidates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequested:
+    """Answered by one of AnswerFetch, RefuseFetch and RedirectFetch, sooner or later.
+
+    Attributes:
+        cursor: of the resume token: what the client has stored.
+        wait_until: monotonic time until which to wait for news; None answers at once.
+        labels_max: soft bound of the answer; one whole commit may exceed it.
+    """
+
+    request: int
+    ccq_id: str
+    cursor: Cursor
+    wait_until: float | None = None
+    labels_max: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAbandoned:
+    """Nobody waits for the answer to this fetch any more."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """Answered by AnswerCancel or RefuseCancel."""
+
+    request: int
+    ccq_id: str
+
+
+# --- events: results of effects ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CycleResult:
+    """What one processing cycle found for one CCQ.
+
+    Attributes:
+        term: as in the item.
+        after: as in the item.
+        labels: sampled matches; all of those with `after < sequence <= reached`. None: none.
+        reached: for each partition, how far it is known; a partition that could not be asked
+            is absent or stands at `after`.
+        failure: why this CCQ failed (its sampler raised); then nothing is taken over.
+    """
+
+    ccq_id: str
+    term: int
+    after: Cursor
+    labels: LabelSet | None
+    reached: Cursor
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CycleFinished:
+    cycle_id: int
+    results: tuple[CycleResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CycleFailed:
+    cycle_id: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillFinished:
+    """The rescan of a Backfill.
+
+    Attributes:
+        labels: sampled matches; all of those with `after < sequence <= reached`. None: none.
+        reached: for each partition of the effect, how far; may be less than asked for.
+        missing: partitions that could not be asked.
+    """
+
+    request: int
+    labels: LabelSet | None
+    reached: Cursor
+    missing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillFailed:
+    request: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class SequencesConfirmed:
+    """What the owners of the partitions say, asked after the effect was given."""
+
+    request: int
+    sequences: Cursor
+    unreachable: tuple[int, ...] = ()
+
+
+ContinuousEvent = (
+    Restored
+    | Ticked
+    | UsageMeasured
+    | SequencesSeen
+    | MessageArrived
+    | PeerDied
+    | PeerRevived
+    | SubmitRequested
+    | FetchRequested
+    | FetchAbandoned
+    | CancelRequested
+    | CycleFinished
+    | CycleFailed
+    | BackfillFinished
+    | BackfillFailed
+    | SequencesConfirmed
+)
+
+
+# --- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRecord:
+    """Keep this record over restarts, in place of an older one of the same CCQ.
+
+    Attributes:
+        durable: it must be on disk before any later effect is carried out. Otherwise it may be
+            written whenever it suits, in order.
+    """
+
+    record: Record
+    durable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeRecord:
+    ccq_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this message, once; it may be lost."""
+
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class CycleItem:
+    """One CCQ of a processing cycle: find its matches past `after` in these partitions."""
+
+    ccq: Ccq
+    term: int
+    after: Cursor
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartCycle:
+    """Evaluate all items in one job; answered by CycleFinished or CycleFailed."""
+
+    cycle_id: int
+    items: tuple[CycleItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonCycle:
+    """The cycle took too long: stop its job if that is possible. Late results are still used."""
+
+    cycle_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backfill:
+    """Rescan the log for a client whose token is older than the cache.
+
+    Answered by BackfillFinished or BackfillFailed.
+
+    Attributes:
+        after: the client's token.
+        until: per partition to rescan, how far; other partitions are not asked for.
+        labels_max: the rescan may stop, at a commit boundary, once it has found so many.
+    """
+
+    request: int
+    ccq: Ccq
+    after: Cursor
+    until: Cursor
+    labels_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmSequences:
+    """Ask the owners of these partitions how far they are; answered by SequencesConfirmed."""
+
+    request: int
+    dataset: str
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSubmit:
+    request: int
+    ccq_id: str
+    coordinator: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseSubmit:
+    request: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFetch:
+    """What is new for a client.
+
+    Attributes:
+        after: the cursor that was asked with.
+        labels: every sampled match in (after, cursor]; None: there are none.
+        cursor: of the new resume token; at or past `after` in each partition.
+        frontier: how far the coordinator has evaluated.
+        frontier_age_s: since it last knew of nothing beyond the frontier.
+        missing: partitions that this answer could not consider.
+        more: whether a further fetch would find more at once.
+    """
+
+    request: int
+    ccq_id: str
+    after: Cursor
+    labels: LabelSet | None
+    cursor: Cursor
+    frontier: Cursor = ORIGIN
+    frontier_age_s: float = 0.0
+    missing: tuple[int, ...] = ()
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseFetch:
+    request: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class RedirectFetch:
+    """Another node coordinates the CCQ, as far as this one knows."""
+
+    request: int
+    coordinator: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCancel:
+    request: int
+    ccq_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseCancel:
+    request: int
+    failure: Failure
+
+
+ContinuousEffect = (
+    SaveRecord
+    | PurgeRecord
+    | Send
+    | StartCycle
+    | AbandonCycle
+    | Backfill
+    | ConfirmSequences
+    | AnswerSubmit
+    | RefuseSubmit
+    | AnswerFetch
+    | RefuseFetch
+    | RedirectFetch
+    | AnswerCancel
+    | RefuseCancel
+)

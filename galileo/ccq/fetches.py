@@ -1,0 +1,244 @@
+"""The fetches of one CCQ at its coordinator.
+
+Theory of operation. A fetch brings the cursor of its token. Partition by partition the token
+lies in one of three places:
+
+* *behind* the cache (`token < base`): another reader, another coordinator or a full memory moved
+  the base on. The log is rescanned from the token to the base, and the answer joins what the
+  rescan found to what the cache holds. It is put together when the rescan arrives, against the
+  cache as it is then; where rescan and cache do not meet, the answer ends with the rescan.
+* *inside* the cache: answered from it.
+* *ahead* of it (`token > until`): another coordinator had evaluated further. If commits up to
+  there are known, the cache takes them as known and dropped. If not, the partition's owners are
+  asked. If these say that no such commit exists, the token is refused; if they cannot be
+  reached, the partition stays where the token has it and the others are answered.
+
+Where a fetch waits for news, it is served afresh, by the same rules, when the cache grew.
+Each answer is "all labels in (after, cursor]" and a function of the log, the token and the
+cursor alone: whoever asks twice gets the same labels twice, each client that goes on from the
+cursor gets every label once.
+
+Stages of a fetch: confirming, backfilling, waiting; answered ones are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from galileo.ccq.answer import Answer, compose
+from galileo.ccq.cache import LabelCache
+from galileo.ccq.cycles import Cycles
+from galileo.ccq.events import (
+    AnswerFetch,
+    Backfill,
+    BackfillFinished,
+    ConfirmSequences,
+    ContinuousEffect,
+    FetchRequested,
+    RefuseFetch,
+    SequencesConfirmed,
+)
+from galileo.ccq.model import Failure
+from galileo.ccq.options import ContinuousOptions
+from galileo.cursor import ORIGIN, Cursor
+from galileo.labels import LabelSet
+
+Effects = list[ContinuousEffect]
+
+
+@dataclass(slots=True)
+class _Fetch:
+    request: int
+    cursor: Cursor
+    wait_until: float | None
+    labels_max: int
+    deadline: float
+    stage: Literal["new", "confirming", "backfilling", "waiting"] = "new"
+    doubtful: tuple[int, ...] = ()
+    until: Cursor = ORIGIN
+
+
+class Fetches:
+    """See the module.
+
+    Attributes:
+        acknowledged: the join of all genuine tokens.
+    """
+
+    compose = staticmethod(compose)
+
+    def __init__(self, *, cache: LabelCache, cycles: Cycles, options: ContinuousOptions) -> None:
+        self.acknowledged = cache.base
+        self._cache = cache
+        self._cycles = cycles
+        self._options = options
+        self._open: dict[int, _Fetch] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # --- events ------------------------------------------------------------------------------
+
+    def ask(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
+        labels_max = max(1, min(event.labels_max, self._options.labels_max))
+        fetch = _Fetch(event.request, event.cursor, event.wait_until, labels_max, now)
+        self._open[event.request] = fetch
+        ahead = self._ahead(fetch.cursor, known)
+        if not ahead:
+            return self._take(fetch, now)
+        fetch.stage, fetch.doubtful = "confirming", ahead
+        fetch.deadline = now + self._options.confirm_timeout_s
+        return [ConfirmSequences(fetch.request, self._cycles.ccq.dataset, ahead)]
+
+    def confirm(self, event: SequencesConfirmed, known: Cursor, now: float) -> Effects:
+        fetch = self._open.get(event.request)
+        if fetch is None or fetch.stage != "confirming":
+            return []
+        ahead = self._ahead(fetch.cursor, known)
+        fetch.doubtful = tuple(p for p in ahead if p in event.unreachable)
+        impossible = [p for p in ahead if p not in event.unreachable]
+        return self._refuse_token(fetch, impossible) if impossible else self._take(fetch, now)
+
+    def backfill(self, event: BackfillFinished, now: float) -> Effects:
+        fetch = self._open.get(event.request)
+        if fetch is None or fetch.stage != "backfilling":
+            return []
+        # What the rescan claims beyond its bound is the cache's to answer.
+        reached = {p: min(event.reached[p], bound) for p, bound in fetch.until.items()}
+        rescanned = fetch.cursor.join(reached)
+        found = None
+        if event.labels is not None:
+            found = event.labels.after(fetch.cursor).until(rescanned)
+        selection = self._cache.select(rescanned, labels_max=fetch.labels_max)
+        answer = self.compose(found, selection, labels_max=fetch.labels_max)
+        missing = tuple(sorted({*event.missing, *fetch.doubtful}))
+        base = self._cache.base
+        is_short = any(rescanned[p] < base[p] for p in base if p not in missing)
+        more = is_short or answer.is_cut or not selection.whole
+        return self._answer(fetch, answer, now=now, missing=missing, more=more)
+
+    def refuse(self, request: int, failure: Failure) -> Effects:
+        found = self._open.pop(request, None)
+        return [RefuseFetch(request, failure)] if found else []
+
+    def abandon(self, request: int) -> None:
+        self._open.pop(request, None)
+
+    def wake(self, now: float) -> Effects:
+        """Serves those that wait, since the cache grew or the CCQ failed."""
+        waiting = [fetch for fetch in self._open.values() if fetch.stage == "waiting"]
+        return [effect for fetch in waiting for effect in self._serve(fetch, now)]
+
+    def tick(self, now: float) -> Effects:
+        late = [fetch for fetch in self._open.values() if fetch.deadline <= now]
+        return [effect for fetch in late for effect in self._time_out(fetch, now)]
+
+    def close(self, last_word: Callable[[int], ContinuousEffect]) -> Effects:
+        """Gives every open fetch the same last word; results that still come are ignored."""
+        effects = [last_word(request) for request in self._open]
+        self._open = {}
+        return effects
+
+    def check(self) -> None:
+        assert self._cache.until.covers(self.acknowledged), "acknowledged what is not evaluated"
+        for request, fetch in self._open.items():
+            assert request == fetch.request
+            assert fetch.stage != "new", "a fetch was forgotten"
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _ahead(self, cursor: Cursor, known: Cursor) -> tuple[int, ...]:
+        """The partitions in which the cursor is past everything known to exist."""
+        known = known.join(self._cache.until)
+        return tuple(p for p, sequence in cursor.items() if sequence > known[p])
+
+    def _take(self, fetch: _Fetch, now: float) -> Effects:
+        """Takes the token as acknowledgement, then serves the fetch, and others it put behind."""
+        genuine = Cursor({p: s for p, s in fetch.cursor.items() if p not in fetch.doubtful})
+        self._cache.advance(genuine)
+        self.acknowledged = self.acknowledged.join(genuine)
+        others = [other for other in self._open.values() if other.stage == "waiting"]
+        behind = [other for other in others if not other.cursor.covers(self._cache.base)]
+        return [effect for f in (fetch, *behind) for effect in self._serve(f, now)]
+
+    def _serve(self, fetch: _Fetch, now: float) -> Effects:
+        base = self._cache.base
+        behind = {p: sequence for p, sequence in base.items() if fetch.cursor[p] < sequence}
+        if behind:
+            return self._rescan(fetch, Cursor(behind), now)
+        selection = self._cache.select(fetch.cursor, labels_max=fetch.labels_max)
+        if selection.labels is None and self._may_wait(fetch, now):
+            fetch.stage, fetch.deadline = "waiting", fetch.wait_until or now
+            return []
+        answer = self.compose(None, selection, labels_max=fetch.labels_max)
+        more = answer.is_cut or not selection.whole
+        return self._answer(fetch, answer, now=now, missing=fetch.doubtful, more=more)
+
+    def _may_wait(self, fetch: _Fetch, now: float) -> bool:
+        is_patient = fetch.wait_until is not None and now < fetch.wait_until
+        return is_patient and self._cycles.failure is None
+
+    def _rescan(self, fetch: _Fetch, until: Cursor, now: float) -> Effects:
+        running = sum(other.stage == "backfilling" for other in self._open.values())
+        if running >= self._options.backfills_max:
+            advice = (("after_s", self._options.retry_s),)
+            message = f"{running} rescans for old resume tokens are under way; try again"
+            return self.refuse(fetch.request, Failure("overloaded", message, advice))
+        fetch.stage, fetch.until = "backfilling", until
+        fetch.deadline = now + self._options.backfill_timeout_s
+        ccq = self._cycles.ccq
+        return [Backfill(fetch.request, ccq, fetch.cursor, until, fetch.labels_max)]
+
+    def _answer(
+        self, fetch: _Fetch, answer: Answer, *, now: float, missing: tuple[int, ...], more: bool
+    ) -> Effects:
+        failure = self._cycles.failure
+        if answer.labels is None and failure is not None:
+            return self.refuse(fetch.request, failure)
+        del self._open[fetch.request]
+        return [
+            AnswerFetch(
+                fetch.request,
+                self._cycles.ccq.id,
+                after=fetch.cursor,
+                labels=_named(answer, query=self._cycles.ccq.query, missing=missing),
+                cursor=answer.cursor,
+                frontier=self._cache.until,
+                frontier_age_s=max(0.0, now - self._cycles.fresh_at),
+                missing=missing,
+                more=more,
+            )
+        ]
+
+    def _time_out(self, fetch: _Fetch, now: float) -> Effects:
+        if fetch.stage == "confirming":
+            return self._take(fetch, now)  # All that was ahead stays doubtful.
+        if fetch.stage == "waiting":
+            return self._serve(fetch, now)
+        seconds = self._options.backfill_timeout_s
+        failure = Failure(
+            "unavailable",
+            f"expected the log to be rescanned from the resume token within {seconds} s; "
+            "ask again with the same token",
+            (("after_s", self._options.retry_s),),
+        )
+        return self.refuse(fetch.request, failure)
+
+    def _refuse_token(self, fetch: _Fetch, impossible: list[int]) -> Effects:
+        partition = impossible[0]
+        failure = Failure(
+            "invalid_token",
+            f"expected a resume token of this cluster, got one at commit "
+            f"{fetch.cursor[partition]} of partition {partition}, which has none such",
+            (("partition", partition), ("sequence", fetch.cursor[partition])),
+        )
+        return self.refuse(fetch.request, failure)
+
+
+def _named(answer: Answer, *, query: str, missing: tuple[int, ...]) -> LabelSet | None:
+    """The labels with what they are the answer to."""
+    if answer.labels is None:
+        return None
+    return answer.labels.answering(frontier=answer.cursor, missing=missing, query=query)

@@ -1,0 +1,87 @@
+"""How records reach every node: announced once, compared for ever (anti-entropy).
+
+Announcements may be lost. Therefore every node sends everybody a fingerprint of its live
+records each `sync_interval_s`; one that hears a different fingerprint answers with a page of its
+terms, and the two exchange what the other lacks. Nodes that can talk end up with equal records.
+"""
+
+from __future__ import annotations
+
+from galileo.ccq.events import SaveRecord, Send
+from galileo.ccq.messages import (
+    Announce,
+    Digest,
+    Noted,
+    RecordsDenied,
+    RecordsWanted,
+    Summary,
+)
+from galileo.ccq.state import Effects, NodeState
+
+
+class Gossip:
+    """See the module."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._page_after: dict[str, str] = {}
+
+    def tick(self) -> Effects:
+        """Due each `sync_interval_s`."""
+        return [*self._flush(), *self._state.tell(self._state.tracker.digest)]
+
+    def on_announce(self, sender: str, message: Announce, now: float) -> Effects:
+        """Merges the records; a sender whose own lag behind is told."""
+        effects: Effects = []
+        tracker = self._state.tracker
+        for incoming in message.records:
+            effects += self._state.learn(incoming, now)
+            mine = tracker.get(incoming.ccq.id)
+            is_behind = mine is not None and (
+                incoming.term < mine.term or (incoming.ended is None and mine.ended is not None)
+            )
+            if mine is not None and is_behind:
+                effects += self._state.announce([mine], to=sender)
+        if message.note:
+            entries = tuple((record.ccq.id, record.term) for record in message.records)
+            effects.append(Send(sender, Noted(entries)))
+        return effects
+
+    def on_digest(self, sender: str, message: Digest) -> Effects:
+        """Sends the next page of terms where the records differ."""
+        tracker = self._state.tracker
+        if message == tracker.digest:
+            self._page_after.pop(sender, None)
+            return []
+        page = tracker.summary(after=self._page_after.get(sender, ""))
+        self._page_after[sender] = page.until or ""
+        return [Send(sender, page)]
+
+    def on_summary(self, sender: str, message: Summary) -> Effects:
+        difference = self._state.tracker.compare(message)
+        effects = self._announce(sender, difference.newer_here)
+        if difference.newer_there:
+            effects.append(Send(sender, RecordsWanted(difference.newer_there)))
+        return effects
+
+    def on_wanted(self, sender: str, message: RecordsWanted) -> Effects:
+        records = self._state.tracker.records
+        here = tuple(ccq_id for ccq_id in message.ccq_ids if ccq_id in records)
+        lacking = tuple(ccq_id for ccq_id in message.ccq_ids if ccq_id not in records)
+        effects = self._announce(sender, here)
+        if lacking:
+            effects.append(Send(sender, RecordsDenied(lacking)))
+        return effects
+
+    def _announce(self, to: str, ccq_ids: tuple[str, ...]) -> Effects:
+        records = [self._state.tracker.records[ccq_id] for ccq_id in ccq_ids]
+        return self._state.announce(records, to=to)
+
+    def _flush(self) -> Effects:
+        """Saves retrieved cursors that moved, and announces those of this node's CCQs."""
+        for ccq_id, led in self._state.led.items():
+            self._state.tracker.acknowledge(ccq_id, led.retrieved)
+        moved = self._state.tracker.take_dirty()
+        mine = [record for record in moved if record.ccq.id in self._state.led]
+        saves = [SaveRecord(record, durable=False) for record in moved]
+        return [*saves, *self._state.announce(mine)]

@@ -1,0 +1,64 @@
+"""The options of the continuous-query machine: every bound and every delay, with its name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from galileo.election.machine import ElectionOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuousOptions:
+    """All times in seconds.
+
+    Attributes:
+        ordinal: of this node among the cluster's; never given to another node, below `NODES_MAX`.
+        groups: node names by group; this node's group is among them.
+        tick_s: how often the driver ticks.
+        cycle_timeout_s: after it a cycle counts as failed; a late result is used all the same.
+        cycle_retry_s: pause after a failed cycle, doubled up to `cycle_retry_max_s`.
+        cycle_items_max: CCQs in one cycle; the others wait for the next tick.
+        cache_bytes_max: of all caches of this node together.
+        coordinated_max: CCQs that this node accepts.
+        records_max: CCQs of the cluster; over it submissions are refused.
+        fetches_max: fetches that may be unanswered at a time.
+        backfills_max: rescans under way at a time, for each CCQ.
+        labels_max: bound of `FetchRequested.labels_max`.
+        confirm_timeout_s: for the owners' word on a token that is ahead of what is known.
+        backfill_timeout_s: for the rescan for a token older than the cache.
+        submit_timeout_s: bound on submission; then it is refused.
+        locate_timeout_s: for the peers' word on a CCQ that is unknown here.
+        retry_s: pause between repeated questions of one kind; also the advice to clients.
+        takeover_stagger_s: how long each further node waits for the one before it to act.
+        resume_check_s: how long a restarted coordinator listens for a successor.
+        sync_interval_s: of digests, and of saving and announcing retrieved cursors.
+        expiry_grace_s: how long trackers wait for the coordinator to end an expired CCQ.
+        tombstone_slack_s: how long past its expiration the end of a CCQ is remembered.
+        tombstone_max_s: the longest that an end is remembered.
+    """
+
+    ordinal: int
+    groups: tuple[tuple[str, ...], ...]
+    election: ElectionOptions = field(default_factory=ElectionOptions)
+    tick_s: float = 0.05
+    cycle_timeout_s: float = 60.0
+    cycle_retry_s: float = 0.5
+    cycle_retry_max_s: float = 30.0
+    cycle_items_max: int = 10_000
+    cache_bytes_max: int = 256 << 20
+    coordinated_max: int = 100_000
+    records_max: int = 1_000_000
+    fetches_max: int = 10_000
+    backfills_max: int = 32
+    labels_max: int = 1_000_000
+    confirm_timeout_s: float = 1.0
+    backfill_timeout_s: float = 30.0
+    submit_timeout_s: float = 10.0
+    locate_timeout_s: float = 2.0
+    retry_s: float = 0.5
+    takeover_stagger_s: float = 1.0
+    resume_check_s: float = 1.0
+    sync_interval_s: float = 1.0
+    expiry_grace_s: float = 30.0
+    tombstone_slack_s: float = 600.0
+    tombstone_max_s: float = 30 * 86400.0

@@ -1,0 +1,154 @@
+"""Membership: which peers are alive, judged by their heartbeats.
+
+Theory of operation. A node sends a heartbeat to every peer each `heartbeat_interval_s`. A peer
+that was silent for `dead_after_s` is dead; its next heartbeat revives it. Nothing but the
+arrival of a heartbeat counts as life: TCP notices a stopped process after a minute, if ever.
+
+The node suspects itself first. Where its own ticks come later than `lag_max_s` apart (it was
+stopped, swapped out, or its loop was busy), the heartbeats of that time may still wait in its
+sockets, so all deadlines are extended rather than the whole world declared dead.
+
+Membership is a suspicion, never a promise: two nodes may disagree for long. Nothing that needs
+to be right depends on it; see `galileo.ccq.machine`.
+
+Per peer: `alive` or dead, the epoch of its present life, and the deadline of its next sign.
+Invariant: a peer is dead exactly when `PeerDied` was its last effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipOptions:
+    heartbeat_interval_s: float = 0.25
+    dead_after_s: float = 2.0
+    lag_max_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_interval_s < self.dead_after_s:
+            raise ValueError(
+                "expected 0 < heartbeat_interval_s < dead_after_s, "
+                f"got {self.heartbeat_interval_s} and {self.dead_after_s}"
+            )
+
+
+# --- events ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatArrived:
+    """A heartbeat of `node`; `epoch` grows with every start of its process."""
+
+    node: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed; due several times per `heartbeat_interval_s`."""
+
+
+MembershipEvent = HeartbeatArrived | Ticked
+
+
+# --- effects -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeartbeat:
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDied:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRevived:
+    node: str
+
+
+MembershipEffect = SendHeartbeat | PeerDied | PeerRevived
+
+
+# --- the machine -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Peer:
+    deadline: float
+    epoch: int = 0
+    alive: bool = True
+
+
+class Membership:
+    """The failure detector of one node.
+
+    Peers count as alive at the start, so that a node that starts before the others does not
+    begin by declaring everybody dead.
+    """
+
+    def __init__(
+        self, me: str, peers: Iterable[str], *, options: MembershipOptions | None = None
+    ) -> None:
+        self.me = me
+        self.options = options or MembershipOptions()
+        self._peers = {node: _Peer(deadline=float("inf")) for node in sorted(peers) if node != me}
+        self._ticked_at: float | None = None
+        self._heartbeat_at = float("-inf")
+
+    @property
+    def alive(self) -> tuple[str, ...]:
+        """The peers that count as alive, sorted, without this node."""
+        return tuple(node for node, peer in self._peers.items() if peer.alive)
+
+    @property
+    def dead(self) -> tuple[str, ...]:
+        return tuple(node for node, peer in self._peers.items() if not peer.alive)
+
+    def step(self, event: MembershipEvent, now: float) -> list[MembershipEffect]:
+        if isinstance(event, HeartbeatArrived):
+            return self._on_heartbeat(event, now)
+        self._forgive_own_lag(now)
+        self._ticked_at = now
+        return [*self._heartbeats(now), *self._deaths(now)]
+
+    def check(self) -> None:
+        assert self.me not in self._peers, "a node is no peer of itself"
+        if self._ticked_at is None:
+            return
+        for node, peer in self._peers.items():
+            assert not peer.alive or peer.deadline > self._ticked_at, f"{node} overdue but alive"
+
+    def _on_heartbeat(self, event: HeartbeatArrived, now: float) -> list[MembershipEffect]:
+        peer = self._peers.get(event.node)
+        if peer is None or (peer.alive and event.epoch < peer.epoch):
+            return []  # A stranger, or a late packet of an earlier life.
+        revived = not peer.alive
+        peer.alive, peer.epoch = True, event.epoch
+        peer.deadline = now + self.options.dead_after_s
+        return [PeerRevived(event.node)] if revived else []
+
+    def _forgive_own_lag(self, now: float) -> None:
+        first = self._ticked_at is None
+        if not first and now - (self._ticked_at or 0.0) <= self.options.lag_max_s:
+            return
+        for peer in self._peers.values():
+            if peer.alive:
+                peer.deadline = now + self.options.dead_after_s
+
+    def _heartbeats(self, now: float) -> list[MembershipEffect]:
+        if now - self._heartbeat_at < self.options.heartbeat_interval_s:
+            return []
+        self._heartbeat_at = now
+        return [SendHeartbeat(node) for node in self._peers]
+
+    def _deaths(self, now: float) -> list[MembershipEffect]:
+        late = [n for n, peer in self._peers.items() if peer.alive and peer.deadline <= now]
+        for node in late:
+            self._peers[node].alive = False
+        return [PeerDied(node) for node in late]

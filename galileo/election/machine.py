@@ -1,0 +1,143 @@
+"""One running election of a coordinator (paper, IV.B), for submit and failover alike.
+
+Theory of operation. The groups of nodes are polled one after the other. When all nodes of a
+group have answered, or `poll_timeout_s` is over, the suitable ones among all answers so far are
+offered the appointment in the order of their rank, one at a time; an offer that is refused or
+not accepted within `appoint_timeout_s` goes to the next. Only when no suitable node is left
+does the poll widen to the next group. When there is no further group, the rest is asked in the
+order of rank too: the least loaded takes it.
+
+States: polling a group, offering to a node, over (decided or failed).
+Invariants: no node is polled or offered twice; at most `offers_max` offers.
+
+The election does not make a coordinator unique, terms do (`galileo.ccq.machine`): an offer that
+timed out may yet be accepted, therefore each offer is made in a term of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from galileo.election.messages import (
+    AppointmentAccepted,
+    AppointmentRefused,
+    AppointNode,
+    Decided,
+    ElectionEffect,
+    ElectionEvent,
+    Failed,
+    PollAnswered,
+    SendPoll,
+    Started,
+)
+from galileo.election.ranking import Candidate, Suitability, Weights, is_suitable, rank
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionOptions:
+    poll_timeout_s: float = 0.5
+    appoint_timeout_s: float = 1.0
+    offers_max: int = 8
+    weights: Weights = field(default_factory=Weights)
+    limits: Suitability = field(default_factory=Suitability)
+
+
+class Election:
+    """See the module.
+
+    Attributes:
+        offered_to: the node whose acceptance is awaited.
+        candidates: the answers so far.
+    """
+
+    def __init__(self, *, options: ElectionOptions | None = None) -> None:
+        self.options = options or ElectionOptions()
+        self.offered_to: str | None = None
+        self.is_over = False
+        self._need_bytes = 0
+        self._groups: list[tuple[str, ...]] = []
+        self._polled_at: dict[str, float] = {}
+        self.candidates: dict[str, Candidate] = {}
+        self._offered: list[str] = []
+        self._deadline = float("inf")
+
+    def step(self, event: ElectionEvent, now: float) -> list[ElectionEffect]:
+        if self.is_over:
+            return []
+        if isinstance(event, Started):
+            return self._on_started(event, now)
+        if isinstance(event, PollAnswered):
+            return self._on_answer(event, now)
+        if isinstance(event, AppointmentAccepted):
+            return self._on_accepted(event)
+        if isinstance(event, AppointmentRefused):
+            return self._next_offer(now) if event.node == self.offered_to else []
+        return self._on_tick(now)
+
+    def check(self) -> None:
+        assert len(set(self._offered)) == len(self._offered), "a node was offered twice"
+        assert len(self._offered) <= self.options.offers_max
+        assert self.offered_to is None or self.offered_to == self._offered[-1]
+        assert set(self.candidates) <= set(self._polled_at), "an answer without a poll"
+
+    def _on_started(self, event: Started, now: float) -> list[ElectionEffect]:
+        self._need_bytes = event.need_bytes
+        self._groups = [group for group in event.groups if group]
+        return self._widen(now)
+
+    def _on_answer(self, event: PollAnswered, now: float) -> list[ElectionEffect]:
+        if event.node in self._polled_at and event.node not in self.candidates:
+            round_trip_s = now - self._polled_at[event.node]
+            self.candidates[event.node] = Candidate(event.usage, round_trip_s)
+        if self.offered_to is None and len(self.candidates) == len(self._polled_at):
+            return self._next_offer(now)
+        return []
+
+    def _on_accepted(self, event: AppointmentAccepted) -> list[ElectionEffect]:
+        if event.node != self.offered_to:
+            return []  # Too late: the offer has gone to another node in a higher term.
+        self.is_over = True
+        return [Decided(event.node)]
+
+    def _on_tick(self, now: float) -> list[ElectionEffect]:
+        return self._next_offer(now) if now >= self._deadline else []
+
+    def _widen(self, now: float) -> list[ElectionEffect]:
+        """Polls the next group, or gives up."""
+        self.offered_to = None
+        while self._groups:
+            group = [node for node in self._groups.pop(0) if node not in self._polled_at]
+            if group:
+                self._polled_at.update(dict.fromkeys(group, now))
+                self._deadline = now + self.options.poll_timeout_s
+                return [SendPoll(node) for node in group]
+        return self._give_up()
+
+    def _next_offer(self, now: float) -> list[ElectionEffect]:
+        if len(self._offered) >= self.options.offers_max:
+            return self._give_up()
+        left = {n: c for n, c in self.candidates.items() if n not in self._offered}
+        fit = {n: c for n, c in left.items() if self._is_suitable(c)}
+        if not fit and (self._groups or not left):
+            return self._widen(now)
+        weights = self.options.weights
+        node = rank(fit or left, need_bytes=self._need_bytes, weights=weights)[0]
+        self._offered.append(node)
+        self.offered_to = node
+        self._deadline = now + self.options.appoint_timeout_s
+        return [AppointNode(node)]
+
+    def _give_up(self) -> list[ElectionEffect]:
+        self.is_over = True
+        self.offered_to = None
+        asked, answered = len(self._polled_at), len(self.candidates)
+        return [
+            Failed(
+                f"expected a node to take the continuous query; {asked} were asked, "
+                f"{answered} answered, {len(self._offered)} were offered it, none accepted"
+            )
+        ]
+
+    def _is_suitable(self, candidate: Candidate) -> bool:
+        limits = self.options.limits
+        return is_suitable(candidate.usage, need_bytes=self._need_bytes, limits=limits)

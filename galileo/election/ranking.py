@@ -1,0 +1,90 @@
+"""Ranking of nodes by usage statistics and round-trip time (paper, IV.B)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from galileo.election.messages import UsageStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What one unit of each burden costs; all terms of a score are about 0 to 1 times these.
+
+    Attributes:
+        memory: share of the free memory that the CCQ's cache would take. Weighs most, since
+            a coordinator without memory must hand its cache on.
+        cpu: share of all cores in use.
+        load: runnable threads per core, from 4 on counted as 4.
+        ccqs: CCQs coordinated already, per `ccqs_typical`; spreads CCQs over idle nodes.
+        latency: round-trip time, per `latency_typical_s`, from 4 times that on counted as 4.
+    """
+
+    memory: float = 4.0
+    cpu: float = 2.0
+    load: float = 1.0
+    ccqs: float = 1.0
+    latency: float = 0.5
+    ccqs_typical: float = 100.0
+    latency_typical_s: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Suitability:
+    """When a node is fit to coordinate one more CCQ.
+
+    Attributes:
+        memory_reserve_bytes: that must stay free beside the expected cache.
+        cpu_share_max: above it the node is busy.
+        ccqs_max: that one node coordinates at most.
+    """
+
+    memory_reserve_bytes: int = 64 << 20
+    cpu_share_max: float = 0.9
+    ccqs_max: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node's answer to the poll and how long it took."""
+
+    usage: UsageStatistics
+    round_trip_s: float
+
+
+_BURDEN_MAX = 4.0
+_MEMORY_MIN_BYTES = 1
+
+
+def is_suitable(usage: UsageStatistics, *, need_bytes: int, limits: Suitability) -> bool:
+    return (
+        usage.memory_free_bytes >= need_bytes + limits.memory_reserve_bytes
+        and usage.cpu_share <= limits.cpu_share_max
+        and usage.ccq_count < limits.ccqs_max
+    )
+
+
+def score(candidate: Candidate, *, need_bytes: int, weights: Weights) -> float:
+    """How burdened the node would be; lower is better."""
+    usage = candidate.usage
+    memory = (need_bytes + usage.cache_bytes) / max(usage.memory_free_bytes, _MEMORY_MIN_BYTES)
+    latency = candidate.round_trip_s / weights.latency_typical_s
+    return (
+        weights.memory * min(memory, _BURDEN_MAX)
+        + weights.cpu * usage.cpu_share
+        + weights.load * min(usage.load, _BURDEN_MAX)
+        + weights.ccqs * usage.ccq_count / weights.ccqs_typical
+        + weights.latency * min(latency, _BURDEN_MAX)
+    )
+
+
+def rank(
+    candidates: Mapping[str, Candidate], *, need_bytes: int, weights: Weights
+) -> tuple[str, ...]:
+    """The nodes, best first; equal ones by name, so that all pollers agree."""
+    scores = {
+        node: score(candidate, need_bytes=need_bytes, weights=weights)
+        for node, candidate in candidates.items()
+    }
+    return tuple(sorted(scores, key=lambda node: (scores[node], node)))

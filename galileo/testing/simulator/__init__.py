@@ -1,0 +1,11 @@
+"""A seeded world that runs the production machines under every fault that it can think of.
+
+`run(seed, variant)` plays one world to its end and returns what happened, or raises `Violation`.
+The same seed and variant give the same run, event by event.
+"""
+
+from galileo.testing.simulator.loop import Violation
+from galileo.testing.simulator.mutants import VARIANTS
+from galileo.testing.simulator.world import Outcome, run
+
+__all__ = ["VARIANTS", "Outcome", "Violation", "run"]

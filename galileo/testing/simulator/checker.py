@@ -1,0 +1,114 @@
+"""The judge outside: compares what happened with the logs, by naive means (design, section 7)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from galileo.ccq.coordination import Coordination
+from galileo.ccq.events import AnswerFetch
+from galileo.ccq.model import Ccq
+from galileo.cursor import Cursor
+from galileo.testing.simulator.logs import Log, Path, scan, to_paths
+from galileo.testing.simulator.loop import Violation
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The last look at one coordinator's cursors in one term."""
+
+    evaluated: Cursor = field(default_factory=Cursor)
+    retrieved: Cursor = field(default_factory=Cursor)
+
+
+class Checker:
+    """Sees the logs and the machines, changes nothing."""
+
+    def __init__(
+        self, logs: Mapping[int, Log], counters: Counter[str], *, has_cursors: bool
+    ) -> None:
+        self._logs = logs
+        self._counters = counters
+        self._has_cursors = has_cursors
+        self._leaders: dict[tuple[str, int], str] = {}
+        self._seen: dict[tuple[str, int], _Seen] = {}
+        self._terms: dict[str, dict[str, int]] = {}
+        self._newest: dict[str, tuple[int, str]] = {}
+
+    def observe(self, node: str, led: Mapping[str, Coordination]) -> None:
+        """Invariants 3 and 4, after a step of `node`."""
+        for ccq_id, one in led.items():
+            key = (ccq_id, one.term)
+            leader = self._leaders.setdefault(key, node)
+            demand(leader == node, f"{leader} and {node} both coordinate {key}")
+            self._observe_cursors(key, one)
+        terms = {ccq_id: one.term for ccq_id, one in led.items()}
+        if terms != self._terms.get(node):
+            self._count(node, terms)
+            self._terms[node] = terms
+
+    def restart(self, node: str) -> None:
+        """What `node` coordinated went with its process."""
+        self._terms[node] = {}
+
+    def _count(self, node: str, terms: dict[str, int]) -> None:
+        """Counts changes of coordinators."""
+        for ccq_id, term in terms.items():
+            newest, leader = self._newest.get(ccq_id, (0, node))
+            if term > newest > 0:
+                self._counters["take-overs" if leader != node else "resumptions"] += 1
+            if term > newest:
+                self._newest[ccq_id] = (term, node)
+        lost = [i for i in self._terms.get(node, {}) if i not in terms]
+        self._counters["coordinators deposed or ended"] += len(lost)
+
+    def _observe_cursors(self, key: tuple[str, int], one: Coordination) -> None:
+        seen = self._seen.setdefault(key, _Seen())
+        evaluated, retrieved = one.evaluated, one.retrieved
+        if evaluated is seen.evaluated and retrieved is seen.retrieved:
+            return
+        demand(evaluated.covers(seen.evaluated), f"evaluated moved back in {key}")
+        demand(retrieved.covers(seen.retrieved), f"retrieved moved back in {key}")
+        demand(evaluated.covers(retrieved), f"retrieved passed evaluated in {key}")
+        for partition, sequence in evaluated.items() if self._has_cursors else ():
+            end = self._logs[partition].end
+            demand(
+                sequence <= end, f"{key} evaluated {partition}.{sequence}, its log ends at {end}"
+            )
+        seen.evaluated, seen.retrieved = evaluated, retrieved
+
+    def verify_answer(self, ccq: Ccq, answer: AnswerFetch, *, asked_with: Cursor) -> None:
+        """Genuine, reliable, ordered: exactly the matches in (after, cursor], in commit order."""
+        if not self._has_cursors:
+            return
+        demand(answer.after == asked_with, f"{ccq.id}: the answer to another token")
+        demand(answer.cursor.covers(answer.after), f"{ccq.id}: the cursor moved back")
+        expected: list[Path] = []
+        for partition, until in answer.cursor.items():
+            demand(until <= self._logs[partition].end, f"{ccq.id}: a token past the log")
+            after = answer.after[partition]
+            expected += scan(ccq, self._logs[partition], after=after, until=until)
+        got = to_paths(answer.labels)
+        demand(
+            got == expected,
+            f"{ccq.id}: expected {expected} after {answer.after} until {answer.cursor}, got {got}",
+        )
+
+    def verify_initial(self, ccq: Ccq, paths: list[Path], reached: Cursor) -> None:
+        expected = [
+            path
+            for partition, until in reached.items()
+            for path in scan(ccq, self._logs[partition], after=0, until=until)
+        ]
+        demand(paths == expected, f"{ccq.id}: a wrong initial result")
+
+    def truth(self, ccq: Ccq) -> set[Path]:
+        """Everything committed that matches (invariant 1)."""
+        return {p for log in self._logs.values() for p in scan(ccq, log, after=0, until=log.end)}
+
+
+def demand(holds: bool, otherwise: str) -> None:
+    """Raises a Violation unless the promise `holds`."""
+    if not holds:
+        raise Violation(otherwise)

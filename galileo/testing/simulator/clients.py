@@ -1,0 +1,323 @@
+"""Clients of the simulated cluster: producers, readers that keep their tokens, and a forger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from galileo.ccq import token
+from galileo.ccq.events import (
+    AnswerCancel,
+    AnswerFetch,
+    AnswerSubmit,
+    CancelRequested,
+    ContinuousEffect,
+    FetchRequested,
+    RedirectFetch,
+    RefuseFetch,
+    RefuseSubmit,
+    SubmitRequested,
+)
+from galileo.ccq.model import Ccq, Failure
+from galileo.cursor import ORIGIN, Cursor
+from galileo.testing.simulator.checker import Checker, demand
+from galileo.testing.simulator.logs import Log, Path, scan, to_paths
+from galileo.testing.simulator.loop import Loop, Violation
+from galileo.testing.simulator.network import Network
+from galileo.testing.simulator.node import EPOCH_WALL, Node
+
+PATIENCE_S = 2.5
+RETRY_S = 0.5
+SKEW_MAX_S = 5.0
+
+
+class Service(Protocol):
+    """What a client sees of the world."""
+
+    loop: Loop
+    network: Network
+    checker: Checker
+    logs: dict[int, Log]
+    is_calm: bool
+    cancelled: set[str]
+
+    def node(self, name: str) -> Node: ...
+
+    def any_node(self) -> Node: ...
+
+    def owner(self, partition: int) -> Node: ...
+
+    def next_request(self) -> int: ...
+
+
+class _Client:
+    def __init__(self, name: str, world: Service) -> None:
+        self.name = name
+        self.world = world
+        self.loop = world.loop
+
+    def call(self, node: Node, ask: Callable[[], None]) -> None:
+        self.world.network.send(self.name, node.name, lambda: node.receive(ask))
+
+    def back(self, node: Node, act: Callable[[], None]) -> None:
+        self.world.network.send(node.name, self.name, act)
+
+
+class Producer(_Client):
+    """Sends numbered batches, each until it is acknowledged."""
+
+    def __init__(self, name: str, world: Service) -> None:
+        super().__init__(name, world)
+        self._batch = 0
+        self.is_stopped = False
+
+    def start(self) -> None:
+        self.loop.after(self.loop.random.expovariate(2.5), self._next)
+
+    def _next(self) -> None:
+        if self.is_stopped:
+            return
+        self._batch += 1
+        partition = self.loop.random.choice(list(self.world.logs))
+        self.write(partition, batch=(self.name, self._batch), then=self.start)
+
+    def write(self, partition: int, *, batch: tuple[str, int], then: Callable[[], None]) -> None:
+        """Writes a batch of a few random values; goes on with `then` once it is durable."""
+        count = self.loop.random.randint(1, 5)
+        values = tuple(self.loop.random.randrange(30) for _ in range(count))
+        done: list[int] = []
+
+        def acknowledge(sequence: int) -> None:
+            if not done:
+                done.append(sequence)
+                then()
+
+        def send() -> None:
+            if done:
+                return
+            node = self.world.owner(partition)
+
+            def reply(sequence: int) -> None:
+                self.back(node, lambda: acknowledge(sequence))
+
+            self.call(node, lambda: node.write(partition, values, batch, reply))
+            self.loop.after(RETRY_S, send)
+
+        send()
+
+
+class Reader(_Client):
+    """Fetches for ever. What it stored (token and paths, in one step) outlives its crashes.
+
+    Attributes:
+        ccq: None for one that has not begun to follow another's CCQ.
+        delivered: the paths that its application has, by answer.
+        ended: the kind of the final refusal.
+    """
+
+    def __init__(self, name: str, world: Service, ccq: Ccq) -> None:
+        super().__init__(name, world)
+        self.ccq = ccq
+        self.token: str | None = None
+        self.delivered: dict[Path, None] = {}
+        self.ended = ""
+        self.answered: set[Cursor] = set()
+        self._awaited: int | None = None
+        self._target = ""
+        self._followers: list[Callable[[], None]] = []
+
+    def submit(self) -> None:
+        """Submits the CCQ, as often as it takes, then reads it."""
+        if self.token is not None:
+            return
+        request = self._await(self.submit)
+        node = self.world.any_node()
+
+        def ask() -> None:
+            paths, reached = _initial(self.world, node, self.ccq)
+            event = SubmitRequested(request, self.ccq, reached, need_bytes=1 << 20)
+            node.ask(event, lambda effect: self.back(node, lambda: take(effect, paths, reached)))
+
+        def take(effect: ContinuousEffect, paths: list[Path], reached: Cursor) -> None:
+            if self._awaited == request:
+                self._on_submitted(effect, paths, reached)
+
+        self.call(node, ask)
+
+    def when_submitted(self, act: Callable[[], None]) -> None:
+        self._followers.append(act)
+
+    def follow(self, other: Reader, *, is_from_start: bool) -> None:
+        """Reads another's CCQ, from the beginning of time or from where that one stands."""
+        self.ccq = other.ccq
+        self.token = token.encode(self.ccq.id, ORIGIN) if is_from_start else other.token
+        self.delivered = {} if is_from_start else dict(other.delivered)
+        self._fetch()
+
+    def crash(self) -> None:
+        """Forgets everything but what is stored, and goes on after a while."""
+        if self.token is not None and not self.ended:
+            self.loop.counters["clients crashed"] += 1
+            request = self._awaited = self.world.next_request()
+            pause_s = self.loop.random.uniform(0.1, 2.0)
+            self.loop.after(pause_s, lambda: self._retry(request, self._fetch))
+
+    # --- inside -------------------------------------------------------------------------
+
+    def _await(self, retry: Callable[[], None]) -> int:
+        """A fresh request number; `retry` follows if its answer does not come in time."""
+        request = self._awaited = self.world.next_request()
+        self.loop.after(PATIENCE_S, lambda: self._retry(request, retry))
+        return request
+
+    def _retry(self, request: int, retry: Callable[[], None]) -> None:
+        if self._awaited == request:
+            self._target = self.world.any_node().name
+            retry()
+
+    def _pause(self, seconds: float) -> None:
+        request = self._awaited = self.world.next_request()
+        self.loop.after(seconds, lambda: self._retry_here(request))
+
+    def _retry_here(self, request: int) -> None:
+        if self._awaited == request:
+            self._fetch()
+
+    def _on_submitted(self, effect: ContinuousEffect, paths: list[Path], reached: Cursor) -> None:
+        if isinstance(effect, RefuseSubmit):
+            self.loop.counters["submissions refused"] += 1
+            if effect.failure.kind == "unavailable":
+                self.submit()
+            else:
+                self._on_final(effect.failure)
+            return
+        assert isinstance(effect, AnswerSubmit)
+        self.world.checker.verify_initial(self.ccq, paths, reached)
+        self._store(paths, reached)
+        self._target = effect.coordinator
+        for act in self._followers:
+            act()
+        self._fetch()
+
+    def _fetch(self) -> None:
+        assert self.token is not None
+        request = self._await(self._fetch)
+        cursor = token.decode(self.token, ccq_id=self.ccq.id)
+        self._request(request, cursor, lambda effect: self._on_answer(request, effect))
+
+    def _request(
+        self, request: int, cursor: Cursor, take: Callable[[ContinuousEffect], None]
+    ) -> None:
+        node = self.world.node(self._target) if self._target else self.world.any_node()
+        wait_s = self.loop.random.choice((None, 0.5, 1.5))
+        labels_max = self.loop.random.choice((3, 8, 1000))
+
+        def ask() -> None:
+            until = None if wait_s is None else node.now_plus(wait_s)
+            event = FetchRequested(request, self.ccq.id, cursor, until, labels_max)
+            node.ask(event, lambda effect: self.back(node, lambda: take(effect)))
+
+        self.call(node, ask)
+
+    def _on_answer(self, request: int, effect: ContinuousEffect) -> None:
+        if self._awaited != request:
+            self.loop.counters["answers ignored"] += 1
+            return
+        if isinstance(effect, RedirectFetch):
+            self.loop.counters["redirects"] += 1
+            self._target = effect.coordinator
+            self._pause(self.loop.random.uniform(0.02, 0.2))
+        elif isinstance(effect, RefuseFetch):
+            self._on_refused(effect)
+        else:
+            assert isinstance(effect, AnswerFetch)
+            self._on_labels(effect)
+
+    def _on_labels(self, answer: AnswerFetch) -> None:
+        assert self.token is not None
+        cursor = token.decode(self.token, ccq_id=self.ccq.id)
+        self.world.checker.verify_answer(self.ccq, answer, asked_with=cursor)
+        if answer.labels is not None:
+            self.loop.counters["answers served again"] += answer.after in self.answered
+            self.answered.add(answer.after)
+        if not self.world.is_calm and self.loop.chance(0.03):
+            self.crash()  # The answer has come and is not stored: it has to come again.
+            return
+        self._store(to_paths(answer.labels), answer.cursor)
+        if answer.more:
+            self.loop.counters["answers cut"] += 1
+            self._fetch()
+        else:
+            self._pause(self.loop.random.uniform(0.05, 0.4))
+
+    def _on_refused(self, effect: RefuseFetch) -> None:
+        kind = effect.failure.kind
+        self.loop.counters["fetches refused"] += 1
+        if kind in ("unavailable", "overloaded"):
+            self._target = self.world.any_node().name
+            self._pause(float(dict(effect.failure.details).get("after_s", 0.2)))
+            return
+        self._on_final(effect.failure)
+
+    def _on_final(self, failure: Failure) -> None:
+        """Only what has really expired or been cancelled may be over."""
+        is_over = EPOCH_WALL + self.loop.now >= self.ccq.expires_at - SKEW_MAX_S
+        allowed = {"ccq_expired": is_over, "ccq_cancelled": self.ccq.id in self.world.cancelled}
+        demand(allowed.get(failure.kind, False), f"{self.name}: {failure.message}")
+        self.ended, self._awaited = failure.kind, None
+
+    def _store(self, paths: list[Path], cursor: Cursor) -> None:
+        for path in paths:
+            if path in self.delivered:
+                raise Violation(f"{self.name}: {path} was delivered twice")
+            self.delivered[path] = None
+        self.token = token.encode(self.ccq.id, cursor)
+
+    def forge(self) -> None:
+        """Asks with a token for commits that do not exist, beside the real reading."""
+        if self.token is None or self.ended:
+            return
+        cursor = token.decode(self.token, ccq_id=self.ccq.id)
+        partition = self.loop.random.choice(list(self.world.logs))
+        end = self.world.logs[partition].end + self.loop.random.randint(40, 60)
+        forged = cursor.join({partition: end})
+
+        def judge(effect: ContinuousEffect) -> None:
+            is_taken = isinstance(effect, AnswerFetch) and partition not in effect.missing
+            demand(not is_taken, f"{self.name}: a token for {partition}.{end} was believed")
+            is_refused = isinstance(effect, RefuseFetch) and effect.failure.kind == "invalid_token"
+            self.loop.counters["forged tokens refused"] += is_refused
+
+        self._request(self.world.next_request(), forged, judge)
+
+    def cancel(self) -> None:
+        """Cancels the CCQ at any node, until one says that it is done."""
+        self.world.cancelled.add(self.ccq.id)
+        node = self.world.any_node()
+        request, done = self.world.next_request(), [False]
+
+        def take(effect: ContinuousEffect) -> None:
+            done[0] = done[0] or isinstance(effect, AnswerCancel)
+
+        def ask() -> None:
+            event = CancelRequested(request, self.ccq.id)
+            node.ask(event, lambda effect: self.back(node, lambda: take(effect)))
+
+        def again() -> None:
+            if not done[0]:
+                self.cancel()
+
+        self.call(node, ask)
+        self.loop.after(PATIENCE_S, again)
+
+
+def _initial(world: Service, node: Node, ccq: Ccq) -> tuple[list[Path], Cursor]:
+    """The initial result, as far as the partitions answer to `node`."""
+    paths: list[Path] = []
+    reached = {}
+    for partition, log in world.logs.items():
+        owner = world.owner(partition)
+        if owner.serves and world.network.connects(node.name, owner.name):
+            reached[partition] = log.end
+            paths += scan(ccq, log, after=0, until=log.end)
+    return paths, Cursor(reached)

@@ -1,0 +1,136 @@
+"""The evaluator of a simulated node: runs cycles and rescans, slowly, wrongly, late or never."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from galileo.ccq.events import (
+    Backfill,
+    BackfillFailed,
+    BackfillFinished,
+    ContinuousEvent,
+    CycleFailed,
+    CycleFinished,
+    CycleItem,
+    CycleResult,
+    StartCycle,
+)
+from galileo.ccq.model import Failure
+from galileo.cursor import Cursor
+from galileo.testing.simulator.logs import Log, Path, scan, to_labels
+from galileo.testing.simulator.loop import Loop
+
+CYCLE_MEAN_S = 0.08
+FAILURE = Failure("unavailable", "the job failed")
+
+Reachable = Callable[[int], Log | None]
+"""The log of a partition, if its owner can be asked from here."""
+
+
+class Evaluate(Protocol):
+    """How one item is evaluated; a variant may do it its own way."""
+
+    def __call__(self, item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult: ...
+
+
+@dataclass(slots=True)
+class Trouble:
+    """Probabilities of what goes wrong with one job."""
+
+    fails: float = 0.0
+    is_lost: float = 0.0
+    is_slow: float = 0.0
+    falls_short: float = 0.0
+
+
+NO_TROUBLE = Trouble()
+USUAL_TROUBLE = Trouble(fails=0.01, is_lost=0.01, is_slow=0.06, falls_short=0.1)
+
+
+class Evaluator:
+    """See the module. Answers go to `answer`, which drops those of an earlier life."""
+
+    def __init__(self, loop: Loop, *, reachable: Reachable, evaluate: Evaluate) -> None:
+        self._loop = loop
+        self._reachable = reachable
+        self._evaluate = evaluate
+
+    def cycle(
+        self,
+        effect: StartCycle,
+        *,
+        trouble: Trouble,
+        wall: float,
+        answer: Callable[[ContinuousEvent], None],
+    ) -> None:
+        loop = self._loop
+        if loop.chance(trouble.is_lost):
+            loop.counters["cycles lost"] += 1
+            return
+
+        def look() -> None:
+            results = tuple(self._result(item, wall, trouble) for item in effect.items)
+            done = CycleFinished(effect.cycle_id, results)
+            loop.after(loop.delay(CYCLE_MEAN_S / 2), lambda: answer(done))
+
+        slow_s = loop.random.uniform(0.5, 4.0) if loop.chance(trouble.is_slow) else 0.0
+        if loop.chance(trouble.fails):
+            loop.counters["cycles failed"] += 1
+            loop.after(loop.delay(0.05), lambda: answer(CycleFailed(effect.cycle_id, FAILURE)))
+        else:
+            loop.after(loop.delay(CYCLE_MEAN_S / 2) + slow_s, look)
+
+    def backfill(
+        self, effect: Backfill, *, trouble: Trouble, answer: Callable[[ContinuousEvent], None]
+    ) -> None:
+        loop = self._loop
+        if loop.chance(trouble.is_lost):
+            return
+        if loop.chance(trouble.fails):
+            loop.after(0.05, lambda: answer(BackfillFailed(effect.request, FAILURE)))
+            return
+        delay_s = loop.delay(CYCLE_MEAN_S)
+        loop.after(delay_s, lambda: answer(self._rescan(effect)))
+
+    def _result(self, item: CycleItem, wall: float, trouble: Trouble) -> CycleResult:
+        """Looks at each partition that answers; some answer with less than they have."""
+        logs = {}
+        for partition in item.partitions:
+            log = self._reachable(partition)
+            if log is None:
+                continue
+            least = item.after[partition]
+            end = log.end
+            if end > least and self._loop.chance(trouble.falls_short):
+                end = self._loop.random.randint(least, end)
+            logs[partition] = Log(partition, log.commits[:end])
+        return self._evaluate(item, logs, wall=wall)
+
+    def _rescan(self, effect: Backfill) -> BackfillFinished:
+        paths: list[Path] = []
+        reached, missing = {}, []
+        for partition, until in effect.until.items():
+            log = self._reachable(partition)
+            if log is None:
+                missing.append(partition)
+                continue
+            reached[partition] = effect.after[partition]
+            while reached[partition] < until and len(paths) < effect.labels_max:
+                at = reached[partition]
+                paths += scan(effect.ccq, log, after=at, until=at + 1)
+                reached[partition] = at + 1
+        self._loop.counters["backfills"] += 1
+        return BackfillFinished(effect.request, to_labels(paths), Cursor(reached), tuple(missing))
+
+
+def by_sequence(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:
+    """What production does: all commits past the item's cursor, up to what the log has."""
+    paths: list[Path] = []
+    reached = {}
+    for partition, log in logs.items():
+        paths += scan(item.ccq, log, after=item.after[partition], until=log.end)
+        reached[partition] = max(log.end, item.after[partition])
+    labels = to_labels(paths)
+    return CycleResult(item.ccq.id, item.term, item.after, labels, Cursor(reached))

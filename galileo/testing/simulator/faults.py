@@ -1,0 +1,150 @@
+"""What goes wrong in the first part of a run, and how all of it is healed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from galileo.testing.simulator.clients import Reader
+from galileo.testing.simulator.evaluator import NO_TROUBLE, USUAL_TROUBLE, Trouble
+from galileo.testing.simulator.loop import Loop
+from galileo.testing.simulator.network import Network
+from galileo.testing.simulator.node import Node
+
+FAULT_MEAN_S = 0.9
+
+
+class Victim(Protocol):
+    """What faults change of the world."""
+
+    loop: Loop
+    network: Network
+    trouble: Trouble
+    nodes: list[Node]
+    readers: list[Reader]
+    mid_step_crashes: float
+    is_calm: bool
+
+
+class Faults:
+    """Strikes at random until `heal`."""
+
+    def __init__(self, world: Victim) -> None:
+        self._world = world
+        self._loop = world.loop
+        self._random = world.loop.random
+        self._kinds: list[Callable[[], None]] = [
+            self._crash,
+            self._crash,
+            self._pause,
+            self._cut_one_way,
+            self._isolate,
+            self._turn_clock,
+            self._vex_network,
+            self._vex_evaluators,
+            self._crash_client,
+            self._forge,
+            self._crash_leader,
+        ]
+
+    def start(self) -> None:
+        self._world.mid_step_crashes = 0.01
+        self._world.trouble = USUAL_TROUBLE
+        self._again()
+
+    def heal(self) -> None:
+        """Everything works from here on; nothing that was lost comes back."""
+        world = self._world
+        world.is_calm = True
+        world.mid_step_crashes = 0.0
+        world.trouble = NO_TROUBLE
+        world.loop.stragglers = 0.0
+        world.network.heal()
+        for node in world.nodes:
+            node.wake()
+            self._boot(node)
+
+    def _again(self) -> None:
+        def strike() -> None:
+            if not self._world.is_calm:
+                self._random.choice(self._kinds)()
+                self._again()
+
+        self._loop.after(self._random.expovariate(1.0 / FAULT_MEAN_S), strike)
+
+    def _for_a_while(self, longest_s: float, undo: Callable[[], None]) -> None:
+        self._loop.after(self._random.uniform(0.2, longest_s), undo)
+
+    def _crash(self) -> None:
+        self._crash_node(self._random.choice(self._world.nodes))
+
+    def _crash_leader(self) -> None:
+        leaders = [node for node in self._world.nodes if node.is_up and node.machine.coordinated]
+        if leaders:
+            self._crash_node(self._random.choice(leaders))
+
+    def _crash_node(self, node: Node) -> None:
+        node.crash()
+        self._for_a_while(6.0, lambda: self._boot(node))
+
+    @staticmethod
+    def _boot(node: Node) -> None:
+        if not node.is_up:
+            node.boot()
+
+    def _pause(self) -> None:
+        node = self._random.choice(self._world.nodes)
+        node.pause()
+        self._for_a_while(5.0, node.wake)
+
+    def _cut_one_way(self) -> None:
+        a, b = self._random.sample(self._world.nodes, 2)
+        self._world.network.cut(a.name, b.name)
+        self._for_a_while(5.0, self._mend)
+
+    def _isolate(self) -> None:
+        """Cuts the nodes into two sides."""
+        nodes = self._random.sample(self._world.nodes, len(self._world.nodes))
+        border = self._random.randint(1, len(nodes) - 1)
+        for a in nodes[:border]:
+            for b in nodes[border:]:
+                self._world.network.cut(a.name, b.name)
+                self._world.network.cut(b.name, a.name)
+        self._loop.counters["partitions"] += 1
+        self._for_a_while(6.0, self._mend)
+
+    def _mend(self) -> None:
+        self._world.network.cuts = None
+
+    def _turn_clock(self) -> None:
+        node = self._random.choice(self._world.nodes)
+        node.skew_s = self._random.choice((-1.0, 1.0)) * self._random.uniform(0.1, 4.0)
+
+    def _vex_network(self) -> None:
+        network = self._world.network
+        network.loss, network.repetition = self._random.choice(((0.05, 0.05), (0.3, 0.2)))
+
+        def undo() -> None:
+            network.loss = network.repetition = 0.0
+
+        self._for_a_while(4.0, undo)
+
+    def _vex_evaluators(self) -> None:
+        self._world.trouble = Trouble(
+            fails=self._random.choice((0.0, 0.5)),
+            is_lost=self._random.choice((0.0, 0.3)),
+            is_slow=self._random.choice((0.0, 0.5)),
+            falls_short=0.5,
+        )
+
+        def undo() -> None:
+            if not self._world.is_calm:
+                self._world.trouble = USUAL_TROUBLE
+
+        self._for_a_while(4.0, undo)
+
+    def _crash_client(self) -> None:
+        self._random.choice(self._world.readers).crash()
+
+    def _forge(self) -> None:
+        self._random.choice(self._world.readers).forge()

@@ -1,0 +1,112 @@
+"""Partition logs of the simulated world, and the naive truth about what matches in them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from galileo.ccq.model import Ccq
+from galileo.labels import LabelSet
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import times_from_micros
+from galileo.samplers import SamplerSpec
+from galileo.testing.simulator.loop import Loop
+
+SCHEMA = Schema("sim", [Feature("value", type="int")])
+Path = tuple[int, int, int, int]
+"""Partition, commit sequence, row, value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    partition: int
+    sequence: int
+    values: tuple[int, ...]
+    batch: tuple[str, int]
+    wall: float
+
+
+@dataclass(slots=True)
+class Log:
+    """One partition: durable commits, then those that the disk may still lose."""
+
+    partition: int
+    commits: list[Commit] = field(default_factory=list)
+    pending: list[Commit] = field(default_factory=list)
+
+    def append(self, values: tuple[int, ...], batch: tuple[str, int], wall: float) -> Commit:
+        sequence = len(self.commits) + len(self.pending) + 1
+        commit = Commit(self.partition, sequence, values, batch, wall)
+        self.pending.append(commit)
+        return commit
+
+    def sync(self) -> None:
+        self.commits += self.pending
+        self.pending = []
+
+    def crash(self, loop: Loop) -> None:
+        """A random prefix of what was not synced survives; the next frame is torn and cut."""
+        kept = loop.random.randint(0, len(self.pending))
+        loop.counters["torn tails"] += kept < len(self.pending)
+        self.commits += self.pending[:kept]
+        self.pending = []
+
+    def find(self, batch: tuple[str, int]) -> Commit | None:
+        return next((c for c in self.commits + self.pending if c.batch == batch), None)
+
+    @property
+    def end(self) -> int:
+        return len(self.commits)
+
+
+def query(modulus: int, remainder: int) -> str:
+    return json.dumps({"modulus": modulus, "remainder": remainder})
+
+
+def matches(ccq: Ccq, commit: Commit) -> list[Path]:
+    """The sampled matches of one commit, the naive way."""
+    wanted = json.loads(ccq.query)
+    paths = [
+        (commit.partition, commit.sequence, row, value)
+        for row, value in enumerate(commit.values)
+        if value % wanted["modulus"] == wanted["remainder"]
+    ]
+    return [path for path in paths if ccq.sampler is None or keeps(ccq.sampler, path)]
+
+
+def keeps(sampler: SamplerSpec, path: Path) -> bool:
+    partition, sequence, row, value = path
+    return (partition * 7 + sequence * 13 + row * 5 + value + sampler.seed) % 3 > 0
+
+
+def scan(ccq: Ccq, log: Log, *, after: int, until: int) -> list[Path]:
+    """The sampled matches with after < sequence <= until."""
+    return [path for commit in log.commits[after:until] for path in matches(ccq, commit)]
+
+
+def to_labels(paths: list[Path]) -> LabelSet | None:
+    if not paths:
+        return None
+    partitions, sequences, rows, values = (np.array(column) for column in zip(*paths, strict=True))
+    columns = [
+        pa.array(values.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)),
+        times_from_micros(values.astype(np.int64) * 3_600_000_000),
+        pa.array(values.astype(np.int64)),
+        pa.array(rows.astype(np.int32)),
+        pa.array(np.ones(len(rows), dtype=np.int32)),
+        pa.array(partitions.astype(np.int32)),
+        pa.array(sequences.astype(np.int64)),
+    ]
+    return LabelSet(SCHEMA, pa.table(columns, schema=SCHEMA.label_schema))
+
+
+def to_paths(labels: LabelSet | None) -> list[Path]:
+    """The paths in the order in which they were delivered."""
+    if labels is None:
+        return []
+    names = ("partition", "sequence", "row", "value")
+    columns = [labels.table.column(name).to_pylist() for name in names]
+    return list(zip(*columns, strict=True))

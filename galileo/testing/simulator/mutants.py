@@ -1,0 +1,269 @@
+"""Known-wrong variants of the machines, each of which the simulator must convict.
+
+Every mutant is one mistake, made by overriding one decision of the production machines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from galileo.ccq.answer import Answer, compose
+from galileo.ccq.cache import LabelCache, Selection
+from galileo.ccq.coordination import Coordination
+from galileo.ccq.cycles import Cycles
+from galileo.ccq.events import (
+    AnswerFetch,
+    ContinuousEffect,
+    ContinuousEvent,
+    CycleItem,
+    CycleResult,
+    FetchRequested,
+    Restored,
+    SaveRecord,
+)
+from galileo.ccq.fetches import Effects, Fetches
+from galileo.ccq.machine import Continuous
+from galileo.ccq.model import NODES_MAX, Record
+from galileo.ccq.options import ContinuousOptions
+from galileo.ccq.state import NodeState
+from galileo.cursor import ORIGIN, Cursor
+from galileo.labels import LabelSet
+from galileo.testing.simulator.evaluator import Evaluate, by_sequence
+from galileo.testing.simulator.logs import Log, Path, matches, scan, to_labels
+from galileo.testing.simulator.variants import Variant
+
+STAMP = 1_000_000
+"""The "partition" under which the paper's protocol keeps its wall time, in microseconds."""
+
+
+def _with(
+    *,
+    cache: type[LabelCache] = LabelCache,
+    cycles: type[Cycles] = Cycles,
+    fetches: type[Fetches] = Fetches,
+    coordination: type[Coordination] = Coordination,
+    evaluate: Evaluate = by_sequence,
+    has_cursors: bool = True,
+) -> Variant:
+    """The production machine with some part of its coordinations replaced."""
+    parts: dict[str, Any] = {"cache_type": cache, "cycles_type": cycles, "fetches_type": fetches}
+    changed = type("MutantCoordination", (coordination,), parts)
+    state = type("MutantState", (NodeState,), {"coordination_type": changed})
+    return Variant(_on(state), evaluate, has_cursors)
+
+
+def _on(state: type[NodeState]) -> type[Continuous]:
+    return type("MutantContinuous", (Continuous,), {"state_type": state})
+
+
+# --- the paper's protocol --------------------------------------------------------------------
+
+
+class _PaperCache(LabelCache):
+    """Keeps what it is given, whatever it had before."""
+
+    def append(self, labels: LabelSet | None, *, reached: Cursor) -> int:
+        self.until = self.until.join(reached)
+        if labels is not None:
+            self._add(labels)
+        return len(labels) if labels is not None else 0
+
+    def take_all(self) -> LabelSet | None:
+        parts = [chunk.labels() for chunk in self._chunks]
+        self._chunks, self.base = [], self.until
+        return LabelSet.concat(parts[0].schema, parts) if parts else None
+
+
+class _PaperFetches(Fetches):
+    """Answers with the cache and clears it; keeps the time of that for a successor."""
+
+    def ask(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
+        assert isinstance(self._cache, _PaperCache)
+        labels = self._cache.take_all()
+        cursor = self.acknowledged = self._cache.until
+        ccq_id = self._cycles.ccq.id
+        return [AnswerFetch(event.request, ccq_id, event.cursor, labels, cursor)]
+
+
+def _by_timestamp(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:
+    """All blocks younger than the coordinator's timestamp, by the clock of who stored them."""
+    since = item.after[STAMP] / 1e6
+    commits = [c for log in logs.values() for c in log.commits if c.wall > since]
+    paths: list[Path] = [path for commit in commits for path in matches(item.ccq, commit)]
+    reached = {p: max(log.end, item.after[p]) for p, log in logs.items()}
+    reached[STAMP] = max(int(wall * 1e6), item.after[STAMP])
+    labels = to_labels(paths)
+    return CycleResult(item.ccq.id, item.term, item.after, labels, Cursor(reached))
+
+
+# --- caches and cursors ----------------------------------------------------------------------
+
+
+class _ClearOnReply(Fetches):
+    """Takes a sent answer for a received one."""
+
+    def _answer(self, *arguments: Any, **named: Any) -> Effects:
+        effects = super()._answer(*arguments, **named)
+        self._cache._chunks = []
+        return effects
+
+
+class _AdvanceOnFailure(Cycles):
+    """Goes on after a failed cycle as if it had found nothing."""
+
+    def fail(self, now: float) -> None:
+        super().fail(now)
+        self._cache.until = self._cache.until.join(self._goal)
+
+
+class _ResumeFromEvaluated(Coordination):
+    """Hands the evaluated cursor to the successor, which believes that it holds that cache."""
+
+    def __init__(self, record: Record, *, now: float, options: ContinuousOptions) -> None:
+        super().__init__(record, now=now, options=options)
+        self.cache.base = ORIGIN
+
+    @property
+    def retrieved(self) -> Cursor:
+        return self.evaluated
+
+
+class _TokenUnchecked(Fetches):
+    """Believes every token."""
+
+    def _ahead(self, cursor: Cursor, known: Cursor) -> tuple[int, ...]:
+        return ()
+
+
+def _cut_anywhere(backfilled: LabelSet | None, selection: Selection, *, labels_max: int) -> Answer:
+    """Cuts the answer in the middle of a commit, and counts that commit as delivered."""
+    whole = compose(backfilled, selection, labels_max=1_000_000)
+    if whole.labels is None or len(whole.labels) <= labels_max:
+        return whole
+    labels = whole.labels.slice(0, labels_max)
+    cursor = Cursor(selection.covered)
+    left = whole.labels.slice(labels_max, len(whole.labels))
+    for partition in np.unique(left.partitions).tolist():
+        first = int(left.sequences[left.partitions == partition].min())
+        cursor = Cursor({**cursor, partition: first})
+    return Answer(labels, cursor, is_cut=True)
+
+
+class _CutInsideCommit(Fetches):
+    compose = staticmethod(_cut_anywhere)
+
+
+class _NoBackfill(Fetches):
+    """Serves an old token from the cache alone."""
+
+    def _rescan(self, fetch: Any, until: Cursor, now: float) -> Effects:
+        asked_with = fetch.cursor
+        fetch.cursor = fetch.cursor.join(until)
+        effects = self._serve(fetch, now)
+        fetch.cursor = asked_with
+        return [replace(e, after=asked_with) if isinstance(e, AnswerFetch) else e for e in effects]
+
+
+class _TakeAll(LabelCache):
+    """Appends a result without a look at what it knows already."""
+
+    def append(self, labels: LabelSet | None, *, reached: Cursor) -> int:
+        self.until = self.until.join(reached)
+        if labels is not None:
+            self._add(labels.in_commit_order())
+        return len(labels) if labels is not None else 0
+
+
+def _inclusive(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:
+    """Evaluates from the cursor on, the commit at the cursor included."""
+    right = by_sequence(item, logs, wall=wall)
+    paths: list[Path] = []
+    for partition, log in logs.items():
+        after = max(0, item.after[partition] - 1)
+        paths += scan(item.ccq, log, after=after, until=log.end)
+    return replace(right, labels=to_labels(paths))
+
+
+# --- terms and records -----------------------------------------------------------------------
+
+
+class _IgnoreTerms(NodeState):
+    """Once coordinator, always coordinator."""
+
+    def learn(self, incoming: Record, now: float) -> Effects:
+        if incoming.ccq.id in self.led and incoming.ended is None:
+            return []
+        return super().learn(incoming, now)
+
+
+class _ReuseTerms(NodeState):
+    """Offers a CCQ to the next node in the term of the offer before."""
+
+    def mint(self, record: Record, coordinator: str) -> Record:
+        mine = self.tracker.get(record.ccq.id) or record
+        if mine.term % NODES_MAX == self.options.ordinal and mine.term > 0:
+            return replace(mine, coordinator=coordinator)
+        return super().mint(record, coordinator)
+
+
+class _CountTerms(NodeState):
+    """Takes the next number as term, whoever else may take it too."""
+
+    def mint(self, record: Record, coordinator: str) -> Record:
+        mine = self.tracker.get(record.ccq.id) or record
+        return replace(mine, term=mine.term + 1, coordinator=coordinator)
+
+
+class _IgnoreEnds(NodeState):
+    """Does not believe others that a CCQ is over."""
+
+    def learn(self, incoming: Record, now: float) -> Effects:
+        mine = self.tracker.get(incoming.ccq.id)
+        if incoming.ended is not None and mine is not None and incoming.ended_at != self.wall:
+            incoming = replace(incoming, ended=None, ended_at=0.0)
+        return super().learn(incoming, now)
+
+
+class _SaveLast(Continuous):
+    """Sends first and saves afterwards."""
+
+    def step(self, event: ContinuousEvent, now: float) -> list[ContinuousEffect]:
+        effects = super().step(event, now)
+        return sorted(effects, key=lambda effect: isinstance(effect, SaveRecord))
+
+
+class _ResumeInTerm(Continuous):
+    """After a restart, goes on at once in the old term."""
+
+    def _on_restored(self, event: Restored, now: float) -> Effects:
+        effects = super()._on_restored(event, now)
+        for ccq_id in self.state.resuming:
+            record = self.state.tracker.records[ccq_id]
+            self.state.led[ccq_id] = Coordination(record, now=now, options=self.state.options)
+        self.state.resuming = {}
+        return effects
+
+
+VARIANTS: dict[str, Variant] = {
+    "production": Variant(),
+    "paper": _with(
+        cache=_PaperCache, fetches=_PaperFetches, evaluate=_by_timestamp, has_cursors=False
+    ),
+    "clear_on_reply": _with(fetches=_ClearOnReply),
+    "advance_on_failure": _with(cycles=_AdvanceOnFailure),
+    "resume_from_evaluated": _with(coordination=_ResumeFromEvaluated),
+    "token_unchecked": _with(fetches=_TokenUnchecked),
+    "cut_inside_commit": _with(fetches=_CutInsideCommit),
+    "no_backfill": _with(fetches=_NoBackfill),
+    "take_all": _with(cache=_TakeAll),
+    "boundary_inclusive": _with(cache=_TakeAll, evaluate=_inclusive),
+    "ignore_terms": Variant(_on(_IgnoreTerms)),
+    "reuse_terms": Variant(_on(_ReuseTerms)),
+    "count_terms": Variant(_on(_CountTerms)),
+    "ignore_ends": Variant(_on(_IgnoreEnds)),
+    "save_last": Variant(_SaveLast),
+    "resume_in_term": Variant(_ResumeInTerm),
+}

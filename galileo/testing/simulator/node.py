@@ -1,0 +1,339 @@
+"""One simulated process: the production machines, and a driver that carries out their effects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from galileo.ccq.events import (
+    AbandonCycle,
+    AnswerCancel,
+    AnswerFetch,
+    AnswerSubmit,
+    Backfill,
+    CancelRequested,
+    ConfirmSequences,
+    ContinuousEffect,
+    ContinuousEvent,
+    FetchRequested,
+    MessageArrived,
+    PurgeRecord,
+    RedirectFetch,
+    RefuseCancel,
+    RefuseFetch,
+    RefuseSubmit,
+    Restored,
+    SaveRecord,
+    Send,
+    SequencesConfirmed,
+    SequencesSeen,
+    StartCycle,
+    SubmitRequested,
+    Ticked,
+    UsageMeasured,
+)
+from galileo.ccq.messages import Announce, Appoint, Appointed, Message, Noted
+from galileo.ccq.options import ContinuousOptions
+from galileo.cursor import Cursor
+from galileo.dht import membership
+from galileo.election.messages import UsageStatistics
+from galileo.testing.simulator.checker import Checker, demand
+from galileo.testing.simulator.disk import RecordDisk
+from galileo.testing.simulator.evaluator import Evaluator, Trouble
+from galileo.testing.simulator.logs import SCHEMA, Commit, Log
+from galileo.testing.simulator.loop import Loop
+from galileo.testing.simulator.network import Network
+from galileo.testing.simulator.variants import Variant
+
+TICK_S = 0.1
+SYNC_MEAN_S = 0.06
+EPOCH_WALL = 1_700_000_000.0
+MEMBERSHIP = membership.MembershipOptions(heartbeat_interval_s=0.4, dead_after_s=1.6, lag_max_s=0.8)
+
+Reply = Callable[[ContinuousEffect], None]
+_REPLIES = (
+    AnswerSubmit,
+    RefuseSubmit,
+    AnswerFetch,
+    RefuseFetch,
+    RedirectFetch,
+    AnswerCancel,
+    RefuseCancel,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    epoch: int
+    sequences: Cursor
+
+
+class Cluster(Protocol):
+    """What a node sees of the world around it."""
+
+    loop: Loop
+    network: Network
+    checker: Checker
+    variant: Variant
+    trouble: Trouble
+    logs: dict[int, Log]
+    mid_step_crashes: float
+
+    def node(self, name: str) -> Node: ...
+
+    def owner(self, partition: int) -> Node: ...
+
+    def options(self, name: str) -> ContinuousOptions: ...
+
+
+class Node:
+    """A process that can crash, pause and come back; its disks stay.
+
+    Attributes:
+        epoch: number of its present life.
+        skew_s: of its wall clock.
+    """
+
+    def __init__(self, name: str, world: Cluster) -> None:
+        self.name = name
+        self.epoch = 0
+        self.skew_s = 0.0
+        self.is_up = False
+        self.is_paused = False
+        self._world = world
+        self._loop = world.loop
+        self._disk = RecordDisk()
+        self._inbox: list[Callable[[], None]] = []
+        self._replies: dict[int, Reply] = {}
+        self._evaluator = Evaluator(
+            self._loop, reachable=self._reachable, evaluate=world.variant.evaluate
+        )
+
+    @property
+    def serves(self) -> bool:
+        return self.is_up and not self.is_paused
+
+    @property
+    def wall(self) -> float:
+        return EPOCH_WALL + self._loop.now + self.skew_s
+
+    def own_logs(self) -> Iterable[Log]:
+        return (log for p, log in self._world.logs.items() if self._world.owner(p) is self)
+
+    # --- life ---------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        self.epoch += 1
+        self.is_up, self.is_paused = True, False
+        self._inbox, self._replies = [], {}
+        options = self._world.options(self.name)
+        self._born = self._loop.now - self._loop.random.uniform(0.0, 1000.0)
+        peers = [name for group in options.groups for name in group]
+        self._membership = membership.Membership(self.name, peers, options=MEMBERSHIP)
+        self.machine = self._world.variant.machine(self.name, options)
+        self._loop.note(f"{self.name} boots")
+        self._world.checker.restart(self.name)
+        self.feed(Restored(self._disk.restore(), self.wall))
+        free = self._loop.random.choice((1, 4, 8)) << 30
+        self.feed(UsageMeasured(UsageStatistics(self._loop.random.random(), free)))
+        self._see_own_sequences()
+        self._later(self._loop.random.uniform(0.0, TICK_S), self._tick)
+
+    def crash(self) -> None:
+        if not self.is_up:
+            return
+        self._loop.note(f"{self.name} crashes")
+        self._loop.counters["crashes"] += 1
+        self.is_up = self.is_paused = False
+        self._disk.crash(self._loop)
+        for log in self.own_logs():
+            log.crash(self._loop)
+
+    def pause(self) -> None:
+        if self.serves:
+            self._loop.note(f"{self.name} pauses")
+            self._loop.counters["pauses"] += 1
+            self.is_paused = True
+
+    def wake(self) -> None:
+        if self.is_up and self.is_paused:
+            self._loop.note(f"{self.name} wakes")
+            self.is_paused = False
+            inbox, self._inbox = self._inbox, []
+            for action in inbox:
+                self.receive(action)
+
+    def receive(self, action: Callable[[], None]) -> None:
+        """Something comes in: now, after the pause, or never."""
+        if self.serves:
+            action()
+        elif self.is_up:
+            self._inbox.append(action)
+
+    def feed(self, event: ContinuousEvent) -> None:
+        effects = self.machine.step(event, self._now)
+        self.machine.check()
+        self._note(event, effects)
+        self._world.checker.observe(self.name, self.machine.coordinated)
+        if len(effects) > 1 and self._loop.chance(self._world.mid_step_crashes):
+            self._loop.counters["crashes within a step"] += 1
+            self._carry_out(effects[: self._loop.random.randrange(1, len(effects))])
+            self.crash()
+        else:
+            self._carry_out(effects)
+
+    # --- what clients ask ---------------------------------------------------------------
+
+    def ask(self, event: SubmitRequested | FetchRequested | CancelRequested, reply: Reply) -> None:
+        self._replies[event.request] = reply
+        self.feed(event)
+
+    def now_plus(self, seconds: float) -> float:
+        """A moment on this process's monotonic clock."""
+        return self._now + seconds
+
+    def write(
+        self,
+        partition: int,
+        values: tuple[int, ...],
+        batch: tuple[str, int],
+        reply: Callable[[int], None],
+    ) -> None:
+        """Commits a batch once; replies with its sequence as soon as it is durable."""
+        log = self._world.logs[partition]
+        found = log.find(batch)
+        if found is None:
+            found = log.append(values, batch, self.wall)
+        elif found.sequence <= log.end:
+            self._loop.counters["batches answered from the log"] += 1
+            reply(found.sequence)
+            return
+        self._later(self._loop.delay(SYNC_MEAN_S), lambda: self._sync(log, found, reply))
+
+    # --- inside -------------------------------------------------------------------------
+
+    @property
+    def _now(self) -> float:
+        return self._loop.now - self._born
+
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Something of this life: a timer, or the answer of a thread."""
+        epoch = self.epoch
+
+        def act() -> None:
+            if self.epoch == epoch and self.is_up:
+                action()
+
+        self._loop.after(delay_s, lambda: self.receive(act))
+
+    def _tick(self) -> None:
+        for effect in self._membership.step(membership.Ticked(), self._now):
+            self._heed(effect)
+        self._membership.check()
+        self.feed(Ticked(self.wall))
+        self._later(TICK_S, self._tick)
+
+    def _heed(self, effect: membership.MembershipEffect) -> None:
+        if isinstance(effect, membership.SendHeartbeat):
+            sequences = Cursor({log.partition: log.end for log in self.own_logs()})
+            beat = Heartbeat(self.epoch, sequences)
+            peer = self._world.node(effect.to)
+            self._post(effect.to, lambda: peer.on_heartbeat(self.name, beat))
+        else:
+            self._loop.counters["deaths suspected"] += isinstance(effect, membership.PeerDied)
+            self.feed(effect)
+
+    def on_heartbeat(self, sender: str, beat: Heartbeat) -> None:
+        arrived = membership.HeartbeatArrived(sender, beat.epoch)
+        for effect in self._membership.step(arrived, self._now):
+            self._heed(effect)
+        self._membership.check()
+        self.feed(SequencesSeen(SCHEMA.name, beat.sequences))
+
+    def _sync(self, log: Log, commit: Commit, reply: Callable[[int], None]) -> None:
+        log.sync()
+        self._see_own_sequences()
+        reply(commit.sequence)
+
+    def _see_own_sequences(self) -> None:
+        sequences = Cursor({log.partition: log.end for log in self.own_logs()})
+        self.feed(SequencesSeen(SCHEMA.name, sequences))
+
+    def _post(self, to: str, deliver: Callable[[], None]) -> None:
+        peer = self._world.node(to)
+        self._world.network.send(self.name, to, lambda: peer.receive(deliver))
+
+    def _reachable(self, partition: int) -> Log | None:
+        owner = self._world.owner(partition)
+        connected = self._world.network.connects(self.name, owner.name)
+        return self._world.logs[partition] if connected and owner.serves else None
+
+    def _answer(self, event: ContinuousEvent) -> None:
+        self._later(0.0, lambda: self.feed(event))
+
+    def _carry_out(self, effects: list[ContinuousEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, _REPLIES):
+                reply = self._replies.pop(effect.request, None)
+                if reply is not None:
+                    reply(effect)
+            else:
+                self._act(effect)
+
+    def _act(self, effect: ContinuousEffect) -> None:
+        trouble = self._world.trouble
+        epoch = self.epoch
+
+        def answer(event: ContinuousEvent) -> None:
+            if self.epoch == epoch:
+                self._answer(event)
+
+        match effect:
+            case Send(to, message):
+                self._verify_saved(message)
+                self._send(to, message)
+            case SaveRecord(record, durable):
+                self._disk.save(record, durable=durable)
+            case PurgeRecord(ccq_id):
+                self._disk.purge(ccq_id)
+            case StartCycle():
+                self._evaluator.cycle(effect, trouble=trouble, wall=self.wall, answer=answer)
+            case Backfill():
+                self._evaluator.backfill(effect, trouble=trouble, answer=answer)
+            case ConfirmSequences():
+                self._loop.counters["tokens ahead"] += 1
+                self._loop.after(self._loop.delay(0.02), lambda: answer(self._confirm(effect)))
+            case AbandonCycle():
+                self._loop.counters["cycles abandoned"] += 1
+
+    def _verify_saved(self, message: Message) -> None:
+        """What a node promises by a message has to be on its disk before."""
+        promised: list[tuple[str, int]] = []
+        if isinstance(message, Appoint):
+            promised = [(message.record.ccq.id, message.record.term)]
+        elif isinstance(message, Appointed):
+            promised = [(message.ccq_id, message.term)]
+        elif isinstance(message, Noted):
+            promised = list(message.entries)
+        elif isinstance(message, Announce):
+            promised = [(record.ccq.id, record.term) for record in message.records]
+        for ccq_id, term in promised:
+            saved = self._disk.synced_term(ccq_id)
+            demand(saved >= term, f"{self.name} told of {ccq_id} {term}, saved is {saved}")
+
+    def _send(self, to: str, message: Message) -> None:
+        peer = self._world.node(to)
+        self._post(to, lambda: peer.feed(MessageArrived(self.name, message)))
+
+    def _confirm(self, effect: ConfirmSequences) -> SequencesConfirmed:
+        found = {p: self._reachable(p) for p in effect.partitions}
+        sequences = Cursor({p: log.end for p, log in found.items() if log is not None})
+        unreachable = tuple(p for p, log in found.items() if log is None)
+        return SequencesConfirmed(effect.request, sequences, unreachable)
+
+    def _note(self, event: ContinuousEvent, effects: list[ContinuousEffect]) -> None:
+        if not effects and isinstance(event, (Ticked, SequencesSeen)):
+            return
+        what = f"{event.sender}'s {event.message}" if isinstance(event, MessageArrived) else event
+        self._loop.note(f"{self.name} {what} => {effects}")

@@ -1,0 +1,204 @@
+"""One run: a cluster, its clients, a time of faults, then healing and the demand for progress."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from galileo.ccq.model import Ccq
+from galileo.ccq.options import ContinuousOptions
+from galileo.election.machine import ElectionOptions
+from galileo.samplers import SamplerSpec
+from galileo.testing.simulator.checker import Checker, demand
+from galileo.testing.simulator.clients import Producer, Reader
+from galileo.testing.simulator.evaluator import NO_TROUBLE
+from galileo.testing.simulator.faults import Faults
+from galileo.testing.simulator.logs import Log, query
+from galileo.testing.simulator.loop import Loop
+from galileo.testing.simulator.mutants import VARIANTS
+from galileo.testing.simulator.network import Network
+from galileo.testing.simulator.node import EPOCH_WALL, Node
+
+FAULTS_UNTIL_S = 18.0
+DRAIN_MAX_S = 25.0
+DRAIN_STEP_S = 0.5
+FRESH_BOUND_S = 2.0
+"""Commit, heartbeat, tick, cycle and the pauses of the clients, on top of the update interval."""
+NEVER = EPOCH_WALL + 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run amounted to."""
+
+    seed: int
+    seconds: float
+    delivered: int
+    trace_hash: int
+    counters: Counter[str]
+
+
+class World:
+    """Three to five nodes, two to four partitions, one to three CCQs, two readers of the first."""
+
+    def __init__(
+        self, seed: int, *, variant: str, trace: Callable[[str], None] | None = None
+    ) -> None:
+        self.loop = Loop(seed, trace=trace)
+        random = self.loop.random
+        self.network = Network(self.loop)
+        self.variant = VARIANTS[variant]
+        self.trouble = NO_TROUBLE
+        self.mid_step_crashes = 0.0
+        self.is_calm = False
+        self.cancelled: set[str] = set()
+        self.logs = {p: Log(p) for p in range(random.randint(2, 4))}
+        self.checker = Checker(self.logs, self.loop.counters, has_cursors=self.variant.has_cursors)
+        names = [f"n{i}" for i in range(random.randint(3, 5))]
+        border = random.randint(1, len(names))
+        groups = (tuple(names[:border]), tuple(names[border:]))
+        self._groups = tuple(group for group in groups if group)
+        self._cache_bytes_max = random.choice((400, 1 << 30, 1 << 30))
+        self._requests = 0
+        self.nodes = [Node(name, self) for name in names]
+        self.producers = [Producer(f"p{i}", self) for i in range(2)]
+        self.readers = self._make_readers()
+        self.faults = Faults(self)
+
+    # --- what nodes and clients see -----------------------------------------------------
+
+    def node(self, name: str) -> Node:
+        return self.nodes[int(name[1:])]
+
+    def any_node(self) -> Node:
+        return self.loop.random.choice(self.nodes)
+
+    def owner(self, partition: int) -> Node:
+        return self.nodes[partition % len(self.nodes)]
+
+    def next_request(self) -> int:
+        self._requests += 1
+        return self._requests
+
+    def options(self, name: str) -> ContinuousOptions:
+        return ContinuousOptions(
+            ordinal=int(name[1:]),
+            groups=self._groups,
+            election=ElectionOptions(poll_timeout_s=0.3, appoint_timeout_s=0.6),
+            cycle_timeout_s=2.0,
+            cycle_retry_max_s=2.0,
+            cache_bytes_max=self._cache_bytes_max,
+            confirm_timeout_s=0.5,
+            backfill_timeout_s=2.0,
+            submit_timeout_s=3.0,
+            locate_timeout_s=1.5,
+            takeover_stagger_s=0.7,
+            resume_check_s=0.6,
+            expiry_grace_s=4.0,
+            tombstone_slack_s=12.0,
+        )
+
+    # --- the run ------------------------------------------------------------------------
+
+    def play(self) -> Outcome:
+        loop = self.loop
+        for node in self.nodes:
+            node.boot()
+        for producer in self.producers:
+            producer.start()
+        for number, reader in enumerate(self.readers[:-1]):
+            loop.after(0.5 + number, reader.submit)
+        is_from_start = loop.chance(0.5)
+        first, second = self.readers[0], self.readers[-1]
+        if not self.variant.has_cursors:
+            self.readers.pop()  # The paper knows one client for each CCQ.
+        else:
+            first.when_submitted(lambda: second.follow(first, is_from_start=is_from_start))
+        if len(self.readers) > 3:
+            loop.after(loop.random.uniform(4.0, 20.0), self.readers[2].cancel)
+        loop.after(1.5, self.faults.start)
+        loop.run_until(FAULTS_UNTIL_S)
+        self._end_well()
+        delivered = sum(len(reader.delivered) for reader in self.readers)
+        return Outcome(0, loop.now, delivered, loop.trace_hash, loop.counters)
+
+    def _end_well(self) -> None:
+        """Heals, waits for quiescence, then asks for one more commit of each partition in time."""
+        self.faults.heal()
+        for producer in self.producers:
+            producer.is_stopped = True
+        deadline = self.loop.now + DRAIN_MAX_S
+        while not self._is_quiet() and self.loop.now < deadline:
+            self.loop.run_until(self.loop.now + DRAIN_STEP_S)
+        self._demand_all()
+        self.loop.run_until(self.loop.now + 4.0)
+        for partition in self.logs:
+            for batch in range(3):
+                name = (f"last {partition}", batch)
+                self.producers[0].write(partition, batch=name, then=lambda: None)
+        longest_s = max(reader.ccq.interval_s for reader in self.readers)
+        self.loop.run_until(self.loop.now + longest_s + FRESH_BOUND_S)
+        self._demand_all()
+
+    def _is_quiet(self) -> bool:
+        live = [reader for reader in self.readers if not reader.ended]
+        is_read = all(set(r.delivered) == self.checker.truth(r.ccq) for r in live)
+        return is_read and self._are_led_once() and self._ends_are_known()
+
+    def _are_led_once(self) -> bool:
+        live = {r.ccq.id for r in self.readers if not r.ended}
+        led = Counter(ccq_id for node in self.nodes for ccq_id in node.machine.coordinated)
+        return all(led[ccq_id] == 1 for ccq_id in live)
+
+    def _ends_are_known(self) -> bool:
+        over = {r.ccq.id for r in self.readers if r.ended}
+        records = [record for node in self.nodes for record in node.machine.records]
+        return all(record.ended for record in records if record.ccq.id in over)
+
+    def _demand_all(self) -> None:
+        """Invariants 1, 2 and 5, one coordinator for each CCQ, and the same records everywhere."""
+        for reader in self.readers:
+            if not reader.ended:
+                truth, got = self.checker.truth(reader.ccq), set(reader.delivered)
+                demand(not truth - got, f"{reader.name} lacks {sorted(truth - got)[:5]}")
+                demand(not got - truth, f"{reader.name} made up {sorted(got - truth)[:5]}")
+        demand(self._are_led_once(), f"not one coordinator each: {self._leaders()}")
+        demand(self._ends_are_known(), "an ended CCQ lives on")
+        demand(bool(self._live_readers()), "no CCQ lived to the end")
+
+    def _live_readers(self) -> list[Reader]:
+        return [reader for reader in self.readers if not reader.ended]
+
+    def _leaders(self) -> dict[str, list[str]]:
+        return {node.name: list(node.machine.coordinated) for node in self.nodes}
+
+    def _make_readers(self) -> list[Reader]:
+        """The first CCQ lives on, the second may expire, the third is cancelled."""
+        random = self.loop.random
+        readers = []
+        for number in range(random.randint(1, 3)):
+            expires_at = EPOCH_WALL + random.uniform(12.0, 24.0)
+            ccq = Ccq(
+                id=f"q{number}",
+                dataset="sim",
+                query=query(random.choice((1, 2, 3)), 0),
+                interval_s=random.choice((0.3, 0.5, 1.0)),
+                expires_at=expires_at if number == 1 else NEVER,
+                sampler=SamplerSpec("thin", {}, number) if random.random() < 0.4 else None,
+                compression="lz4" if random.random() < 0.3 else "",
+            )
+            readers.append(Reader(f"r{number}", self, ccq))
+        return [*readers, Reader("second", self, readers[0].ccq)]
+
+
+def run(
+    seed: int, variant: str = "production", *, trace: Callable[[str], None] | None = None
+) -> Outcome:
+    """Plays the world of this seed.
+
+    Raises:
+        Violation: a promise was broken; other assertions are those of the machines themselves.
+    """
+    outcome = World(seed, variant=variant, trace=trace).play()
+    return Outcome(seed, outcome.seconds, outcome.delivered, outcome.trace_hash, outcome.counters)

@@ -1,0 +1,656 @@
+"""These events, hence these instructions: the machine of one node among a, b and c."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from galileo.ccq.events import (
+    AbandonCycle,
+    AnswerCancel,
+    AnswerFetch,
+    AnswerSubmit,
+    Backfill,
+    BackfillFailed,
+    BackfillFinished,
+    CancelRequested,
+    ConfirmSequences,
+    CycleFailed,
+    CycleFinished,
+    CycleResult,
+    FetchAbandoned,
+    FetchRequested,
+    MessageArrived,
+    PurgeRecord,
+    RedirectFetch,
+    RefuseCancel,
+    RefuseFetch,
+    RefuseSubmit,
+    Restored,
+    SaveRecord,
+    Send,
+    SequencesConfirmed,
+    SequencesSeen,
+    StartCycle,
+    SubmitRequested,
+    Ticked,
+    UsageMeasured,
+)
+from galileo.ccq.machine import Continuous
+from galileo.ccq.messages import (
+    Announce,
+    Appoint,
+    Appointed,
+    AppointRefused,
+    Noted,
+    RecordsDenied,
+    RecordsWanted,
+)
+from galileo.ccq.model import NODES_MAX, Ccq, Failure, Record
+from galileo.ccq.options import ContinuousOptions
+from galileo.cursor import ORIGIN, Cursor
+from galileo.dht.membership import PeerDied
+from galileo.election.messages import Poll, PollAnswer, UsageStatistics
+from galileo.testing.simulator.logs import to_labels, to_paths
+
+WALL = 1_000_000.0
+CCQ = Ccq("q", "d", "", 1.0, WALL + 1000.0)
+IDLE = UsageStatistics(memory_free_bytes=8 << 30)
+BUSY = UsageStatistics(memory_free_bytes=8 << 30, cpu_share=0.8)
+SELDOM = 1e9
+NODES = ("a", "b", "c")
+
+
+class Driver:
+    """Steps a machine, checks it, and keeps what it asked for."""
+
+    def __init__(
+        self, me: str = "a", *, nodes: tuple[str, ...] = NODES, kept: tuple = (), **options
+    ) -> None:
+        named = {"ordinal": nodes.index(me), "groups": (nodes,), "sync_interval_s": SELDOM}
+        self.machine = Continuous(me, ContinuousOptions(**(named | options)))
+        self.now = 0.0
+        self.restored = self.feed(Restored(kept, WALL))
+        self.feed(UsageMeasured(IDLE))
+        self.feed(Ticked(WALL))
+
+    def feed(self, event, *, now: float | None = None) -> list:
+        self.now = self.now if now is None else now
+        effects = self.machine.step(event, self.now)
+        self.machine.check()
+        return effects
+
+    def hear(self, sender: str, message) -> list:
+        return self.feed(MessageArrived(sender, message))
+
+    def tick(self, now: float) -> list:
+        return self.feed(Ticked(WALL + now), now=now)
+
+    def lead(self, ccq: Ccq = CCQ, *, retrieved: Cursor = ORIGIN, term: int = NODES_MAX) -> list:
+        record = Record(ccq, term, self.machine.state.me, retrieved)
+        return self.hear("b", Appoint(record, 0))
+
+    def cycle(self, paths: list, reached: dict[int, int], *, now: float) -> list:
+        """One whole cycle that finds these paths."""
+        self.feed(SequencesSeen("d", Cursor(reached)))
+        (start,) = [e for e in self.tick(now) if isinstance(e, StartCycle)]
+        item = start.items[0]
+        result = CycleResult("q", item.term, item.after, to_labels(paths), Cursor(reached))
+        return self.feed(CycleFinished(start.cycle_id, (result,)))
+
+
+def path(partition: int, sequence: int, row: int = 0) -> tuple[int, int, int, int]:
+    return (partition, sequence, row, 7)
+
+
+def only(effects: list, kind: type) -> list:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+# --- submission ------------------------------------------------------------------------------
+
+
+def test_a_submission_polls_the_live_nodes():
+    driver = Driver()
+    polls = driver.feed(SubmitRequested(1, CCQ, ORIGIN))
+    assert polls == [Send(peer, Poll("q/1")) for peer in "bc"]
+    driver.feed(PeerDied("c"))
+    polls = driver.feed(SubmitRequested(2, replace(CCQ, id="r"), ORIGIN))
+    assert polls == [Send("b", Poll("r/2"))]
+
+
+def submitted_to(driver: Driver, *usages: UsageStatistics) -> list:
+    """Submits at a, whose own usage is busy; b and c answer the poll."""
+    driver.feed(UsageMeasured(replace(BUSY, cpu_share=0.85)))
+    (poll, _) = driver.feed(SubmitRequested(1, CCQ, Cursor({0: 3})))
+    for node, usage in zip("bc", usages, strict=True):
+        effects = driver.hear(node, PollAnswer(poll.message.election, usage))
+    return effects
+
+
+def test_the_record_is_saved_before_the_appointment_is_sent():
+    effects = submitted_to(Driver(), BUSY, IDLE)
+    record = Record(CCQ, NODES_MAX, "c", Cursor({0: 3}))
+    assert effects == [SaveRecord(record, durable=True), Send("c", Appoint(record, 0))]
+
+
+def test_the_submission_is_answered_once_the_coordinator_has_accepted():
+    driver = Driver()
+    submitted_to(driver, BUSY, IDLE)
+    effects = driver.hear("c", Appointed("q", NODES_MAX))
+    assert effects == [AnswerSubmit(1, "q", "c", NODES_MAX)]
+    assert driver.hear("c", Appointed("q", NODES_MAX)) == []
+    driver.feed(SubmitRequested(2, CCQ, ORIGIN))
+    assert driver.hear("b", Noted((("q", NODES_MAX),))) == [AnswerSubmit(2, "q", "c", NODES_MAX)]
+
+
+def test_each_offer_has_a_term_of_its_own():
+    driver = Driver()
+    submitted_to(driver, BUSY, IDLE)
+    saved, sent = driver.tick(1.0)
+    assert sent == Send("b", Appoint(saved.record, 0))
+    assert saved.record.term == 2 * NODES_MAX
+    assert driver.hear("c", Appointed("q", NODES_MAX)) == []
+    effects = driver.hear("b", AppointRefused("q", 2 * NODES_MAX, None))
+    assert only(effects, SaveRecord)[0].record.coordinator == "a"
+
+
+def test_what_only_this_node_holds_is_not_acknowledged():
+    driver = Driver()
+    driver.feed(SubmitRequested(1, CCQ, ORIGIN))
+    effects = driver.tick(0.5)
+    assert only(effects, AnswerSubmit) == []
+    assert "q" in driver.machine.coordinated
+    record = Record(CCQ, NODES_MAX, "a")
+    asked = [effect for effect in effects if isinstance(effect, Send)]
+    assert asked == [Send(peer, Announce((record,), note=True)) for peer in "bc"]
+    assert driver.hear("b", Noted((("q", NODES_MAX),))) == [AnswerSubmit(1, "q", "a", NODES_MAX)]
+
+
+def test_an_id_that_is_taken_is_refused_and_a_repetition_is_not():
+    driver = Driver(nodes=("a",))
+    driver.feed(SubmitRequested(1, CCQ, ORIGIN))
+    (refused,) = driver.feed(SubmitRequested(2, replace(CCQ, query="other"), ORIGIN))
+    assert (type(refused), refused.failure.kind) == (RefuseSubmit, "invalid_input")
+    again = driver.feed(SubmitRequested(3, replace(CCQ, expires_at=WALL + 2000.0), ORIGIN))
+    assert again == [AnswerSubmit(3, "q", "a", NODES_MAX)]
+
+
+def test_a_single_node_answers_by_itself():
+    driver = Driver(nodes=("a",))
+    effects = driver.feed(SubmitRequested(1, CCQ, ORIGIN))
+    assert only(effects, AnswerSubmit) == [AnswerSubmit(1, "q", "a", NODES_MAX)]
+
+
+def test_a_submission_that_nobody_takes_is_refused_and_may_be_repeated():
+    driver = Driver()
+    driver.feed(SubmitRequested(1, CCQ, ORIGIN))
+    effects = []
+    for tenth in range(1, 120):
+        effects += driver.tick(tenth / 10)
+    (refused,) = only(effects, RefuseSubmit)
+    assert (refused.failure.kind, dict(refused.failure.details)["ccq_id"]) == ("unavailable", "q")
+    assert only(driver.feed(SubmitRequested(2, CCQ, ORIGIN)), AnswerSubmit) == []
+    assert driver.hear("c", Noted((("q", NODES_MAX),))) == [AnswerSubmit(2, "q", "a", NODES_MAX)]
+
+
+def test_polls_are_answered_with_what_this_node_coordinates():
+    driver = Driver()
+    driver.lead()
+    (sent,) = driver.hear("b", Poll("x"))
+    assert sent == Send("b", PollAnswer("x", replace(IDLE, ccq_count=1)))
+
+
+# --- appointment and terms -------------------------------------------------------------------
+
+
+def test_an_appointment_is_saved_announced_and_answered():
+    driver = Driver()
+    effects = driver.lead()
+    record = Record(CCQ, NODES_MAX, "a")
+    assert effects == [
+        SaveRecord(record, durable=True),
+        Send("b", Announce((record,))),
+        Send("c", Announce((record,))),
+        Send("b", Appointed("q", NODES_MAX)),
+    ]
+    assert driver.lead() == [Send("b", Appointed("q", NODES_MAX))]
+
+
+def test_a_stale_appointment_is_refused_with_the_newer_record():
+    driver = Driver()
+    newer = Record(CCQ, 5 * NODES_MAX, "c")
+    driver.hear("c", Announce((newer,)))
+    assert driver.lead() == [Send("b", AppointRefused("q", NODES_MAX, newer))]
+
+
+def test_a_higher_term_deposes_and_redirects_who_waits():
+    driver = Driver()
+    driver.lead()
+    assert driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=9.0)) == []
+    newer = Record(CCQ, 2 * NODES_MAX, "c")
+    effects = driver.hear("c", Announce((newer,)))
+    assert effects == [SaveRecord(newer, durable=True), RedirectFetch(1, "c")]
+    assert driver.machine.coordinated == {}
+    assert driver.feed(FetchRequested(2, "q", ORIGIN)) == [RedirectFetch(2, "c")]
+
+
+def test_who_announces_an_old_term_is_told():
+    driver = Driver()
+    newer = Record(CCQ, 2 * NODES_MAX, "c")
+    driver.hear("c", Announce((newer,)))
+    effects = driver.hear("b", Announce((Record(CCQ, NODES_MAX, "b"),)))
+    assert effects == [Send("b", Announce((newer,)))]
+
+
+def test_the_live_nodes_take_their_turns_when_a_coordinator_dies():
+    turns = {}
+    for me in ("a", "b"):
+        driver = Driver(me, takeover_stagger_s=2.0)
+        driver.hear("c", Announce((Record(CCQ, NODES_MAX, "c"),)))
+        driver.feed(PeerDied("c"), now=10.0)
+        now = 10.0
+        while not (polls := only(driver.tick(now), Send)):
+            now += 0.5
+        assert isinstance(polls[0].message, Poll)
+        turns[me] = now
+        assert driver.feed(FetchRequested(1, "q", ORIGIN))[0].failure.kind == "unavailable"
+    assert sorted(turns.values()) == [10.0, 12.0]
+
+
+def test_a_successor_resumes_from_the_retrieved_cursor():
+    driver = Driver()
+    driver.lead(retrieved=Cursor({0: 4}))
+    driver.feed(SequencesSeen("d", Cursor({0: 6, 1: 2})))
+    (start,) = driver.tick(1.0)
+    item = start.items[0]
+    assert (item.after, item.partitions) == (Cursor({0: 4}), (0, 1))
+
+
+def test_a_restarted_coordinator_listens_before_it_goes_on_in_a_new_term():
+    record = Record(CCQ, NODES_MAX + 1, "a", Cursor({0: 4}))
+    driver = Driver(kept=(record,))
+    assert driver.restored == [Send(peer, RecordsWanted(("q",))) for peer in "bc"]
+    assert driver.feed(FetchRequested(1, "q", ORIGIN))[0].failure.kind == "unavailable"
+    assert driver.lead(term=NODES_MAX + 1) == []
+    effects = driver.tick(1.0)
+    assert effects[0] == SaveRecord(replace(record, term=2 * NODES_MAX), durable=True)
+    assert driver.machine.coordinated["q"].evaluated == Cursor({0: 4})
+
+
+def test_a_restarted_coordinator_that_was_succeeded_stays_away():
+    driver = Driver(kept=(Record(CCQ, NODES_MAX, "a"),))
+    driver.hear("c", Announce((Record(CCQ, 2 * NODES_MAX, "c"),)))
+    assert only(driver.tick(1.0), SaveRecord) == []
+    assert driver.machine.coordinated == {}
+
+
+def test_before_its_records_are_back_a_node_promises_nothing():
+    machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(NODES,)))
+    for event, kind in (
+        (SubmitRequested(1, CCQ, ORIGIN), RefuseSubmit),
+        (FetchRequested(2, "q", ORIGIN), RefuseFetch),
+        (CancelRequested(3, "q"), RefuseCancel),
+    ):
+        (refused,) = machine.step(event, 0.0)
+        assert isinstance(refused, kind)
+        assert refused.failure.kind == "unavailable"
+    assert machine.step(MessageArrived("b", Appoint(Record(CCQ, 9, "a"), 0)), 0.0) == []
+    assert machine.step(Ticked(WALL), 0.0) == []
+    machine.step(Restored((), WALL), 0.0)
+    assert machine.step(FetchRequested(4, "q", ORIGIN), 0.0) != []
+
+
+# --- cycles ----------------------------------------------------------------------------------
+
+
+def test_nothing_new_starts_nothing_and_one_job_serves_all():
+    driver = Driver()
+    driver.lead()
+    driver.lead(replace(CCQ, id="r"))
+    assert driver.tick(1.0) == []
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    assert driver.tick(1.5) == []
+    (start,) = driver.tick(2.0)
+    assert [item.ccq.id for item in start.items] == ["q", "r"]
+    assert driver.tick(3.0) == []
+
+
+def test_a_failed_cycle_moves_nothing_and_is_retried_later():
+    driver = Driver(cycle_retry_s=0.5)
+    driver.lead()
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    (start,) = driver.tick(1.0)
+    assert driver.feed(CycleFailed(start.cycle_id, Failure("unavailable", "spark"))) == []
+    assert driver.machine.coordinated["q"].evaluated == ORIGIN
+    assert driver.tick(1.4) == []
+    assert only(driver.tick(1.5), StartCycle)[0].items == start.items
+
+
+def test_an_abandoned_cycle_that_answers_late_still_counts():
+    driver = Driver(cycle_timeout_s=5.0)
+    driver.lead()
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    (start,) = driver.tick(1.0)
+    assert driver.tick(6.0) == [AbandonCycle(start.cycle_id)]
+    (second,) = driver.tick(7.0)
+    item = start.items[0]
+    result = CycleResult("q", item.term, item.after, to_labels([path(0, 1)]), Cursor({0: 1}))
+    driver.feed(CycleFinished(start.cycle_id, (result,)))
+    driver.feed(CycleFinished(second.cycle_id, (result,)))
+    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    assert to_paths(answer.labels) == [path(0, 1)]
+
+
+def test_the_result_of_another_term_is_ignored():
+    driver = Driver()
+    driver.lead()
+    result = CycleResult("q", 7, ORIGIN, to_labels([path(0, 1)]), Cursor({0: 1}))
+    driver.feed(CycleFinished(1, (result,)))
+    assert driver.machine.coordinated["q"].evaluated == ORIGIN
+
+
+def test_a_failing_sampler_stops_its_ccq_alone_and_loses_nothing():
+    driver = Driver()
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    (start,) = driver.tick(1.0)
+    item = start.items[0]
+    failure = Failure("sampler_failed", "division by zero")
+    broken = CycleResult("q", item.term, item.after, None, ORIGIN, failure)
+    effects = driver.feed(CycleFinished(start.cycle_id, (broken,)))
+    assert effects == [RefuseFetch(1, failure)]
+    driver.cycle([path(0, 1)], {0: 1}, now=5.0)
+    (answer,) = driver.feed(FetchRequested(2, "q", ORIGIN))
+    assert to_paths(answer.labels) == [path(0, 1)]
+
+
+def test_over_its_budget_the_cache_drops_and_a_rescan_finds_it_again():
+    driver = Driver(cache_bytes_max=1)
+    driver.lead()
+    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    led = driver.machine.coordinated["q"]
+    assert (led.cache.bytes, led.cache.base, led.evaluated) == (0, Cursor({0: 1}), Cursor({0: 1}))
+    (rescan,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    assert (rescan.after, rescan.until) == (ORIGIN, Cursor({0: 1}))
+
+
+# --- fetches ---------------------------------------------------------------------------------
+
+
+def test_the_token_acknowledges_and_the_rest_is_answered():
+    driver = Driver()
+    driver.lead()
+    driver.cycle([path(0, 1), path(0, 2), path(1, 1)], {0: 2, 1: 3}, now=1.0)
+    (answer,) = driver.feed(FetchRequested(1, "q", Cursor({0: 1})))
+    assert to_paths(answer.labels) == [path(0, 2), path(1, 1)]
+    assert (answer.after, answer.cursor) == (Cursor({0: 1}), Cursor({0: 2, 1: 3}))
+    assert driver.feed(FetchRequested(2, "q", Cursor({0: 1})))[0].labels is not None
+    assert driver.machine.coordinated["q"].retrieved == Cursor({0: 1})
+    (empty,) = driver.feed(FetchRequested(3, "q", answer.cursor))
+    assert (empty.labels, empty.cursor, empty.more) == (None, answer.cursor, False)
+
+
+def test_a_waiting_fetch_is_answered_by_the_next_cycle():
+    driver = Driver()
+    driver.lead()
+    assert driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0)) == []
+    (answer,) = driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    assert to_paths(answer.labels) == [path(0, 1)]
+
+
+def test_a_waiting_fetch_ends_with_an_empty_answer_that_moves_the_token():
+    driver = Driver()
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=3.0))
+    driver.cycle([], {0: 5}, now=1.0)
+    (answer,) = driver.tick(3.0)
+    assert (answer.labels, answer.cursor) == (None, Cursor({0: 5}))
+
+
+def test_an_abandoned_fetch_is_forgotten():
+    driver = Driver()
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    driver.feed(FetchAbandoned(1))
+    assert driver.cycle([path(0, 1)], {0: 1}, now=1.0) == []
+
+
+def test_an_answer_is_cut_and_says_so():
+    driver = Driver()
+    driver.lead()
+    driver.cycle([path(0, s, row) for s in (1, 2) for row in (0, 1)], {0: 2}, now=1.0)
+    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN, labels_max=3))
+    assert (len(answer.labels), answer.cursor, answer.more) == (2, Cursor({0: 1}), True)
+
+
+def test_an_old_token_is_rescanned_and_joined_with_the_cache_as_it_is_then():
+    driver = Driver()
+    driver.lead(retrieved=Cursor({0: 4}))
+    (rescan,) = driver.feed(FetchRequested(1, "q", Cursor({0: 2})))
+    assert rescan == Backfill(1, CCQ, Cursor({0: 2}), Cursor({0: 4}), 100_000)
+    driver.cycle([path(0, 5)], {0: 5}, now=1.0)
+    found = BackfillFinished(1, to_labels([path(0, 3), path(0, 4)]), Cursor({0: 4}))
+    (answer,) = driver.feed(found)
+    assert to_paths(answer.labels) == [path(0, 3), path(0, 4), path(0, 5)]
+    assert answer.cursor == Cursor({0: 5})
+    assert driver.feed(found) == []
+
+
+def test_a_rescan_that_does_not_meet_the_cache_ends_the_answer():
+    driver = Driver()
+    driver.lead(retrieved=Cursor({0: 4, 1: 1}))
+    driver.cycle([path(0, 5), path(1, 2)], {0: 5, 1: 2}, now=1.0)
+    driver.feed(FetchRequested(1, "q", Cursor({0: 2, 1: 1})))
+    (answer,) = driver.feed(BackfillFinished(1, to_labels([path(0, 3)]), Cursor({0: 3})))
+    assert to_paths(answer.labels) == [path(0, 3), path(1, 2)]
+    assert (answer.cursor, answer.more) == (Cursor({0: 3, 1: 2}), True)
+
+
+def test_a_rescan_that_claims_too_much_hides_nothing_of_the_cache():
+    driver = Driver()
+    driver.lead(retrieved=Cursor({0: 4}))
+    driver.cycle([path(0, 5)], {0: 5}, now=1.0)
+    driver.feed(FetchRequested(1, "q", Cursor({0: 3})))
+    (answer,) = driver.feed(BackfillFinished(1, to_labels([path(0, 4)]), Cursor({0: 5})))
+    assert to_paths(answer.labels) == [path(0, 4), path(0, 5)]
+
+
+def test_a_rescan_without_an_owner_names_the_partition():
+    driver = Driver()
+    driver.lead(retrieved=Cursor({0: 4}))
+    driver.feed(FetchRequested(1, "q", ORIGIN))
+    (answer,) = driver.feed(BackfillFinished(1, None, ORIGIN, missing=(0,)))
+    assert (answer.cursor, answer.missing, answer.more) == (ORIGIN, (0,), False)
+
+
+def test_a_rescan_that_fails_or_takes_too_long_is_refused():
+    driver = Driver(backfill_timeout_s=2.0)
+    driver.lead(retrieved=Cursor({0: 4}))
+    driver.feed(FetchRequested(1, "q", ORIGIN))
+    failure = Failure("unavailable", "no evaluator")
+    assert driver.feed(BackfillFailed(1, failure)) == [RefuseFetch(1, failure)]
+    driver.feed(FetchRequested(2, "q", ORIGIN))
+    (refused,) = driver.tick(2.0)
+    assert (refused.request, refused.failure.kind) == (2, "unavailable")
+
+
+def test_a_token_ahead_of_the_cache_moves_it_and_drops_what_a_running_cycle_brings():
+    driver = Driver()
+    driver.lead()
+    driver.feed(SequencesSeen("d", Cursor({0: 3})))
+    (start,) = driver.tick(1.0)
+    (answer,) = driver.feed(FetchRequested(1, "q", Cursor({0: 2})))
+    assert (answer.labels, answer.cursor) == (None, Cursor({0: 2}))
+    item, paths = start.items[0], [path(0, s) for s in (1, 2, 3)]
+    result = CycleResult("q", item.term, item.after, to_labels(paths), Cursor({0: 3}))
+    driver.feed(CycleFinished(start.cycle_id, (result,)))
+    (answer,) = driver.feed(FetchRequested(2, "q", Cursor({0: 2})))
+    assert to_paths(answer.labels) == [path(0, 3)]
+
+
+def test_a_token_ahead_of_all_that_is_known_is_confirmed_or_refused():
+    driver = Driver()
+    driver.lead()
+    asked = driver.feed(FetchRequested(1, "q", Cursor({0: 9, 1: 9})))
+    assert asked == [ConfirmSequences(1, "d", (0, 1))]
+    (answer,) = driver.feed(SequencesConfirmed(1, Cursor({0: 9, 1: 12})))
+    assert answer.cursor == Cursor({0: 9, 1: 9})
+    assert driver.machine.coordinated["q"].evaluated == Cursor({0: 9, 1: 9})
+    driver.feed(FetchRequested(2, "q", Cursor({0: 10})))
+    (refused,) = driver.feed(SequencesConfirmed(2, Cursor({0: 9})))
+    assert refused.failure.kind == "invalid_token"
+    assert driver.machine.coordinated["q"].evaluated == Cursor({0: 9, 1: 9})
+
+
+def test_a_token_that_cannot_be_confirmed_holds_its_partition_back_alone():
+    driver = Driver(confirm_timeout_s=1.0)
+    driver.lead()
+    driver.cycle([path(1, 1)], {1: 1}, now=1.0)
+    driver.feed(FetchRequested(1, "q", Cursor({0: 9})))
+    (answer,) = driver.feed(SequencesConfirmed(1, ORIGIN, unreachable=(0,)))
+    assert to_paths(answer.labels) == [path(1, 1)]
+    assert (answer.cursor, answer.missing) == (Cursor({0: 9, 1: 1}), (0,))
+    assert driver.machine.coordinated["q"].evaluated == Cursor({1: 1})
+    driver.feed(FetchRequested(2, "q", Cursor({0: 9, 1: 1})))
+    (answer,) = driver.tick(2.0)
+    assert (answer.labels, answer.missing) == (None, (0,))
+
+
+def test_a_waiting_fetch_that_another_reader_overtakes_is_rescanned():
+    driver = Driver()
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    driver.feed(SequencesSeen("d", Cursor({0: 2})))
+    effects = driver.feed(FetchRequested(2, "q", Cursor({0: 2})))
+    assert [type(effect) for effect in effects] == [AnswerFetch, Backfill]
+    assert (effects[1].request, effects[1].until) == (1, Cursor({0: 2}))
+
+
+def test_too_many_fetches_are_told_to_come_back():
+    driver = Driver(fetches_max=1)
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    (refused,) = driver.feed(FetchRequested(2, "q", ORIGIN))
+    assert refused.failure.kind == "overloaded"
+
+
+# --- unknown, ended ----------------------------------------------------------------------------
+
+
+def test_an_unknown_ccq_is_looked_for_before_it_is_denied():
+    driver = Driver()
+    asked = driver.feed(FetchRequested(1, "x", ORIGIN))
+    assert asked == [Send(peer, RecordsWanted(("x",))) for peer in "bc"]
+    assert driver.hear("b", RecordsDenied(("x",))) == []
+    (refused,) = driver.hear("c", RecordsDenied(("x",)))
+    assert refused.failure.kind == "unknown_ccq"
+
+
+def test_an_unknown_ccq_is_not_denied_while_a_peer_is_silent():
+    driver = Driver(locate_timeout_s=2.0)
+    driver.feed(FetchRequested(1, "x", ORIGIN))
+    driver.hear("b", RecordsDenied(("x",)))
+    (refused,) = only(driver.tick(2.0), RefuseFetch)
+    assert refused.failure.kind == "unavailable"
+    assert "c" in refused.failure.message
+
+
+def test_a_ccq_that_a_peer_knows_is_served_after_all():
+    driver = Driver()
+    driver.feed(FetchRequested(1, "q", ORIGIN))
+    effects = driver.hear("b", Announce((Record(CCQ, NODES_MAX, "b"),)))
+    assert only(effects, RedirectFetch) == [RedirectFetch(1, "b")]
+
+
+def test_cancelling_anywhere_ends_it_everywhere():
+    driver = Driver("b")
+    record = Record(CCQ, NODES_MAX, "c")
+    driver.hear("c", Announce((record,)))
+    effects = driver.feed(CancelRequested(5, "q"))
+    ended = replace(record, ended="cancelled", ended_at=WALL)
+    assert effects == [
+        SaveRecord(ended, durable=True),
+        Send("a", Announce((ended,))),
+        Send("c", Announce((ended,))),
+        AnswerCancel(5, "q"),
+    ]
+    assert driver.feed(CancelRequested(6, "q")) == [AnswerCancel(6, "q")]
+    assert driver.feed(FetchRequested(7, "q", ORIGIN))[0].failure.kind == "ccq_cancelled"
+    assert driver.feed(SubmitRequested(8, CCQ, ORIGIN))[0].failure.kind == "ccq_cancelled"
+
+
+def test_an_expired_ccq_is_ended_with_notice_and_purged_later():
+    driver = Driver(tombstone_slack_s=10.0)
+    driver.lead(replace(CCQ, expires_at=WALL + 5.0))
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    effects = driver.tick(5.0)
+    assert [e.failure.kind for e in only(effects, RefuseFetch)] == ["ccq_expired"]
+    assert len(only(effects, Send)) == 2
+    assert only(driver.tick(14.9), PurgeRecord) == []
+    assert only(driver.tick(15.0), PurgeRecord) == [PurgeRecord("q")]
+    assert driver.machine.records == ()
+
+
+def test_a_clock_that_jumps_ends_nothing():
+    driver = Driver()
+    driver.lead()
+    driver.feed(Ticked(WALL + 1e9), now=1.0)
+    assert list(driver.machine.coordinated) == ["q"]
+
+
+def test_without_its_coordinator_an_expired_ccq_ends_after_a_grace():
+    driver = Driver(expiry_grace_s=30.0)
+    record = Record(replace(CCQ, expires_at=WALL + 5.0), NODES_MAX, "c")
+    driver.hear("c", Announce((record,)))
+    assert only(driver.tick(5.0), SaveRecord) == []
+    (saved,) = only(driver.tick(35.0), SaveRecord)
+    assert saved.record.ended == "expired"
+
+
+# --- records reach everybody -------------------------------------------------------------------
+
+
+def exchange(one: Driver, other: Driver) -> int:
+    """Carries messages to and fro until there are none; gives their number."""
+    queue = [("a", e) for e in one.tick(one.now + 2)] + [
+        ("b", e) for e in other.tick(other.now + 2)
+    ]
+    drivers, count = {"a": one, "b": other}, 0
+    while queue:
+        sender, effect = queue.pop(0)
+        if isinstance(effect, Send) and effect.to in drivers:
+            count += 1
+            assert count < 100, "the nodes never stop talking"
+            queue += [(effect.to, e) for e in drivers[effect.to].hear(sender, effect.message)]
+    return count
+
+
+def test_nodes_that_missed_announcements_catch_up():
+    one, other = (Driver(me, nodes=("a", "b"), sync_interval_s=1.0) for me in "ab")
+    for i in range(5):
+        one.lead(replace(CCQ, id=f"q{i}"))
+        other.lead(replace(CCQ, id=f"r{i}"))
+    one.feed(CancelRequested(1, "q3"))
+    other.feed(CancelRequested(1, "r1"))
+    exchange(one, other)
+    exchange(one, other)
+    live = [
+        {(r.ccq.id, r.term, r.coordinator) for r in d.machine.records if not r.ended}
+        for d in (one, other)
+    ]
+    assert live[0] == live[1]
+    assert len(live[0]) == 8
+    assert exchange(one, other) == 2
+
+
+def test_an_acknowledgement_is_saved_lazily_and_announced():
+    driver = Driver(sync_interval_s=1.0)
+    driver.lead()
+    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    driver.feed(FetchRequested(1, "q", Cursor({0: 1})))
+    record = Record(CCQ, NODES_MAX, "a", Cursor({0: 1}))
+    effects = driver.tick(2.5)
+    assert only(effects, SaveRecord) == [SaveRecord(record, durable=False)]
+    assert Send("b", Announce((record,))) in effects
+    assert only(driver.tick(4.0), SaveRecord) == []

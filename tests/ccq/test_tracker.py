@@ -1,0 +1,128 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.ccq.model import Ccq, Failure, Record
+from galileo.ccq.options import ContinuousOptions
+from galileo.ccq.tracker import Tracker
+from galileo.cursor import Cursor
+from galileo.errors import Bug, CcqExpired, InvalidToken, Unavailable
+
+OPTIONS = ContinuousOptions(ordinal=0, groups=(("a", "b"),))
+WALL = 1000.0
+
+
+def ccq(ccq_id: str = "q", *, lives_s: float = 100.0) -> Ccq:
+    return Ccq(ccq_id, "d", "", 1.0, WALL + lives_s)
+
+
+endings = st.sampled_from([(None, 0.0), ("cancelled", 5.0), ("expired", 6.0), ("cancelled", 7.0)])
+records = st.builds(
+    lambda ccq_id, term, retrieved, ending: Record(
+        ccq(ccq_id), term, f"n{term}", Cursor({0: retrieved}), *ending
+    ),
+    st.sampled_from("pq"),
+    st.integers(1, 5),
+    st.integers(0, 3),
+    endings,
+)
+same_ccq = records.map(lambda record: replace(record, ccq=ccq()))
+
+
+@given(same_ccq, same_ccq, same_ccq)
+def test_records_form_a_semilattice(a, b, c):
+    assert a.merge(a) == a
+    assert a.merge(b) == b.merge(a)
+    assert a.merge(b).merge(c) == a.merge(b.merge(c))
+
+
+@given(st.lists(records, max_size=8), st.randoms(use_true_random=False))
+def test_trackers_that_hear_the_same_agree(heard, random):
+    trackers = [Tracker(OPTIONS), Tracker(OPTIONS)]
+    for tracker in trackers:
+        for record in random.sample(heard + heard, 2 * len(heard)):
+            tracker.merge(record, now=0.0, wall=WALL)
+            tracker.check()
+    first, second = trackers
+    assert first.records == second.records
+    assert first.digest == second.digest
+    difference = first.compare(second.summary(after=""))
+    assert (difference.newer_here, difference.newer_there) == ((), ())
+
+
+@given(st.lists(records, max_size=8), st.lists(records, max_size=8))
+def test_two_trackers_that_compare_end_up_equal(one, other):
+    a, b = Tracker(OPTIONS), Tracker(OPTIONS)
+    for tracker, heard in ((a, one), (b, other)):
+        for record in heard:
+            tracker.merge(record, now=0.0, wall=WALL)
+    difference = a.compare(b.summary(after=""))
+    for ccq_id in difference.newer_here:
+        b.merge(a.records[ccq_id], now=0.0, wall=WALL)
+    for ccq_id in difference.newer_there:
+        a.merge(b.records[ccq_id], now=0.0, wall=WALL)
+    assert a.digest == b.digest
+
+
+def test_news_are_told_from_what_is_known_and_what_lags():
+    tracker = Tracker(OPTIONS)
+    first = Record(ccq(), 5, "a")
+    assert tracker.merge(first, now=0.0, wall=WALL).is_news
+    merged = tracker.merge(first, now=0.0, wall=WALL)
+    assert (merged.is_news, merged.is_stale) == (False, False)
+    merged = tracker.merge(replace(first, term=4, coordinator="b"), now=0.0, wall=WALL)
+    assert (merged.is_news, merged.is_stale) == (False, True)
+    tracker.merge(replace(first, retrieved=Cursor({1: 1})), now=0.0, wall=WALL)
+    assert [record.retrieved for record in tracker.take_dirty()] == [Cursor({1: 1})]
+    assert tracker.take_dirty() == []
+
+
+def test_an_expiration_is_due_once_by_the_monotonic_clock():
+    tracker = Tracker(OPTIONS)
+    tracker.merge(Record(ccq(lives_s=10.0), 1, "a"), now=50.0, wall=WALL)
+    assert tracker.due(59.9) == []
+    assert tracker.due(60.0) == ["q"]
+    assert tracker.due(70.0) == []
+
+
+def test_an_end_is_remembered_past_the_expiration_and_not_taken_up_again():
+    tracker = Tracker(OPTIONS)
+    ended = Record(ccq(lives_s=10.0), 1, "a", ended="cancelled", ended_at=WALL)
+    tracker.merge(ended, now=0.0, wall=WALL)
+    purge_at = 10.0 + OPTIONS.tombstone_slack_s
+    assert tracker.due(purge_at - 1.0) == []
+    assert tracker.due(purge_at) == ["q"]
+    tracker.purge("q")
+    merged = tracker.merge(ended, now=purge_at, wall=WALL + purge_at + 1.0)
+    assert merged.record is None
+    assert tracker.records == {}
+
+
+def test_summaries_come_in_pages(monkeypatch):
+    monkeypatch.setattr("galileo.ccq.tracker.SUMMARY_ENTRIES_MAX", 3)
+    tracker, other = Tracker(OPTIONS), Tracker(OPTIONS)
+    for i in range(7):
+        tracker.merge(Record(ccq(f"q{i}"), 1, "a"), now=0.0, wall=WALL)
+    found, after = [], ""
+    while True:
+        page = tracker.summary(after=after)
+        found += other.compare(page).newer_there
+        if page.until is None:
+            break
+        after = page.until
+    assert found == [f"q{i}" for i in range(7)]
+    page = other.summary(after="")
+    assert tracker.compare(page).newer_here == tuple(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cls"),
+    [("invalid_token", InvalidToken), ("ccq_expired", CcqExpired), ("unavailable", Unavailable)],
+)
+def test_failures_become_errors(kind, cls):
+    error = Failure(kind, "why", (("after_s", 0.5),)).to_error()
+    assert type(error) is cls
+    assert error.details == {"after_s": 0.5}
+    assert type(Failure("no such kind", "why").to_error()) is Bug

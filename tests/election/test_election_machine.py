@@ -1,0 +1,117 @@
+"""These events, hence these instructions."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.election.machine import Election, ElectionOptions
+from galileo.election.messages import (
+    AppointmentAccepted,
+    AppointmentRefused,
+    AppointNode,
+    Decided,
+    ElectionTicked,
+    Failed,
+    PollAnswered,
+    SendPoll,
+    Started,
+    UsageStatistics,
+)
+
+OPTIONS = ElectionOptions(poll_timeout_s=0.5, appoint_timeout_s=1.0)
+IDLE = UsageStatistics(cpu_share=0.1, memory_free_bytes=8 << 30)
+BUSY = UsageStatistics(cpu_share=0.6, memory_free_bytes=8 << 30)
+FULL = UsageStatistics(cpu_share=0.1, memory_free_bytes=1 << 20)
+
+
+def started(*groups: tuple[str, ...], need_bytes: int = 1 << 20) -> Election:
+    election = Election(options=OPTIONS)
+    election.step(Started(need_bytes, groups), 0.0)
+    return election
+
+
+def test_the_first_group_is_polled_and_its_best_appointed():
+    election = Election(options=OPTIONS)
+    polls = election.step(Started(0, (("a", "b"), ("c",))), 0.0)
+    assert polls == [SendPoll("a"), SendPoll("b")]
+    assert election.step(PollAnswered("a", BUSY), 0.1) == []
+    assert election.step(PollAnswered("b", IDLE), 0.1) == [AppointNode("b")]
+    assert election.step(AppointmentAccepted("b"), 0.2) == [Decided("b")]
+    assert election.is_over
+
+
+def test_a_silent_node_is_not_waited_for_longer_than_the_timeout():
+    election = started(("a", "b"))
+    election.step(PollAnswered("a", BUSY), 0.1)
+    assert election.step(ElectionTicked(), 0.4) == []
+    assert election.step(ElectionTicked(), 0.5) == [AppointNode("a")]
+
+
+def test_a_refusal_or_silence_passes_the_offer_on():
+    election = started(("a", "b", "c"))
+    for node, usage in (("a", IDLE), ("b", BUSY), ("c", BUSY)):
+        effects = election.step(PollAnswered(node, usage), 0.1)
+    assert effects == [AppointNode("a")]
+    assert election.step(AppointmentRefused("a"), 0.2) == [AppointNode("b")]
+    assert election.step(ElectionTicked(), 1.1) == []
+    assert election.step(ElectionTicked(), 1.2) == [AppointNode("c")]
+    assert election.step(AppointmentAccepted("a"), 1.3) == []
+    assert election.step(AppointmentAccepted("c"), 1.3) == [Decided("c")]
+
+
+def test_without_a_suitable_node_the_poll_widens():
+    election = started(("a",), ("b",))
+    assert election.step(PollAnswered("a", FULL), 0.1) == [SendPoll("b")]
+    assert election.step(PollAnswered("b", IDLE), 0.2) == [AppointNode("b")]
+
+
+def test_at_last_the_least_loaded_is_taken():
+    election = started(("a",), ("b",), need_bytes=1 << 40)
+    election.step(PollAnswered("a", IDLE), 0.1)
+    assert election.step(PollAnswered("b", BUSY), 0.2) == [AppointNode("a")]
+
+
+def test_nobody_answers():
+    election = started(("a",), ("b",))
+    assert election.step(ElectionTicked(), 0.5) == [SendPoll("b")]
+    (failed,) = election.step(ElectionTicked(), 1.0)
+    assert isinstance(failed, Failed)
+    assert "2 were asked" in failed.reason
+    assert election.step(PollAnswered("a", IDLE), 1.1) == []
+
+
+def test_offers_are_bounded():
+    nodes = tuple(f"n{i:02}" for i in range(20))
+    election = started(nodes)
+    for node in nodes:
+        election.step(PollAnswered(node, IDLE), 0.1)
+    offers = 1
+    while not election.is_over:
+        effects = election.step(AppointmentRefused(election.offered_to or ""), 0.2)
+        offers += any(isinstance(effect, AppointNode) for effect in effects)
+    assert offers == OPTIONS.offers_max
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("parxt"), st.sampled_from("abcde"), st.floats(0.0, 1.5)),
+        max_size=30,
+    )
+)
+def test_any_order_of_events_keeps_the_invariants(steps):
+    election, now = started(("a", "b"), ("c", "d")), 0.0
+    for kind, node, pause_s in steps:
+        now += pause_s
+        event = {
+            "p": PollAnswered(node, IDLE),
+            "x": PollAnswered(node, FULL),
+            "a": AppointmentAccepted(node),
+            "r": AppointmentRefused(node),
+            "t": ElectionTicked(),
+        }[kind]
+        election.step(event, now)
+        election.check()
+    for _ in range(40):
+        now += 2.0
+        election.step(ElectionTicked(), now)
+        election.check()
+    assert election.is_over

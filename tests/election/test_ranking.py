@@ -1,0 +1,63 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.election.messages import UsageStatistics
+from galileo.election.ranking import Candidate, Suitability, Weights, is_suitable, rank, score
+
+WEIGHTS = Weights()
+GIB = 1 << 30
+
+
+def candidate(round_trip_s: float = 0.01, **usage) -> Candidate:
+    return Candidate(UsageStatistics(**({"memory_free_bytes": 4 * GIB} | usage)), round_trip_s)
+
+
+@pytest.mark.parametrize(
+    "burden",
+    [
+        {"cpu_share": 0.5},
+        {"load": 2.0},
+        {"ccq_count": 50},
+        {"cache_bytes": GIB},
+        {"memory_free_bytes": GIB},
+        {"round_trip_s": 0.1},
+    ],
+)
+def test_every_burden_counts(burden):
+    candidates = {"a": candidate(**burden), "b": candidate()}
+    assert rank(candidates, need_bytes=GIB // 2, weights=WEIGHTS) == ("b", "a")
+
+
+def test_equal_nodes_are_ranked_by_name():
+    candidates = dict.fromkeys(("c", "a", "b"), candidate())
+    assert rank(candidates, need_bytes=0, weights=WEIGHTS) == ("a", "b", "c")
+
+
+def test_a_node_without_memory_has_a_finite_score():
+    full = candidate(memory_free_bytes=0)
+    assert score(full, need_bytes=GIB, weights=WEIGHTS) < 100
+
+
+def test_suitability_knows_memory_cpu_and_count():
+    limits = Suitability(memory_reserve_bytes=GIB, cpu_share_max=0.9, ccqs_max=10)
+    good = UsageStatistics(cpu_share=0.5, memory_free_bytes=3 * GIB, ccq_count=9)
+    assert is_suitable(good, need_bytes=2 * GIB, limits=limits)
+    assert not is_suitable(good, need_bytes=2 * GIB + 1, limits=limits)
+    busy = UsageStatistics(cpu_share=0.95, memory_free_bytes=3 * GIB)
+    assert not is_suitable(busy, need_bytes=0, limits=limits)
+    popular = UsageStatistics(memory_free_bytes=3 * GIB, ccq_count=10)
+    assert not is_suitable(popular, need_bytes=0, limits=limits)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 200)), min_size=2, max_size=6))
+def test_the_rank_is_the_order_of_scores(usages):
+    candidates = {
+        f"n{i}": candidate(cpu_share=cpu, ccq_count=count) for i, (cpu, count) in enumerate(usages)
+    }
+    order = rank(candidates, need_bytes=0, weights=WEIGHTS)
+    scores = [score(candidates[node], need_bytes=0, weights=WEIGHTS) for node in order]
+    assert sorted(order) == sorted(candidates)
+    assert all(a <= b for a, b in itertools.pairwise(scores))
