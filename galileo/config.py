@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from galileo.dht.topology import Topology
+from galileo.dht.topology import Topology, is_address
 from galileo.errors import ConfigError
 from galileo.model.schema import nearest_name
 
@@ -137,7 +137,7 @@ def load(
         raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"expected a configuration file at {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected TOML in {path}: {error}") from error
     variables = os.environ if environment is None else environment
     for assignment in [*_from_environment(variables), *overrides]:
@@ -167,14 +167,14 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def _topology(raw: Mapping[str, Any]) -> Topology:
+def _topology(raw: Any) -> Topology:
+    _refuse_other_than_table("cluster", raw)
     _refuse_unknown("key in [cluster]", raw, _CLUSTER_KEYS)
     return Topology.from_dict({**raw, "cluster": raw.get("name", raw.get("cluster", "galileo"))})
 
 
 def _section(name: str, raw: Any) -> Any:
-    if not isinstance(raw, Mapping):
-        raise ConfigError(f"expected [{name}] to be a table, got {raw!r}")
+    _refuse_other_than_table(name, raw)
     cls = SECTIONS[name]
     kinds = typing.get_type_hints(cls)
     _refuse_unknown(f"key in [{name}]", raw, list(kinds))
@@ -214,14 +214,21 @@ def _assign(raw: dict[str, Any], assignment: str) -> None:
         raise ConfigError(
             f"expected section.key=value with a section of {sorted(SECTIONS)}, got {assignment!r}"
         )
-    raw.setdefault(section, {})[key] = value.strip()
+    table = raw.setdefault(section, {})
+    _refuse_other_than_table(section, table)
+    table[key] = value.strip()
+
+
+def _refuse_other_than_table(name: str, raw: Any) -> None:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"expected [{name}] to be a table, got {raw!r}")
 
 
 def _refuse_unknown(what: str, raw: Mapping[str, Any], known: Sequence[str]) -> None:
     for key in raw:
         if key not in known:
             close = nearest_name(key, list(known))
-            hint = f"; did you mean {close!r}?" if close else ""
+            hint = f"; did you mean {close!r}?" if close else "."
             raise ConfigError(f"unknown {what}: {key!r}{hint} Known: {', '.join(sorted(known))}")
 
 
@@ -237,8 +244,10 @@ def _check(config: Config) -> None:
         raise ConfigError(
             f'expected storage.durability "fsync" or "none", got {config.storage.durability!r}'
         )
-    for section in (getattr(config, name) for name in SECTIONS):
-        _check_positive(section)
+    for name in SECTIONS:
+        _check_positive(name, getattr(config, name))
+    if not is_address(config.listen):
+        raise ConfigError(f"expected host:port to listen on, got {config.listen!r}")
     if not config.security.insecure and not is_loopback(config.listen):
         raise ConfigError(
             f"expected a loopback address to listen on, got {config.listen!r}: connections are not "
@@ -246,8 +255,8 @@ def _check(config: Config) -> None:
         )
 
 
-def _check_positive(section: Any) -> None:
+def _check_positive(name: str, section: Any) -> None:
     for one in dataclasses.fields(section):
         value = getattr(section, one.name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
-            raise ConfigError(f"expected {one.name} above zero, got {value}")
+        if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
+            raise ConfigError(f"expected {name}.{one.name} above zero, got {value}")

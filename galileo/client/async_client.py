@@ -110,7 +110,7 @@ class AsyncClient:
             close = nearest_name(dataset, list(self._schemas))
             raise UnknownDataset(
                 f"expected a dataset that exists ({', '.join(self._schemas) or 'none yet'}), got "
-                f"{dataset!r}{f'; did you mean {close!r}?' if close else ''} "
+                f"{dataset!r}{f'; did you mean {close!r}?' if close else '.'} "
                 "Create it first with create_dataset",
                 nearest=close,
             )
@@ -157,6 +157,7 @@ class AsyncClient:
         finally:
             for task in running:
                 task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
         return self._receipt(dataset, name, replies)
 
     async def _send(
@@ -200,7 +201,7 @@ class AsyncClient:
 
         async def attempt(channel: grpc.aio.Channel) -> Labels:
             call = query_pb2_grpc.QueryStub(channel).Run(request, timeout=ANSWER_TIMEOUT_S)
-            return (await decode.collect_query(call))[0]
+            return await decode.collect_query(call)
 
         return await self._transport.call(attempt)
 
@@ -420,8 +421,8 @@ async def _some(
 ) -> list[storage_pb2.IngestReply]:
     """Waits for at least one batch and takes those that are done out of `running`."""
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    running -= done
     replies = [task.result() for task in done]
+    running -= done
     if progress is not None:
         for reply in replies:
             progress(int(reply.rows))

@@ -26,11 +26,16 @@ class _Head(Protocol):
     query_json: str
 
 
-async def collect_query(
-    call: AsyncIterator[query_pb2.QueryPart],
-) -> tuple[Labels, query_pb2.QueryTail]:
+async def collect_query(call: AsyncIterator[query_pb2.QueryPart]) -> Labels:
     head, tail, chunks = await _collect(call)
-    return _labels(head, chunks, tail.frontier, tail.missing), tail
+    labels = _labels(head, chunks, tail.frontier, tail.missing)
+    if labels.complete:
+        return labels
+    # A node that failed midway may have sent labels of partitions that now count as missing.
+    gone = set(labels.missing)
+    told = Cursor({p: s for p, s in labels.frontier.items() if p not in gone})
+    trusted: Labels = labels.until(told)  # type: ignore[assignment]
+    return trusted
 
 
 async def collect_submission(call: AsyncIterator[continuous_pb2.SubmitPart]) -> Ccq:
@@ -42,11 +47,10 @@ async def collect_submission(call: AsyncIterator[continuous_pb2.SubmitPart]) -> 
 async def next_update(call: AsyncIterator[continuous_pb2.FetchPart]) -> Update:
     """The next whole update of a stream that may go on behind it."""
     head, tail, chunks = await _collect(call)
-    labels = _labels(head, chunks, tail.frontier, tail.missing)
     return Update(
-        labels=labels,
+        labels=_labels(head, chunks, tail.cursor, tail.missing),
         token=tail.token,
-        frontier=labels.frontier,
+        frontier=cursor_from_pb(tail.frontier),
         age_s=tail.age_s,
         more=tail.more,
     )
@@ -81,20 +85,13 @@ def _labels(
     head: _Head, chunks: list[bytes], frontier: common_pb2.CursorValue, missing: Any
 ) -> Labels:
     schema = Schema.from_json(head.schema_json)
-    labels = Labels(
+    return Labels(
         schema,
         table_of(chunks, schema.label_schema),
         frontier=cursor_from_pb(frontier),
         missing=missing,
         query=head.query_json,
     )
-    if labels.complete:
-        return labels
-    # A node that failed midway may have sent labels of partitions that now count as missing.
-    gone = set(labels.missing)
-    told = Cursor({p: s for p, s in labels.frontier.items() if p not in gone})
-    trusted: Labels = labels.until(told)  # type: ignore[assignment]
-    return trusted
 
 
 def watch_error(error: grpc.RpcError) -> GalileoError:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from galileo.errors import ConfigError
+from galileo.errors import ConfigError, InputError
 from galileo.geo import geohash
 
 NODES_MAX = 1024
@@ -26,16 +26,20 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """One machine: its name, `host:port`, and its share of its group's partitions."""
+    """One machine: its name, `host:port`, and its share of its group's partitions.
+
+    `ordinal` numbers the node for good: the terms of two nodes must never be equal. -1 stands
+    for its position in the topology, which is fine until nodes are added or removed.
+    """
 
     name: str
     address: str
     weight: float = 1.0
+    ordinal: int = -1
 
     def __post_init__(self) -> None:
         _check_name("node", self.name)
-        host, _, port = self.address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        if not is_address(self.address):
             raise ConfigError(
                 f"expected host:port as address of node {self.name!r}, got {self.address!r}"
             )
@@ -90,12 +94,24 @@ class Topology:
                 f"expected 1 to {PARTITIONS_PER_GROUP_MAX} partitions_per_group, "
                 f"got {self.partitions_per_group}"
             )
+        ordinals = [str(ordinal) for ordinal in self.ordinals.values()]
+        _check_unique("node ordinal", ordinals)
+        if max(self.ordinals.values()) >= NODES_MAX:
+            raise ConfigError(
+                f"expected node ordinals below {NODES_MAX}, got {', '.join(ordinals)}"
+            )
         self._check_ranges()
 
     def _check_ranges(self) -> None:
         starts = [start for start, _ in self.ranges]
         if not starts or starts[0] != "" or starts != sorted(set(starts)):
             raise ConfigError(f"expected sorted geohash ranges that begin at '', got {starts}")
+        try:
+            cells = self.range_starts
+        except InputError as error:
+            raise ConfigError(f"expected ranges that start at geohashes: {error}") from error
+        if len(np.unique(cells)) < len(cells):
+            raise ConfigError(f"expected ranges of which none is empty, got {starts}")
         wrong = [group for _, group in self.ranges if not 0 <= group < len(self.groups)]
         if wrong:
             raise ConfigError(f"expected group numbers below {len(self.groups)}, got {wrong}")
@@ -130,8 +146,13 @@ class Topology:
                 return group
         raise ConfigError(f"expected a node of {sorted(self.by_name)}, got {node!r}")
 
-    def ordinal(self, node: str) -> int:
-        return [member.name for member in self.nodes].index(node)
+    @cached_property
+    def ordinals(self) -> Mapping[str, int]:
+        """The number of each node, unique and below `NODES_MAX`."""
+        return {
+            node.name: position if node.ordinal < 0 else node.ordinal
+            for position, node in enumerate(self.nodes)
+        }
 
     def to_json(self) -> str:
         raw = {
@@ -143,7 +164,12 @@ class Topology:
                 {
                     "name": group.name,
                     "nodes": [
-                        {"name": n.name, "address": n.address, "weight": n.weight}
+                        {
+                            "name": n.name,
+                            "address": n.address,
+                            "weight": n.weight,
+                            "ordinal": n.ordinal,
+                        }
                         for n in group.nodes
                     ],
                 }
@@ -181,6 +207,12 @@ class Topology:
             raise ConfigError(f"expected a topology with groups and nodes: {error!r}") from error
 
 
+def is_address(text: object) -> bool:
+    """Whether it is the text `host:port`."""
+    host, _, port = str(text).rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+
+
 def even_ranges(groups: int) -> tuple[tuple[str, int], ...]:
     """The 32 one-character ranges dealt to the groups in turn; for when no sample is at hand."""
     letters = geohash.ALPHABET.decode()
@@ -207,12 +239,12 @@ def balanced_ranges(
     if len(ordered) == 0:
         raise ConfigError("expected a sample with at least one observation, got none")
     cuts = ordered[[len(ordered) * number // groups for number in range(1, groups)]]
-    starts = ["", *geohash.to_text(cuts, precision).to_pylist()]
-    if len(set(starts)) != groups:
+    if len(np.unique([ordered[0], *cuts])) != groups:
         raise ConfigError(
             f"expected a sample that spreads over {groups} groups, got too few distinct cells; "
             "use a larger sample or a higher precision"
         )
+    starts = ["", *geohash.to_text(cuts, precision).to_pylist()]
     return tuple((start, number) for number, start in enumerate(starts))
 
 

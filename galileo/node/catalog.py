@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 import pyarrow as pa
 
 from galileo.dht.topology import Topology
-from galileo.errors import DatasetExists, UnknownDataset
+from galileo.errors import DatasetExists, InputError, UnknownDataset
 from galileo.hashing import text64
 from galileo.model.schema import Schema, nearest_name
 from galileo.node.shard import GroupCommit, Shard
@@ -59,7 +59,7 @@ class Catalog:
         shard = self._shards.get(dataset)
         if shard is None:
             close = nearest_name(dataset, self.names)
-            hint = f"; did you mean {close!r}?" if close else ""
+            hint = f"; did you mean {close!r}?" if close else "."
             known = ", ".join(self.names[:20]) or "none yet"
             raise UnknownDataset(
                 f"expected a dataset that exists ({known}), got {dataset!r}{hint} "
@@ -73,6 +73,7 @@ class Catalog:
 
         Raises:
             DatasetExists: the name is taken.
+            InputError: there are too many.
         """
         if schema.name in self._shards:
             raise DatasetExists(
@@ -83,6 +84,11 @@ class Catalog:
                     else " with another schema; choose another name"
                 ),
                 same=self._shards[schema.name].schema == schema,
+            )
+        if len(self._shards) >= DATASETS_MAX:
+            raise InputError(
+                f"expected at most {DATASETS_MAX} datasets in a cluster, got another one; "
+                "keep what belongs together in one dataset"
             )
         self.adopt(schema)
 

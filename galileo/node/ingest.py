@@ -80,7 +80,7 @@ class Ingest:
         Raises:
             InputError: another node owns the partition.
         """
-        if placement.owner(self._topology, task.partition) != self._name:
+        if placement.owners(self._topology).get(task.partition) != self._name:
             raise InputError(
                 f"node {self._name!r} does not own partition {task.partition}; "
                 "check that all nodes have one topology"
@@ -101,11 +101,13 @@ class Ingest:
         partitions = placement.partitions_of(self._topology, schema, cells, buckets)
         order = np.argsort(partitions, kind="stable")
         found, starts = np.unique(partitions[order], return_index=True)
-        stops = [*starts[1:].tolist(), table.num_rows]
+        stops = np.append(starts, table.num_rows)[1:]
         ordered = table.take(pa.array(order))
         return {
             int(partition): ordered.slice(start, stop - start).combine_chunks()
-            for partition, start, stop in zip(found.tolist(), starts.tolist(), stops, strict=True)
+            for partition, start, stop in zip(
+                found.tolist(), starts.tolist(), stops.tolist(), strict=True
+            )
         }
 
 

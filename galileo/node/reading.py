@@ -51,10 +51,11 @@ class Reading:
         query = parse(task.query_json, shard.schema) if task.query_json else None
         loop = asyncio.get_running_loop()
         for partition, sequence, ranges in _commits(task.parts):
-            if sequence > shard.published()[partition]:
+            last = shard.published()[partition]
+            if not 1 <= sequence <= last:
                 raise InputError(
-                    f"expected labels of commits up to {shard.published()[partition]} of "
-                    f"partition {partition}, got commit {sequence}; use labels of this cluster"
+                    f"expected labels of commits 1 to {last} of partition {partition}, "
+                    f"got commit {sequence}; use labels of this cluster"
                 )
             table = await loop.run_in_executor(
                 self._executor, self._commit, task.dataset, partition, sequence, ranges, query

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
@@ -136,10 +137,22 @@ class ClusterScans:
             )
 
     async def between(
-        self, query: Query, *, partitions: frozenset[int], after: Cursor, until: Cursor | None
+        self,
+        query: Query,
+        *,
+        partitions: frozenset[int],
+        after: Cursor,
+        until: Cursor | None,
+        labels_max: int = 0,
     ) -> AsyncIterator[pa.Table | Tail]:
-        """The labels of the commits (after, until] of some partitions, then their `Tail`."""
-        tasks = self._tasks(query, partitions, after=after, until=until)
+        """The labels of the commits (after, until] of some partitions, then their `Tail`.
+
+        With `labels_max` above 0 each node may stop behind that many.
+        """
+        whole = ScanTask(
+            0, query.schema.name, query.to_json(), after, until, partitions, labels_max
+        )
+        tasks = self._shares(whole)
         queue: asyncio.Queue[_Part] = asyncio.Queue(PARTS_WAITING_MAX)
         running = [
             asyncio.create_task(self._ask(node, task, queue)) for node, task in tasks.items()
@@ -160,13 +173,12 @@ class ClusterScans:
             await asyncio.gather(*running, return_exceptions=True)
         yield _joined(tails)
 
-    def _tasks(
-        self, query: Query, partitions: frozenset[int], *, after: Cursor, until: Cursor | None
-    ) -> dict[str, ScanTask]:
+    def _shares(self, task: ScanTask) -> dict[str, ScanTask]:
+        """The part of the task that each node has to answer."""
         by_node = placement.partitions_by_node(self._topology)
-        shares = {node: owned & partitions for node, owned in by_node.items()}
+        shares = {node: owned & task.partitions for node, owned in by_node.items()}
         return {
-            node: ScanTask(0, query.schema.name, query.to_json(), after, until, share)
+            node: dataclasses.replace(task, partitions=share)
             for node, share in shares.items()
             if share
         }

@@ -59,8 +59,11 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
+    """`labels` reach up to the token; `frontier` is how far the CCQ is evaluated."""
+
     labels: LabelSet
     token: str
+    frontier: Cursor
     age_s: float
     more: bool
 
@@ -177,7 +180,8 @@ def _fetch_parts(fetched: Fetched) -> list[continuous_pb2.FetchPart]:
     labels = fetched.labels
     tail = continuous_pb2.FetchTail(
         token=fetched.token,
-        frontier=cursor_to_pb(labels.frontier),
+        frontier=cursor_to_pb(fetched.frontier),
+        cursor=cursor_to_pb(labels.frontier),
         age_s=fetched.age_s,
         more=fetched.more,
         missing=labels.missing,

@@ -189,14 +189,16 @@ class ContinuousQueries:
         return self._fetched(answer)
 
     def _fetched(self, answer: ccq.AnswerFetch) -> Fetched:
-        made = self._driver.machine.state.tracker.records[answer.ccq_id].ccq
-        schema = self._node.catalog.schema(made.dataset)
-        labels = answer.labels if answer.labels is not None else LabelSet.empty(schema)
-        labels = labels.answering(
-            frontier=answer.frontier, missing=answer.missing, query=made.query
-        )
+        record = self._driver.machine.state.tracker.records.get(answer.ccq_id)
+        if record is None:
+            raise Unavailable("the continuous query was purged meanwhile", after_s=0.2)
+        made = record.ccq
+        labels = answer.labels
+        if labels is None:
+            labels = LabelSet.empty(self._node.catalog.schema(made.dataset))
+        labels = labels.answering(frontier=answer.cursor, missing=answer.missing, query=made.query)
         token = tokens.encode(made.id, answer.cursor)
-        return Fetched(labels, token, answer.frontier_age_s, answer.more)
+        return Fetched(labels, token, answer.frontier, answer.frontier_age_s, answer.more)
 
     async def _forward(
         self, coordinator: str, request: continuous_pb2.FetchRequest, *, forwarded: bool
@@ -270,8 +272,8 @@ def _forwarded(
     labels = LabelSet(
         schema,
         table_of(chunks, schema.label_schema),
-        frontier=cursor_from_pb(tail.frontier),
+        frontier=cursor_from_pb(tail.cursor),
         missing=tail.missing,
         query=head.query_json,
     )
-    return Fetched(labels, tail.token, tail.age_s, tail.more)
+    return Fetched(labels, tail.token, cursor_from_pb(tail.frontier), tail.age_s, tail.more)

@@ -112,11 +112,14 @@ class Driver:
             if not future.done() or future.cancelled():
                 self.feed(ccq.FetchAbandoned(request))
 
-    async def run(self) -> None:
-        """Restores the records, then runs until it is cancelled."""
+    async def restore(self) -> None:
+        """Feeds the records of earlier lives; comes before anything that can feed an event."""
         loaded = await asyncio.to_thread(self._store.load_records, RECORD_KIND)
         records = tuple(TAGGED.decode(data) for _, data in sorted(loaded.items()))
         self.feed(ccq.Restored(records, self._clock.wall()))
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._consume())

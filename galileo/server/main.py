@@ -125,6 +125,7 @@ class NodeProcess:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set, then lets calls finish for a moment and closes."""
+        await self.driver.restore()
         server, healthy = await self._open()
         log.info("node %s serves at %s", self.node.name, self._config.listen)
         running = [
@@ -176,7 +177,7 @@ class NodeProcess:
         return Continuous(
             self.node.name,
             options=ContinuousOptions(
-                ordinal=topology.ordinal(self.node.name),
+                ordinal=topology.ordinals[self.node.name],
                 groups=tuple(
                     tuple(member.name for member in group.nodes) for group in topology.groups
                 ),

@@ -136,7 +136,11 @@ class ContinuousWork:
         wanted = frozenset(effect.until)
         possible = self._node.scans.candidates(query) & wanted
         labels, tail = await self.scan(
-            query, partitions=possible, after=effect.after, until=effect.until
+            query,
+            partitions=possible,
+            after=effect.after,
+            until=effect.until,
+            labels_max=effect.labels_max,
         )
         sampled = await self.sample(labels, effect.ccq.sampler)
         certain = Cursor({p: effect.until[p] for p in wanted - possible})
@@ -145,11 +149,19 @@ class ContinuousWork:
         )
 
     async def scan(
-        self, query: Query, *, partitions: frozenset[int], after: Cursor, until: Cursor | None
+        self,
+        query: Query,
+        *,
+        partitions: frozenset[int],
+        after: Cursor,
+        until: Cursor,
+        labels_max: int,
     ) -> tuple[LabelSet, Tail]:
         """All labels of (after, until], up to the frontier that the tail names."""
         tables, tail = [], Tail(ORIGIN, partitions)
-        parts = self._node.scans.between(query, partitions=partitions, after=after, until=until)
+        parts = self._node.scans.between(
+            query, partitions=partitions, after=after, until=until, labels_max=labels_max
+        )
         async for part in parts:
             if isinstance(part, Tail):
                 tail = part

@@ -240,6 +240,7 @@ class FetchTail(_message.Message):
     AGE_S_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     age_s: _builtins.float
     """how long ago the frontier was reached"""
@@ -251,6 +252,10 @@ class FetchTail(_message.Message):
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """partitions that could not be considered"""
 
+    @_builtins.property
+    def cursor(self) -> _common_pb2.CursorValue:
+        """of the token: up to where the labels of all answers are complete"""
+
     def __init__(
         self,
         *,
@@ -259,10 +264,11 @@ class FetchTail(_message.Message):
         age_s: _builtins.float = ...,
         more: _builtins.bool = ...,
         missing: _abc.Iterable[_builtins.int] | None = ...,
+        cursor: _common_pb2.CursorValue | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "frontier", b"frontier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "frontier", b"frontier", "missing", b"missing", "more", b"more", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "cursor", b"cursor", "frontier", b"frontier", "missing", b"missing", "more", b"more", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

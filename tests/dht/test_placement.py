@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.dht import placement
+from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.geo import geohash, ranges
+from galileo.hashing import text64
+from galileo.model.schema import Feature, Schema
+
+MASK = 2**64 - 1
+HOUR_US = 3_600_000_000
+LETTERS = geohash.ALPHABET.decode()
+
+# Pinned: a change of any of these numbers would look for stored blocks in the wrong place.
+GOLDEN = Topology(
+    "golden",
+    (
+        Group("g1", (NodeInfo("a", "h:1"), NodeInfo("b", "h:2", 2.0))),
+        Group("g2", (NodeInfo("c", "h:3"), NodeInfo("d", "h:4"))),
+    ),
+    (("", 0), ("9x", 1), ("dr", 0), ("u", 1)),
+)
+GOLDEN_OWNERS = {0: "b", 1: "b", 2: "b", 3: "b", 4: "d", 5: "d", 6: "c", 7: "c"}
+GOLDEN_BLOCKS = [
+    ("9xjqb", 0, 7),
+    ("9wzzz", HOUR_US, 1),
+    ("dr5ru", -HOUR_US, 2),
+    ("u4pru", 1_330_581_600_000_000, 5),
+    ("00000", 0, 2),
+    ("zzzzz", 0, 6),
+]
+
+
+def schema(precision: int = 5, name: str = "nam") -> Schema:
+    return Schema(name, [Feature("temperature", "K")], geohash_precision=precision)
+
+
+def group(name: str, nodes: int, *, weight: float = 1.0) -> Group:
+    members = [NodeInfo(f"{name}{n}", f"{name}:{n + 1}", weight) for n in range(nodes)]
+    return Group(name, tuple(members))
+
+
+starts = st.text(LETTERS, min_size=1, max_size=3).filter(lambda text: text.strip("0") != "")
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    groups = tuple(group(f"g{n}", draw(st.integers(1, 3))) for n in range(draw(st.integers(1, 4))))
+    cells = {geohash.prefix_range(cut, 12)[0]: cut for cut in draw(st.lists(starts, max_size=8))}
+    numbers = st.integers(0, len(groups) - 1)
+    cuts = tuple((start, draw(numbers)) for start in ["", *(cells[key] for key in sorted(cells))])
+    return Topology("t", groups, cuts, draw(st.integers(1, 9)))
+
+
+def splitmix(value: int) -> int:
+    z = (value + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def dumb_group(topology: Topology, text: str) -> int:
+    """By comparing texts, without numbers."""
+    padded = text.ljust(12, "0")
+    return [number for start, number in topology.ranges if start.ljust(12, "0") <= padded][-1]
+
+
+def dumb_partition(topology: Topology, dataset: str, text: str, bucket: int) -> int:
+    cell = geohash.cell_of_text(text)
+    hashed = splitmix(splitmix(cell ^ text64("block", dataset)) ^ (bucket & MASK))
+    count = topology.partitions_per_group
+    return dumb_group(topology, text) * count + hashed % count
+
+
+# --- blocks --------------------------------------------------------------------------------------
+
+
+@given(topologies(), st.integers(1, 12), st.data())
+def test_blocks_go_where_the_scalar_version_says(
+    topology: Topology, precision: int, data: st.DataObject
+) -> None:
+    cells = st.integers(0, 32**precision - 1)
+    buckets = st.integers(-(2**62), 2**62)
+    blocks = data.draw(st.lists(st.tuples(cells, buckets), min_size=1, max_size=30))
+    cell = np.array([one for one, _ in blocks], dtype=np.uint64)
+    bucket = np.array([one for _, one in blocks], dtype=np.int64)
+    placed = placement.partitions_of(topology, schema(precision), cell, bucket)
+    assert placed.dtype == np.int32
+    texts = geohash.to_text(cell, precision).to_pylist()
+    assert placed.tolist() == [
+        dumb_partition(topology, "nam", text, when)
+        for text, when in zip(texts, bucket.tolist(), strict=True)
+    ]
+
+
+def test_golden_blocks() -> None:
+    cells = geohash.from_text([text for text, _, _ in GOLDEN_BLOCKS])
+    buckets = np.array([bucket for _, bucket, _ in GOLDEN_BLOCKS])
+    placed = placement.partitions_of(GOLDEN, schema(), cells, buckets)
+    assert placed.tolist() == [partition for _, _, partition in GOLDEN_BLOCKS]
+
+
+def test_blocks_of_one_cell_spread_over_the_partitions_of_their_group() -> None:
+    buckets = np.arange(8_000, dtype=np.int64) * HOUR_US
+    cells = np.full(len(buckets), geohash.cell_of_text("9xjqb"), dtype=np.uint64)
+    counts = np.bincount(placement.partitions_of(GOLDEN, schema(), cells, buckets), minlength=8)
+    assert counts[:4].tolist() == [0, 0, 0, 0]
+    # 2,000 a partition; six standard deviations of a fair draw.
+    assert abs(counts[4:] - 2_000).max() < 6 * (8_000 * 0.25 * 0.75) ** 0.5
+
+
+def test_datasets_are_spread_apart() -> None:
+    buckets = np.arange(1_000, dtype=np.int64) * HOUR_US
+    cells = np.full(len(buckets), geohash.cell_of_text("9xjqb"), dtype=np.uint64)
+    here = placement.partitions_of(GOLDEN, schema(name="nam"), cells, buckets)
+    there = placement.partitions_of(GOLDEN, schema(name="gfs"), cells, buckets)
+    assert 150 < (here == there).sum() < 350
+
+
+# --- candidates ----------------------------------------------------------------------------------
+
+
+@st.composite
+def cell_ranges(draw: st.DrawFn, precision: int) -> ranges.Ranges:
+    edges = st.integers(0, 32**precision)
+    pairs = draw(st.lists(st.tuples(edges, edges), max_size=5))
+    return ranges.normalise([min(pair) for pair in pairs], [max(pair) for pair in pairs])
+
+
+@given(topologies(), st.sampled_from([1, 2]), st.data())
+def test_candidates_are_all_partitions_that_a_cell_of_the_ranges_can_go_to(
+    topology: Topology, precision: int, data: st.DataObject
+) -> None:
+    asked = data.draw(cell_ranges(precision))
+    bounds = zip(*(edge.tolist() for edge in asked), strict=True)
+    cells = np.array([cell for low, high in bounds for cell in range(low, high)], dtype=np.uint64)
+    texts = geohash.to_text(cells, precision).to_pylist() if len(cells) else []
+    count = topology.partitions_per_group
+    needed = {
+        partition
+        for number in {dumb_group(topology, text) for text in texts}
+        for partition in range(number * count, (number + 1) * count)
+    }
+    found = placement.candidates(topology, schema(precision), asked)
+    assert found >= needed
+    if all(len(start) <= precision for start, _ in topology.ranges):
+        assert found == needed
+
+
+@given(topologies(), st.integers(1, 12), st.data())
+def test_no_block_lies_outside_its_candidates(
+    topology: Topology, precision: int, data: st.DataObject
+) -> None:
+    low, high = sorted(data.draw(st.tuples(*[st.integers(0, 32**precision - 1)] * 2)))
+    asked = ranges.normalise([low], [high + 1])
+    cells = data.draw(st.lists(st.integers(low, high), min_size=1, max_size=20))
+    placed = placement.partitions_of(
+        topology,
+        schema(precision),
+        np.array(cells, dtype=np.uint64),
+        np.arange(len(cells), dtype=np.int64),
+    )
+    assert set(placed.tolist()) <= placement.candidates(topology, schema(precision), asked)
+
+
+def test_no_ranges_ask_nobody_and_no_limit_asks_all() -> None:
+    assert placement.candidates(GOLDEN, schema(), ranges.none()) == frozenset()
+    assert placement.candidates(GOLDEN, schema(), None) == frozenset(range(8))
+
+
+def test_the_whole_world_asks_all() -> None:
+    for precision in range(1, 13):
+        world = ranges.normalise([0], [32**precision])
+        found = placement.candidates(GOLDEN, schema(precision), world)
+        assert found == frozenset(range(8)), f"precision {precision}"
+
+
+# --- nodes ---------------------------------------------------------------------------------------
+
+
+def test_golden_owners() -> None:
+    assert placement.owners(GOLDEN) == GOLDEN_OWNERS
+    assert {p: placement.owner(GOLDEN, p) for p in GOLDEN.partitions} == GOLDEN_OWNERS
+
+
+@given(topologies())
+def test_every_partition_has_one_node_of_its_group(topology: Topology) -> None:
+    owned = placement.partitions_by_node(topology)
+    assert set(owned) == set(topology.by_name)
+    assert sorted(p for partitions in owned.values() for p in partitions) == list(
+        topology.partitions
+    )
+    for node, partitions in owned.items():
+        number = topology.groups.index(topology.group_of(node))
+        assert {p // topology.partitions_per_group for p in partitions} <= {number}
+
+
+@given(topologies(), st.randoms())
+def test_the_order_of_nodes_does_not_matter(topology: Topology, rng: Random) -> None:
+    shuffled = tuple(
+        Group(one.name, tuple(rng.sample(one.nodes, len(one.nodes)))) for one in topology.groups
+    )
+    again = replace(topology, groups=shuffled)
+    assert placement.owners(again) == placement.owners(topology)
+
+
+def one_group(*nodes: NodeInfo) -> Topology:
+    return Topology("t", (Group("g", nodes),), even_ranges(1), 1024)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_a_new_node_takes_its_share_and_nothing_else_moves(count: int) -> None:
+    nodes = [NodeInfo(f"node-{n}", f"h:{n + 1}") for n in range(count + 1)]
+    before = placement.owners(one_group(*nodes[:-1]))
+    after = placement.owners(one_group(*nodes))
+    moved = [partition for partition in before if before[partition] != after[partition]]
+    assert {after[partition] for partition in moved} == {nodes[-1].name}
+    share = 1 / (count + 1)
+    spread = 5 * (1024 * share * (1 - share)) ** 0.5
+    assert abs(len(moved) - 1024 * share) < spread
+
+
+def test_a_node_that_goes_gives_its_partitions_to_all_others() -> None:
+    nodes = [NodeInfo(f"node-{n}", f"h:{n + 1}") for n in range(4)]
+    before = placement.owners(one_group(*nodes))
+    after = placement.owners(one_group(*nodes[1:]))
+    moved = {p for p in before if before[p] != after[p]}
+    assert moved == {p for p, node in before.items() if node == "node-0"}
+    assert {after[p] for p in moved} == {"node-1", "node-2", "node-3"}
+
+
+def test_weights_are_shares() -> None:
+    heavy = NodeInfo("heavy", "h:1", 3.0)
+    counts = Counter(placement.owners(one_group(heavy, NodeInfo("light", "h:2", 1.0))).values())
+    assert abs(counts["heavy"] - 768) < 5 * (1024 * 0.75 * 0.25) ** 0.5
+
+
+def test_a_heavier_node_only_gains() -> None:
+    light = NodeInfo("b", "h:2")
+    before = placement.owners(one_group(NodeInfo("a", "h:1"), light))
+    after = placement.owners(one_group(NodeInfo("a", "h:1", 2.0), light))
+    assert {after[p] for p in before if before[p] != after[p]} == {"a"}

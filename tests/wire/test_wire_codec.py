@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.cursor import Cursor
+from galileo.errors import InputError
+from galileo.wire import codec
+from galileo.wire.channel import MESSAGE_BYTES_MAX
+from galileo.wire.pb import common_pb2
+
+cursors = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), max_size=6)
+
+
+@given(cursors)
+def test_a_cursor_crosses_the_wire(positions: dict[int, int]) -> None:
+    sent = Cursor(positions)
+    packed = codec.cursor_to_pb(sent).SerializeToString()
+    assert codec.cursor_from_pb(common_pb2.CursorValue.FromString(packed)) == sent
+
+
+def test_a_cursor_of_unequal_lists_is_refused() -> None:
+    value = common_pb2.CursorValue(partitions=[1, 2], sequences=[3])
+    with pytest.raises(InputError, match=r"as many sequences as partitions .*, got 1 and 2"):
+        codec.cursor_from_pb(value)
+
+
+@given(st.integers(0, 50), st.integers(1, 20))
+def test_a_table_is_taken_apart_and_put_together(rows: int, rows_max: int) -> None:
+    table = pa.table({"number": np.arange(rows), "text": [f"text {n}" for n in range(rows)]})
+    chunks = list(codec.table_chunks(table, rows_max))
+    sizes = [codec.table_of([chunk], table.schema).num_rows for chunk in chunks]
+    assert sizes == [min(rows_max, rows - start) for start in range(0, rows, rows_max)]
+    assert codec.table_of(chunks, table.schema).equals(table)
+
+
+def test_a_slice_travels_without_the_rest_of_its_table() -> None:
+    table = pa.table({"text": ["x" * 1000] * 10_000})
+    (chunk,) = codec.table_chunks(table.slice(5_000, 10), 100)
+    assert len(chunk) < 20_000
+
+
+def test_chunks_of_wide_rows_stay_below_the_limit_of_a_message() -> None:
+    """Twenty texts of 4 MB: few rows, and too much for one message."""
+    table = pa.table({"text": pa.array(["x" * (4 << 20)] * 20, pa.string())})
+    chunks = [len(chunk) for chunk in codec.table_chunks(table, codec.ROWS_PER_MESSAGE)]
+    assert max(chunks) < MESSAGE_BYTES_MAX
+    assert sum(chunks) > 20 * (4 << 20)
+
+
+def test_rows_of_very_different_width_stay_below_it_too() -> None:
+    widths = [16 << 20] * 4 + [1] * 1000
+    table = pa.table({"number": range(len(widths)), "text": ["x" * width for width in widths]})
+    chunks = list(codec.table_chunks(table, codec.ROWS_PER_MESSAGE))
+    assert max(map(len, chunks)) < MESSAGE_BYTES_MAX
+    assert codec.table_of(chunks, table.schema).equals(table)
+
+
+def test_chunks_of_another_schema_are_refused() -> None:
+    (chunk,) = codec.table_chunks(pa.table({"a": [1]}), 10)
+    with pytest.raises(InputError, match="expected Arrow columns b: int64; got a: int64"):
+        codec.table_of([chunk], pa.schema([("b", pa.int64())]))
+    with pytest.raises(InputError, match="expected an Arrow IPC stream"):
+        codec.table_of([b"rubbish"], pa.schema([("b", pa.int64())]))
+
+
+def test_no_chunks_are_an_empty_table() -> None:
+    schema = pa.schema([("b", pa.int64())])
+    assert list(codec.table_chunks(schema.empty_table(), 10)) == []
+    assert codec.table_of([], schema).equals(schema.empty_table())

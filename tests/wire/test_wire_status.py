@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo import errors
+from galileo.wire import status
+from galileo.wire.pb import common_pb2
+
+KINDS = errors.by_kind()
+
+details = st.dictionaries(
+    st.from_regex(r"[a-z_]{1,12}", fullmatch=True).filter(lambda name: name != "message"),
+    st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8"), max_size=20)
+    | st.booleans()
+    | st.none()
+    | st.lists(st.integers(), max_size=4),
+    max_size=4,
+)
+messages = st.text(st.characters(codec="utf-8"), max_size=500)
+
+
+def rpc_error(code: grpc.StatusCode, told: str = "", *trailing: Any) -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(code, nothing, grpc.aio.Metadata(*trailing), details=told)
+
+
+def test_every_error_has_a_kind_of_its_own() -> None:
+    classes: list[type[errors.GalileoError]] = [errors.GalileoError]
+    for cls in classes:
+        classes += cls.__subclasses__()
+    assert len(classes) > 25
+    assert {cls.kind: cls for cls in classes} == KINDS
+    assert len(KINDS) == len(classes), "two classes share a kind"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15)
+@given(message=messages, told=details)
+def test_every_error_crosses_the_wire_as_itself(
+    kind: str, message: str, told: dict[str, Any]
+) -> None:
+    sent = KINDS[kind](message, **told)
+    packed = status.error_to_pb(sent).SerializeToString()
+    got = status.error_from_pb(common_pb2.ErrorValue.FromString(packed))
+    assert type(got) is KINDS[kind]
+    assert (got.message, got.details, str(got)) == (message, told, message)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_a_code_that_is_no_success(kind: str) -> None:
+    code = status.code_of(KINDS[kind]("x"))
+    assert isinstance(code, grpc.StatusCode)
+    assert code is not grpc.StatusCode.OK
+    if kind != errors.GalileoError.kind:
+        assert code is not grpc.StatusCode.UNKNOWN, "no branch of the table has it"
+
+
+@pytest.mark.parametrize("kind", status.CODES)
+def test_the_table_names_kinds_that_exist(kind: str) -> None:
+    assert kind in KINDS
+
+
+def test_a_leaf_without_a_row_has_its_branchs_code() -> None:
+    class Late(errors.Unavailable):
+        kind = "late-for-the-test"
+
+    try:
+        assert status.code_of(Late("x")) is grpc.StatusCode.UNAVAILABLE
+    finally:
+        del Late
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_carried_error_is_raised_rather_than_the_code(kind: str) -> None:
+    sent = KINDS[kind]("expected this, got that", position=7)
+    packed = status.error_to_pb(sent).SerializeToString()
+    failed = rpc_error(status.code_of(sent), "other words", (status.METADATA_KEY, packed))
+    got = status.error_of_rpc(failed, asked="node-1")
+    assert type(got) is KINDS[kind]
+    assert (got.message, got.details) == ("expected this, got that", {"position": 7})
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.name != "OK"])
+def test_a_bare_code_is_an_error_that_says_whom_was_asked(code: grpc.StatusCode) -> None:
+    got = status.error_of_rpc(rpc_error(code, "the reason"), asked="127.0.0.1:7701")
+    assert "127.0.0.1:7701" in got.message
+    assert "the reason" in got.message
+    assert got.details["address"] == "127.0.0.1:7701"
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "cls"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "connection refused", errors.Unavailable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", errors.DeadlineExceeded),
+        (grpc.StatusCode.CANCELLED, "", errors.Cancelled),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams", errors.Overloaded),
+        (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "CLIENT: Sent message larger than max (9 vs. 4)",
+            errors.MessageTooLarge,
+        ),
+        (grpc.StatusCode.UNAUTHENTICATED, "", errors.NotPermitted),
+        (grpc.StatusCode.INTERNAL, "", errors.Bug),
+        (grpc.StatusCode.UNIMPLEMENTED, "", errors.Bug),
+    ],
+)
+def test_what_a_bare_code_means(
+    code: grpc.StatusCode, told: str, cls: type[errors.GalileoError]
+) -> None:
+    assert type(status.error_of_rpc(rpc_error(code, told), asked="x")) is cls
+
+
+@pytest.mark.parametrize("value", [b"\xff\xff", b"\x1a\x01{"])
+def test_damaged_metadata_falls_back_to_the_code(value: bytes) -> None:
+    failed = rpc_error(grpc.StatusCode.UNAVAILABLE, "gone", (status.METADATA_KEY, value))
+    assert type(status.error_of_rpc(failed, asked="x")) is errors.Unavailable
+
+
+def test_a_kind_of_a_newer_node_is_the_root_class() -> None:
+    got = status.error_from_pb(common_pb2.ErrorValue(kind="from-the-future", message="new"))
+    assert type(got) is errors.GalileoError
+    assert got.message == "new"
+
+
+def test_details_that_are_no_json_are_told_as_text() -> None:
+    sent = errors.InputError("x", path=pytest)
+    assert status.error_from_pb(status.error_to_pb(sent)).details == {"path": str(pytest)}
+
+
+@pytest.mark.parametrize("letter", ["x", "ü", "\U0001d54f"])
+def test_what_travels_is_bounded_in_bytes(letter: str) -> None:
+    """Trailing metadata beyond 8 KiB may be refused, and the error with it."""
+    sent = errors.InputError(letter * 100_000, text=letter * 4_000)
+    value = status.error_to_pb(sent)
+    assert value.ByteSize() <= status.ERROR_BYTES_MAX
+    assert value.message.startswith(letter * 100)
