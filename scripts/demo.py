@@ -13,6 +13,7 @@ from pathlib import Path
 import demo_files
 import demo_map
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
@@ -124,9 +125,8 @@ def _run(
     thread.join(timeout=20)
 
     parts = [ccq.initial, *(update.labels for update in watcher.updates)]
-    delivered = Labels.concat(data.schema, parts).answering(
-        frontier=full.frontier, query=full.query
-    )
+    table = LabelSet.concat(data.schema, parts).table
+    delivered = Labels(data.schema, table, frontier=full.frontier, query=full.query)
     ok = _verdict(delivered, kept, watcher, killed_at)
     ok &= _independent_counts(client, data, full, polygon, stored=stored)
     _explore(delivered)
@@ -233,13 +233,15 @@ def _explore(delivered: Labels) -> None:
         say(f"    {row['time']:%Y-%m-%d %H:%M}  {row['paths']:6,} paths, mean {row['mean']:.1f} K")
 
 
-def _identities(labels: LabelSet) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def _identities(labels: LabelSet) -> npt.NDArray[np.uint64]:
     """One number per label: partition, sequence and row."""
-    return (
-        (labels.partitions.astype(np.uint64) << np.uint64(52))
-        | (labels.sequences.astype(np.uint64) << np.uint64(24))
-        | labels.rows.astype(np.uint64)
+    partitions, sequences, rows = (
+        column.astype(np.uint64) for column in (labels.partitions, labels.sequences, labels.rows)
     )
+    numbers: npt.NDArray[np.uint64] = (
+        partitions << np.uint64(52) | sequences << np.uint64(24) | rows
+    )
+    return numbers
 
 
 def _generated() -> Data:

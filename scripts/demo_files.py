@@ -79,7 +79,8 @@ def _read_netcdf(path: Path) -> pd.DataFrame:
         name = next(name for name in TEMPERATURE if name in dataset)
         frame = dataset[name].to_dataframe(name="temperature").reset_index()
     named = {"lat": "latitude", "lon": "longitude", "XLAT": "latitude", "XLONG": "longitude"}
-    return frame.rename(columns=named)[["latitude", "longitude", "temperature"]]
+    columns: pd.DataFrame = frame.rename(columns=named)[["latitude", "longitude", "temperature"]]
+    return columns
 
 
 def _read_csv(path: Path) -> pd.DataFrame:

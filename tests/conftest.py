@@ -13,7 +13,11 @@ from hypothesis import HealthCheck, settings
 import galileo
 
 settings.register_profile(
-    "galileo", deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "galileo",
+    deadline=None,
+    max_examples=60,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("galileo")
 

@@ -1,0 +1,262 @@
+"""These events, hence these instructions: processing cycles and fetches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ccq_driver import CCQ, Driver, only, path
+
+from galileo.ccq.events import (
+    AbandonCycle,
+    AnswerFetch,
+    Backfill,
+    BackfillFailed,
+    BackfillFinished,
+    ConfirmSequences,
+    CycleFailed,
+    CycleFinished,
+    CycleResult,
+    FetchAbandoned,
+    FetchRequested,
+    RefuseFetch,
+    SequencesConfirmed,
+    SequencesSeen,
+    StartCycle,
+)
+from galileo.ccq.model import Failure
+from galileo.cursor import ORIGIN, Cursor
+from galileo.testing.simulator.logs import to_labels, to_paths
+
+# --- cycles ----------------------------------------------------------------------------------
+
+
+def test_nothing_new_starts_nothing_and_one_job_serves_all():
+    driver = Driver()
+    driver.lead()
+    driver.lead(replace(CCQ, id="r"))
+    assert driver.tick(1.0) == []
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    assert driver.tick(1.5) == []
+    (start,) = driver.tick(2.0)
+    assert [item.ccq.id for item in start.items] == ["q", "r"]
+    assert driver.tick(3.0) == []
+
+
+def test_a_failed_cycle_moves_nothing_and_is_retried_later():
+    driver = Driver(cycle_retry_s=0.5)
+    driver.lead()
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    (start,) = driver.tick(1.0)
+    assert driver.feed(CycleFailed(start.cycle_id, Failure("unavailable", "spark"))) == []
+    assert driver.machine.coordinated["q"].evaluated == ORIGIN
+    assert driver.tick(1.4) == []
+    assert only(driver.tick(1.5), StartCycle)[0].items == start.items
+
+
+def test_an_abandoned_cycle_that_answers_late_still_counts():
+    driver = Driver(cycle_timeout_s=5.0)
+    driver.lead()
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    (start,) = driver.tick(1.0)
+    assert driver.tick(6.0) == [AbandonCycle(start.cycle_id)]
+    (second,) = driver.tick(7.0)
+    item = start.items[0]
+    result = CycleResult("q", item.term, item.after, to_labels([path(0, 1)]), Cursor({0: 1}))
+    driver.feed(CycleFinished(start.cycle_id, (result,)))
+    driver.feed(CycleFinished(second.cycle_id, (result,)))
+    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    assert to_paths(answer.labels) == [path(0, 1)]
+
+
+def test_the_result_of_another_term_is_ignored():
+    driver = Driver()
+    driver.lead()
+    result = CycleResult("q", 7, ORIGIN, to_labels([path(0, 1)]), Cursor({0: 1}))
+    driver.feed(CycleFinished(1, (result,)))
+    assert driver.machine.coordinated["q"].evaluated == ORIGIN
+
+
+def test_a_failing_sampler_stops_its_ccq_alone_and_loses_nothing():
+    driver = Driver()
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    (start,) = driver.tick(1.0)
+    item = start.items[0]
+    failure = Failure("sampler_failed", "division by zero")
+    broken = CycleResult("q", item.term, item.after, None, ORIGIN, failure)
+    effects = driver.feed(CycleFinished(start.cycle_id, (broken,)))
+    assert effects == [RefuseFetch(1, failure)]
+    driver.cycle([path(0, 1)], {0: 1}, now=5.0)
+    (answer,) = driver.feed(FetchRequested(2, "q", ORIGIN))
+    assert to_paths(answer.labels) == [path(0, 1)]
+
+
+def test_over_its_budget_the_cache_drops_and_a_rescan_finds_it_again():
+    driver = Driver(cache_bytes_max=1)
+    driver.lead()
+    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    led = driver.machine.coordinated["q"]
+    assert (led.cache.bytes, led.cache.base, led.evaluated) == (0, Cursor({0: 1}), Cursor({0: 1}))
+    (rescan,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    assert (rescan.after, rescan.until) == (ORIGIN, Cursor({0: 1}))
+
+
+# --- fetches ---------------------------------------------------------------------------------
+
+
+def test_the_token_acknowledges_and_the_rest_is_answered():
+    driver = Driver()
+    driver.lead()
+    driver.cycle([path(0, 1), path(0, 2), path(1, 1)], {0: 2, 1: 3}, now=1.0)
+    (answer,) = driver.feed(FetchRequested(1, "q", Cursor({0: 1})))
+    assert to_paths(answer.labels) == [path(0, 2), path(1, 1)]
+    assert (answer.after, answer.cursor) == (Cursor({0: 1}), Cursor({0: 2, 1: 3}))
+    assert driver.feed(FetchRequested(2, "q", Cursor({0: 1})))[0].labels is not None
+    assert driver.machine.coordinated["q"].retrieved == Cursor({0: 1})
+    (empty,) = driver.feed(FetchRequested(3, "q", answer.cursor))
+    assert (empty.labels, empty.cursor, empty.more) == (None, answer.cursor, False)
+
+
+def test_a_waiting_fetch_is_answered_by_the_next_cycle():
+    driver = Driver()
+    driver.lead()
+    assert driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0)) == []
+    (answer,) = driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    assert to_paths(answer.labels) == [path(0, 1)]
+
+
+def test_a_waiting_fetch_ends_with_an_empty_answer_that_moves_the_token():
+    driver = Driver()
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=3.0))
+    driver.cycle([], {0: 5}, now=1.0)
+    (answer,) = driver.tick(3.0)
+    assert (answer.labels, answer.cursor) == (None, Cursor({0: 5}))
+
+
+def test_an_abandoned_fetch_is_forgotten():
+    driver = Driver()
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    driver.feed(FetchAbandoned(1))
+    assert driver.cycle([path(0, 1)], {0: 1}, now=1.0) == []
+
+
+def test_an_answer_is_cut_and_says_so():
+    driver = Driver()
+    driver.lead()
+    driver.cycle([path(0, s, row) for s in (1, 2) for row in (0, 1)], {0: 2}, now=1.0)
+    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN, labels_max=3))
+    assert (len(answer.labels), answer.cursor, answer.more) == (2, Cursor({0: 1}), True)
+
+
+def test_an_old_token_is_rescanned_and_joined_with_the_cache_as_it_is_then():
+    driver = Driver()
+    driver.lead(retrieved=Cursor({0: 4}))
+    (rescan,) = driver.feed(FetchRequested(1, "q", Cursor({0: 2})))
+    assert rescan == Backfill(1, CCQ, Cursor({0: 2}), Cursor({0: 4}), 100_000)
+    driver.cycle([path(0, 5)], {0: 5}, now=1.0)
+    found = BackfillFinished(1, to_labels([path(0, 3), path(0, 4)]), Cursor({0: 4}))
+    (answer,) = driver.feed(found)
+    assert to_paths(answer.labels) == [path(0, 3), path(0, 4), path(0, 5)]
+    assert answer.cursor == Cursor({0: 5})
+    assert driver.feed(found) == []
+
+
+def test_a_rescan_that_does_not_meet_the_cache_ends_the_answer():
+    driver = Driver()
+    driver.lead(retrieved=Cursor({0: 4, 1: 1}))
+    driver.cycle([path(0, 5), path(1, 2)], {0: 5, 1: 2}, now=1.0)
+    driver.feed(FetchRequested(1, "q", Cursor({0: 2, 1: 1})))
+    (answer,) = driver.feed(BackfillFinished(1, to_labels([path(0, 3)]), Cursor({0: 3})))
+    assert to_paths(answer.labels) == [path(0, 3), path(1, 2)]
+    assert (answer.cursor, answer.more) == (Cursor({0: 3, 1: 2}), True)
+
+
+def test_a_rescan_that_claims_too_much_hides_nothing_of_the_cache():
+    driver = Driver()
+    driver.lead(retrieved=Cursor({0: 4}))
+    driver.cycle([path(0, 5)], {0: 5}, now=1.0)
+    driver.feed(FetchRequested(1, "q", Cursor({0: 3})))
+    (answer,) = driver.feed(BackfillFinished(1, to_labels([path(0, 4)]), Cursor({0: 5})))
+    assert to_paths(answer.labels) == [path(0, 4), path(0, 5)]
+
+
+def test_a_rescan_without_an_owner_names_the_partition():
+    driver = Driver()
+    driver.lead(retrieved=Cursor({0: 4}))
+    driver.feed(FetchRequested(1, "q", ORIGIN))
+    (answer,) = driver.feed(BackfillFinished(1, None, ORIGIN, missing=(0,)))
+    assert (answer.cursor, answer.missing, answer.more) == (ORIGIN, (0,), False)
+
+
+def test_a_rescan_that_fails_or_takes_too_long_is_refused():
+    driver = Driver(backfill_timeout_s=2.0)
+    driver.lead(retrieved=Cursor({0: 4}))
+    driver.feed(FetchRequested(1, "q", ORIGIN))
+    failure = Failure("unavailable", "no evaluator")
+    assert driver.feed(BackfillFailed(1, failure)) == [RefuseFetch(1, failure)]
+    driver.feed(FetchRequested(2, "q", ORIGIN))
+    (refused,) = driver.tick(2.0)
+    assert (refused.request, refused.failure.kind) == (2, "unavailable")
+
+
+def test_a_token_ahead_of_the_cache_moves_it_and_drops_what_a_running_cycle_brings():
+    driver = Driver()
+    driver.lead()
+    driver.feed(SequencesSeen("d", Cursor({0: 3})))
+    (start,) = driver.tick(1.0)
+    (answer,) = driver.feed(FetchRequested(1, "q", Cursor({0: 2})))
+    assert (answer.labels, answer.cursor) == (None, Cursor({0: 2}))
+    item, paths = start.items[0], [path(0, s) for s in (1, 2, 3)]
+    result = CycleResult("q", item.term, item.after, to_labels(paths), Cursor({0: 3}))
+    driver.feed(CycleFinished(start.cycle_id, (result,)))
+    (answer,) = driver.feed(FetchRequested(2, "q", Cursor({0: 2})))
+    assert to_paths(answer.labels) == [path(0, 3)]
+
+
+def test_a_token_ahead_of_all_that_is_known_is_confirmed_or_refused():
+    driver = Driver()
+    driver.lead()
+    asked = driver.feed(FetchRequested(1, "q", Cursor({0: 9, 1: 9})))
+    assert asked == [ConfirmSequences(1, "d", (0, 1))]
+    (answer,) = driver.feed(SequencesConfirmed(1, Cursor({0: 9, 1: 12})))
+    assert answer.cursor == Cursor({0: 9, 1: 9})
+    assert driver.machine.coordinated["q"].evaluated == Cursor({0: 9, 1: 9})
+    driver.feed(FetchRequested(2, "q", Cursor({0: 10})))
+    (refused,) = driver.feed(SequencesConfirmed(2, Cursor({0: 9})))
+    assert refused.failure.kind == "invalid_token"
+    assert driver.machine.coordinated["q"].evaluated == Cursor({0: 9, 1: 9})
+
+
+def test_a_token_that_cannot_be_confirmed_holds_its_partition_back_alone():
+    driver = Driver(confirm_timeout_s=1.0)
+    driver.lead()
+    driver.cycle([path(1, 1)], {1: 1}, now=1.0)
+    driver.feed(FetchRequested(1, "q", Cursor({0: 9})))
+    (answer,) = driver.feed(SequencesConfirmed(1, ORIGIN, unreachable=(0,)))
+    assert to_paths(answer.labels) == [path(1, 1)]
+    assert (answer.cursor, answer.missing) == (Cursor({0: 9, 1: 1}), (0,))
+    assert driver.machine.coordinated["q"].evaluated == Cursor({1: 1})
+    driver.feed(FetchRequested(2, "q", Cursor({0: 9, 1: 1})))
+    (answer,) = driver.tick(2.0)
+    assert (answer.labels, answer.missing) == (None, (0,))
+
+
+def test_a_waiting_fetch_that_another_reader_overtakes_is_rescanned():
+    driver = Driver()
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    driver.feed(SequencesSeen("d", Cursor({0: 2})))
+    effects = driver.feed(FetchRequested(2, "q", Cursor({0: 2})))
+    assert [type(effect) for effect in effects] == [AnswerFetch, Backfill]
+    assert (effects[1].request, effects[1].until) == (1, Cursor({0: 2}))
+
+
+def test_too_many_fetches_are_told_to_come_back():
+    driver = Driver(fetches_max=1)
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    (refused,) = driver.feed(FetchRequested(2, "q", ORIGIN))
+    assert refused.failure.kind == "overloaded"
