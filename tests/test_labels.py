@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import InputError
 from galileo.geo import geohash
-from galileo.labels import LabelSet, from_ipc, parse_label, to_ipc
+from galileo.labels import LabelSet, first_commits, from_ipc, parse_label, to_ipc
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_MAX_US, TIME_MIN_US, iso
 
@@ -300,3 +300,45 @@ def test_damaged_bytes_are_refused_or_give_a_sound_table(compression: str | None
             assert table.schema.equals(SCHEMA.label_schema)
             table.validate(full=True)
     assert refused > 1000
+
+
+# --- cutting at whole commits ----------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(0, 4)), unique=True, max_size=40
+    ),
+    st.integers(1, 20),
+)
+def test_first_commits_are_whole_and_repeating_loses_nothing(
+    given_places: list[tuple[int, int, int]], labels_max: int
+) -> None:
+    rest, reached = commits(*given_places), Cursor(dict.fromkeys(range(4), 12))
+    found: list[tuple[int, int, int]] = []
+    cursor = ORIGIN
+    while cursor != reached:
+        kept, cut = first_commits(rest.after(cursor), reached=reached, labels_max=labels_max)
+        assert cut.covers(cursor)
+        assert cut != cursor
+        assert len(kept) <= labels_max or len({place[:2] for place in places(kept)}) == 1
+        found += places(kept)
+        cursor = cut
+    assert sorted(found) == sorted(given_places)
+
+
+def test_first_commits_take_turns_between_partitions() -> None:
+    labels = commits(*[(p, s, 0) for p in (0, 1) for s in range(1, 11)])
+    kept, cut = first_commits(labels, reached=Cursor({0: 10, 1: 10}), labels_max=6)
+    assert places(kept) == [(p, s, 0) for p in (0, 1) for s in (1, 2, 3)]
+    assert cut == Cursor({0: 3, 1: 3})
+
+
+def test_a_commit_larger_than_the_bound_is_kept_whole() -> None:
+    labels = commits(*[(0, 3, row) for row in range(10)], (1, 1, 0))
+    kept, cut = first_commits(labels, reached=Cursor({0: 3, 1: 1}), labels_max=5)
+    assert places(kept) == [(1, 1, 0)]
+    assert cut == Cursor({0: 2, 1: 1})
+    alone = commits(*[(0, 3, row) for row in range(10)])
+    kept, cut = first_commits(alone, reached=Cursor({0: 3}), labels_max=5)
+    assert (len(kept), cut) == (10, Cursor({0: 3}))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.ccq import cache as module
-from galileo.ccq.answer import compose, cut
+from galileo.ccq.answer import compose
 from galileo.ccq.cache import LabelCache
 from galileo.cursor import ORIGIN, Cursor
 from galileo.testing.simulator.logs import Path, to_labels, to_paths
@@ -98,23 +98,6 @@ def test_answers_are_cut_between_commits_and_starve_nobody(log, after, labels_ma
     assert cursor == until.join(after)
     assert sorted(delivered) == paths_of(log, after, until)
     assert rounds <= len(delivered) + 1
-
-
-def test_a_cut_takes_turns_between_partitions():
-    labels = to_labels([(p, s, 0, 1) for p in (0, 1) for s in range(1, 11)])
-    kept, left = cut(labels, labels_max=6)
-    assert [path[:2] for path in to_paths(kept)] == [(p, s) for p in (0, 1) for s in (1, 2, 3)]
-    assert left == {0: 4, 1: 4}
-
-
-def test_a_commit_larger_than_the_bound_is_delivered_whole():
-    labels = to_labels([(0, 3, row, row) for row in range(10)] + [(1, 1, 0, 0)] * 1)
-    kept, left = cut(labels, labels_max=5)
-    assert len(kept) == 1
-    assert left == {0: 3}
-    kept, left = cut(to_labels([(0, 3, row, row) for row in range(10)]), labels_max=5)
-    assert len(kept) == 10
-    assert left == {}
 
 
 def test_a_backfill_is_joined_with_the_cache():
