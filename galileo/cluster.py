@@ -216,6 +216,15 @@ class LocalCluster:
             node.start()
         for node in self.nodes:
             node.wait()
+        self._await_company(START_TIMEOUT_S)
+
+    def _await_company(self, timeout_s: float) -> None:
+        """A node that started long before the others holds them dead until it hears from them."""
+        deadline = time.monotonic() + timeout_s
+        for address in self.addresses:
+            with connect(address) as client:
+                while not client.status().complete and time.monotonic() < deadline:
+                    time.sleep(0.05)
 
     def stop(self) -> None:
         """Stops everything; removes the directory where it is temporary."""
@@ -234,8 +243,7 @@ class LocalCluster:
     def _stop_evaluator(self) -> None:
         if not self.evaluator_directory.is_dir():
             return
-        record = RuntimeDir(self.evaluator_directory).read()
-        process = record.process() if record is not None else None
+        process = RuntimeDir(self.evaluator_directory).holder()
         if process is None:
             return
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -246,6 +246,11 @@ def _check(config: Config) -> None:
         )
     for name in SECTIONS:
         _check_positive(name, getattr(config, name))
+    if config.membership.heartbeat_interval_s >= config.membership.dead_after_s:
+        raise ConfigError(
+            "expected membership.heartbeat_interval_s below membership.dead_after_s, got "
+            f"{config.membership.heartbeat_interval_s} and {config.membership.dead_after_s}"
+        )
     if not is_address(config.listen):
         raise ConfigError(f"expected host:port to listen on, got {config.listen!r}")
     if not config.security.insecure and not is_loopback(config.listen):

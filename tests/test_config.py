@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -169,6 +168,7 @@ def test_the_nodes_of_a_host_meet_in_one_evaluator_directory() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown section": ({**BASE, "storag": {}}, r"unknown section: 'storag'.*mean 'storage'"),
+    "nothing known": ({**BASE, "qqq": {}}, r"unknown section: 'qqq'\. Known: cluster, evaluator"),
     "an unknown key": (
         with_key("storage.segment_bytes", 1),
         r"unknown key in \[storage\]: 'segment_bytes'; did you mean 'segment_bytes_max'\? Known:",
@@ -197,6 +197,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a time that is no number": (
         with_key("membership.dead_after_s", float("nan")),
         "dead_after_s above zero, got nan",
+    ),
+    "a heartbeat that is too rare": (
+        with_key("membership.heartbeat_interval_s", 2.0),
+        "heartbeat_interval_s below membership.dead_after_s, got 2.0 and 2.0",
     ),
     "a foreign node": (
         with_key("node.name", "node-3"),
@@ -294,13 +298,12 @@ def test_every_key_is_documented() -> None:
     if not path.exists():
         pytest.skip("docs/configuration.md is not written yet")
     text = path.read_text(encoding="utf-8")
-    parts = re.split(rf"\[({'|'.join(config.SECTIONS)})\]", text)
-    about: dict[str, str] = defaultdict(str)
-    for section, part in zip(parts[1::2], parts[2::2], strict=True):
-        about[section] += part
+    parts = re.split(r"^#+ \W*(\w+)\W*$", text, flags=re.MULTILINE)
+    about = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert set(config.SECTIONS) <= set(about), "each section has a heading of its own"
     missing = []
     for key in KEYS:
         section, name = key.split(".")
-        if key not in text and not re.search(rf"\b{name}\b", about[section]):
+        if f"`{name}`" not in about[section]:
             missing.append(key)
     assert not missing, f"docs/configuration.md lacks {', '.join(missing)}"

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import shapely
 from rdflib import Graph
 
 from galileo import rdf
 from galileo.cursor import ORIGIN, Cursor
+from galileo.errors import ConfigError
+from galileo.geo import geohash
 from galileo.labels import LabelSet
 from galileo.rdf import LabelGraph, SparqlResult
 from galileo.samplers import SamplerSpec
@@ -17,9 +20,25 @@ SPARQL_ROWS_MAX = 1_000_000
 
 
 class Labels(LabelSet):
-    """A label set that can be explored as RDF before any data is read."""
+    """A label set that can be explored, as a graph or on a map, before any data is read."""
 
     __slots__ = ("_graph",)
+
+    def to_geopandas(self) -> Any:
+        """`to_pandas` as a GeoDataFrame, with the rectangle of each label's cell (EPSG:4326).
+
+        Raises:
+            ConfigError: geopandas is not installed; it comes with `galileo-store[plots]`.
+        """
+        try:
+            import geopandas
+        except ImportError as error:
+            raise ConfigError(
+                f"a GeoDataFrame needs geopandas, which does not load ({error}); "
+                "install it with: pip install 'galileo-store[plots]'"
+            ) from error
+        cells = shapely.box(*geohash.bounds(self.cells, self.schema.geohash_precision))
+        return geopandas.GeoDataFrame(self.to_pandas(), geometry=cells, crs="EPSG:4326")
 
     def rdf(self) -> Graph:
         """The labels as an RDF graph; see docs/rdf.md for its terms."""

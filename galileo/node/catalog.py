@@ -47,6 +47,9 @@ class Catalog:
     def shards(self) -> dict[str, Shard]:
         return dict(self._shards)
 
+    def knows(self, dataset: str) -> bool:
+        return dataset in self._shards
+
     def schema(self, dataset: str) -> Schema:
         return self.shard(dataset).schema
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.dht.topology import Topology
-from galileo.errors import GalileoError
+from galileo.errors import AskElsewhere, Cancelled, GalileoError, TryAgain, UnknownDataset
 from galileo.labels import LabelSet, first_commits
 from galileo.node.catalog import Catalog
 from galileo.node.peers import Peers, ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
@@ -92,6 +92,10 @@ class Tail:
     frontier: Cursor
     missing: frozenset[int]
 
+
+# What makes a node's partitions missing: it is away, busy, or has not heard of the dataset yet.
+# Any other error of a node is the answer's error, never a silent gap.
+_AWAY = (TryAgain, AskElsewhere, Cancelled, UnknownDataset)
 
 _Part: TypeAlias = pa.Table | Tail | Exception
 
@@ -193,7 +197,9 @@ class ClusterScans:
                     await queue.put(answer.table)
                 elif isinstance(answer, ScanDone):
                     tail = Tail(answer.reached, frozenset())
-        except GalileoError as error:
+                else:
+                    raise answer.error
+        except _AWAY as error:
             log.warning("node %s did not answer a scan: %s", node, error)
         except Exception as error:
             await queue.put(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -99,6 +100,18 @@ class StorageNode:
             await self._peers.create_dataset(node, schema, replicate=True)
         except GalileoError as error:
             log.warning("node %s will learn of dataset %s later: %s", node, schema.name, error)
+
+    async def schema(self, dataset: str) -> Schema:
+        """The schema of a dataset; its home is asked where this node does not know it yet.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        home = home_of(self.topology, dataset)
+        if home != self.name and not self.catalog.knows(dataset):
+            with contextlib.suppress(GalileoError):
+                await self.learn_datasets(home, [dataset])
+        return self.catalog.schema(dataset)
 
     async def learn_datasets(self, node: str, names: list[str]) -> None:
         """Fetches from `node` the datasets among `names` that this one lacks."""

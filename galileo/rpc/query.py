@@ -20,7 +20,7 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
     async def Run(  # noqa: N802
         self, request: query_pb2.QueryRequest, context: Context
     ) -> AsyncIterator[query_pb2.QueryPart]:
-        schema = self._node.catalog.schema(request.dataset)
+        schema = await self._node.schema(request.dataset)
         query = parse(request.query, schema)
         yield query_pb2.QueryPart(
             head=query_pb2.QueryHead(schema_json=schema.to_json(), query_json=query.to_json())

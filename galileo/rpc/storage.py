@@ -36,6 +36,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     async def Ingest(  # noqa: N802
         self, request: storage_pb2.IngestRequest, context: Context
     ) -> storage_pb2.IngestReply:
+        await self._node.schema(request.dataset)
         answer = await self._node.ingest.ingest(
             request.dataset,
             _observations(request.observations),
@@ -53,7 +54,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     async def Commit(  # noqa: N802
         self, request: storage_pb2.CommitRequest, context: Context
     ) -> storage_pb2.CommitReply:
-        schema = self._node.catalog.schema(request.dataset)
+        schema = await self._node.schema(request.dataset)
         task = CommitTask(
             dataset=request.dataset,
             partition=request.partition,
@@ -73,6 +74,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     async def Read(  # noqa: N802
         self, request: storage_pb2.ReadRequest, context: Context
     ) -> AsyncIterator[storage_pb2.ReadPart]:
+        await self._node.schema(request.dataset)
         task = ReadTask(request.dataset, from_ipc(request.parts, PARTS_SCHEMA), request.query_json)
         read = self._node.reading.read_local if request.local else self._node.reading.read
         async for table in read(task):
@@ -107,11 +109,13 @@ def _is_full(parts: list[storage_pb2.ScanPart]) -> bool:
 def _observations(data: bytes) -> pa.Table:
     """Any Arrow table; whether it fits the schema is the node's to say."""
     try:
-        return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
-    except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
+        table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, ValueError, OSError) as error:
         raise InvalidObservations(
             f"expected observations as an Arrow IPC stream, got bytes that fail: {error}"
         ) from error
+    return table
 
 
 def _scan_parts(answer: ScanAnswer) -> list[storage_pb2.ScanPart]:

@@ -85,7 +85,7 @@ class ContinuousQueries:
             InputError: the query, the sampler or a limit refuses it.
             TryAgain: no node could take it.
         """
-        query = parse(submission.query, self._node.catalog.schema(submission.dataset))
+        query = parse(submission.query, await self._node.schema(submission.dataset))
         made = self._checked(submission, query)
         self._warm()
         initial = await self._initial(query, made, submission)
@@ -117,8 +117,8 @@ class ContinuousQueries:
             )
         if not submission.interval_s <= submission.expiration_s <= limits.expiration_max_s:
             raise InputError(
-                f"expected an expiration from one interval to {limits.expiration_max_s:g} s, "
-                f"got {submission.expiration_s:g} s"
+                f"expected an expiration from the update interval ({submission.interval_s:,g} s) "
+                f"to {limits.expiration_max_s:,.0f} s, got {submission.expiration_s:,.10g} s"
             )
         if submission.compression not in ("none", "lz4"):
             raise InputError(

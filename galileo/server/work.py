@@ -16,7 +16,7 @@ from galileo.ccq import events as ccq
 from galileo.ccq.model import Failure
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
-from galileo.errors import Bug, GalileoError
+from galileo.errors import Bug, GalileoError, SamplerFailed
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
 from galileo.node.scans import Tail
@@ -170,10 +170,21 @@ class ContinuousWork:
         return LabelSet.concat(query.schema, tables).until(tail.frontier), tail
 
     async def sample(self, labels: LabelSet, spec: SamplerSpec | None) -> LabelSet:
-        """The labels that the CCQ's sampler keeps."""
+        """The labels that the CCQ's sampler keeps.
+
+        Raises:
+            SamplerFailed: it raised, or gave no mask.
+        """
         if spec is None:
             return labels
-        return await asyncio.to_thread(apply, load(spec), labels, seed=spec.seed)
+        chosen = load(spec)
+        try:
+            return await asyncio.to_thread(apply, chosen, labels, seed=spec.seed)
+        except Exception as error:
+            raise SamplerFailed(
+                f"sampler {spec.name!r} failed on {len(labels)} labels: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     # --- confirmations -----------------------------------------------------------------------
 

@@ -135,6 +135,7 @@ def main(options: EvaluatorOptions, *, lock: int | None = None) -> int:
     if held is None:
         raise ConfigError(f"an evaluator of {runtime.path} is running already")
     try:
+        runtime.note_holder(held, os.getpid())
         runtime.withdraw()
         shutil.rmtree(runtime.work_dir, ignore_errors=True)
         runtime.work_dir.mkdir(mode=0o700)

@@ -210,6 +210,7 @@ def _start(options: EvaluatorOptions, runtime: RuntimeDir, lock: int) -> subproc
             start_new_session=True,
             env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
         )
+    runtime.note_holder(lock, child.pid)
     assert child.stdin is not None
     with suppress(BrokenPipeError), child.stdin:
         child.stdin.write(options.to_json().encode())

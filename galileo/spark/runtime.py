@@ -95,6 +95,21 @@ class RuntimeDir:
         with suppress(FileNotFoundError):
             (self.path / _RECORD).unlink()
 
+    def note_holder(self, lock: int, pid: int) -> None:
+        """Writes into the locked file who holds it, so that one that only starts is found too."""
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(pid).encode(), 0)
+
+    def holder(self) -> psutil.Process | None:
+        """The process that is the evaluator, or is about to become it."""
+        lock = self.try_lock()
+        if lock is not None:
+            os.close(lock)
+            return None
+        with suppress(OSError, ValueError, psutil.NoSuchProcess):
+            return psutil.Process(int((self.path / _LOCK).read_text()))
+        return None
+
     def try_lock(self) -> int | None:
         """The descriptor of the locked file, or None where an evaluator lives or starts.
 

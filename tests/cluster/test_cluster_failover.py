@@ -16,6 +16,7 @@ from galileo.client import Client, Labels, Update
 from galileo.errors import TryAgain
 from galileo.generate import NamLike
 from galileo.labels import LabelSet
+from galileo.spark.runtime import RuntimeDir
 
 KILLS = 2
 QUERY = (
@@ -213,3 +214,17 @@ def test_a_partial_initial_result_is_completed_when_the_node_is_back(
     assert identities(Labels.concat(schema, got)) == identities(whole)
     assert sum(map(len, got)) == len(whole)
     client.cancel(ccq.id)
+
+
+def test_a_cluster_that_stops_takes_its_evaluator_along() -> None:
+    """Also one that was only starting, which has not said yet where it listens."""
+    with galileo.LocalCluster(nodes=1, groups=1) as running:
+        client = running.client()
+        client.create_dataset(galileo.Schema("brief", [galileo.Feature("value")]))
+        client.submit("brief", interval="1s", expiration="1m")
+        runtime = RuntimeDir(running.evaluator_directory)
+        deadline = time.monotonic() + UPDATE_TIMEOUT_S
+        while (evaluator := runtime.holder()) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert evaluator is not None
+    assert not evaluator.is_running()
