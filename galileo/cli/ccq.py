@@ -37,7 +37,11 @@ def ccq() -> None:
 @click.option("--option", "options", multiple=True, metavar="KEY=JSON", help="Of the sampler.")
 @click.option("--seed", type=int, help="Of the sampler, for a reproducible choice.")
 @click.option(
-    "--compression", type=click.Choice(["none", "lz4"]), default="none", show_default=True
+    "--compression",
+    type=click.Choice(["none", "lz4"]),
+    default="none",
+    show_default=True,
+    help="Of the labels that wait to be fetched.",
 )
 @json_option
 @click.pass_obj

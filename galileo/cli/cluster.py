@@ -20,6 +20,14 @@ from galileo.spark import evaluator as spark_evaluator
 
 PORT = 7701
 
+_overrides = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="Stronger than the file and the environment; repeat it for others.",
+)
+
 
 @click.command()
 @click.option(
@@ -29,7 +37,7 @@ PORT = 7701
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="TOML file of this node; see docs/configuration.md.",
 )
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE")
+@_overrides
 @click.pass_obj
 @failing_well
 def serve(session: Session, *, path: Path, overrides: tuple[str, ...]) -> None:
@@ -51,7 +59,7 @@ def serve(session: Session, *, path: Path, overrides: tuple[str, ...]) -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="TOML file of a node of this host.",
 )
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE")
+@_overrides
 @click.pass_obj
 @failing_well
 def evaluator(session: Session, *, path: Path, overrides: tuple[str, ...]) -> None:

@@ -262,4 +262,9 @@ def _write(table: pa.Table, path: Path) -> None:
     writer = writers.get(path.suffix.lower())
     if writer is None:
         raise InputError(f"expected a file ending in {', '.join(writers)}, got {path.name!r}")
-    writer(table, str(path))
+    try:
+        writer(table, str(path))
+    except OSError as error:
+        raise InputError(
+            f"expected a place to write {path} to: {error.strerror or error}"
+        ) from error

@@ -6,7 +6,7 @@ import click
 
 from galileo import __version__
 from galileo.cli import ccq, cluster, data, explore
-from galileo.cli.session import Session
+from galileo.cli.session import PATIENCE, Session
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,9 +19,15 @@ from galileo.cli.session import Session
     metavar="HOST:PORT",
     help="A node of the cluster; repeat it for others to try. [default: 127.0.0.1:7701]",
 )
+@click.option(
+    "--patience",
+    default=PATIENCE,
+    show_default=True,
+    help="How long to go on trying while nodes are away.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables and words.")
 @click.pass_context
-def main(context: click.Context, nodes: tuple[str, ...], as_json: bool) -> None:
+def main(context: click.Context, *, nodes: tuple[str, ...], patience: str, as_json: bool) -> None:
     """Galileo stores geospatial time series and keeps standing questions answered.
 
     \b
@@ -30,7 +36,7 @@ def main(context: click.Context, nodes: tuple[str, ...], as_json: bool) -> None:
       galileo ingest nam forecast.grib2 --create
       galileo query nam "t > 290 AND S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"
     """
-    context.obj = Session(nodes or ("127.0.0.1:7701",), as_json=as_json)
+    context.obj = Session(nodes or ("127.0.0.1:7701",), patience=patience, as_json=as_json)
 
 
 for command in (

@@ -10,19 +10,24 @@ import click
 from galileo.cli.output import Output
 from galileo.client import Client, connect
 
+PATIENCE = "15s"
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Session:
     """The cluster's addresses and the output; a client is made when first asked for."""
 
-    def __init__(self, addresses: Sequence[str], *, as_json: bool) -> None:
+    def __init__(
+        self, addresses: Sequence[str], *, as_json: bool, patience: str = PATIENCE
+    ) -> None:
         self.addresses = list(addresses)
+        self.patience = patience
         self.output = Output(as_json=as_json)
 
     def client(self) -> Client:
         """A client; close it by `with`."""
-        return connect(*self.addresses)
+        return connect(*self.addresses, patience=self.patience)
 
     def use_json(self, as_json: bool) -> None:
         """`--json` may stand before or behind the command."""

@@ -78,7 +78,7 @@ class _Group:
     first: int
     headers: list[FrameHeader] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
-    batches: dict[tuple[str, int], FrameHeader] = field(default_factory=dict)
+    batches: dict[tuple[str, int], tuple[FrameHeader, pa.Table]] = field(default_factory=dict)
 
     @property
     def next_sequence(self) -> int:
@@ -88,10 +88,10 @@ class _Group:
     def size(self) -> int:
         return sum(header.frame_bytes for header in self.headers)
 
-    def add(self, header: FrameHeader, bodies: Sequence[Buffer]) -> None:
+    def add(self, header: FrameHeader, bodies: Sequence[Buffer], observations: pa.Table) -> None:
         self.headers.append(header)
         self.buffers += [encode_header(header), *bodies]
-        self.batches[header.producer, header.batch] = header
+        self.batches[header.producer, header.batch] = header, observations
 
 
 class PartitionJournal:
@@ -282,7 +282,7 @@ class PartitionJournal:
         try:
             known = self._known(commit, group)
             if known is not None:
-                return _first_result(commit, known)
+                return _first_result(commit, *known)
             refusal = self._writer.refusal()
             if refusal is not None:
                 return refusal
@@ -291,13 +291,14 @@ class PartitionJournal:
             return error
         return Committed(header.sequence, header.rows, header.paths, duplicate=False)
 
-    def _known(self, commit: Commit, group: _Group) -> FrameHeader | None:
+    def _known(self, commit: Commit, group: _Group) -> tuple[FrameHeader, pa.Table] | None:
+        """The first commit of this producer and batch, with its observations."""
         if not 0 <= commit.batch <= BATCH_MAX:
             raise InputError(f"expected a batch number from 0 to 2^64-1, got {commit.batch}")
         producer = producer_name(commit.producer)
         sequence = self._producers.sequence_of(producer, commit.batch)
         if sequence is not None:
-            return self.header(sequence)
+            return self.header(sequence), self.read(sequence)
         return group.batches.get((producer, commit.batch))
 
     def _encode(self, commit: Commit, group: _Group) -> FrameHeader:
@@ -318,7 +319,8 @@ class PartitionJournal:
             paths_crc=paths_body.crc,
             observations_crc=observations_body.crc,
         )
-        group.add(header, [*paths_body.buffers, *observations_body.buffers])
+        bodies = [*paths_body.buffers, *observations_body.buffers]
+        group.add(header, bodies, pa.Table.from_batches([observations]))
         return header
 
     def _publish(self, group: _Group) -> None:
@@ -338,12 +340,13 @@ class PartitionJournal:
         return segments[bisect_right(segments, sequence, key=attrgetter("first_sequence")) - 1]
 
 
-def _first_result(commit: Commit, known: FrameHeader) -> Committed | GalileoError:
-    if commit.observations.num_rows != known.rows:
+def _first_result(commit: Commit, known: FrameHeader, stored: pa.Table) -> Committed | GalileoError:
+    sent = commit.observations
+    if not pa.table(sent.columns, schema=sent.schema).equals(stored):
         return BatchConflict(
-            f"producer {commit.producer!r} sent batch {commit.batch} with "
-            f"{commit.observations.num_rows} rows, but committed it before with {known.rows}; "
-            "number each batch once, and give each producer a name of its own",
+            f"producer {commit.producer!r} sent other rows as batch {commit.batch} than before "
+            f"({sent.num_rows} now, {known.rows} then); number each batch once, and give each "
+            "producer a name of its own",
             sequence=known.sequence,
         )
     return Committed(known.sequence, known.rows, known.paths, duplicate=True)

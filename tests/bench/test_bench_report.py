@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from benchmarks.figures import Figure, Peer, Spread
+from benchmarks.machine import Machine
+from benchmarks.report import Report, Section
+
+MACHINE = Machine(
+    cpu="Abacus 3000",
+    cores=2,
+    memory_bytes=25_000_000_000,
+    kernel="Linux 6.1",
+    python="CPython 3.11.7",
+    disk="ext4 on /dev/vda",
+    packages={"numpy": "2.4.6"},
+    started_at="2026-01-02T03:04:05+00:00",
+    load=(0.12, 1.0, 2.06),
+)
+FLOOR = Peer("floor", Spread.of([0.001, 0.004, 0.002]))
+FIGURES = (
+    Figure("a thing", "s", Spread.of([0.005, 0.003, 0.004]), (FLOOR, FLOOR)),
+    Figure("its size", "B/path", Spread.of([60.0])),
+)
+
+
+@pytest.fixture
+def report() -> Report:
+    section = Section("query", "Querying", FIGURES, took_s=12.4)
+    return Report(MACHINE, quick=False, sections=[section], load_at_end=(3.0, 2.0, 1.0))
+
+
+def test_markdown_has_a_table_for_each_area(report):
+    lines = report.to_markdown().splitlines()
+    table = lines[lines.index("## Querying") + 2 :]
+    assert table == [
+        "| figure | median | lowest to highest | compared with |",
+        "|---|---:|---:|---|",
+        "| a thing | 4.00 ms | 3.00 ms to 5.00 ms (3) "
+        "| 2.00 times floor (2.00 ms); 2.00 times floor (2.00 ms) |",
+        "| its size | 60.0 B/path |  |  |",
+    ]
+
+
+def test_markdown_states_the_machine(report):
+    text = report.to_markdown()
+    assert "Abacus 3000, 2 cores, 25.0 GB memory, Linux 6.1, ext4 on /dev/vda" in text
+    assert "CPython 3.11.7, numpy 2.4.6" in text
+    assert "Begun 2026-01-02T03:04:05+00:00, took 12 s" in text
+    assert "0.1, 1.0, 2.1 at the start, 3.0, 2.0, 1.0 at the end" in text
+    assert "full sizes" in text
+
+
+def test_json_says_the_same(report):
+    raw = json.loads(report.to_json())
+    assert raw["machine"]["cpu"] == "Abacus 3000"
+    assert (raw["quick"], raw["took_s"]) == (False, 12.4)
+    figure = raw["areas"][0]["figures"][0]
+    assert (figure["median"], figure["min"], figure["max"], figure["runs"]) == (
+        0.004,
+        0.003,
+        0.005,
+        3,
+    )
+    assert figure["values"] == [0.005, 0.003, 0.004]
+    assert figure["compared_with"][0]["name"] == "floor"
+    assert figure["compared_with"][0]["ratio"] == 2.0

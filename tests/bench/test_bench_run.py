@@ -1,0 +1,90 @@
+"""The bench in small: it ends, says something about everything, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from benchmarks.suite import AREAS
+
+DOCS = Path(__file__).parents[2] / "docs" / "performance.md"
+END_TIMEOUT_S = 60.0
+
+
+def started(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", "--quick", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.timeout(600)
+def test_the_quick_bench_measures_everything(bench_environment, tmp_path):
+    figures_file = tmp_path / "figures.md"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    bench = started(
+        bench_environment,
+        "--json",
+        *("--markdown-file", str(figures_file), "--directory", str(scratch)),
+    )
+    output, progress = bench.communicate()
+    assert bench.returncode == 0, progress
+    raw = json.loads(output)
+    assert [area["name"] for area in raw["areas"]] == [area.name for area in AREAS]
+    assert raw["machine"]["cores"] >= 1
+    for area in raw["areas"]:
+        assert f"## {area['title']}" in figures_file.read_text()
+        assert area["figures"]
+        for figure in area["figures"]:
+            assert figure["min"] <= figure["median"] <= figure["max"]
+            assert figure["name"] in progress
+            # An update can overtake the acknowledgement of the commits that it brings.
+            assert figure["min"] > 0 or figure["name"].startswith("from ingest acknowledged")
+            assert all(peer["ratio"] != 0 for peer in figure["compared_with"])
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
+)
+def test_a_cancelled_bench_leaves_nothing_behind(bench_environment, tmp_path, number, code):
+    bench = started(bench_environment, "--only", "cycle", "--directory", str(tmp_path))
+    assert bench.stderr is not None
+    for line in bench.stderr:
+        if "starting the evaluator" in line:
+            break
+    process = psutil.Process(bench.pid)
+    while not any("evaluator_main" in " ".join(c.cmdline()) for c in process.children()):
+        assert bench.poll() is None
+        time.sleep(0.02)
+    family = process.children(recursive=True)
+    bench.send_signal(number)
+    output, _ = bench.communicate()
+    assert bench.returncode == code
+    assert output == ""
+    _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+    assert alive == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_area_is_refused(bench_environment):
+    bench = started(bench_environment, "--only", "everything")
+    _, said = bench.communicate()
+    assert bench.returncode == 2
+    assert "insert, query" in said.replace("'", "")
+
+
+@pytest.mark.parametrize("area", AREAS, ids=lambda area: area.name)
+def test_the_documentation_explains_each_area(area):
+    assert f"## {area.title} (`{area.name}`)" in DOCS.read_text()

@@ -1,0 +1,373 @@
+"""The commands against a real cluster, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+from click.testing import CliRunner, Result
+
+import galileo
+from galileo import errors
+from galileo.cli.main import main
+from galileo.cli.output import exit_status
+
+Fresh = Callable[[str], str]
+Run = Callable[..., Result]
+
+ROWS = 120
+
+
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(3)
+    return pd.DataFrame(
+        {
+            "latitude": np.round(rng.uniform(25, 50, ROWS), 3),
+            "longitude": np.round(rng.uniform(-125, -65, ROWS), 3),
+            "time": [f"2014-03-01T{hour:02d}:30:00Z" for hour in rng.integers(0, 24, ROWS)],
+            "temperature": np.round(rng.uniform(250, 310, ROWS), 1),
+            "wind_speed": np.round(rng.uniform(0, 30, ROWS), 1),
+        }
+    )
+
+
+WARM = int((frame()["temperature"] > 290).sum())
+
+
+@pytest.fixture(scope="module")
+def run(cluster: galileo.LocalCluster) -> Run:
+    """`run("status", "--json")`: the result of a command, which must end as told."""
+
+    def ran(*words: str, fails: int = 0) -> Result:
+        nodes = [word for address in cluster.addresses for word in ("--node", address)]
+        done = CliRunner().invoke(main, [*nodes, *words])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == fails, done.output
+        return done
+
+    return ran
+
+
+@pytest.fixture(scope="module")
+def csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("files") / "stations.csv"
+    frame().to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def dataset(run: Run, csv: Path, fresh_name: Fresh) -> str:
+    name = fresh_name("stations")
+    run("ingest", name, str(csv), "--create", "--precision", "3")
+    return name
+
+
+def values(done: Result) -> Any:
+    return json.loads(done.stdout)
+
+
+# --- create and ingest ---------------------------------------------------------------------------
+
+
+def test_create_and_ingest_in_words(run: Run, csv: Path, fresh_name: Fresh) -> None:
+    name = fresh_name("words")
+    features = ["--feature", "temperature:K", "--feature", "wind_speed:m/s:float"]
+    assert f"dataset {name} is there" in run("create", name, *features).stdout
+    assert "120 observations stored\n" in run("ingest", name, str(csv)).stdout
+    again = run("ingest", name, str(csv)).stdout
+    assert "120 observations stored, 120 of them stored before" in again
+
+
+def test_create_and_ingest_as_json(run: Run, csv: Path, fresh_name: Fresh) -> None:
+    name = fresh_name("json")
+    schema = values(run("create", name, "--feature", "t:K", "--bucket", "10m", "--json"))
+    assert schema["features"] == [{"name": "t", "unit": "K", "type": "float", "indexed": True}]
+    assert schema["time_bucket_us"] == 600_000_000
+    mapped = ["--map", "t=temperature"]
+    stored = values(run("--json", "ingest", name, str(csv), *mapped))
+    assert (stored["rows"], stored["duplicate_rows"], stored["skipped"]) == (ROWS, 0, 0)
+    assert sum(stored["reached"].values()) >= 1
+    assert stored["file"] == str(csv)
+
+
+def test_ingest_can_create_the_dataset_from_the_file(run: Run, dataset: str) -> None:
+    found = values(run("query", dataset, "--json"))
+    assert found["complete"] is True
+    assert {"temperature", "wind_speed", "geohash", "time", "label"} <= set(found["labels"][0])
+
+
+def test_what_a_file_offers_can_be_listed(run: Run, csv: Path) -> None:
+    listed = values(run("ingest", "any", str(csv), "--list", "--json"))
+    assert {"temperature", "wind_speed"} <= {one["variable"] for one in listed}
+    assert "wind_speed" in run("ingest", "any", str(csv), "--list").stdout
+
+
+# --- query and read ------------------------------------------------------------------------------
+
+
+def test_query_shows_some_labels_and_counts_all(run: Run, dataset: str) -> None:
+    shown = run("query", dataset, "temperature > 290", "--limit", "3").stdout
+    assert f"{WARM} labels, the first 3 shown" in shown
+    assert shown.count(dataset) == 3
+    assert "partial" not in shown
+
+
+def test_query_prints_all_labels_as_json(run: Run, dataset: str) -> None:
+    found = values(run("query", dataset, "temperature > 290", "--json"))
+    assert len(found["labels"]) == WARM
+    assert all(label["temperature"] > 290 for label in found["labels"])
+    assert (found["complete"], found["missing"]) == (True, [])
+
+
+def test_a_query_of_nothing_finds_nothing(run: Run, dataset: str) -> None:
+    assert "0 labels" in run("query", dataset, "temperature > 1000").stdout
+    assert values(run("query", dataset, "temperature > 1000", "--json"))["labels"] == []
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    ".csv": pyarrow.csv.read_csv,
+    ".parquet": pyarrow.parquet.read_table,
+    ".arrow": pyarrow.feather.read_table,
+}
+
+
+@pytest.mark.parametrize("suffix", READERS)
+@pytest.mark.parametrize("command", ["query", "read"])
+def test_results_go_to_files(
+    run: Run, dataset: str, tmp_path: Path, suffix: str, command: str
+) -> None:
+    path = tmp_path / f"warm{suffix}"
+    told = run(command, dataset, "temperature > 290", "--out", str(path)).stdout
+    assert f"{WARM} {'labels' if command == 'query' else 'observations'} written to {path}" in told
+    table = READERS[suffix](str(path))
+    assert table.num_rows == WARM
+    assert min(table.column("temperature").to_pylist()) > 290
+    written = values(run(command, dataset, "--out", str(path), "--json"))
+    assert written["file"] == str(path)
+    assert READERS[suffix](str(path)).num_rows == written.get("rows", written.get("labels"))
+
+
+def test_read_prints_observations(run: Run, dataset: str) -> None:
+    shown = run("read", dataset, "temperature > 290", "--limit", "2").stdout
+    assert f"{WARM} observations" in shown
+    assert shown.count("2014-03-01") == 2
+    rows = values(run("read", dataset, "temperature > 290", "--json"))["rows"]
+    expected = frame()[frame()["temperature"] > 290]
+    assert sorted(row["temperature"] for row in rows) == sorted(expected["temperature"])
+    assert {row["time"] for row in rows} == set(expected["time"])
+
+
+def test_whole_blocks_have_more(run: Run, dataset: str) -> None:
+    query = "S_INTERSECTS(geometry, BBOX(-100, 30, -90, 40))"
+    exact = values(run("read", dataset, query, "--json"))["rows"]
+    whole = values(run("read", dataset, query, "--whole-blocks", "--json"))["rows"]
+    assert 0 < len(exact) < len(whole)
+
+
+# --- explore -------------------------------------------------------------------------------------
+
+
+def test_sparql_selects_asks_and_constructs(run: Run, dataset: str) -> None:
+    count = "SELECT (COUNT(?p) AS ?n) WHERE { ?p f:temperature ?t }"
+    warm = ["--query", "temperature > 290"]
+    assert values(run("sparql", dataset, count, *warm, "--json")) == [{"n": WARM}]
+    assert f" {WARM} " in run("sparql", dataset, count, *warm).stdout
+    ask = "ASK { ?p f:temperature ?t FILTER(?t > 1000) }"
+    assert values(run("sparql", dataset, ask, "--json")) == {"boolean": False}
+    assert run("sparql", dataset, ask).stdout == "no\n"
+    triples = "CONSTRUCT { ?p f:temperature ?t } WHERE { ?p f:temperature ?t }"
+    assert len(values(run("sparql", dataset, triples, *warm, "--json"))["ntriples"]) > 100
+    assert "No solutions." in run("sparql", dataset, "SELECT ?p WHERE { ?p f:no ?x }").stdout
+
+
+# --- the cluster ---------------------------------------------------------------------------------
+
+
+def test_status_shows_every_node(run: Run, cluster: galileo.LocalCluster, dataset: str) -> None:
+    found = values(run("status", "--json"))
+    assert found["complete"] is True
+    assert {node["name"]: node["pid"] for node in found["nodes"]} == {
+        node.name: node.pid for node in cluster.nodes
+    }
+    stored = [one for node in found["nodes"] for one in node["datasets"]]
+    assert sum(one["rows"] for one in stored if one["dataset"] == dataset) == ROWS
+    shown = run("status").stdout
+    assert all(node.address in shown for node in cluster.nodes)
+
+
+def test_topology_shows_groups_and_ranges(run: Run, cluster: galileo.LocalCluster) -> None:
+    found = values(run("topology", "--json"))
+    assert [group["name"] for group in found["groups"]] == ["group-1", "group-2"]
+    shown = run("topology").stdout
+    assert "group-1: geohash ranges from 0, 2, 4" in shown
+    assert all(address in shown for address in cluster.addresses)
+
+
+def test_the_address_can_come_from_the_environment(cluster: galileo.LocalCluster) -> None:
+    environment = {"GALILEO_NODES": " ".join(cluster.addresses)}
+    done = CliRunner().invoke(main, ["status", "--json"], env=environment)
+    assert done.exit_code == 0
+    assert values(done)["complete"] is True
+
+
+# --- continuous queries --------------------------------------------------------------------------
+
+
+def test_a_continuous_query_from_submission_to_its_end(run: Run, dataset: str) -> None:
+    made = values(
+        run(
+            "ccq",
+            "submit",
+            dataset,
+            "temperature > 290",
+            "--interval",
+            "1h",
+            "--expiration",
+            "2h",
+            "--json",
+        )
+    )
+    assert (made["labels"], made["complete"]) == (WARM, True)
+    listed = values(run("ccq", "list", "--json"))
+    assert [one["dataset"] for one in listed if one["id"] == made["id"]] == [dataset]
+    assert made["id"] in run("ccq", "list").stdout
+    news = values(run("ccq", "fetch", made["id"], "--token", made["token"], "--json"))
+    assert (news["labels"], news["token"], news["more"]) == ([], made["token"], False)
+    assert "0 labels" in run("ccq", "fetch", made["id"], "--token", made["token"]).stdout
+    assert f"{made['id']} is cancelled" in run("ccq", "cancel", made["id"]).stdout
+    over = run("ccq", "fetch", made["id"], fails=4)
+    assert "[ccq_cancelled]" in over.stderr
+
+
+# --- what goes wrong -----------------------------------------------------------------------------
+
+MISTAKES: dict[str, tuple[Sequence[str], str]] = {
+    "an unknown dataset": (["query", "nowhere"], "unknown_dataset"),
+    "a wrong query": (["query", "{dataset}", "temperature >"], "query_syntax"),
+    "an unknown property": (["read", "{dataset}", "temprature > 3"], "unknown_property"),
+    "wrong SPARQL": (["sparql", "{dataset}", "SELECT"], "query_syntax"),
+    "SPARQL that calls out": (
+        ["sparql", "{dataset}", "SELECT * WHERE { SERVICE <http://x/> { ?s ?p ?o } }"],
+        "unsupported_query",
+    ),
+    "a dataset that exists": (["create", "{dataset}", "--feature", "t"], "dataset_exists"),
+    "a wrong feature": (["create", "new", "--feature", "t:K:number"], "invalid_schema"),
+    "a wrong precision": (
+        ["create", "new", "--feature", "t", "--precision", "13"],
+        "invalid_schema",
+    ),
+    "no dataset for a file": (["ingest", "nowhere", "{csv}"], "unknown_dataset"),
+    "a wrong mapping": (["ingest", "{dataset}", "{csv}", "--map", "temperature"], "invalid_input"),
+    "a file of no format": (
+        ["read", "{dataset}", "--out", "{directory}/warm.xlsx"],
+        "invalid_input",
+    ),
+    "a directory that is not there": (
+        ["read", "{dataset}", "--out", "{directory}/absent/warm.csv"],
+        "invalid_input",
+    ),
+    "an unknown CCQ": (["ccq", "fetch", "ccq-0123"], "unknown_ccq"),
+    "a wrong option of a sampler": (
+        ["ccq", "submit", "{dataset}", "--sampler", "uniform", "--option", "fraction"],
+        "invalid_input",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_ends_with_2_and_says_what_to_do(
+    run: Run, dataset: str, csv: Path, tmp_path: Path, case: str
+) -> None:
+    words, kind = MISTAKES[case]
+    places = {"dataset": dataset, "csv": str(csv), "directory": str(tmp_path)}
+    filled = [
+        word.format(**places) if word.startswith("{") and " " not in word else word
+        for word in words
+    ]
+    told = run(*filled, fails=2)
+    assert told.stdout == ""
+    assert told.stderr.startswith("galileo: ")
+    assert told.stderr.endswith(f"[{kind}]\n")
+    for placed in ([*filled, "--json"], ["--json", *filled]):
+        error = json.loads(run(*placed, fails=2).stderr)["error"]
+        assert error["kind"] == kind
+        assert f"galileo: {error['message']} [{kind}]\n" == told.stderr
+
+
+def test_no_cluster_ends_with_3() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    words = ["--node", address, "--patience", "100ms", "status", "--json"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 3
+    error = json.loads(done.stderr)["error"]
+    assert error["kind"] == "unavailable"
+    assert error["details"]["addresses"] == [address]
+
+
+@pytest.mark.parametrize("words", [["--node", "localhost"], ["--patience", "soon"]])
+def test_a_wrong_global_option_ends_with_2(words: list[str]) -> None:
+    done = CliRunner().invoke(main, [*words, "status"])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("galileo: expected a")
+
+
+@pytest.mark.parametrize(
+    ("branch", "status"),
+    [
+        (errors.InputError, 2),
+        (errors.TryAgain, 3),
+        (errors.Gone, 4),
+        (errors.Bug, 70),
+        (errors.AskElsewhere, 1),
+    ],
+)
+def test_each_branch_of_errors_has_its_exit_status(
+    branch: type[errors.GalileoError], status: int
+) -> None:
+    family = [cls for cls in errors.by_kind().values() if issubclass(cls, branch)]
+    assert {exit_status(cls("x")) for cls in family} == {status}
+
+
+def test_a_wrong_configuration_ends_serve_with_2(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text("[node]\nname = 'a'\n[clustre]\n")
+    done = CliRunner().invoke(main, ["serve", "--config", str(path)])
+    assert done.exit_code == 2
+    assert "unknown section: 'clustre'; did you mean 'cluster'?" in done.stderr
+
+
+# --- a cluster of one's own ----------------------------------------------------------------------
+
+
+def test_up_runs_a_cluster_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["up", "--nodes", "1", "--groups", "1", "--port", str(port), "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "galileo", *words, "--directory", str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        assert told["addresses"] == [f"127.0.0.1:{port}"]
+        with galileo.connect(*told["addresses"]) as client:
+            assert client.status().complete
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert (tmp_path / "data" / "node-1").is_dir(), "its data stays"

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import galileo
+from galileo.cli.main import main
+
+Found = tuple[str, click.Command]
+
+
+def commands(group: click.Command, path: str = "galileo") -> Iterator[Found]:
+    yield path, group
+    if isinstance(group, click.Group):
+        for name, command in sorted(group.commands.items()):
+            yield from commands(command, f"{path} {name}")
+
+
+ALL = dict(commands(main))
+LEAVES = {path: command for path, command in ALL.items() if not isinstance(command, click.Group)}
+
+
+def help_of(path: str) -> str:
+    done = CliRunner().invoke(main, [*path.split()[1:], "--help"])
+    assert done.exit_code == 0
+    return done.output
+
+
+def examples(path: str) -> list[str]:
+    """The command lines below "Example:", continuation lines joined."""
+    _, _, rest = help_of(path).partition("Example:\n")
+    block = re.split(r"\n\s*\n|\nOptions:", rest)[0]
+    block = re.sub(r"\\\n\s*", "", block)
+    return re.findall(r"^\s*(galileo (?:[^\"\n]|\"[^\"]*\")*)$", block, flags=re.MULTILINE)
+
+
+def test_the_commands_are_these() -> None:
+    assert [path.removeprefix("galileo ") for path in LEAVES] == [
+        *("ccq cancel", "ccq fetch", "ccq list", "ccq submit", "ccq watch"),
+        *("create", "evaluator", "ingest", "query", "read", "serve"),
+        *("sparql", "status", "topology", "up"),
+    ]
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_every_help_shows_an_example(path: str) -> None:
+    found = examples(path)
+    assert found, help_of(path)
+    if path in LEAVES:
+        assert all(line.startswith(path + " ") or line == path for line in found)
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_every_example_is_a_command_line_that_parses(path: str) -> None:
+    for line in examples(path):
+        words = shlex.split(re.split(r" [|&](?: |$)", line)[0])[1:]
+        command: click.Command = main
+        context = click.Context(main, info_name="galileo")
+        while isinstance(command, click.Group):
+            name = words.pop(0)
+            assert name in command.commands, line
+            command = command.commands[name]
+            context = click.Context(command, info_name=name, parent=context)
+        _, rest, _ = command.make_parser(context).parse_args(words)
+        assert rest == [], f"left over of {line!r}"
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_every_option_says_what_it_is(path: str) -> None:
+    options = [one for one in ALL[path].params if isinstance(one, click.Option)]
+    assert [option.name for option in options if not option.help] == []
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_results_come_as_json_where_there_are_any(path: str) -> None:
+    options = {text for one in LEAVES[path].params for text in one.opts}
+    assert ("--json" in options) is (path not in ("galileo serve", "galileo evaluator"))
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_help_fits_a_terminal(path: str) -> None:
+    wide = [line for line in help_of(path).splitlines() if len(line) > 100]
+    assert wide == []
+
+
+def test_the_version_is_told() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "galileo", "--version"], capture_output=True, text=True, check=True
+    )
+    assert galileo.__version__ in done.stdout
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    done = CliRunner().invoke(main, ["qery"])
+    assert done.exit_code == 2
+    assert "No such command 'qery'" in done.stderr

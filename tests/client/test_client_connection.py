@@ -1,0 +1,36 @@
+"""To whom a client is connected, and when it no longer is."""
+
+from __future__ import annotations
+
+import pytest
+
+import galileo
+from galileo.errors import InputError
+
+
+def test_every_node_gives_the_same_topology(cluster: galileo.LocalCluster) -> None:
+    texts = set()
+    for address in cluster.addresses:
+        with galileo.connect(address) as one:
+            texts.add(one.topology_json())
+    assert len(texts) == 1
+
+
+def test_a_client_that_knows_one_node_learns_the_others(cluster: galileo.LocalCluster) -> None:
+    with galileo.connect(cluster.addresses[1]) as one:
+        one.datasets()
+        assert sorted(one._client._transport.addresses) == sorted(cluster.addresses)
+
+
+def test_a_closed_client_says_so(cluster: galileo.LocalCluster) -> None:
+    with galileo.connect(*cluster.addresses) as one:
+        one.datasets()
+    with pytest.raises(InputError, match="this client is closed; connect again"):
+        one.datasets()
+    one.close()
+
+
+@pytest.mark.parametrize("address", ["localhost", "", ":7701", "host:port", "host:99999"])
+def test_an_address_is_host_and_port(address: str) -> None:
+    with pytest.raises(InputError, match=f"expected an address as 'host:port', got '{address}'"):
+        galileo.connect(address)

@@ -1,0 +1,226 @@
+"""Real storage nodes in this process; only the network between them is a stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.errors import Unavailable
+from galileo.labels import LabelSet
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import TIME_TYPE
+from galileo.node.ingest import IngestAnswer
+from galileo.node.peers import CommitAnswer, CommitTask, ReadTask, ScanAnswer, ScanTask
+from galileo.node.scans import Tail
+from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.query import parse
+from galileo.storage.disk import RealDisk
+from galileo.storage.store import Store
+from galileo.storage.writer import JournalOptions
+
+SCHEMA = Schema(
+    "nam",
+    [Feature("temperature", "K"), Feature("station", type="text", indexed=False)],
+    geohash_precision=2,
+    time_bucket="6h",
+)
+START_US = 1_330_560_000_000_000
+
+
+class UnsyncedDisk(RealDisk):
+    """The real disk without waiting for it."""
+
+    def fdatasync(self, descriptor: int) -> None:
+        pass
+
+    def sync_directory(self, directory: Path) -> None:
+        pass
+
+
+RELAXED = JournalOptions(durability="none", disk=UnsyncedDisk())
+
+
+class ManualClock:
+    """Both clocks stand still until they are moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return 1_400_000_000.0 + self.now
+
+
+class Network:
+    """Calls the other node's methods.
+
+    Attributes:
+        away: nodes that cannot be reached.
+        cut_after: the streams of these nodes break after so many parts.
+        calls: (node, method) of every call.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, StorageNode] = {}
+        self.away: set[str] = set()
+        self.cut_after: dict[str, int] = {}
+        self.calls: list[tuple[str, str]] = []
+
+    def _reach(self, node: str, method: str) -> StorageNode:
+        self.calls.append((node, method))
+        if node in self.away:
+            raise Unavailable(f"node {node} is away", node=node)
+        return self.nodes[node]
+
+    async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
+        return await self._reach(node, "commit").ingest.commit(task)
+
+    async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
+        answers = self._reach(node, "scan").local_scans.scan(tasks)
+        count = 0
+        async for answer in answers:
+            if count == self.cut_after.get(node):
+                raise Unavailable(f"the line to {node} broke")
+            count += 1
+            yield answer
+
+    async def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncIterator[pa.Table]:
+        async for table in self._reach(node, "read").reading.read_local(task):
+            yield table
+
+    async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> None:
+        there = self._reach(node, "create_dataset")
+        if replicate:
+            there.catalog.adopt(schema)
+        else:
+            await there.create_dataset(schema)
+
+    async def datasets(self, node: str) -> list[Schema]:
+        catalog = self._reach(node, "datasets").catalog
+        return [catalog.schema(name) for name in catalog.names]
+
+
+@dataclass
+class Cluster:
+    """Three nodes in two groups, and what people would do with them."""
+
+    directory: Path
+    topology: Topology
+    schema: Schema = SCHEMA
+    network: Network = field(default_factory=Network)
+    clock: ManualClock = field(default_factory=ManualClock)
+    journals: JournalOptions = RELAXED
+    options: NodeOptions = field(default_factory=NodeOptions)
+
+    def start(self, name: str) -> StorageNode:
+        store = Store.open(self.directory / name, self.journals, wall=self.clock.wall)
+        node = StorageNode(
+            name,
+            self.topology,
+            store=store,
+            peers=self.network,
+            clock=self.clock,
+            options=self.options,
+        )
+        self.network.nodes[name] = node
+        return node
+
+    async def restart(self, name: str) -> StorageNode:
+        await self.network.nodes.pop(name).close()
+        return self.start(name)
+
+    async def close(self) -> None:
+        for node in self.network.nodes.values():
+            await node.close()
+
+    @property
+    def nodes(self) -> list[StorageNode]:
+        return list(self.network.nodes.values())
+
+    def __getitem__(self, name: str) -> StorageNode:
+        return self.network.nodes[name]
+
+    async def ingest(
+        self, table: pa.Table, *, at: str = "a", producer: str = "radar", batch: int = 0
+    ) -> IngestAnswer:
+        return await self[at].ingest.ingest("nam", table, producer=producer, batch=batch)
+
+    async def ask(self, query: str = "", *, at: str = "a") -> LabelSet:
+        """The answer as a client would keep it: labels up to the frontier of the tail."""
+        tables, tail = [], None
+        async for part in self[at].scans.run(parse(query, self.schema)):
+            if isinstance(part, Tail):
+                tail = part
+            else:
+                tables.append(part)
+        assert tail is not None, "an answer ends with its tail"
+        table = pa.concat_tables([self.schema.label_schema.empty_table(), *tables])
+        labels = LabelSet(
+            self.schema,
+            table,
+            frontier=tail.frontier,
+            missing=tail.missing,
+            query=parse(query, self.schema).to_json(),
+        )
+        return labels.until(tail.frontier)
+
+    async def read(self, labels: LabelSet, *, exact: bool = True, at: str = "a") -> pa.Table:
+        parts = labels.table.select(["partition", "sequence", "row", "rows"])
+        task = ReadTask("nam", parts, labels.query if exact else "")
+        tables = [table async for table in self[at].reading.read(task)]
+        return pa.concat_tables([self.schema.observation_schema.empty_table(), *tables])
+
+
+def observations(rows: int, seed: int = 0) -> pa.Table:
+    """All over the world and two days; the station's name is unique in the table."""
+    rng = np.random.default_rng(seed)
+    times = START_US + rng.integers(0, 48, rows) * 3_600_000_000
+    temperatures = np.round(rng.uniform(250, 310, rows), 1)
+    return pa.table(
+        [
+            pa.array(np.round(rng.uniform(-90, 90, rows), 3)),
+            pa.array(np.round(rng.uniform(-180, 180, rows), 3)),
+            pa.array(times, pa.int64()).cast(TIME_TYPE),
+            pa.array(temperatures, mask=rng.random(rows) < 0.1),
+            pa.array([f"{seed}-{number}" for number in range(rows)]),
+        ],
+        schema=SCHEMA.observation_schema,
+    )
+
+
+@pytest.fixture(scope="session")
+def schema() -> Schema:
+    return SCHEMA
+
+
+@pytest.fixture(scope="session")
+def make_observations() -> Callable[..., pa.Table]:
+    """`make_observations(rows, seed=0)`: a table of the dataset."""
+    return observations
+
+
+@pytest.fixture(scope="session")
+def relaxed() -> JournalOptions:
+    """Journals that do not wait for the disk."""
+    return RELAXED
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """Nodes a and c in the west, b in the east, with an empty dataset."""
+    a, b, c = (NodeInfo(name, f"127.0.0.1:{port}") for port, name in enumerate("abc", start=1))
+    topology = Topology("test", (Group("west", (a, c)), Group("east", (b,))), even_ranges(2), 4)
+    made = Cluster(tmp_path, topology)
+    for name in "abc":
+        made.start(name)
+    await made["a"].create_dataset(SCHEMA)
+    yield made
+    await made.close()

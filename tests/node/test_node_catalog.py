@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from galileo.cursor import Cursor
+from galileo.errors import DatasetExists, InputError, Unavailable, UnknownDataset
+from galileo.model.schema import Feature, Schema
+from galileo.node import catalog as catalog_module
+from galileo.node.catalog import home_of
+
+Make = Callable[..., pa.Table]
+
+
+def schema_at(cluster: Any, home: str, **options: Any) -> Schema:
+    """A schema whose name has that home."""
+    names = (f"dataset-{number}" for number in range(1000))
+    name = next(name for name in names if home_of(cluster.topology, name) == home)
+    return Schema(name, [Feature("t")], **options)
+
+
+def knows(cluster: Any, schema: Schema) -> set[str]:
+    return {node.name for node in cluster.nodes if schema.name in node.catalog.names}
+
+
+def test_every_node_is_a_home(cluster: Any) -> None:
+    homes = [home_of(cluster.topology, f"dataset-{number}") for number in range(300)]
+    assert all(60 < homes.count(name) < 140 for name in "abc")
+    assert [home_of(cluster.topology, name) for name in ("nam", "gfs", "era5")] == PINNED_HOMES
+
+
+PINNED_HOMES = ["c", "a", "a"]
+
+
+@pytest.mark.parametrize("home", ["a", "b"])
+async def test_a_dataset_created_anywhere_is_known_everywhere(cluster: Any, home: str) -> None:
+    schema = schema_at(cluster, home)
+    await cluster["a"].create_dataset(schema)
+    assert knows(cluster, schema) == {"a", "b", "c"}
+    assert all(node.catalog.schema(schema.name) == schema for node in cluster.nodes)
+
+
+@pytest.mark.parametrize("home", ["a", "b"])
+async def test_a_name_is_taken_once(cluster: Any, home: str) -> None:
+    schema = schema_at(cluster, home)
+    await cluster["a"].create_dataset(schema)
+    for node in "abc":
+        with pytest.raises(DatasetExists, match="exists already with the same schema") as same:
+            await cluster[node].create_dataset(schema)
+        assert same.value.details["same"] is True
+        with pytest.raises(DatasetExists, match="with another schema; choose another") as other:
+            await cluster[node].create_dataset(schema_at(cluster, home, geohash_precision=3))
+        assert other.value.details["same"] is False
+    assert all(node.catalog.schema(schema.name) == schema for node in cluster.nodes)
+
+
+async def test_of_two_creations_at_once_one_wins(cluster: Any) -> None:
+    one, other = schema_at(cluster, "b"), schema_at(cluster, "b", geohash_precision=3)
+    results = await asyncio.gather(
+        cluster["a"].create_dataset(one),
+        cluster["c"].create_dataset(other),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results if result is not None] == [DatasetExists]
+    found = {node.catalog.schema(one.name) for node in cluster.nodes}
+    assert len(found) == 1, "all nodes have the winner's schema"
+
+
+async def test_without_its_home_a_dataset_cannot_be_created(cluster: Any) -> None:
+    cluster.network.away = {"b"}
+    schema = schema_at(cluster, "b")
+    with pytest.raises(Unavailable, match="node b is away"):
+        await cluster["a"].create_dataset(schema)
+    assert knows(cluster, schema) == set()
+
+
+async def test_a_node_that_was_away_learns_it_later(cluster: Any, make_observations: Make) -> None:
+    cluster.network.away = {"c"}
+    schema = schema_at(cluster, "b")
+    await cluster["a"].create_dataset(schema)
+    assert knows(cluster, schema) == {"a", "b"}
+    cluster.network.away = set()
+    cluster.network.calls.clear()
+    await cluster["c"].learn_datasets("a", ["nam"])
+    assert cluster.network.calls == [], "nothing is new to it"
+    await cluster["c"].learn_datasets("a", ["nam", schema.name])
+    assert knows(cluster, schema) == {"a", "b", "c"}
+
+
+async def test_datasets_and_commits_are_there_after_a_restart(
+    cluster: Any, make_observations: Make
+) -> None:
+    for batch in range(3):
+        await cluster.ingest(make_observations(200, seed=batch), batch=batch)
+    before = {node.name: node.facts() for node in cluster.nodes}
+    labels = await cluster.ask("temperature > 280")
+    for name in "abc":
+        await cluster.restart(name)
+    for node in cluster.nodes:
+        assert node.catalog.schema("nam") == cluster.schema
+        assert [(f.rows, f.paths, f.sequences) for f in node.facts()] == [
+            (f.rows, f.paths, f.sequences) for f in before[node.name]
+        ]
+    again = await cluster.ask("temperature > 280")
+    assert again.frontier == labels.frontier
+    assert again.in_commit_order().table.equals(labels.in_commit_order().table)
+
+
+async def test_facts_add_up(cluster: Any, make_observations: Make) -> None:
+    await cluster.ingest(make_observations(500))
+    facts = [fact for node in cluster.nodes for fact in node.facts()]
+    assert {fact.dataset for fact in facts} == {"nam"}
+    assert sum(fact.rows for fact in facts) == 500
+    assert sum(len(fact.sequences) for fact in facts) == len(cluster.topology.partitions)
+    assert all(fact.bytes_on_disk > 0 and fact.graph_bytes > 0 for fact in facts)
+    assert all(node.stopped() == [] for node in cluster.nodes)
+
+
+async def test_an_unknown_dataset_is_told_with_those_that_exist(cluster: Any) -> None:
+    with pytest.raises(UnknownDataset, match=r"exists \(nam\), got 'nan'; did you mean 'nam'\?"):
+        cluster["a"].catalog.schema("nan")
+    with pytest.raises(UnknownDataset, match=r"got 'radar'\. Create it first"):
+        cluster["a"].catalog.schema("radar")
+
+
+async def test_the_number_of_datasets_is_bounded(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_module, "DATASETS_MAX", 2)
+    await cluster["a"].create_dataset(schema_at(cluster, "a"))
+    with pytest.raises(InputError, match="at most 2 datasets"):
+        await cluster["a"].create_dataset(schema_at(cluster, "b"))
+
+
+async def test_what_a_view_heard_never_goes_back(cluster: Any) -> None:
+    view = cluster["a"].view
+    assert view.hear_sequences("nam", Cursor({1: 5, 2: 3}))
+    assert not view.hear_sequences("nam", Cursor({1: 4}))
+    assert not view.hear_sequences("nam", Cursor())
+    assert view.hear_sequences("nam", Cursor({1: 6}))
+    assert view.sequences("nam") == Cursor({1: 6, 2: 3})
+    assert view.sequences("gfs") == Cursor()

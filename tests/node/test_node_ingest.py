@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from galileo.dht import placement
+from galileo.errors import (
+    BatchConflict,
+    InputError,
+    InvalidObservations,
+    Unavailable,
+    UnknownDataset,
+)
+from galileo.model import paths
+from galileo.node.peers import CommitTask
+from galileo.node.storage_node import NodeOptions
+
+Make = Callable[..., pa.Table]
+
+
+def by_partition(cluster: Any, table: pa.Table) -> dict[int, set[str]]:
+    """The stations of each partition, straight from the placement."""
+    cells, buckets = paths.cells_of(cluster.schema, table), paths.buckets_of(cluster.schema, table)
+    placed = placement.partitions_of(cluster.topology, cluster.schema, cells, buckets)
+    stations = np.array(table.column("station").to_pylist())
+    return {int(p): set(stations[placed == p].tolist()) for p in np.unique(placed)}
+
+
+def stored(cluster: Any) -> dict[int, list[list[str]]]:
+    """The stations of every commit of every partition, read from the journals."""
+    found = {}
+    for node in cluster.nodes:
+        for partition, journal in node.catalog.shard("nam").journals.items():
+            tables = [journal.read(number) for number in range(1, journal.last_sequence + 1)]
+            found[partition] = [sorted(one.column("station").to_pylist()) for one in tables]
+    return found
+
+
+async def test_each_row_is_stored_once_where_placement_says(
+    cluster: Any, make_observations: Make
+) -> None:
+    table = make_observations(500)
+    answer = await cluster.ingest(table)
+    assert answer.rows == 500
+    assert answer.duplicate_rows == 0
+    expected = {p: [sorted(rows)] for p, rows in by_partition(cluster, table).items()}
+    assert stored(cluster) == expected
+    assert dict(answer.reached) == dict.fromkeys(expected, 1)
+    assert answer.paths == sum(fact.paths for node in cluster.nodes for fact in node.facts())
+    owners = placement.owners(cluster.topology)
+    for node in cluster.nodes:
+        held = node.catalog.shard("nam").journals
+        assert {owners[partition] for partition in held} == {node.name}
+
+
+async def test_any_node_splits_alike_whatever_the_order_of_rows(
+    cluster: Any, make_observations: Make
+) -> None:
+    table = make_observations(300)
+    shuffled = table.take(pa.array(np.random.default_rng(1).permutation(300)))
+    chunked = pa.concat_tables([shuffled.slice(0, 100), shuffled.slice(100)])
+    for batch, (node, rows) in enumerate([("a", table), ("b", shuffled), ("c", chunked)]):
+        await cluster.ingest(rows, at=node, batch=batch)
+    for partition, commits in stored(cluster).items():
+        assert len(commits) == 3
+        assert commits[0] == commits[1] == commits[2], f"partition {partition}"
+
+
+async def test_a_batch_that_is_sent_again_is_answered_and_not_stored(
+    cluster: Any, make_observations: Make
+) -> None:
+    table = make_observations(200)
+    first = await cluster.ingest(table)
+    before = stored(cluster)
+    for node in "abc":
+        again = await cluster.ingest(table, at=node)
+        assert (again.rows, again.paths, again.reached) == (first.rows, first.paths, first.reached)
+        assert again.duplicate_rows == 200
+    assert stored(cluster) == before
+
+
+async def test_it_is_recognised_after_a_restart(cluster: Any, make_observations: Make) -> None:
+    table = make_observations(200)
+    first = await cluster.ingest(table)
+    before = stored(cluster)
+    for name in "abc":
+        await cluster.restart(name)
+    again = await cluster.ingest(table, at="c")
+    assert again.duplicate_rows == 200
+    assert again.reached == first.reached
+    assert stored(cluster) == before
+
+
+async def test_what_a_node_missed_is_completed_by_a_retry(
+    cluster: Any, make_observations: Make
+) -> None:
+    table = make_observations(400)
+    cluster.network.away = {"b"}
+    with pytest.raises(Unavailable, match="node b is away"):
+        await cluster.ingest(table)
+    partial = sum(len(commit) for commits in stored(cluster).values() for commit in commits)
+    assert 0 < partial < 400
+    cluster.network.away = set()
+    answer = await cluster.ingest(table, at="c")
+    assert answer.rows == 400
+    assert answer.duplicate_rows == partial
+    assert stored(cluster) == {p: [sorted(r)] for p, r in by_partition(cluster, table).items()}
+
+
+async def test_producers_do_not_meet(cluster: Any, make_observations: Make) -> None:
+    for producer in ("one", "two"):
+        answer = await cluster.ingest(make_observations(100), producer=producer)
+        assert answer.duplicate_rows == 0
+    assert Counter(map(len, stored(cluster).values())).keys() == {2}
+
+
+async def test_a_batch_number_for_other_rows_is_a_conflict(
+    cluster: Any, make_observations: Make
+) -> None:
+    table = make_observations(200)
+    await cluster.ingest(table)
+    before = stored(cluster)
+    with pytest.raises(
+        BatchConflict, match=r"producer 'radar' sent other rows as batch 0 .* number each"
+    ):
+        await cluster.ingest(table.slice(0, 150))
+    assert stored(cluster) == before
+
+
+async def test_as_many_other_rows_are_a_conflict_too(cluster: Any, make_observations: Make) -> None:
+    """Else a producer that starts to count anew would be told that its rows are stored."""
+    table = make_observations(200)
+    await cluster.ingest(table)
+    before = stored(cluster)
+    warmer = [None if t is None else t + 1 for t in table.column("temperature").to_pylist()]
+    other = table.set_column(3, table.schema.field(3), pa.array(warmer))
+    with pytest.raises(BatchConflict, match=r"sent other rows as batch 0 than before"):
+        await cluster.ingest(other)
+    assert stored(cluster) == before
+    for name in "abc":
+        await cluster.restart(name)
+    with pytest.raises(BatchConflict):
+        await cluster.ingest(other)
+    assert (await cluster.ingest(table)).duplicate_rows == 200
+
+
+async def test_many_at_once_are_all_there(cluster: Any, make_observations: Make) -> None:
+    tables = [make_observations(50, seed=seed) for seed in range(20)]
+    nodes = "abcab" * 4
+    await asyncio.gather(
+        *(
+            cluster.ingest(table, at=node, batch=batch)
+            for batch, (table, node) in enumerate(zip(tables, nodes, strict=True))
+        )
+    )
+    found = sorted(s for commits in stored(cluster).values() for commit in commits for s in commit)
+    assert found == sorted(s for table in tables for s in table.column("station").to_pylist())
+    facts = [fact for node in cluster.nodes for fact in node.facts()]
+    assert sum(fact.rows for fact in facts) == 1000
+
+
+async def test_an_empty_table_stores_nothing(cluster: Any, make_observations: Make) -> None:
+    answer = await cluster.ingest(make_observations(5).slice(0, 0))
+    assert (answer.rows, answer.paths, len(answer.reached)) == (0, 0, 0)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("producer", ["", "a b", "x" * 129, "ü", "a/b", "a\n"])
+async def test_a_producer_has_a_plain_name(
+    cluster: Any, make_observations: Make, producer: str
+) -> None:
+    with pytest.raises(InputError, match="expected a producer name of letters"):
+        await cluster.ingest(make_observations(5), producer=producer)
+
+
+@pytest.mark.parametrize("batch", [-1, 2**63])
+async def test_a_batch_number_has_63_bits(
+    cluster: Any, make_observations: Make, batch: int
+) -> None:
+    with pytest.raises(InputError, match="expected a batch number from 0"):
+        await cluster.ingest(make_observations(5), batch=batch)
+
+
+async def test_an_unknown_dataset_is_named_with_the_nearest(
+    cluster: Any, make_observations: Make
+) -> None:
+    with pytest.raises(UnknownDataset, match=r"got 'nan'; did you mean 'nam'\?") as refused:
+        await cluster["a"].ingest.ingest("nan", make_observations(5), producer="p", batch=0)
+    assert refused.value.details["nearest"] == "nam"
+
+
+async def test_one_wrong_row_stores_nothing(cluster: Any, make_observations: Make) -> None:
+    good = make_observations(100)
+    latitudes = good.column("latitude").to_pylist()
+    latitudes[57] = 91.0
+    wrong = good.set_column(0, good.schema.field(0), pa.array(latitudes))
+    with pytest.raises(
+        InvalidObservations, match=r"latitude from -90 to 90 .* got 91\.0 in row 57"
+    ):
+        await cluster.ingest(wrong)
+    assert stored(cluster) == {}
+    assert (await cluster.ingest(good)).duplicate_rows == 0
+
+
+async def test_a_batch_has_a_limit_of_rows(cluster: Any, make_observations: Make) -> None:
+    cluster.options = NodeOptions(batch_rows_max=10)
+    await cluster.restart("a")
+    with pytest.raises(InvalidObservations, match="at most 10 rows in a batch, got 11"):
+        await cluster.ingest(make_observations(11))
+    assert (await cluster.ingest(make_observations(10))).rows == 10
+
+
+@pytest.mark.parametrize("partition", [999, -1])
+async def test_an_unknown_partition_is_refused(
+    cluster: Any, make_observations: Make, partition: int
+) -> None:
+    task = CommitTask("nam", partition, "p", 0, make_observations(5))
+    with pytest.raises(InputError, match=f"does not own partition {partition}; check that all"):
+        await cluster["a"].ingest.commit(task)
+
+
+async def test_rows_of_anothers_partition_are_refused(
+    cluster: Any, make_observations: Make
+) -> None:
+    theirs = min(placement.partitions_by_node(cluster.topology)["b"])
+    task = CommitTask("nam", theirs, "p", 0, make_observations(5))
+    with pytest.raises(InputError, match=f"node 'a' does not own partition {theirs}"):
+        await cluster["a"].ingest.commit(task)

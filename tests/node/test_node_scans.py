@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.dht import placement
+from galileo.errors import InputError
+from galileo.labels import LabelSet
+from galileo.model.schema import Feature, Schema
+from galileo.node import scans as scans_module
+from galileo.node.peers import ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
+from galileo.node.scans import Tail
+from galileo.node.view import SYNOPSIS_AGE_MAX_S
+from galileo.query import parse
+
+Make = Callable[..., pa.Table]
+
+QUERIES = [
+    "",
+    "temperature > 280",
+    "temperature BETWEEN 270 AND 290 AND geohash LIKE '9%'",
+    "S_INTERSECTS(geometry, BBOX(-120, 30, -80, 50))",
+    "temperature IS NULL",
+    "temperature > 1000",
+    "NOT (temperature > 280) OR S_INTERSECTS(geometry, BBOX(100, -40, 160, 0))",
+]
+
+
+def identities(labels: LabelSet) -> set[tuple[int, int, int]]:
+    columns = (labels.partitions, labels.sequences, labels.rows)
+    return set(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def dumb(query: str, frame: pd.DataFrame) -> pd.Series:
+    """Which observations match, in pandas."""
+    t, lat, lon = frame["temperature"], frame["latitude"], frame["longitude"]
+    box = (lon >= -120) & (lon <= -80) & (lat >= 30) & (lat <= 50)
+    south = (lon >= 100) & (lon <= 160) & (lat >= -40) & (lat <= 0)
+    # Geohash cell 9: 45 degrees by 45.
+    nine = (lon >= -135) & (lon < -90) & (lat >= 0) & (lat < 45)
+    answers = [frame["station"] != "", t > 280, t.between(270, 290) & nine, box, t.isna()]
+    answers += [t > 1000, (t <= 280) | south]
+    return answers[QUERIES.index(query)]
+
+
+async def fill(cluster: Any, make: Make, batches: int = 3, rows: int = 300) -> pd.DataFrame:
+    tables = [make(rows, seed=seed) for seed in range(batches)]
+    for batch, table in enumerate(tables):
+        await cluster.ingest(table, batch=batch)
+    return pa.concat_tables(tables).to_pandas()
+
+
+def tell_all(cluster: Any) -> None:
+    """What heartbeats would bring: everybody's sequences and synopses to everybody."""
+    for owner in cluster.nodes:
+        shard = owner.catalog.shard("nam")
+        for node in cluster.nodes:
+            node.view.hear_sequences("nam", shard.published())
+            if node is not owner:
+                for synopsis in shard.synopses.values():
+                    node.view.hear_synopsis(cluster.schema, synopsis.changes_since(None))
+
+
+# --- complete answers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heard", [False, True], ids=["unheard", "with synopses"])
+async def test_every_node_answers_alike_and_right(
+    cluster: Any, make_observations: Make, heard: bool
+) -> None:
+    frame = await fill(cluster, make_observations)
+    if heard:
+        tell_all(cluster)
+    for query in QUERIES:
+        answers = [await cluster.ask(query, at=node) for node in "abc"]
+        assert all(answer.complete for answer in answers)
+        assert identities(answers[0]) == identities(answers[1]) == identities(answers[2]), query
+        rows = await cluster.read(answers[0])
+        expected = sorted(frame["station"][dumb(query, frame)])
+        assert sorted(rows.column("station").to_pylist()) == expected, query
+
+
+async def test_the_frontier_names_every_commit_that_was_looked_at(
+    cluster: Any, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    answer = await cluster.ask("temperature > 1000")
+    assert len(answer) == 0
+    published = ORIGIN
+    for node in cluster.nodes:
+        published = published.join(node.catalog.shard("nam").published())
+    assert answer.frontier == published
+
+
+async def test_a_query_of_one_place_asks_only_the_group_that_has_it(
+    cluster: Any, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    cluster.network.calls.clear()
+    answer = await cluster.ask("geohash LIKE '9%'")
+    assert len(answer) > 0
+    group = dict(cluster.topology.ranges)["9"]
+    members = {node.name for node in cluster.topology.groups[group].nodes}
+    asked = {node for node, _ in cluster.network.calls}
+    assert asked == members - {"a"}
+
+
+async def test_deltas_end_to_end_are_the_whole(cluster: Any, make_observations: Make) -> None:
+    await fill(cluster, make_observations, batches=4)
+    query = parse("temperature > 270", cluster.schema)
+    everyone = frozenset(cluster.topology.partitions)
+    after, parts = ORIGIN, []
+    for step in range(1, 5):
+        until = Cursor(dict.fromkeys(everyone, step))
+        tables = [
+            part
+            async for part in cluster["b"].scans.between(
+                query, partitions=everyone, after=after, until=until
+            )
+        ]
+        assert tables[-1] == Tail(until, frozenset())
+        labels = LabelSet(cluster.schema, pa.concat_tables(tables[:-1]))
+        assert set(labels.sequences.tolist()) == {step}
+        parts.append(labels)
+        after = until
+    together = LabelSet.concat(cluster.schema, parts)
+    assert len(together) == len(identities(together))
+    assert identities(together) == identities(await cluster.ask("temperature > 270"))
+
+
+# --- partial answers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("away", [{"b"}, {"c"}, {"b", "c"}])
+async def test_what_cannot_be_reached_is_missing_and_said_so(
+    cluster: Any, make_observations: Make, away: set[str]
+) -> None:
+    await fill(cluster, make_observations)
+    whole = await cluster.ask("temperature > 280")
+    cluster.network.away = away
+    partial = await cluster.ask("temperature > 280")
+    owned = placement.partitions_by_node(cluster.topology)
+    gone = frozenset().union(*(owned[node] for node in away))
+    assert set(partial.missing) == gone
+    assert gone.isdisjoint(partial.frontier)
+    assert identities(partial) == {one for one in identities(whole) if one[0] not in gone}
+    cluster.network.away = set()
+    assert identities(await cluster.ask("temperature > 280")) == identities(whole)
+
+
+async def test_nodes_that_need_not_be_asked_are_not_missed(
+    cluster: Any, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    group = dict(cluster.topology.ranges)["9"]
+    elsewhere = {node.name for node in cluster.topology.groups[1 - group].nodes}
+    here = next(node.name for node in cluster.topology.groups[group].nodes)
+    cluster.network.away = elsewhere
+    answer = await cluster.ask("geohash LIKE '9%'", at=here)
+    assert answer.complete
+    assert len(answer) > 0
+
+
+async def test_labels_of_a_stream_that_broke_are_dropped(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node had sent some labels; whether they are all is not known, so none count."""
+    monkeypatch.setattr(scans_module, "LABELS_PER_PART", 20)
+    await fill(cluster, make_observations)
+    whole = await cluster.ask()
+    cluster.network.cut_after = {"b": 2}
+    query = parse("", cluster.schema)
+    parts = [part async for part in cluster["a"].scans.run(query)]
+    theirs = placement.partitions_by_node(cluster.topology)["b"]
+    tables = pa.concat_tables(part for part in parts if not isinstance(part, Tail))
+    came = set(tables.column("partition").to_pylist())
+    assert came & theirs, "the stream broke only after some labels"
+    assert parts[-1].missing == theirs
+    assert theirs.isdisjoint(parts[-1].frontier)
+    kept = await cluster.ask()
+    assert identities(kept) == {one for one in identities(whole) if one[0] not in theirs}
+
+
+async def test_a_stream_that_broke_at_once_is_missing_too(
+    cluster: Any, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    cluster.network.cut_after = {"b": 0}
+    answer = await cluster.ask()
+    assert set(answer.missing) == placement.partitions_by_node(cluster.topology)["b"]
+
+
+async def test_a_node_that_does_not_know_the_dataset_yet_is_missing(
+    cluster: Any, make_observations: Make
+) -> None:
+    late = Schema("late", [Feature("temperature")], geohash_precision=2)
+    cluster["a"].catalog.adopt(late)
+    parts = [part async for part in cluster["a"].scans.run(parse("", late))]
+    owned = placement.partitions_by_node(cluster.topology)
+    assert parts == [Tail(ORIGIN, owned["b"] | owned["c"])]
+
+
+async def test_our_own_mistake_is_no_missing_partition(
+    cluster: Any, make_observations: Make
+) -> None:
+    async def broken(node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
+        yield ScanDone(0, ORIGIN)
+        raise ZeroDivisionError("a mistake of ours")
+
+    cluster.network.scan = broken
+    with pytest.raises(ZeroDivisionError):
+        await cluster.ask()
+
+
+async def test_an_answer_that_nobody_reads_on_leaves_nothing_behind(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scans_module, "LABELS_PER_PART", 1)
+    await fill(cluster, make_observations, batches=1)
+    before = asyncio.all_tasks()
+    parts = cluster["a"].scans.between(
+        parse("", cluster.schema),
+        partitions=frozenset(cluster.topology.partitions),
+        after=ORIGIN,
+        until=None,
+    )
+    assert (await anext(parts)).num_rows == 1
+    assert asyncio.all_tasks() > before
+    await parts.aclose()
+    assert asyncio.all_tasks() == before
+
+
+# --- what need not be asked ----------------------------------------------------------------------
+
+
+def asked(cluster: Any) -> set[str]:
+    names = {node for node, method in cluster.network.calls if method == "scan"}
+    cluster.network.calls.clear()
+    return names
+
+
+async def test_synopses_spare_questions_while_they_are_fresh(
+    cluster: Any, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    await cluster.ask("temperature > 1000")
+    assert asked(cluster) == {"b", "c"}, "nothing is known yet"
+    tell_all(cluster)
+    answer = await cluster.ask("temperature > 1000")
+    assert asked(cluster) == set()
+    assert answer.complete
+    assert dict(answer.frontier) == dict.fromkeys(cluster.topology.partitions, 3)
+    await cluster.ask("temperature > 300")
+    assert asked(cluster) == {"b", "c"}, "there may be a match"
+    cluster.clock.now += SYNOPSIS_AGE_MAX_S + 0.1
+    await cluster.ask("temperature > 1000")
+    assert asked(cluster) == {"b", "c"}, "their owners have been silent for too long"
+
+
+async def test_a_synopsis_spares_nothing_that_the_asker_wrote_later(
+    cluster: Any, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    tell_all(cluster)
+    hot = make_observations(50, seed=9)
+    hot = hot.set_column(3, hot.schema.field(3), pa.array([2000.0] * 50))
+    written = await cluster.ingest(hot, batch=9)
+    query = parse("temperature > 1000", cluster.schema)
+    parts = [p async for p in cluster["a"].scans.run(query, at_least=written.reached)]
+    found = pa.concat_tables(part for part in parts if not isinstance(part, Tail))
+    assert np.sum(found.column("rows").to_numpy()) == 50
+    assert parts[-1].frontier.covers(written.reached)
+
+
+# --- one node ------------------------------------------------------------------------------------
+
+
+async def local(cluster: Any, *tasks: ScanTask) -> list[ScanAnswer]:
+    return [answer async for answer in cluster["a"].local_scans.scan(tasks)]
+
+
+async def test_tasks_of_one_scan_fail_alone(cluster: Any, make_observations: Make) -> None:
+    await fill(cluster, make_observations)
+    mine = placement.partitions_by_node(cluster.topology)["a"]
+    query = parse("temperature > 280", cluster.schema).to_json()
+
+    def task(item: int, dataset: str = "nam", query_json: str = query) -> ScanTask:
+        return ScanTask(item, dataset, query_json, ORIGIN, None, mine)
+
+    answers = await local(cluster, task(1), task(2, "nan"), task(3, query_json="tempera > 1"))
+    kinds = {answer.item: type(answer) for answer in answers}
+    assert kinds == {1: ScanDone, 2: ScanFailed, 3: ScanFailed}
+    failed = {one.item: one.error.kind for one in answers if isinstance(one, ScanFailed)}
+    assert failed == {2: "unknown_dataset", 3: "unknown_property"}
+    alone = await local(cluster, task(1))
+    assert sum(one.table.num_rows for one in alone if isinstance(one, ScanLabels)) > 0
+
+
+async def test_tasks_that_share_a_pass_get_what_they_get_alone(
+    cluster: Any, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations, batches=4)
+    mine = placement.partitions_by_node(cluster.topology)["a"]
+    tasks = [
+        ScanTask(
+            number,
+            "nam",
+            parse(query, cluster.schema).to_json(),
+            Cursor(dict.fromkeys(mine, number % 4)),
+            None if number % 2 else Cursor(dict.fromkeys(mine, 3)),
+            frozenset(sorted(mine)[: 1 + number % len(mine)]),
+        )
+        for number, query in enumerate(QUERIES)
+    ]
+
+    def rows(answers: list[ScanAnswer], item: int) -> set[tuple[int, int, int]]:
+        tables = [a.table for a in answers if isinstance(a, ScanLabels) and a.item == item]
+        return identities(
+            LabelSet.concat(cluster.schema, [LabelSet(cluster.schema, t) for t in tables])
+        )
+
+    together = await local(cluster, *tasks)
+    for task in tasks:
+        alone = await local(cluster, task)
+        assert rows(alone, task.item) == rows(together, task.item)
+        assert alone[-1] in together
+
+
+async def test_unknown_partitions_are_not_answered(cluster: Any, make_observations: Make) -> None:
+    await fill(cluster, make_observations)
+    task = ScanTask(0, "nam", "true", ORIGIN, None, frozenset({999}))
+    assert await local(cluster, task) == [ScanDone(0, ORIGIN)]
+
+
+async def test_a_wrong_query_never_gets_as_far_as_a_scan(cluster: Any) -> None:
+    with pytest.raises(InputError):
+        await cluster.ask("tempera > 3")

@@ -1,0 +1,145 @@
+"""Storage nodes in this process behind real gRPC servers; which of them are held dead is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from galileo.clock import SystemClock
+from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import TIME_TYPE
+from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.rpc.cluster import ClusterServicer
+from galileo.rpc.peers import GrpcPeers
+from galileo.rpc.query import QueryServicer
+from galileo.rpc.storage import StorageServicer
+from galileo.storage.store import Store
+from galileo.storage.writer import JournalOptions
+from galileo.wire.channel import open_channel, server_options
+from galileo.wire.pb import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    query_pb2_grpc,
+    storage_pb2_grpc,
+)
+
+SCHEMA = Schema(
+    "nam",
+    [Feature("temperature", "K"), Feature("station", type="text")],
+    geohash_precision=2,
+    time_bucket="1d",
+)
+
+
+class NoMail:
+    """These nodes send no heartbeats; what they know of one another the test decides."""
+
+    async def arrive(self, request: cluster_pb2.ExchangeRequest) -> cluster_pb2.ExchangeReply:
+        raise AssertionError("nobody sends mail here")
+
+
+@dataclass
+class Served:
+    """One node, its server, and stubs to call it with."""
+
+    node: StorageNode
+    peers: GrpcPeers
+    server: grpc.aio.Server
+    channel: grpc.aio.Channel
+
+    @property
+    def storage(self) -> storage_pb2_grpc.StorageStub:
+        return storage_pb2_grpc.StorageStub(self.channel)
+
+    @property
+    def query(self) -> query_pb2_grpc.QueryStub:
+        return query_pb2_grpc.QueryStub(self.channel)
+
+    @property
+    def cluster(self) -> cluster_pb2_grpc.ClusterStub:
+        return cluster_pb2_grpc.ClusterStub(self.channel)
+
+    async def close(self) -> None:
+        await self.channel.close()
+        await self.server.stop(None)
+        await self.peers.close()
+        await self.node.close()
+
+
+@dataclass
+class Company:
+    """Nodes a and c in the west, b in the east. `dead` are those that everybody holds dead."""
+
+    topology: Topology
+    schema: Schema = SCHEMA
+    dead: set[str] = field(default_factory=set)
+    members: dict[str, Served] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Served:
+        return self.members[name]
+
+    async def start(self, name: str, server: grpc.aio.Server, directory: Path) -> None:
+        store = Store.open(directory, JournalOptions(durability="none"), wall=lambda: 0.0)
+        peers = GrpcPeers(self.topology, is_dead=lambda node: node in self.dead)
+        node = StorageNode(
+            name,
+            self.topology,
+            store=store,
+            peers=peers,
+            clock=SystemClock(),
+            options=NodeOptions(),
+        )
+        storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(node), server)
+        query_pb2_grpc.add_QueryServicer_to_server(QueryServicer(node), server)
+        cluster = ClusterServicer(node, peers=peers, mail=NoMail(), own_status=_status_of(node))
+        cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
+        await server.start()
+        channel = open_channel(self.topology.by_name[name].address)
+        self.members[name] = Served(node, peers, server, channel)
+
+
+def _status_of(node: StorageNode) -> Callable[[], Awaitable[cluster_pb2.NodeStatus]]:
+    async def status() -> cluster_pb2.NodeStatus:
+        return cluster_pb2.NodeStatus(name=node.name, state="up")
+
+    return status
+
+
+@pytest.fixture
+async def company(tmp_path: Path) -> AsyncIterator[Company]:
+    servers = {name: grpc.aio.server(options=server_options()) for name in "abc"}
+    ports = {name: server.add_insecure_port("127.0.0.1:0") for name, server in servers.items()}
+    a, b, c = (NodeInfo(name, f"127.0.0.1:{port}") for name, port in ports.items())
+    made = Company(Topology("test", (Group("west", (a, c)), Group("east", (b,))), even_ranges(2)))
+    for name, server in servers.items():
+        await made.start(name, server, tmp_path / name)
+    yield made
+    for served in made.members.values():
+        await served.close()
+
+
+@pytest.fixture(scope="session")
+def make_observations() -> Callable[..., pa.Table]:
+    """`make_observations(rows, seed=0, station="s")`: all over the world, on one day."""
+
+    def made(rows: int, seed: int = 0, station: str = "s") -> pa.Table:
+        rng = np.random.default_rng(seed)
+        return pa.table(
+            [
+                pa.array(rng.uniform(-90, 90, rows)),
+                pa.array(rng.uniform(-180, 180, rows)),
+                pa.array(np.full(rows, 1_330_560_000_000_000)).cast(TIME_TYPE),
+                pa.array(rng.uniform(250, 310, rows)),
+                pa.array([f"{station}-{number}" for number in range(rows)]),
+            ],
+            schema=SCHEMA.observation_schema,
+        )
+
+    return made

@@ -1,0 +1,320 @@
+"""The services of a node over real sockets: what is sent, what is refused, what is partial."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from galileo.dht import placement
+from galileo.errors import (
+    DatasetExists,
+    GalileoError,
+    InputError,
+    InvalidObservations,
+    Unavailable,
+    UnknownDataset,
+)
+from galileo.labels import to_ipc
+from galileo.model.schema import Schema
+from galileo.node.catalog import home_of
+from galileo.node.peers import PARTS_SCHEMA
+from galileo.rpc.storage import SCAN_ITEMS_MAX
+from galileo.wire import codec
+from galileo.wire.pb import cluster_pb2, common_pb2, query_pb2, storage_pb2
+from galileo.wire.status import error_of_rpc
+
+Make = Callable[..., pa.Table]
+
+
+async def create(company: Any, at: str = "a", schema: Schema | None = None) -> None:
+    text = (schema or company.schema).to_json()
+    await company[at].cluster.CreateDataset(cluster_pb2.CreateDatasetRequest(schema_json=text))
+
+
+async def ingest(company: Any, data: pa.Table | bytes, *, at: str = "a", batch: int = 0) -> Any:
+    packed = data if isinstance(data, bytes) else to_ipc(data)
+    request = storage_pb2.IngestRequest(
+        dataset="nam", producer="p", batch=batch, observations=packed
+    )
+    return await company[at].storage.Ingest(request)
+
+
+async def ask(company: Any, query: str = "", *, at: str = "a") -> tuple[pa.Table, Any]:
+    call = company[at].query.Run(query_pb2.QueryRequest(dataset="nam", query=query))
+    parts = [part async for part in call]
+    assert [part.WhichOneof("part") for part in (parts[0], parts[-1])] == ["head", "tail"]
+    labels = [part.labels for part in parts[1:-1]]
+    return codec.table_of(labels, company.schema.label_schema), parts[-1].tail
+
+
+async def error(call: Awaitable[Any]) -> GalileoError:
+    with pytest.raises(grpc.RpcError) as failed:
+        await call
+    return error_of_rpc(failed.value, asked="the test")
+
+
+async def stream_error(call: Any) -> GalileoError:
+    async def drained() -> None:
+        async for _ in call:
+            pass
+
+    return await error(drained())
+
+
+# --- datasets ------------------------------------------------------------------------------------
+
+
+async def test_a_dataset_is_created_at_any_node_and_listed_at_all(company: Any) -> None:
+    await create(company, "b")
+    for name in "abc":
+        listed = await company[name].cluster.ListDatasets(cluster_pb2.ListDatasetsRequest())
+        assert list(listed.schemas_json) == [company.schema.to_json()]
+
+
+async def test_a_refusal_of_the_home_comes_through_as_it_is(company: Any) -> None:
+    await create(company)
+    for name in "abc":
+        refused = await error(create(company, name))
+        assert type(refused) is DatasetExists
+        assert refused.details == {"same": True}
+
+
+async def test_a_schema_that_is_none_is_refused(company: Any) -> None:
+    request = cluster_pb2.CreateDatasetRequest(schema_json="{}")
+    refused = await error(company["a"].cluster.CreateDataset(request))
+    assert refused.kind == "invalid_schema"
+
+
+def homed_at(company: Any, home: str) -> Schema:
+    names = (f"dataset-{number}" for number in range(100))
+    name = next(name for name in names if home_of(company.topology, name) == home)
+    return Schema(name, company.schema.features, geohash_precision=2, time_bucket="1d")
+
+
+@pytest.fixture
+async def late(company: Any) -> Schema:
+    """A dataset that c has not heard of, because the others held it dead."""
+    schema = homed_at(company, "b")
+    company.dead.add("c")
+    await create(company, "a", schema)
+    company.dead.clear()
+    assert schema.name not in company["c"].node.catalog.names
+    return schema
+
+
+async def test_rows_for_a_node_that_has_not_heard_of_the_dataset_are_stored(
+    company: Any, late: Schema, make_observations: Make
+) -> None:
+    request = storage_pb2.IngestRequest(
+        dataset=late.name, producer="p", observations=to_ipc(make_observations(300))
+    )
+    assert (await company["a"].storage.Ingest(request)).rows == 300
+    assert company["c"].node.catalog.schema(late.name) == late
+
+
+async def test_a_node_that_has_not_heard_of_the_dataset_can_be_asked(
+    company: Any, late: Schema, make_observations: Make
+) -> None:
+    request = query_pb2.QueryRequest(dataset=late.name)
+    parts = [part async for part in company["c"].query.Run(request)]
+    assert parts[0].head.schema_json == late.to_json()
+    assert not parts[-1].tail.missing
+
+
+async def test_a_node_that_has_not_heard_of_the_dataset_takes_rows(
+    company: Any, late: Schema, make_observations: Make
+) -> None:
+    request = storage_pb2.IngestRequest(
+        dataset=late.name, producer="p", observations=to_ipc(make_observations(300))
+    )
+    assert (await company["c"].storage.Ingest(request)).rows == 300
+
+
+async def test_a_dataset_that_nobody_has_stays_unknown(company: Any) -> None:
+    await create(company)
+    request = query_pb2.QueryRequest(dataset="nan")
+    for name in "abc":
+        refused = await stream_error(company[name].query.Run(request))
+        assert type(refused) is UnknownDataset
+        assert refused.details == {"nearest": "nam"}
+
+
+# --- observations --------------------------------------------------------------------------------
+
+
+async def test_rows_cross_the_cluster_and_come_back(company: Any, make_observations: Make) -> None:
+    await create(company)
+    table = make_observations(500)
+    reply = await ingest(company, table)
+    assert (reply.rows, reply.duplicate_rows) == (500, 0)
+    labels, tail = await ask(company, at="b")
+    assert labels.num_rows == reply.paths
+    assert codec.cursor_from_pb(tail.frontier) == codec.cursor_from_pb(reply.reached)
+    parts = to_ipc(labels.select(PARTS_SCHEMA.names))
+    request = storage_pb2.ReadRequest(dataset="nam", parts=parts)
+    chunks = [part.observations async for part in company["c"].storage.Read(request)]
+    back = codec.table_of(chunks, company.schema.observation_schema)
+    assert back.sort_by("station").equals(table.sort_by("station"))
+
+
+def with_wrong_offsets(table: pa.Table) -> bytes:
+    """An IPC stream that reads without complaint, whose texts lie outside of their buffer."""
+    good = to_ipc(table.slice(0, 2).combine_chunks())
+    offsets, wrong = np.array([[0, 3, 6], [0, 2**30, 6]], dtype=np.int32)
+    assert good.count(offsets.tobytes()) == 1
+    return good.replace(offsets.tobytes(), wrong.tobytes())
+
+
+@pytest.mark.parametrize("case", ["rubbish", "nothing", "cut short", "wrong offsets"])
+async def test_bytes_that_are_no_table_are_refused(
+    company: Any, make_observations: Make, case: str
+) -> None:
+    await create(company)
+    good = to_ipc(make_observations(10))
+    bad = {
+        "rubbish": b"\x01" * 100,
+        "nothing": b"",
+        "cut short": good[: len(good) // 2],
+        "wrong offsets": with_wrong_offsets(make_observations(10)),
+    }
+    refused = await error(ingest(company, bad[case]))
+    assert type(refused) is InvalidObservations
+    assert "expected observations as an Arrow IPC stream" in refused.message
+    assert (await ask(company))[0].num_rows == 0
+    assert (await ingest(company, good)).rows == 10
+
+
+async def test_a_commit_of_another_schema_is_refused(company: Any, make_observations: Make) -> None:
+    await create(company)
+    mine = min(placement.partitions_by_node(company.topology)["a"])
+    for data in (to_ipc(make_observations(5).drop_columns(["station"])), b"rubbish"):
+        request = storage_pb2.CommitRequest(
+            dataset="nam", partition=mine, producer="p", observations=data
+        )
+        assert isinstance(await error(company["a"].storage.Commit(request)), InputError)
+
+
+async def test_an_empty_commit_is_refused(company: Any, make_observations: Make) -> None:
+    await create(company)
+    mine = min(placement.partitions_by_node(company.topology)["a"])
+    request = storage_pb2.CommitRequest(
+        dataset="nam",
+        partition=mine,
+        producer="p",
+        observations=to_ipc(make_observations(5).slice(0, 0)),
+    )
+    refused = await error(company["a"].storage.Commit(request))
+    assert isinstance(refused, InputError)
+    assert "at least one row" in refused.message
+
+
+async def test_a_node_that_is_held_dead_takes_no_rows_and_says_when_to_return(
+    company: Any, make_observations: Make
+) -> None:
+    await create(company)
+    company.dead.add("b")
+    refused = await error(ingest(company, make_observations(300)))
+    assert type(refused) is Unavailable
+    assert refused.details == {"node": "b", "after_s": 1.0}
+    assert "its data waits until it is back" in refused.message
+    company.dead.clear()
+    assert (await ingest(company, make_observations(300))).rows == 300
+    assert (await ask(company))[0].column("rows").to_numpy().sum() == 300
+
+
+async def test_a_node_that_is_gone_is_missing_in_the_answer(
+    company: Any, make_observations: Make
+) -> None:
+    await create(company)
+    await ingest(company, make_observations(300))
+    whole, _ = await ask(company)
+    await company["b"].server.stop(None)
+    partial, tail = await ask(company)
+    theirs = placement.partitions_by_node(company.topology)["b"]
+    assert set(tail.missing) == theirs
+    assert set(tail.frontier.partitions).isdisjoint(theirs)
+    kept = ~np.isin(whole.column("partition").to_numpy(), list(theirs))
+    assert partial.num_rows == kept.sum()
+
+
+async def test_wide_rows_travel_between_nodes_and_to_the_client(
+    company: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a small bound in place of the real one, so that the test is small too."""
+    monkeypatch.setattr(codec, "CHUNK_BYTES_MAX", 20_000)
+    await create(company)
+    table = make_observations(200, station="x" * 1_000)
+    await ingest(company, table)
+    call = company["a"].query.Run(query_pb2.QueryRequest(dataset="nam"))
+    sizes = [len(part.labels) async for part in call if part.labels]
+    assert len(sizes) > 8
+    assert max(sizes) < 25_000
+    labels, _ = await ask(company)
+    assert sorted(labels.column("station").to_pylist()) == sorted(
+        table.column("station").to_pylist()
+    )
+
+
+# --- scans ---------------------------------------------------------------------------------------
+
+
+async def test_a_scan_has_a_limit_of_items(company: Any) -> None:
+    items = [storage_pb2.ScanItem()] * (SCAN_ITEMS_MAX + 1)
+    refused = await stream_error(company["a"].storage.Scan(storage_pb2.ScanRequest(items=items)))
+    assert isinstance(refused, InputError)
+    assert "at most 100000 items in a scan, got 100001" in refused.message
+
+
+async def test_items_of_a_scan_fail_alone(company: Any, make_observations: Make) -> None:
+    await create(company)
+    await ingest(company, make_observations(300))
+    mine = sorted(placement.partitions_by_node(company.topology)["a"])
+    items = [
+        storage_pb2.ScanItem(item=1, dataset="nam", query_json="true", partitions=mine),
+        storage_pb2.ScanItem(item=2, dataset="nan", query_json="true", partitions=mine),
+        storage_pb2.ScanItem(item=3, dataset="nam", query_json="{", partitions=mine),
+    ]
+    call = company["a"].storage.Scan(storage_pb2.ScanRequest(items=items))
+    parts = [part async for reply in call for part in reply.parts]
+    last = {part.item: part for part in parts}
+    assert last[1].WhichOneof("part") == "reached"
+    assert {2: last[2].error.kind, 3: last[3].error.kind} == {
+        2: "unknown_dataset",
+        3: "query_syntax",
+    }
+    assert [part.item for part in parts if part.labels]
+
+
+async def test_a_cursor_that_does_not_pair_up_is_refused(company: Any) -> None:
+    await create(company)
+    request = query_pb2.QueryRequest(
+        dataset="nam", at_least=common_pb2.CursorValue(partitions=[1], sequences=[])
+    )
+    refused = await stream_error(company["a"].query.Run(request))
+    assert isinstance(refused, InputError)
+
+
+# --- the cluster ---------------------------------------------------------------------------------
+
+
+async def test_the_status_names_nodes_that_do_not_answer(company: Any) -> None:
+    company.dead.add("b")
+    reply = await company["a"].cluster.Status(cluster_pb2.StatusRequest())
+    assert {node.name: node.state for node in reply.nodes} == {
+        "a": "up",
+        "b": "unreachable",
+        "c": "up",
+    }
+    east = next(node for node in reply.nodes if node.name == "b")
+    assert (east.group, east.address) == ("east", company.topology.by_name["b"].address)
+
+
+async def test_every_node_hands_out_the_topology(company: Any) -> None:
+    reply = await company["c"].cluster.Topology(cluster_pb2.TopologyRequest())
+    assert reply.topology_json == company.topology.to_json()

@@ -1,0 +1,287 @@
+"""The driver with machines that follow a script, so that the order of things can be seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galileo.ccq import events as ccq
+from galileo.ccq.model import Ccq, Failure, Record
+from galileo.clock import SystemClock
+from galileo.cursor import ORIGIN, Cursor
+from galileo.dht.membership import Membership
+from galileo.election.messages import Poll
+from galileo.errors import Overloaded
+from galileo.samplers import SamplerSpec
+from galileo.server import driver as driver_module
+from galileo.server.driver import RECORD_KIND, Driver
+from galileo.storage.store import Store
+from galileo.storage.writer import JournalOptions
+
+TIMEOUT_S = 20
+
+CCQ = Ccq("ccq-1", "nam", "true", 1.0, 9.0, SamplerSpec("uniform", {"fraction": 0.5}, 7), "lz4")
+
+
+def record(term: int, ccq_id: str = "ccq-1") -> Record:
+    made = Ccq(ccq_id, CCQ.dataset, CCQ.query, CCQ.interval_s, CCQ.expires_at, CCQ.sampler)
+    return Record(made, term, "node-1", Cursor({2: 5}))
+
+
+Answer = Callable[[Any], list[Any]]
+
+
+@dataclass
+class Script:
+    """A machine: notes what it is fed, and answers as it was told; ticks are passed over."""
+
+    answer: Answer = lambda _: []
+    fed: list[Any] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def step(self, event: Any, now: float) -> list[Any]:
+        if isinstance(event, ccq.Ticked):
+            return []
+        self.fed.append(event)
+        self.news.set()
+        return self.answer(event)
+
+    async def until(self, kind: type) -> Any:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not any(isinstance(event, kind) for event in self.fed):
+                self.news.clear()
+                await self.news.wait()
+        return next(event for event in self.fed if isinstance(event, kind))
+
+
+@dataclass
+class Mail:
+    """Notes what is sent, and what the disk had at that moment."""
+
+    store: Store
+    sent: list[tuple[str, Any, dict[str, bytes]]] = field(default_factory=list)
+
+    def send(self, to: str, message: Any) -> None:
+        self.sent.append((to, message, self.store.load_records(RECORD_KIND)))
+
+    def send_heartbeat(self, to: str) -> None:
+        raise AssertionError("there are no peers")
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+@dataclass
+class Bench:
+    store: Store
+    script: Script
+    driver: Driver
+    mail: Mail
+    work: dict[type, Callable[[Any], Any]]
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    work: dict[type, Callable[[Any], Any]] = {}
+
+    async def worker(effect: Any) -> Any:
+        return await work[type(effect)](effect)
+
+    with Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
+        store.recover(lambda *_: None)
+        script = Script()
+        driver = Driver(
+            script,  # type: ignore[arg-type]
+            Membership("a", []),
+            store=store,
+            clock=SystemClock(),
+            work=worker,
+            own_news=lambda: [],
+        )
+        mail = Mail(store)
+        driver.mail = mail  # type: ignore[assignment]
+        made = Bench(store, script, driver, mail, work)
+        running = asyncio.create_task(driver.run())
+        yield made
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def on(kind: type, *effects: Any) -> Answer:
+    return lambda event: list(effects) if isinstance(event, kind) else []
+
+
+WAKE = ccq.SequencesSeen("nam", ORIGIN)
+
+
+async def test_a_durable_record_is_on_disk_before_anything_is_sent(bench: Bench) -> None:
+    bench.script.answer = on(
+        ccq.SequencesSeen,
+        ccq.SaveRecord(record(3), durable=True),
+        ccq.Send("b", Poll("after")),
+    )
+    bench.driver.feed(WAKE)
+    bench.driver.feed(ccq.FetchAbandoned(9))
+    await bench.script.until(ccq.FetchAbandoned)
+    ((to, message, stored),) = bench.mail.sent
+    assert (to, message) == ("b", Poll("after"))
+    assert driver_module.TAGGED.decode(stored["ccq-1"]) == record(3)
+
+
+async def test_records_are_written_in_order_whether_they_are_waited_for_or_not(
+    bench: Bench,
+) -> None:
+    bench.script.answer = on(
+        ccq.SequencesSeen,
+        *(ccq.SaveRecord(record(term), durable=False) for term in range(1, 20)),
+        ccq.SaveRecord(record(1, "ccq-2"), durable=False),
+        ccq.PurgeRecord("ccq-2"),
+        ccq.SaveRecord(record(20), durable=True),
+        ccq.Send("b", Poll("after")),
+    )
+    bench.driver.feed(WAKE)
+    bench.driver.feed(ccq.FetchAbandoned(9))
+    await bench.script.until(ccq.FetchAbandoned)
+    stored = bench.mail.sent[0][2]
+    assert set(stored) == {"ccq-1"}
+    assert driver_module.TAGGED.decode(stored["ccq-1"]) == record(20)
+
+
+async def test_the_records_of_an_earlier_life_are_the_first_event(bench: Bench) -> None:
+    for name in ("ccq-2", "ccq-1"):
+        data = driver_module.TAGGED.encode(record(3, name))
+        bench.store.save_record(RECORD_KIND, name, data)
+    await bench.driver.restore()
+    restored = await bench.script.until(ccq.Restored)
+    assert bench.script.fed[0] is restored
+    assert restored.records == (record(3, "ccq-1"), record(3, "ccq-2"))
+    assert restored.wall > 1e9
+
+
+async def test_a_request_gets_the_answer_of_its_number(bench: Bench) -> None:
+    def answer(event: Any) -> list[Any]:
+        if isinstance(event, ccq.CancelRequested):
+            strangers = ccq.AnswerCancel(999, "nobody asked")
+            return [strangers, ccq.AnswerCancel(event.request, event.ccq_id)]
+        return []
+
+    bench.script.answer = answer
+    answers = await asyncio.gather(
+        *(
+            bench.driver.ask(
+                lambda request, name=name: ccq.CancelRequested(request, name), timeout_s=TIMEOUT_S
+            )
+            for name in ("x", "y", "z")
+        )
+    )
+    assert [answer.ccq_id for answer in answers] == ["x", "y", "z"]
+    assert len({answer.request for answer in answers}) == 3
+    assert not any(isinstance(event, ccq.FetchAbandoned) for event in bench.script.fed)
+
+
+async def test_a_refusal_is_an_answer_too(bench: Bench) -> None:
+    refusal = Failure("unknown_ccq", "no such thing")
+    bench.script.answer = lambda event: (
+        [ccq.RefuseFetch(event.request, refusal)] if isinstance(event, ccq.FetchRequested) else []
+    )
+    answer = await bench.driver.ask(
+        lambda request: ccq.FetchRequested(request, "x", ORIGIN), timeout_s=TIMEOUT_S
+    )
+    assert answer.failure is refusal
+
+
+async def test_the_machine_is_told_when_nobody_waits_any_more(bench: Bench) -> None:
+    with pytest.raises(TimeoutError):
+        await bench.driver.ask(
+            lambda request: ccq.FetchRequested(request, "x", ORIGIN), timeout_s=0.01
+        )
+    asked = await bench.script.until(ccq.FetchRequested)
+    assert (await bench.script.until(ccq.FetchAbandoned)).request == asked.request
+
+
+async def test_it_is_told_when_the_caller_went_away(bench: Bench) -> None:
+    waiting = asyncio.ensure_future(
+        bench.driver.ask(lambda request: ccq.FetchRequested(request, "x", ORIGIN), timeout_s=60)
+    )
+    asked = await bench.script.until(ccq.FetchRequested)
+    waiting.cancel()
+    assert (await bench.script.until(ccq.FetchAbandoned)).request == asked.request
+
+
+async def test_too_many_events_refuse_requests(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "EVENTS_WAITING_MAX", 3)
+    for _ in range(5):
+        bench.driver.feed(WAKE)
+    with pytest.raises(Overloaded, match="too much to do") as refused:
+        await bench.driver.ask(lambda request: ccq.CancelRequested(request, "x"), timeout_s=1)
+    assert refused.value.details == {"after_s": 1.0}
+
+
+async def test_work_runs_beside_and_comes_back_as_an_event(bench: Bench) -> None:
+    gate = asyncio.Event()
+
+    async def confirm(effect: ccq.ConfirmSequences) -> ccq.SequencesConfirmed:
+        await gate.wait()
+        return ccq.SequencesConfirmed(effect.request, ORIGIN)
+
+    bench.work[ccq.ConfirmSequences] = confirm
+    bench.script.answer = on(ccq.SequencesSeen, ccq.ConfirmSequences(7, "nam", (1,)))
+    bench.driver.feed(WAKE)
+    bench.driver.feed(ccq.FetchAbandoned(9))
+    await bench.script.until(ccq.FetchAbandoned)
+    gate.set()
+    assert await bench.script.until(ccq.SequencesConfirmed) == ccq.SequencesConfirmed(7, ORIGIN)
+
+
+async def test_an_abandoned_cycle_is_stopped_and_others_go_on(bench: Bench) -> None:
+    started, stopped, gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def cycle(effect: ccq.StartCycle) -> ccq.CycleFinished:
+        started.set()
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            stopped.set()
+            raise
+        return ccq.CycleFinished(effect.cycle_id, ())
+
+    bench.work[ccq.StartCycle] = cycle
+    bench.script.answer = lambda event: {
+        ccq.SequencesSeen: [ccq.StartCycle(1, ()), ccq.StartCycle(2, ())],
+        ccq.FetchAbandoned: [ccq.AbandonCycle(1), ccq.AbandonCycle(77)],
+    }.get(type(event), [])
+    async with asyncio.timeout(TIMEOUT_S):
+        bench.driver.feed(WAKE)
+        await started.wait()
+        bench.driver.feed(ccq.FetchAbandoned(9))
+        await stopped.wait()
+    gate.set()
+    assert (await bench.script.until(ccq.CycleFinished)).cycle_id == 2
+
+
+async def test_a_mistake_of_the_machine_ends_the_driver(bench: Bench) -> None:
+    """A node that goes on without its machine would look alive and answer nothing."""
+
+    def broken(event: Any) -> list[Any]:
+        raise ZeroDivisionError("a mistake of ours")
+
+    script = Script(broken)
+    driver = Driver(
+        script,  # type: ignore[arg-type]
+        Membership("a", []),
+        store=bench.store,
+        clock=SystemClock(),
+        work=bench.driver._work,
+        own_news=lambda: [],
+    )
+    driver.feed(WAKE)
+    with pytest.raises(ExceptionGroup) as ended:
+        await driver.run()
+    assert ended.value.subgroup(ZeroDivisionError) is not None

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from galileo.ccq.messages import Appointed, RecordsWanted
+from galileo.cursor import ORIGIN
+from galileo.election.messages import Poll
+from galileo.errors import InputError
+from galileo.query import parse
+from galileo.server import mail as mail_module
+from galileo.server.mail import MailRoom
+from galileo.wire.pb import cluster_pb2
+
+TIMEOUT_S = 20
+
+
+@dataclass
+class Post:
+    """The mail rooms of a and b, and what came out of them."""
+
+    wire: Any
+    heartbeats: list[tuple[str, str, int]] = field(default_factory=list)
+    messages: list[tuple[str, str, Any]] = field(default_factory=list)
+    news: list[tuple[str, list[str]]] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open(self, name: str) -> None:
+        def heard(node: str, epoch: int) -> None:
+            self.heartbeats.append((name, node, epoch))
+            self.arrived.set()
+
+        def received(node: str, message: Any) -> None:
+            self.messages.append((name, node, message))
+            self.arrived.set()
+
+        self.wire.rooms[name] = MailRoom(
+            self.wire.nodes[name],
+            self.wire,
+            on_heartbeat=heard,
+            on_message=received,
+            on_news=lambda datasets: self.news.append((name, list(datasets))),
+        )
+
+    def __getitem__(self, name: str) -> MailRoom:
+        room: MailRoom = self.wire.rooms[name]
+        return room
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not condition():
+                self.arrived.clear()
+                await self.arrived.wait()
+
+    async def beat(self, sender: str, receiver: str) -> cluster_pb2.ExchangeRequest:
+        """One heartbeat, once its reply has been taken in."""
+        before = len(self.wire.sent)
+        self[sender].send_heartbeat(receiver)
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(self.wire.sent) == before:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        request: cluster_pb2.ExchangeRequest = self.wire.sent[before][1]
+        return request
+
+
+@pytest.fixture
+async def post(wire: Any, schema: Any) -> AsyncIterator[Post]:
+    made = Post(wire)
+    for name in "ab":
+        made.open(name)
+        wire.nodes[name].catalog.adopt(schema)
+    running = [asyncio.create_task(room.run()) for room in wire.rooms.values()]
+    yield made
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def test_messages_arrive_once_and_in_order(post: Post) -> None:
+    sent = [Poll(f"election-{number}") for number in range(50)] + [Appointed("c", 3)]
+    for message in sent:
+        post["a"].send("b", message)
+    await post.until(lambda: len(post.messages) >= len(sent))
+    assert post.messages == [("b", "a", message) for message in sent]
+    assert post.heartbeats == []
+
+
+async def test_many_messages_travel_in_few_requests(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail_module, "MESSAGES_TOGETHER_MAX", 20)
+    for number in range(50):
+        post["a"].send("b", Poll(str(number)))
+    await post.until(lambda: len(post.messages) == 50)
+    assert [len(request.messages) for _, request in post.wire.sent] == [20, 20, 10]
+
+
+async def test_a_message_to_a_peer_that_is_away_is_lost_and_delays_nothing(post: Post) -> None:
+    post.wire.away.add("b")
+    post["a"].send("b", Poll("lost"))
+    await post.beat("a", "b")
+    post.wire.away.clear()
+    post["a"].send("b", Poll("found"))
+    await post.until(lambda: bool(post.messages))
+    assert post.messages == [("b", "a", Poll("found"))]
+
+
+async def test_the_outbox_is_bounded_and_drops_the_oldest(
+    wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail_module, "OUTBOX_MAX", 5)
+    post = Post(wire)
+    post.open("a")
+    post.open("b")
+    for number in range(12):
+        post["a"].send("b", Poll(str(number)))
+    running = asyncio.create_task(post["a"].run())
+    await post.until(lambda: len(post.messages) >= 5)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert [message.election for _, _, message in post.messages] == ["7", "8", "9", "10", "11"]
+
+
+async def test_a_heartbeat_tells_epoch_commits_and_datasets(
+    post: Post, make_observations: Callable[[int], pa.Table]
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
+    await post.beat("a", "b")
+    assert post.heartbeats == [("b", "a", a.store.epoch)]
+    assert post.news == [("b", ["nam"])]
+    assert b.view.sequences("nam") == a.catalog.shard("nam").published()
+    await post.beat("a", "b")
+    assert post.news == [("b", ["nam"])], "the second told nothing new"
+    assert len(post.heartbeats) == 2
+
+
+async def test_a_heartbeat_brings_datasets_that_the_peer_lacks(post: Post, schema: Any) -> None:
+    other = type(schema)("gfs", schema.features)
+    post.wire.nodes["a"].catalog.adopt(other)
+    await post.beat("a", "b")
+    assert post.wire.nodes["b"].catalog.schema("gfs") == other
+
+
+async def test_synopses_travel_until_they_are_acknowledged(
+    post: Post, make_observations: Callable[[int], pa.Table], schema: Any
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
+    mine = set(a.catalog.shard("nam").journals)
+    post.wire.away.add("b")
+    assert len((await post.beat("a", "b")).heartbeat.synopses) == len(mine)
+    post.wire.away.clear()
+    post.wire.replies_lost.add("b")
+    assert len((await post.beat("a", "b")).heartbeat.synopses) == len(mine)
+    post.wire.replies_lost.clear()
+    assert len((await post.beat("a", "b")).heartbeat.synopses) == len(mine)
+    assert len((await post.beat("a", "b")).heartbeat.synopses) == 0
+    nothing = parse("temperature > 1000", schema)
+    published = a.catalog.shard("nam").published()
+    assert b.view.spared(nothing, frozenset(mine), at_least=ORIGIN) == published
+    await a.ingest.ingest("nam", make_observations(10), producer="p", batch=1)
+    later = (await post.beat("a", "b")).heartbeat.synopses
+    assert 0 < len(later) <= len(mine)
+
+
+async def test_synopses_of_one_heartbeat_are_bounded(
+    post: Post,
+    make_observations: Callable[[int], pa.Table],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mail_module, "SYNOPSIS_BYTES_MAX", 1)
+    a = post.wire.nodes["a"]
+    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
+    count = len(a.catalog.shard("nam").journals)
+    sizes = [len((await post.beat("a", "b")).heartbeat.synopses) for _ in range(count + 1)]
+    assert sizes == [1] * count + [0], "each takes its turn"
+
+
+async def test_mail_of_a_stranger_is_refused(post: Post) -> None:
+    with pytest.raises(InputError, match=r"node of \['b'\], got 'z'; check that all nodes"):
+        await post["a"].arrive(cluster_pb2.ExchangeRequest(sender="z"))
+    with pytest.raises(InputError, match="got 'a'"):
+        await post["a"].arrive(cluster_pb2.ExchangeRequest(sender="a"))
+
+
+async def test_a_message_that_cannot_be_read_is_refused(post: Post) -> None:
+    request = cluster_pb2.ExchangeRequest(sender="b", messages=[b'{"$":"Popen"}'])
+    with pytest.raises(InputError, match="expected a tagged JSON value"):
+        await post["a"].arrive(request)
+    assert post.messages == []
+    post["b"].send("a", RecordsWanted(("c",)))
+    await post.until(lambda: bool(post.messages))
+    assert post.messages == [("a", "b", RecordsWanted(("c",)))]

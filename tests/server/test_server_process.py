@@ -1,0 +1,124 @@
+"""A node as a process: what it offers, how it ends, and what it refuses to start with."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+import galileo
+
+TIMEOUT_S = 30
+
+
+def server(*words: str) -> list[str]:
+    return [sys.executable, "-m", "galileo.server", *words]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Of a cluster of one node."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    path = tmp_path / "node.toml"
+    path.write_text(
+        f'[node]\nname = "a"\ndirectory = "{tmp_path / "data"}"\n'
+        '[cluster]\ngroups = [{name = "g", nodes = '
+        f'[{{name = "a", address = "127.0.0.1:{port}"}}]}}]\n'
+    )
+    return path
+
+
+def test_health_and_reflection_are_served(cluster: galileo.LocalCluster) -> None:
+    with grpc.insecure_channel(cluster.addresses[0]) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        reply = health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        names = set(ProtoReflectionDescriptorDatabase(channel).get_services())
+    assert {f"galileo.{name}" for name in ("Storage", "Query", "Continuous", "Cluster")} <= {
+        f"galileo.{name.rpartition('.')[2]}" for name in names
+    }
+    assert "grpc.health.v1.Health" in names
+
+
+def test_a_directory_has_one_process(cluster: galileo.LocalCluster) -> None:
+    config = str(cluster.directory / "node-1.toml")
+    done = subprocess.run(
+        server("--config", config), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 2
+    holder = cluster.node("node-1").pid
+    assert f"to be the only user of {cluster.directory / 'node-1'}, but process {holder}" in (
+        done.stderr
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_flag_is_refused_in_one_line(config: Path) -> None:
+    done = subprocess.run(
+        server("--config", str(config), "--set", "limits.ccq_max=3"),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("galileo: unknown key in [limits]: 'ccq_max'; did you mean")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_node_that_is_told_to_stop_stops_well(config: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(server("--config", str(config)), stderr=stderr)
+    try:
+        address = config.read_text().rpartition('address = "')[2].partition('"')[0]
+        with galileo.connect(address, patience=TIMEOUT_S) as client:
+            assert client.status().complete
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+    told = log.read_text()
+    assert f"node a serves at {address}" in told
+    assert "Traceback" not in told
+
+
+def test_a_node_does_not_outlive_its_parent(config: Path) -> None:
+    """The parent starts the node, waits until it serves, and dies."""
+    code = (
+        "import os, subprocess, sys, galileo\n"
+        f"words = {server('--config', str(config))!r}\n"
+        "node = subprocess.Popen([*words, '--parent', str(os.getpid())], "
+        "stderr=subprocess.DEVNULL, start_new_session=True)\n"
+        "address = sys.argv[1]\n"
+        "with galileo.connect(address, patience=30) as client:\n"
+        "    client.status()\n"
+        "print(node.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    address = config.read_text().rpartition('address = "')[2].partition('"')[0]
+    done = subprocess.run(
+        [sys.executable, "-c", code, address],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    try:
+        node = psutil.Process(int(done.stdout))
+    except psutil.NoSuchProcess:
+        return
+    gone, _ = psutil.wait_procs([node], timeout=TIMEOUT_S)
+    assert gone, "the node goes on without its parent"

@@ -1,0 +1,105 @@
+"""`LocalCluster`: processes that start, stop, die and come back with their data."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+import galileo
+from galileo.errors import InputError, Unavailable
+from galileo.model.schema import Feature, Schema
+
+SCHEMA = Schema("nam", [Feature("temperature", "K")], geohash_precision=3)
+ROWS = pd.DataFrame(
+    {
+        "latitude": [10.0, -20.0, 30.0, 40.0],
+        "longitude": [0.0, 50.0, -100.0, 170.0],
+        "time": pd.Timestamp("2014-03-01", tz="UTC"),
+        "temperature": [270.0, 280.0, 290.0, 300.0],
+    }
+)
+IMPATIENT = {"membership": {"heartbeat_interval_s": 0.1, "dead_after_s": 0.4}}
+
+
+def until(client: galileo.Client, *, complete: bool) -> None:
+    """Asks until all nodes answer, or one does not; a call takes milliseconds."""
+    deadline = time.monotonic() + 20
+    while client.status().complete != complete:
+        assert time.monotonic() < deadline
+
+
+def test_what_was_acknowledged_is_there_after_a_kill_and_after_a_new_start(tmp_path: Path) -> None:
+    """One cluster for several questions: a start costs seconds."""
+    with galileo.LocalCluster(2, 1, tmp_path, settings=IMPATIENT) as cluster:
+        one, two = cluster.nodes
+        with galileo.connect(*cluster.addresses) as client:
+            client.create_dataset(SCHEMA)
+            client.ingest("nam", ROWS)
+            pid = two.pid
+            two.kill()
+            assert (two.running, two.pid) == (False, None)
+            assert pid is not None
+            assert not psutil.pid_exists(pid)
+            assert [node.state for node in client.status().nodes] == ["up", "unreachable"]
+            partial = client.query("nam")
+            assert not partial.complete
+            two.restart()
+            until(client, complete=True)
+            assert client.read(client.query("nam")).num_rows == 4
+        addresses = cluster.addresses
+        assert one.log.read_text().count("serves at") == 1
+        assert two.log.read_text().count("serves at") == 2
+    assert not one.running
+    assert not two.running
+    again = galileo.LocalCluster(2, 1, tmp_path, settings=IMPATIENT)
+    assert again.addresses == addresses, "the directory remembers them"
+    # The first node waits for the second for so long that it holds it dead.
+    again.nodes[0].start()
+    again.nodes[0].wait()
+    with galileo.connect(addresses[0]) as client:
+        until(client, complete=False)
+        with again:
+            assert client.status().complete, "a cluster that has started knows all its nodes"
+            labels = client.query("nam")
+            assert labels.complete
+            assert client.read(labels).num_rows == 4
+
+
+@pytest.mark.parametrize(("nodes", "groups"), [(0, 0), (1, 2), (2, 0)])
+def test_every_group_has_a_node(nodes: int, groups: int) -> None:
+    with pytest.raises(InputError, match=f"got {nodes} nodes and {groups} groups"):
+        galileo.LocalCluster(nodes, groups)
+
+
+def test_a_directory_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    galileo.LocalCluster(3, 2, tmp_path)
+    with pytest.raises(InputError, match=r"expected 3 nodes as .* has data of, got 2"):
+        galileo.LocalCluster(2, 2, tmp_path)
+
+
+def test_a_node_is_found_by_its_name(tmp_path: Path) -> None:
+    cluster = galileo.LocalCluster(3, 2, tmp_path)
+    assert cluster.node("node-2") is cluster.nodes[1]
+    with pytest.raises(InputError, match="'node-2', 'node-3'], got 'node-4'"):
+        cluster.node("node-4")
+
+
+def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cluster = galileo.LocalCluster(1, 1, tmp_path, port=port)
+        with pytest.raises(Unavailable, match="did not start; the end of its log") as failed:
+            cluster.__enter__()
+    assert f"expected a free port to listen on, got 127.0.0.1:{port}" in failed.value.message
+    assert not cluster.nodes[0].running
+
+
+def test_settings_reach_the_nodes(tmp_path: Path) -> None:
+    cluster = galileo.LocalCluster(1, 1, tmp_path, settings={"limits": {"ccqs_max": 0}})
+    with pytest.raises(Unavailable, match=r"expected limits\.ccqs_max above zero, got 0"):
+        cluster.__enter__()
