@@ -14,14 +14,14 @@ from galileo.client import decode
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.results import Ccq, CcqInfo, ClusterStatus, Labels, Receipt, Update
 from galileo.client.transport import Transport
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import ORIGIN
 from galileo.errors import InputError, InvalidObservations, TryAgain, UnknownDataset
 from galileo.labels import LabelSet, from_ipc, to_ipc
 from galileo.model.observations import Observations, normalise
 from galileo.model.schema import Schema, nearest_name
 from galileo.model.times import Duration, seconds
 from galileo.samplers import SamplerSpec
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, table_chunks
+from galileo.wire.codec import cursor_from_pb, table_chunks
 from galileo.wire.pb import (
     cluster_pb2,
     cluster_pb2_grpc,
@@ -59,7 +59,6 @@ class AsyncClient:
         self._transport = Transport(addresses, patience_s=patience_s)
         self._ingest_patience_s = PATIENCE_INGEST_S if patience is None else patience_s
         self._schemas: dict[str, Schema] = {}
-        self._written: dict[str, Cursor] = {}
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -158,7 +157,7 @@ class AsyncClient:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        return self._receipt(dataset, name, replies)
+        return self._receipt(name, replies)
 
     async def _send(
         self, dataset: str, table: pa.Table, *, producer: str, batch: int
@@ -173,13 +172,10 @@ class AsyncClient:
             patience_s=self._ingest_patience_s,
         )
 
-    def _receipt(
-        self, dataset: str, producer: str, replies: list[storage_pb2.IngestReply]
-    ) -> Receipt:
+    def _receipt(self, producer: str, replies: list[storage_pb2.IngestReply]) -> Receipt:
         reached = ORIGIN
         for reply in replies:
             reached = reached.join(cursor_from_pb(reply.reached))
-        self._written[dataset] = self._written.get(dataset, ORIGIN).join(reached)
         return Receipt(
             rows=sum(reply.rows for reply in replies),
             paths=sum(reply.paths for reply in replies),
@@ -190,14 +186,12 @@ class AsyncClient:
         )
 
     async def query(self, dataset: str, query: str = "") -> Labels:
-        """The labels of all paths that match a CQL2 query; it sees what this client ingested.
+        """The labels of all paths that match a CQL2 query, of everything that is stored by now.
 
         Raises:
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
         """
-        request = query_pb2.QueryRequest(
-            dataset=dataset, query=query, at_least=cursor_to_pb(self._at_least(dataset))
-        )
+        request = query_pb2.QueryRequest(dataset=dataset, query=query)
 
         async def attempt(channel: grpc.aio.Channel) -> Labels:
             call = query_pb2_grpc.QueryStub(channel).Run(request, timeout=ANSWER_TIMEOUT_S)
@@ -269,7 +263,6 @@ class AsyncClient:
             expiration_s=seconds(expiration),
             sampler_json=sampler.to_json() if sampler else "",
             compression=compression,
-            at_least=cursor_to_pb(self._at_least(dataset)),
         )
 
         async def attempt(channel: grpc.aio.Channel) -> Ccq:
@@ -388,9 +381,6 @@ class AsyncClient:
             )
         )
         return str(reply.topology_json)
-
-    def _at_least(self, dataset: str) -> Cursor:
-        return self._written.get(dataset, ORIGIN)
 
 
 def _fetch_request(

@@ -122,23 +122,21 @@ class ClusterScans:
         """The partitions that placement allows to hold a match."""
         return placement.candidates(self._topology, query.schema, query.cell_ranges())
 
-    async def run(
-        self, query: Query, *, at_least: Cursor = ORIGIN
-    ) -> AsyncIterator[pa.Table | Tail]:
-        """The labels in parts, then how far they go.
+    async def run(self, query: Query) -> AsyncIterator[pa.Table | Tail]:
+        """The labels in parts, then how far they go; of everything committed when it was asked.
 
-        A node that cannot be reached makes its partitions missing; labels that it had already
-        sent lie past the tail's frontier and are for the caller to drop (`LabelSet.until`).
+        Where the feature graph rules a match out up to some commit, only later ones are looked
+        at, so what it spares is work and never an answer. A node that cannot be reached makes
+        its partitions missing; labels that it had already sent lie past the tail's frontier and
+        are for the caller to drop (`LabelSet.until`).
         """
         wanted = self.candidates(query)
-        spared = self._view.spared(query, wanted, at_least=at_least)
-        asked = wanted - set(spared)
-        async for part in self.between(query, partitions=asked, after=ORIGIN, until=None):
-            yield (
-                part
-                if not isinstance(part, Tail)
-                else Tail(part.frontier.join(spared), part.missing)
-            )
+        spared = self._view.spared(query, wanted)
+        async for part in self.between(query, partitions=wanted, after=spared, until=None):
+            if isinstance(part, Tail):
+                yield Tail(part.frontier.join(spared), part.missing)
+            else:
+                yield part
 
     async def between(
         self,

@@ -8,7 +8,6 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from galileo.clock import Clock
 from galileo.cursor import Cursor
 from galileo.dht.topology import Topology
 from galileo.errors import GalileoError
@@ -56,7 +55,6 @@ class StorageNode:
         *,
         store: Store,
         peers: Peers,
-        clock: Clock,
         options: NodeOptions,
     ) -> None:
         self.name = name
@@ -64,7 +62,7 @@ class StorageNode:
         self.store = store
         self._peers = peers
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
-        self.view = ClusterView(clock)
+        self.view = ClusterView()
         self.catalog = Catalog(
             store, executor=self._executor, commits_waiting_max=options.commits_waiting_max
         )

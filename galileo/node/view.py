@@ -6,24 +6,19 @@ spare a partition a question only up to there.
 
 from __future__ import annotations
 
-from galileo.clock import Clock
 from galileo.cursor import ORIGIN, Cursor
 from galileo.graph.feature import FeatureGraph
 from galileo.graph.synopsis import SynopsisDelta, Version
 from galileo.model.schema import Schema
 from galileo.query import Query
 
-SYNOPSIS_AGE_MAX_S = 2.0
-
 
 class ClusterView:
     """Sequences and feature graphs of all datasets, as last heard."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._sequences: dict[str, Cursor] = {}
         self._graphs: dict[str, FeatureGraph] = {}
-        self._heard: dict[tuple[str, int], float] = {}
 
     def sequences(self, dataset: str) -> Cursor:
         return self._sequences.get(dataset, ORIGIN)
@@ -32,9 +27,6 @@ class ClusterView:
         """Takes a node's report; whether it told something new."""
         before = self.sequences(dataset)
         self._sequences[dataset] = before.join(sequences)
-        now = self._clock.monotonic()
-        for partition in sequences:
-            self._heard[dataset, partition] = now
         return self._sequences[dataset] != before
 
     def hear_synopsis(self, schema: Schema, delta: SynopsisDelta) -> Version:
@@ -46,21 +38,11 @@ class ClusterView:
             self._graphs[schema.name] = FeatureGraph(schema)
         return self._graphs[schema.name]
 
-    def spared(self, query: Query, partitions: frozenset[int], *, at_least: Cursor) -> Cursor:
-        """Partitions that need not be asked, each with the commit up to which that is certain.
+    def spared(self, query: Query, partitions: frozenset[int]) -> Cursor:
+        """Up to which commit of each partition the feature graph rules a match out.
 
         Args:
             query: bound to its dataset's schema.
             partitions: those that placement allows.
-            at_least: commits that the answer must speak about.
         """
-        found = self.graph(query.schema).candidates(query, partitions).spared
-        oldest = self._clock.monotonic() - SYNOPSIS_AGE_MAX_S
-        return Cursor(
-            {
-                partition: sequence
-                for partition, sequence in found.items()
-                if sequence >= at_least[partition]
-                and self._heard.get((query.schema.name, partition), float("-inf")) >= oldest
-            }
-        )
+        return Cursor(self.graph(query.schema).candidates(query, partitions).spared)

@@ -11,7 +11,7 @@ from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.rpc.guard import Context, streaming, unary
 from galileo.samplers import SamplerSpec
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, label_chunks
+from galileo.wire.codec import cursor_to_pb, label_chunks
 from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
 
 WAIT_MAX_S = 60.0
@@ -28,7 +28,6 @@ class Submission:
     expiration_s: float
     sampler: SamplerSpec | None
     compression: str
-    at_least: Cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,6 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
                     SamplerSpec.from_json(request.sampler_json) if request.sampler_json else None
                 ),
                 compression=request.compression or "none",
-                at_least=cursor_from_pb(request.at_least),
             )
         )
         labels = submitted.labels

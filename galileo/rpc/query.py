@@ -8,7 +8,7 @@ from galileo.node.scans import Tail
 from galileo.node.storage_node import StorageNode
 from galileo.query import parse
 from galileo.rpc.guard import Context, streaming
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, label_chunks
+from galileo.wire.codec import cursor_to_pb, label_chunks
 from galileo.wire.pb import query_pb2, query_pb2_grpc
 
 
@@ -25,7 +25,7 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
         yield query_pb2.QueryPart(
             head=query_pb2.QueryHead(schema_json=schema.to_json(), query_json=query.to_json())
         )
-        async for part in self._node.scans.run(query, at_least=cursor_from_pb(request.at_least)):
+        async for part in self._node.scans.run(query):
             if isinstance(part, Tail):
                 yield query_pb2.QueryPart(
                     tail=query_pb2.QueryTail(

@@ -144,7 +144,7 @@ class ContinuousQueries:
 
     async def _initial(self, query: Query, made: Ccq, submission: Submission) -> _Initial:
         tables, tail = [], Tail(ORIGIN, frozenset())
-        async for part in self._node.scans.run(query, at_least=submission.at_least):
+        async for part in self._node.scans.run(query):
             if isinstance(part, Tail):
                 tail = part
             else:

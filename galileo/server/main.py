@@ -84,7 +84,6 @@ class NodeProcess:
             topology,
             store=self._store,
             peers=self._peers,
-            clock=clock,
             options=NodeOptions(
                 batch_rows_max=config.limits.batch_rows_max,
                 commits_waiting_max=config.limits.commits_waiting_max,

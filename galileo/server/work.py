@@ -110,7 +110,7 @@ class ContinuousWork:
         known = self._node.view.sequences(item.ccq.dataset)
         wanted = frozenset(item.partitions)
         possible = self._node.scans.candidates(query) & wanted
-        spared = self._node.view.spared(query, possible, at_least=ORIGIN)
+        spared = self._node.view.spared(query, possible)
         # A synopsis that speaks of less than was evaluated spares nothing new.
         spared = Cursor({p: s for p, s in spared.items() if s > item.after[p]})
         certain = Cursor({p: known[p] for p in wanted - possible}).join(spared)

@@ -66,6 +66,7 @@ class Network:
         away: nodes that cannot be reached.
         cut_after: the streams of these nodes break after so many parts.
         calls: (node, method) of every call.
+        scanned: every task that another node was asked.
     """
 
     def __init__(self) -> None:
@@ -73,6 +74,7 @@ class Network:
         self.away: set[str] = set()
         self.cut_after: dict[str, int] = {}
         self.calls: list[tuple[str, str]] = []
+        self.scanned: list[ScanTask] = []
 
     def _reach(self, node: str, method: str) -> StorageNode:
         self.calls.append((node, method))
@@ -84,6 +86,7 @@ class Network:
         return await self._reach(node, "commit").ingest.commit(task)
 
     async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
+        self.scanned += tasks
         answers = self._reach(node, "scan").local_scans.scan(tasks)
         count = 0
         async for answer in answers:
@@ -127,7 +130,6 @@ class Cluster:
             self.topology,
             store=store,
             peers=self.network,
-            clock=self.clock,
             options=self.options,
         )
         self.network.nodes[name] = node

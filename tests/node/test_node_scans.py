@@ -17,7 +17,6 @@ from galileo.model.schema import Feature, Schema
 from galileo.node import scans as scans_module
 from galileo.node.peers import ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
 from galileo.node.scans import Tail
-from galileo.node.view import SYNOPSIS_AGE_MAX_S
 from galileo.query import parse
 
 Make = Callable[..., pa.Table]
@@ -237,34 +236,37 @@ async def test_an_answer_that_nobody_reads_on_leaves_nothing_behind(
     assert asyncio.all_tasks() == before
 
 
-# --- what need not be asked ----------------------------------------------------------------------
+# --- what the feature graph spares ---------------------------------------------------------------
 
 
-def asked(cluster: Any) -> set[str]:
-    names = {node for node, method in cluster.network.calls if method == "scan"}
-    cluster.network.calls.clear()
-    return names
+def scanned_after(cluster: Any) -> Cursor:
+    """From where the other nodes were asked to look."""
+    after = ORIGIN
+    for task in cluster.network.scanned:
+        after = after.join({p: task.after[p] for p in task.partitions})
+    cluster.network.scanned.clear()
+    return after
 
 
-async def test_synopses_spare_questions_while_they_are_fresh(
+async def test_synopses_spare_nodes_the_work_on_what_cannot_match(
     cluster: Any, make_observations: Make
 ) -> None:
     await fill(cluster, make_observations)
     await cluster.ask("temperature > 1000")
-    assert asked(cluster) == {"b", "c"}, "nothing is known yet"
+    assert scanned_after(cluster) == ORIGIN, "nothing is known yet"
     tell_all(cluster)
     answer = await cluster.ask("temperature > 1000")
-    assert asked(cluster) == set()
+    theirs = set(cluster.topology.partitions) - set(
+        placement.partitions_by_node(cluster.topology)["a"]
+    )
+    assert dict(scanned_after(cluster)) == dict.fromkeys(theirs, 3)
     assert answer.complete
     assert dict(answer.frontier) == dict.fromkeys(cluster.topology.partitions, 3)
     await cluster.ask("temperature > 300")
-    assert asked(cluster) == {"b", "c"}, "there may be a match"
-    cluster.clock.now += SYNOPSIS_AGE_MAX_S + 0.1
-    await cluster.ask("temperature > 1000")
-    assert asked(cluster) == {"b", "c"}, "their owners have been silent for too long"
+    assert scanned_after(cluster) == ORIGIN, "there may be a match"
 
 
-async def test_a_synopsis_spares_nothing_that_the_asker_wrote_later(
+async def test_a_stale_synopsis_hides_nothing_that_was_stored_later(
     cluster: Any, make_observations: Make
 ) -> None:
     await fill(cluster, make_observations)
@@ -272,11 +274,21 @@ async def test_a_synopsis_spares_nothing_that_the_asker_wrote_later(
     hot = make_observations(50, seed=9)
     hot = hot.set_column(3, hot.schema.field(3), pa.array([2000.0] * 50))
     written = await cluster.ingest(hot, batch=9)
-    query = parse("temperature > 1000", cluster.schema)
-    parts = [p async for p in cluster["a"].scans.run(query, at_least=written.reached)]
-    found = pa.concat_tables(part for part in parts if not isinstance(part, Tail))
-    assert np.sum(found.column("rows").to_numpy()) == 50
-    assert parts[-1].frontier.covers(written.reached)
+    answer = await cluster.ask("temperature > 1000")
+    assert np.sum(answer.table.column("rows").to_numpy()) == 50
+    assert answer.frontier.covers(written.reached)
+
+
+async def test_a_spared_partition_of_a_node_that_is_away_is_missing_all_the_same(
+    cluster: Any, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    tell_all(cluster)
+    cluster.network.away.add("b")
+    answer = await cluster.ask("temperature > 1000")
+    away = set(placement.partitions_by_node(cluster.topology)["b"])
+    assert set(answer.missing) == away
+    assert {answer.frontier[partition] for partition in away} == {3}
 
 
 # --- one node ------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from galileo.clock import SystemClock
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
@@ -93,7 +92,6 @@ class Company:
             self.topology,
             store=store,
             peers=peers,
-            clock=SystemClock(),
             options=NodeOptions(),
         )
         storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(node), server)

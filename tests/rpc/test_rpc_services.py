@@ -293,10 +293,9 @@ async def test_items_of_a_scan_fail_alone(company: Any, make_observations: Make)
 
 async def test_a_cursor_that_does_not_pair_up_is_refused(company: Any) -> None:
     await create(company)
-    request = query_pb2.QueryRequest(
-        dataset="nam", at_least=common_pb2.CursorValue(partitions=[1], sequences=[])
-    )
-    refused = await stream_error(company["a"].query.Run(request))
+    after = common_pb2.CursorValue(partitions=[1], sequences=[])
+    request = storage_pb2.ScanRequest(items=[storage_pb2.ScanItem(dataset="nam", after=after)])
+    refused = await stream_error(company["a"].storage.Scan(request))
     assert isinstance(refused, InputError)
 
 

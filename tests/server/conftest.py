@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from galileo.clock import SystemClock
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import Unavailable
 from galileo.model.schema import Feature, Schema
@@ -72,7 +71,6 @@ async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
             topology,
             store=Store.open(tmp_path / name, JournalOptions(durability="none"), wall=lambda: 0.0),
             peers=made,
-            clock=SystemClock(),
             options=NodeOptions(),
         )
     yield made

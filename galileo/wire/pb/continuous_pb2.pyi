@@ -29,7 +29,6 @@ class SubmitRequest(_message.Message):
     EXPIRATION_S_FIELD_NUMBER: _builtins.int
     SAMPLER_JSON_FIELD_NUMBER: _builtins.int
     COMPRESSION_FIELD_NUMBER: _builtins.int
-    AT_LEAST_FIELD_NUMBER: _builtins.int
     CCQ_ID_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     query: _builtins.str
@@ -41,8 +40,6 @@ class SubmitRequest(_message.Message):
     """"none" or "lz4" """
     ccq_id: _builtins.str
     """chosen by the client, so that a repeated submission is recognised"""
-    @_builtins.property
-    def at_least(self) -> _common_pb2.CursorValue: ...
     def __init__(
         self,
         *,
@@ -52,12 +49,11 @@ class SubmitRequest(_message.Message):
         expiration_s: _builtins.float = ...,
         sampler_json: _builtins.str = ...,
         compression: _builtins.str = ...,
-        at_least: _common_pb2.CursorValue | None = ...,
         ccq_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "ccq_id", b"ccq_id", "compression", b"compression", "dataset", b"dataset", "expiration_s", b"expiration_s", "interval_s", b"interval_s", "query", b"query", "sampler_json", b"sampler_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "compression", b"compression", "dataset", b"dataset", "expiration_s", b"expiration_s", "interval_s", b"interval_s", "query", b"query", "sampler_json", b"sampler_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from galileo.wire.pb import common_pb2 as galileo_dot_wire_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgalileo/wire/pb/query.proto\x12\x0fgalileo.wire.pb\x1a\x1cgalileo/wire/pb/common.proto\"^\n\x0cQueryRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12.\n\x08\x61t_least\x18\x03 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\"4\n\tQueryHead\x12\x13\n\x0bschema_json\x18\x01 \x01(\t\x12\x12\n\nquery_json\x18\x02 \x01(\t\"L\n\tQueryTail\x12.\n\x08\x66rontier\x18\x01 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0f\n\x07missing\x18\x02 \x03(\r\"}\n\tQueryPart\x12*\n\x04head\x18\x01 \x01(\x0b\x32\x1a.galileo.wire.pb.QueryHeadH\x00\x12\x10\n\x06labels\x18\x02 \x01(\x0cH\x00\x12*\n\x04tail\x18\x03 \x01(\x0b\x32\x1a.galileo.wire.pb.QueryTailH\x00\x42\x06\n\x04part2K\n\x05Query\x12\x42\n\x03Run\x12\x1d.galileo.wire.pb.QueryRequest\x1a\x1a.galileo.wire.pb.QueryPart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgalileo/wire/pb/query.proto\x12\x0fgalileo.wire.pb\x1a\x1cgalileo/wire/pb/common.proto\".\n\x0cQueryRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\"4\n\tQueryHead\x12\x13\n\x0bschema_json\x18\x01 \x01(\t\x12\x12\n\nquery_json\x18\x02 \x01(\t\"L\n\tQueryTail\x12.\n\x08\x66rontier\x18\x01 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0f\n\x07missing\x18\x02 \x03(\r\"}\n\tQueryPart\x12*\n\x04head\x18\x01 \x01(\x0b\x32\x1a.galileo.wire.pb.QueryHeadH\x00\x12\x10\n\x06labels\x18\x02 \x01(\x0cH\x00\x12*\n\x04tail\x18\x03 \x01(\x0b\x32\x1a.galileo.wire.pb.QueryTailH\x00\x42\x06\n\x04part2K\n\x05Query\x12\x42\n\x03Run\x12\x1d.galileo.wire.pb.QueryRequest\x1a\x1a.galileo.wire.pb.QueryPart0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'galileo.wire.pb.query_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_QUERYREQUEST']._serialized_start=78
-  _globals['_QUERYREQUEST']._serialized_end=172
-  _globals['_QUERYHEAD']._serialized_start=174
-  _globals['_QUERYHEAD']._serialized_end=226
-  _globals['_QUERYTAIL']._serialized_start=228
-  _globals['_QUERYTAIL']._serialized_end=304
-  _globals['_QUERYPART']._serialized_start=306
-  _globals['_QUERYPART']._serialized_end=431
-  _globals['_QUERY']._serialized_start=433
-  _globals['_QUERY']._serialized_end=508
+  _globals['_QUERYREQUEST']._serialized_end=124
+  _globals['_QUERYHEAD']._serialized_start=126
+  _globals['_QUERYHEAD']._serialized_end=178
+  _globals['_QUERYTAIL']._serialized_start=180
+  _globals['_QUERYTAIL']._serialized_end=256
+  _globals['_QUERYPART']._serialized_start=258
+  _globals['_QUERYPART']._serialized_end=383
+  _globals['_QUERY']._serialized_start=385
+  _globals['_QUERY']._serialized_end=460
 # @@protoc_insertion_point(module_scope)

@@ -25,24 +25,18 @@ class QueryRequest(_message.Message):
 
     DATASET_FIELD_NUMBER: _builtins.int
     QUERY_FIELD_NUMBER: _builtins.int
-    AT_LEAST_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     query: _builtins.str
     """CQL2, text or JSON"""
-    @_builtins.property
-    def at_least(self) -> _common_pb2.CursorValue:
-        """the answer must cover these commits (those the caller has made)"""
-
     def __init__(
         self,
         *,
         dataset: _builtins.str = ...,
         query: _builtins.str = ...,
-        at_least: _common_pb2.CursorValue | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "dataset", b"dataset", "query", b"query"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "query", b"query"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
