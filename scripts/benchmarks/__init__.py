@@ -1,1 +1,1 @@
-"""First figures of Galileo on this machine; `scripts/bench` runs them, docs/performance.md explains."""
+"""First figures of Galileo; `scripts/bench` runs them, docs/performance.md explains them."""

@@ -22,6 +22,7 @@ START = "2014-03-01T00:00:00Z"
 PATIENCE = "60s"
 CACHED_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 15.0
+KNOWN_TIMEOUT_S = 15.0
 _LOOK_S = 0.05
 
 
@@ -47,14 +48,31 @@ def cluster(
         yield running
 
 
+def create_dataset(running: galileo.LocalCluster, client: Client, name: str) -> None:
+    """Creates a dataset of forecasts and waits until every node knows it.
+
+    A node that the creation could not reach, since it had only just started, learns of it with
+    a heartbeat.
+    """
+    client.create_dataset(schema(name))
+    for address in running.addresses:
+        with galileo.connect(address, patience=PATIENCE) as one:
+            deadline = time.monotonic() + KNOWN_TIMEOUT_S
+            while name not in {known.name for known in one.datasets()}:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the node at {address} does not know dataset {name!r}")
+                time.sleep(_LOOK_S)
+
+
 @contextlib.contextmanager
 def warm_evaluator(running: galileo.LocalCluster) -> Iterator[psutil.Process]:
     """The cluster's evaluator, warm; a child of this process, so that it ends with the block."""
     with ending_children():
-        yield asyncio.run(_ensured(running))
+        yield asyncio.run(ensured(running))
 
 
-async def _ensured(running: galileo.LocalCluster) -> psutil.Process:
+async def ensured(running: galileo.LocalCluster) -> psutil.Process:
+    """The evaluator's process, warm; started where there is none."""
     async with EvaluatorHandle(evaluator_options(running)) as handle:
         await handle.ensure()
         return psutil.Process(handle.pid)

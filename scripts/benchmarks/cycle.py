@@ -1,8 +1,7 @@
-"""From a commit to the client that watches: the evaluator's start, its jobs, whole cycles, memory."""
+"""From a commit to the client that watches: the evaluator, its jobs, whole cycles, memory."""
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import threading
 import time
@@ -21,7 +20,6 @@ from galileo.client import Client, Update
 from galileo.cursor import Cursor
 from galileo.errors import CcqCancelled
 
-DATASET = "nam"
 NODES = 3
 EXPIRATION = "1h"
 UPDATE_TIMEOUT_S = 60.0
@@ -33,14 +31,15 @@ def measure(bench: Bench) -> Iterator[Figure]:
     news = table.slice(0, bench.sizes.update_rows)
     with clusters.cluster(bench.directory, nodes=NODES) as running, clusters.ending_children():
         client = running.client(patience=clusters.PATIENCE)
-        client.create_dataset(clusters.schema(DATASET))
-        client.ingest(DATASET, table)
-        yield asyncio.run(jobs.cold_start(running, bench))
+        clusters.create_dataset(running, client, jobs.DATASET)
+        client.ingest(jobs.DATASET, table)
+        yield jobs.cold_start(running, bench)
         for labels in bench.sizes.job_labels:
-            yield asyncio.run(jobs.job_time(running, client, bench, labels=labels))
+            yield jobs.of_labels(running, client, bench, news=table.slice(0, labels))
+        yield jobs.of_queries(running, client, bench, news=news)
         for interval_s in bench.sizes.intervals_s:
             yield _latency(running, bench, news, interval_s=interval_s)
-        yield from _memory(running, asyncio.run(jobs.evaluator(running)), client)
+        yield from _memory(running, jobs.evaluator(running), client)
 
 
 @dataclass(slots=True)
@@ -70,7 +69,7 @@ def _latency(
     running: galileo.LocalCluster, bench: Bench, news: pa.Table, *, interval_s: float
 ) -> Figure:
     client = running.client(patience=clusters.PATIENCE)
-    ccq = client.submit(DATASET, interval=interval_s, expiration=EXPIRATION)
+    ccq = client.submit(jobs.DATASET, interval=interval_s, expiration=EXPIRATION)
     watcher = _Watcher(running.client(patience=clusters.PATIENCE), ccq)
     thread = threading.Thread(target=watcher.run, daemon=True)
     thread.start()
@@ -78,7 +77,7 @@ def _latency(
     phases = np.random.default_rng(5).uniform(0.0, interval_s, bench.sizes.updates)
     try:
         for _ in range(UPDATES_UNTIMED):
-            watcher.wait(client.ingest(DATASET, news).reached)
+            watcher.wait(client.ingest(jobs.DATASET, news).reached)
         taken = [_one(client, watcher, news, pause_s=pause_s) for pause_s in phases.tolist()]
     finally:
         client.cancel(ccq.id)
@@ -95,7 +94,7 @@ def _latency(
 def _one(client: Client, watcher: _Watcher, news: pa.Table, *, pause_s: float) -> float:
     """Seconds from the acknowledgement to the update; the pause makes the phase random."""
     time.sleep(pause_s)
-    reached = client.ingest(DATASET, news).reached
+    reached = client.ingest(jobs.DATASET, news).reached
     acknowledged = time.monotonic()
     return watcher.wait(reached) - acknowledged
 

@@ -27,13 +27,13 @@ def measure(bench: Bench) -> Iterator[Figure]:
     ):
         client = running.client(patience=clusters.PATIENCE)
         for labels in bench.sizes.fetches:
+            clusters.create_dataset(running, client, _dataset(labels))
             yield from _all_of(bench, client, labels)
         yield _new_of(bench, client, stored=bench.sizes.fetches[-1])
 
 
 def _all_of(bench: Bench, client: Client, labels: int) -> Iterator[Figure]:
     dataset, sizes = _dataset(labels), bench.sizes
-    client.create_dataset(clusters.schema(dataset))
     ccqs = [_submit(client, dataset) for _ in range(sizes.runs)]
     rows = -(-labels // (BATCHES_PER_ANSWER * sizes.fetch_answers))
     receipt = client.ingest(dataset, _forecast(bench, labels), batch_rows=rows)
@@ -80,9 +80,7 @@ class _Reader:
 
     def pieces(self) -> list[Update]:
         ccq = self.ccqs[self.round]
-        updates = clusters.drain(
-            self.client, ccq.id, token=ccq.token, labels_max=self.labels_max
-        )
+        updates = clusters.drain(self.client, ccq.id, token=ccq.token, labels_max=self.labels_max)
         _expect(self.labels, [len(update.labels) for update in updates])
         self.round, self.answers = self.round + 1, len(updates)
         return updates
@@ -93,21 +91,31 @@ def _new_of(bench: Bench, client: Client, *, stored: int) -> Figure:
     dataset, rows = _dataset(stored), bench.sizes.update_rows
     table = _forecast(bench, rows)
     ccq = _submit(client, dataset)
-    token, fetched, again = ccq.token, [], []
+    reader, fetched, again = _Follower(client, ccq.id, ccq.token), [], []
     for number in range(bench.sizes.runs):
         receipt = client.ingest(dataset, table)
-        clusters.wait_cached(client, ccq.id, token=token, reached=receipt.reached)
-        updates: list[Update] = []
-        fetched.append(
-            seconds(lambda into=updates, at=token: into.append(client.fetch(ccq.id, token=at)))
-        )
-        _expect(rows, [len(update.labels) for update in updates])
-        token = updates[-1].token
-        whole = stored + (number + 1) * rows
-        again.append(seconds(lambda n=whole: _expect(n, [len(client.query(dataset))])))
+        clusters.wait_cached(client, ccq.id, token=reader.token, reached=receipt.reached)
+        fetched.append(seconds(reader.fetch))
+        again.append(seconds(lambda: client.query(dataset)))
+        _expect((number + 1) * rows, [reader.labels])
     client.cancel(ccq.id)
     name = f"fetch {rows:,} new labels of a query that {stored:,} paths match"
     return Figure(name, "s", Spread.of(fetched), (Peer(AGAIN, Spread.of(again)),))
+
+
+@dataclass(slots=True)
+class _Follower:
+    """Fetches what is new since it last did."""
+
+    client: Client
+    ccq_id: str
+    token: str
+    labels: int = 0
+
+    def fetch(self) -> Update:
+        update = self.client.fetch(self.ccq_id, token=self.token)
+        self.token, self.labels = update.token, self.labels + len(update.labels)
+        return update
 
 
 def _submit(client: Client, dataset: str) -> Ccq:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 _UP = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+# How many decimals make three digits, from which size on; what rounds up to a size belongs to it.
+_DECIMALS = tuple((decimals, 0.9995 * 10.0 ** (2 - decimals)) for decimals in range(5))
+DECIMALS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,9 @@ def quantity(value: float, unit: str) -> str:
 
 
 def digits(value: float) -> str:
-    """About three digits, never an exponent."""
+    """Three digits or all before the point, never an exponent."""
     size = abs(value)
-    if size >= 99.95 or size == 0:
-        return f"{value:,.0f}"
-    decimals = 1 if size >= 9.995 else 2 if size >= 0.0995 else 4
-    return f"{value:.{decimals}f}"
+    if size == 0:
+        return "0"
+    decimals = next((d for d, least in _DECIMALS if size >= least), DECIMALS_MAX)
+    return f"{value:,.{decimals}f}"

@@ -21,7 +21,8 @@ from galileo.model.times import micros
 from galileo.query import parse
 
 CELL = "9xp5"
-DAY = ("2014-03-05T00:00:00Z", "2014-03-06T00:00:00Z")
+DAY = ("2014-03-05", "2014-03-06")
+RUN_S = 0.02
 MASK, GATHERED = "NumPy mask", "mask and rows gathered"
 
 Columns = dict[str, Any]
@@ -52,8 +53,7 @@ QUESTIONS = (
     Question("broad", "temperature > 270", lambda c: c["temperature"] > 270),
     Question(
         "one cell, one day",
-        f"geohash LIKE '{CELL}%' AND datetime >= TIMESTAMP('{DAY[0]}') "
-        f"AND datetime < TIMESTAMP('{DAY[1]}')",
+        f"geohash LIKE '{CELL}%' AND datetime >= DATE('{DAY[0]}') AND datetime < DATE('{DAY[1]}')",
         lambda c: _in_cell(c) & _in_day(c),
     ),
 )
@@ -72,9 +72,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         yield delta(bench, paths)
 
 
-def asked(
-    question: Question, graph: MetadataGraph, columns: Columns, *, runs: int
-) -> Figure:
+def asked(question: Question, graph: MetadataGraph, columns: Columns, *, runs: int) -> Figure:
     query = parse(question.text, weather.SCHEMA)
     found = graph.scan(query).num_rows
     wanted = int(question.mask(columns).sum())
@@ -85,6 +83,7 @@ def asked(
         lambda: np.flatnonzero(question.mask(columns)),
         lambda: _gather(columns, np.flatnonzero(question.mask(columns))),
         runs=runs,
+        run_s=RUN_S,
     )
     name = f"{question.name}: {found:,} of {graph.count():,} paths, `{question.text}`"
     return Figure(name, "s", scan, (Peer(MASK, mask), Peer(GATHERED, gathered)))
@@ -92,7 +91,7 @@ def asked(
 
 def parsed(*, runs: int) -> Figure:
     """What a query costs before the first path is looked at."""
-    (taken,) = in_turn(lambda: parse(QUESTIONS[0].text, weather.SCHEMA), runs=runs)
+    (taken,) = in_turn(lambda: parse(QUESTIONS[0].text, weather.SCHEMA), runs=runs, run_s=RUN_S)
     return Figure("reading the selective query's text", "s", taken)
 
 
@@ -116,6 +115,7 @@ def delta(bench: Bench, paths: int) -> Figure:
         lambda: graph.scan(everything, after=after),
         lambda: np.flatnonzero(after.past(partitions, sequences)),
         runs=sizes.runs,
+        run_s=RUN_S,
     )
     name = f"what is new since a sequence: {sizes.paths_new:,} beside {paths:,} paths"
     return Figure(name, "s", scan, (Peer(f"{MASK} over the sequences", mask),))

@@ -1,4 +1,4 @@
-"""How fast observations become durable: through gRPC, in the journal alone, and on the disk alone."""
+"""How fast observations become durable: through gRPC, in the journal, and on the bare disk."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -26,6 +27,8 @@ from galileo.storage.writer import JournalOptions
 DATASET = "nam"
 NODES = (1, 3)
 
+Indexed: TypeAlias = tuple[pa.Table, pa.RecordBatch]
+
 
 def measure(bench: Bench) -> Iterator[Figure]:
     schema = clusters.schema(DATASET)
@@ -34,8 +37,8 @@ def measure(bench: Bench) -> Iterator[Figure]:
         clusters.cluster(bench.directory, nodes=NODES[1]) as three,
     ):
         clients = one.client(patience=clusters.PATIENCE), three.client(patience=clusters.PATIENCE)
-        for client in clients:
-            client.create_dataset(schema)
+        for running, client in zip((one, three), clients, strict=True):
+            clusters.create_dataset(running, client, DATASET)
         for rows, count in bench.sizes.ingest:
             bench.say(f"ingesting {count} batches of {rows:,} in five ways")
             yield from _ways(bench, schema, clients, batch=(rows, count))
@@ -49,12 +52,13 @@ def _ways(
     batches = [table.slice(number * rows, rows).combine_chunks() for number in range(count)]
     scratch = bench.directory / f"ingest-{rows}"
     scratch.mkdir()
-    journal, disk = _Journal.open(scratch, schema, batches), _Disk.open(scratch, batches)
+    indexed = [paths.index(schema, batch) for batch in batches]
+    journal, disk = _Journal.open(scratch, schema, indexed), _Disk.open(scratch, indexed)
     try:
-        floor, alone, unbatched, *through = in_turn(
+        floor, alone, derived, *through = in_turn(
             disk.append_all,
             journal.append_all,
-            journal.index_all,
+            lambda: [paths.index(schema, batch) for batch in batches],
             *[_ingest(client, table, rows=rows) for client in clients],
             runs=bench.sizes.runs,
         )
@@ -72,11 +76,15 @@ def _ways(
         (peer,),
     )
     yield Figure(
-        f"deriving paths alone: {what}", "observations/s", unbatched.per_second(total), (peer,)
+        f"deriving paths alone: {what}", "observations/s", derived.per_second(total), (peer,)
     )
     for nodes, spread in zip(NODES, through, strict=True):
         name = f"through gRPC, durable, {nodes} node{'s'[: nodes > 1]}: {what}"
         yield Figure(name, "observations/s", spread.per_second(total), (peer,))
+
+
+def _ipc(batch: pa.RecordBatch) -> bytes:
+    return to_ipc(pa.Table.from_batches([batch]))
 
 
 def _ingest(client: Client, table: pa.Table, *, rows: int) -> Callable[[], None]:
@@ -90,16 +98,16 @@ def _ingest(client: Client, table: pa.Table, *, rows: int) -> Callable[[], None]
 
 @dataclass(slots=True)
 class _Disk:
-    """A file to which the batches' bytes are appended, each made durable by itself."""
+    """A file to which observations and paths are appended, each batch made durable by itself."""
 
     descriptor: int
     parts: Sequence[bytes]
 
     @classmethod
-    def open(cls, directory: Path, batches: Sequence[pa.Table]) -> _Disk:
+    def open(cls, directory: Path, indexed: Sequence[Indexed]) -> _Disk:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         descriptor = os.open(directory / "floor", flags, 0o600)
-        return cls(descriptor, [to_ipc(batch) for batch in batches])
+        return cls(descriptor, [to_ipc(rows) + _ipc(derived) for rows, derived in indexed])
 
     def append_all(self) -> None:
         for part in self.parts:
@@ -114,16 +122,14 @@ class _Disk:
 
 @dataclass(slots=True)
 class _Journal:
-    """One partition's journal, and the batches as commits with their paths derived."""
+    """One partition's journal, and the batches with their paths derived."""
 
-    schema: Schema
-    batches: Sequence[pa.Table]
-    indexed: Sequence[tuple[pa.Table, pa.RecordBatch]]
     journal: PartitionJournal
+    indexed: Sequence[Indexed]
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @classmethod
-    def open(cls, directory: Path, schema: Schema, batches: Sequence[pa.Table]) -> _Journal:
+    def open(cls, directory: Path, schema: Schema, indexed: Sequence[Indexed]) -> _Journal:
         journal = PartitionJournal.open(
             directory / "journal",
             schema=schema,
@@ -132,7 +138,7 @@ class _Journal:
             replay=lambda sequence, batch: None,
             wall=time.time,
         )
-        return cls(schema, batches, [paths.index(schema, batch) for batch in batches], journal)
+        return cls(journal, indexed)
 
     def append_all(self) -> None:
         for observations, batch in self.indexed:
@@ -140,10 +146,6 @@ class _Journal:
             (result,) = self.journal.append([commit])
             if not isinstance(result, Committed):
                 raise result
-
-    def index_all(self) -> None:
-        for batch in self.batches:
-            paths.index(self.schema, batch)
 
     def close(self) -> None:
         self.journal.close()

@@ -3,83 +3,165 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 
-import grpc.aio
 import psutil
+import pyarrow as pa
 
 import galileo
 from benchmarks import clusters
 from benchmarks.figures import Figure, Peer, Spread
+from benchmarks.measure import seconds
 from benchmarks.sizes import Bench
-from galileo.client import Client, Labels
+from galileo.client import Client
 from galileo.cursor import Cursor
 from galileo.dht.placement import partitions_by_node
 from galileo.dht.topology import Topology
+from galileo.model.schema import Schema
+from galileo.query import parse
 from galileo.spark.launcher import EvaluatorHandle
-from galileo.wire.channel import open_channel
-from galileo.wire.codec import cursor_to_pb, table_of
-from galileo.wire.pb import evaluator_pb2, storage_pb2, storage_pb2_grpc
+from galileo.spark.scans import Scanner
+from galileo.spark.tick import Work, work_of
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, table_of
+from galileo.wire.pb import evaluator_pb2
 
+DATASET = "nam"
 TIMEOUT_S = 120.0
 JOBS_UNTIMED = 3
 JOBS_PER_RUN = 4
-DATASET = "nam"
 
 
-async def cold_start(running: galileo.LocalCluster, bench: Bench) -> Figure:
+def cold_start(running: galileo.LocalCluster, bench: Bench) -> Figure:
     """From nothing to warm, several times; the last evaluator stays."""
     taken: list[float] = []
     for number in range(bench.sizes.cold_starts):
         bench.say(f"starting the evaluator, {number + 1} of {bench.sizes.cold_starts}")
         if taken:
-            process = await evaluator(running)
-            await asyncio.to_thread(clusters.end, process)
-        started = time.perf_counter()
-        await evaluator(running)
-        taken.append(time.perf_counter() - started)
+            clusters.end(evaluator(running))
+        taken.append(seconds(lambda: evaluator(running)))
     return Figure("cold start of the evaluator, until it is warm", "s", Spread.of(taken))
 
 
-async def evaluator(running: galileo.LocalCluster) -> psutil.Process:
+def evaluator(running: galileo.LocalCluster) -> psutil.Process:
     """The process of the cluster's evaluator, which is started where there is none."""
-    async with EvaluatorHandle(clusters.evaluator_options(running)) as handle:
-        await handle.ensure()
-        return psutil.Process(handle.pid)
+    return asyncio.run(clusters.ensured(running))
 
 
-async def job_time(
-    running: galileo.LocalCluster, client: Client, bench: Bench, *, labels: int
+def of_labels(
+    running: galileo.LocalCluster, client: Client, bench: Bench, *, news: pa.Table
 ) -> Figure:
-    """A warm job that finds so many labels, in Spark alone and against the bare scans."""
-    everything = client.query(DATASET)
-    after = _before_last(everything, labels)
-    found = everything.after(after)
-    request = _request(client, found, after=after)
-    in_job, asked, scanned = [], [], []
-    async with EvaluatorHandle(clusters.evaluator_options(running)) as handle:
-        channels = [open_channel(node.address) for node in request.nodes]
+    """A warm job of one query that finds as many labels as `news` has rows."""
+    after = client.query(DATASET).frontier
+    if news.num_rows:
+        client.ingest(DATASET, news)
+    request = _request(client, [""], after=after)
+    name = f"a warm job: one query, {news.num_rows:,} new labels on {len(running.nodes)} nodes"
+    return _timed(running, request, bench, name=name, labels=news.num_rows)
+
+
+def of_queries(
+    running: galileo.LocalCluster, client: Client, bench: Bench, *, news: pa.Table
+) -> Figure:
+    """A warm job of many narrow queries: bands of temperature that share the rows between them."""
+    after = client.query(DATASET).frontier
+    client.ingest(DATASET, news)
+    count = bench.sizes.job_queries
+    edges = [200.0 + 150.0 * number / count for number in range(count + 1)]
+    texts = [
+        f"temperature >= {low} AND temperature < {high}" for low, high in itertools.pairwise(edges)
+    ]
+    request = _request(client, texts, after=after)
+    name = f"a warm job: {count:,} queries, {news.num_rows:,} new labels for all together"
+    return _timed(running, request, bench, name=name, labels=news.num_rows)
+
+
+def _request(
+    client: Client, texts: Sequence[str], *, after: Cursor
+) -> evaluator_pb2.EvaluateRequest:
+    """As a coordinator asks, for all partitions."""
+    schema, topology = client.schema(DATASET), Topology.from_json(client.topology_json())
+    owned = partitions_by_node(topology)
+    return evaluator_pb2.EvaluateRequest(
+        nodes=[
+            evaluator_pb2.NodeAddress(
+                name=node.name, address=node.address, partitions=sorted(owned[node.name])
+            )
+            for node in topology.nodes
+        ],
+        items=[
+            evaluator_pb2.EvaluateItem(
+                ccq_id=f"ccq-{number}",
+                term=1,
+                dataset=DATASET,
+                schema_json=schema.to_json(),
+                query_json=parse(text, schema).to_json(),
+                after=cursor_to_pb(after),
+                partitions=topology.partitions,
+            )
+            for number, text in enumerate(texts)
+        ],
+    )
+
+
+def _timed(
+    running: galileo.LocalCluster,
+    request: evaluator_pb2.EvaluateRequest,
+    bench: Bench,
+    *,
+    name: str,
+    labels: int,
+) -> Figure:
+    """The job, the call around it, and the same scans without Spark, in turn."""
+    in_job, called, bare = [], [], []
+    handle, scanner = EvaluatorHandle(clusters.evaluator_options(running)), Scanner()
+    work = work_of(request)
+    with asyncio.Runner() as runner:
         try:
             for number in range(JOBS_PER_RUN * bench.sizes.runs + JOBS_UNTIMED):
-                started = time.perf_counter()
-                reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
-                elapsed = time.perf_counter() - started
-                _expect(len(found), [chunk for r in reply.results for chunk in r.labels], everything)
-                bare = await _scan(channels, request)
+                job_s, call_s = runner.run(_call(handle, request, labels=labels))
+                scan_s = seconds(lambda: _scan(scanner, work))
                 if number >= JOBS_UNTIMED:
-                    in_job.append(reply.job_s)
-                    asked.append(elapsed)
-                    scanned.append(bare)
+                    in_job.append(job_s)
+                    called.append(call_s)
+                    bare.append(scan_s)
         finally:
-            for channel in channels:
-                await channel.close()
-    return Figure(
-        f"a warm job that finds {len(found):,} labels on {len(request.nodes)} nodes",
-        "s",
-        Spread.of(in_job),
-        (
-            Peer("the same with its call", Spread.of(asked)),
-            Peer("the same scans without Spark", Spread.of(scanned)),
-        ),
+            runner.run(handle.close())
+            scanner.close()
+    peers = (
+        Peer("the call to the evaluator around it", Spread.of(called)),
+        Peer("the same scans without Spark", Spread.of(bare)),
     )
+    return Figure(name, "s", Spread.of(in_job), peers)
+
+
+async def _call(
+    handle: EvaluatorHandle, request: evaluator_pb2.EvaluateRequest, *, labels: int
+) -> tuple[float, float]:
+    """Seconds of the job and of the call.
+
+    The reply stays in here: Python's `asyncio.run` may print the result of a task into a text
+    that nobody reads, which takes longer than all of this where the result is large.
+    """
+    started = time.perf_counter()
+    reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
+    elapsed = time.perf_counter() - started
+    _check(reply, Schema.from_json(request.items[0].schema_json), labels=labels)
+    return reply.job_s, elapsed
+
+
+def _scan(scanner: Scanner, work: Work) -> None:
+    scanner.fetch(work.shares(), work.items, timeout_s=TIMEOUT_S)
+
+
+def _check(reply: evaluator_pb2.EvaluateReply, schema: Schema, *, labels: int) -> None:
+    chunks = [chunk for result in reply.results for chunk in result.labels]
+    found = table_of(chunks, schema.label_schema).num_rows
+    reached = {str(cursor_from_pb(result.reached)) for result in reply.results}
+    errors = {result.error.message for result in reply.results if result.HasField("error")}
+    if found != labels or errors:
+        raise AssertionError(
+            f"expected a job to find {labels:,} labels, it found {found:,}, "
+            f"reached {reached or 'nothing'} and failed with {errors or 'nothing'}"
+        )

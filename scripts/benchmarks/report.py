@@ -127,11 +127,11 @@ def _table(figures: Sequence[Figure]) -> list[str]:
 def _row(figure: Figure) -> str:
     spread, unit = figure.spread, figure.unit
     if spread.runs == 1:
-        extent = "one"
+        extent = ""
     else:
         extent = f"{quantity(spread.low, unit)} to {quantity(spread.high, unit)} ({spread.runs})"
     peers = "; ".join(
-        f"{digits(figure.ratio(peer))} × {peer.name} ({quantity(peer.spread.median, unit)})"
+        f"{digits(figure.ratio(peer))} times {peer.name} ({quantity(peer.spread.median, unit)})"
         for peer in figure.peers
     )
     return f"| {figure.name} | {quantity(spread.median, unit)} | {extent} | {peers} |"

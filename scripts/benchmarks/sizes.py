@@ -19,7 +19,8 @@ class Sizes:
         ingest: (observations in a batch, batches) of each way to ingest.
         labels: results of which the size is taken.
         preload_rows: observations stored before cycles are timed.
-        job_labels: found by one job.
+        job_labels: found by one job of one query.
+        job_queries: in one job of many queries.
         cold_starts: of the evaluator.
         intervals_s, updates: update intervals, and how many updates are timed in each.
         update_rows: observations that make an update.
@@ -37,6 +38,7 @@ class Sizes:
     labels: tuple[int, ...] = (10_000, 100_000)
     preload_rows: int = 200_000
     job_labels: tuple[int, ...] = (0, 1_000, 100_000)
+    job_queries: int = 1_000
     cold_starts: int = 5
     intervals_s: tuple[float, ...] = (0.25, 0.5, 1.0)
     updates: int = 20
@@ -56,6 +58,7 @@ QUICK = Sizes(
     labels=(1_000, 4_000),
     preload_rows=10_000,
     job_labels=(0, 1_000),
+    job_queries=50,
     cold_starts=1,
     intervals_s=(0.25,),
     updates=5,

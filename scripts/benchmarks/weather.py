@@ -21,8 +21,12 @@ PARTITIONS = 4
 
 SCHEMA = Schema(
     "weather",
-    [Feature("humidity", "%"), Feature("temperature", "K"), Feature("wind", "m/s")]
-    + [Feature("snow", "m")],
+    [
+        Feature("humidity", "%"),
+        Feature("temperature", "K"),
+        Feature("wind", "m/s"),
+        Feature("snow", "m"),
+    ],
     geohash_precision=5,
     time_bucket="1h",
 )

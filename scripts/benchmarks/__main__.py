@@ -1,0 +1,65 @@
+"""Takes first figures of Galileo on this machine, and prints them as Markdown."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from benchmarks.sizes import FULL, QUICK, Bench
+from benchmarks.suite import AREAS, run
+
+CANCELLED = 130
+TERMINATED = 143
+
+
+def main() -> int:
+    given = _arguments()
+    signal.signal(signal.SIGTERM, _terminated)
+    # A shell starts what runs in the background with this one ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    areas = [area for area in AREAS if not given.only or area.name in given.only]
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - started:5.0f} s] {text}", file=sys.stderr, flush=True)
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="galileo-bench-", dir=given.directory) as scratch:
+            report = run(areas, Bench(QUICK if given.quick else FULL, Path(scratch), say))
+    except KeyboardInterrupt:
+        say("cancelled; nothing was written")
+        return CANCELLED
+    text = report.to_json() + "\n" if given.json else report.to_markdown()
+    if given.markdown_file is not None:
+        given.markdown_file.write_text(report.to_markdown(), encoding="utf-8")
+        say(f"written to {given.markdown_file}")
+    if given.markdown_file is None or given.json:
+        print(text, end="")
+    return 0
+
+
+def _terminated(number: int, frame: Any) -> NoReturn:
+    """Leaves as an exception, so that clusters are stopped on the way."""
+    raise SystemExit(TERMINATED)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    names = [area.name for area in AREAS]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--json", action="store_true", help="JSON instead of Markdown")
+    parser.add_argument("--markdown-file", type=Path, help="write the Markdown to this file")
+    parser.add_argument(
+        "--directory", type=Path, help="on the disk to be measured (default: the temporary files')"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

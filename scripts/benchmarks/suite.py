@@ -1,0 +1,54 @@
+"""The areas, and how they are run one behind the other."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks import cycle, fetch, graph_insert, graph_query, ingest, label_size
+from benchmarks.figures import Figure, quantity
+from benchmarks.machine import Machine
+from benchmarks.report import Report, Section
+from benchmarks.sizes import QUICK, Bench
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """One subject, measured by itself."""
+
+    name: str
+    title: str
+    measure: Callable[[Bench], Iterator[Figure]]
+
+
+AREAS = (
+    Area("insert", "Inserting into the metadata graph", graph_insert.measure),
+    Area("query", "Querying the metadata graph", graph_query.measure),
+    Area("labels", "Size of results", label_size.measure),
+    Area("ingest", "Ingesting durably", ingest.measure),
+    Area("cycle", "From a commit to the client that watches", cycle.measure),
+    Area("fetch", "Fetching cached results", fetch.measure),
+)
+
+
+def run(areas: Sequence[Area], bench: Bench) -> Report:
+    machine = Machine.here(bench.directory)
+    sections = [_section(area, bench) for area in areas]
+    return Report(
+        machine=machine,
+        quick=bench.sizes == QUICK,
+        sections=sections,
+        load_at_end=os.getloadavg(),
+    )
+
+
+def _section(area: Area, bench: Bench) -> Section:
+    bench.say(f"-- {area.title}")
+    started = time.perf_counter()
+    figures = []
+    for figure in area.measure(bench):
+        figures.append(figure)
+        bench.say(f"{figure.name}: {quantity(figure.spread.median, figure.unit)}")
+    return Section(area.name, area.title, figures, took_s=time.perf_counter() - started)
