@@ -106,6 +106,8 @@ class _Binder:
             return self._null(args[0], negated=negated)
         if op in places.FUNCTIONS:
             return places.related(op, args, schema=self._schema, negated=negated)
+        if op in places.DISTANCES:
+            return places.distant(op, args, schema=self._schema, negated=negated)
         if op in moments.FUNCTIONS:
             return self._in_time(moments.related(op, args, self._schema), negated=negated)
         raise unsupported(raw)

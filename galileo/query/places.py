@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import shapely
 
 from galileo.errors import UnsupportedQuery
 from galileo.geo import geohash, regions
+from galileo.geo.circles import HALFWAY_M, Circle
 from galileo.geo.regions import Region
 from galileo.model.schema import Schema
 from galileo.query.operands import GEOMETRY, is_property, shown, subject
-from galileo.query.spatial import InCells, InRegion
+from galileo.query.spatial import InCells, InRegion, WithinDistance
 from galileo.query.tree import EVERYTHING, NOTHING, Node
 
 FUNCTIONS = ("s_intersects", "s_within", "s_disjoint")
+DISTANCES = ("dwithin", "s_dwithin")
+
+_DISTANCE_FORM = "DWITHIN(geometry, POINT(-105 40), 50000)"
 
 
 def related(function: str, args: list[Any], *, schema: Schema, negated: bool) -> Node:
@@ -40,6 +45,54 @@ def related(function: str, args: list[Any], *, schema: Schema, negated: bool) ->
         precision=schema.geohash_precision,
         interior=function == "s_within",
         negated=negated != (function == "s_disjoint"),
+    )
+
+
+def distant(function: str, args: list[Any], *, schema: Schema, negated: bool) -> Node:
+    """A great-circle distance of `geometry` from a literal point, at most so many metres.
+
+    Raises:
+        UnsupportedQuery: other operands, among them a geometry that is no point.
+        InputError: an invalid point.
+    """
+    if len(args) != 3:
+        raise UnsupportedQuery(
+            f"expected 3 arguments of {function.upper()}, the distance in metres and without a "
+            f"unit, got {len(args)}; write {_DISTANCE_FORM}"
+        )
+    left, right, distance = args
+    if not is_property(left) and is_property(right):
+        left, right = right, left
+    about = subject(left, schema)
+    if about.name != GEOMETRY:
+        raise UnsupportedQuery(
+            f"{function.upper()} expects the property geometry, got {about.name!r}"
+        )
+    longitude, latitude = _centre(right)
+    circle = Circle(latitude=latitude, longitude=longitude, radius_m=_metres(distance))
+    return WithinDistance(circle, schema.geohash_precision, negated)
+
+
+def _centre(raw: Any) -> tuple[float, float]:
+    """Longitude in [-180, 180] and latitude of a literal point."""
+    _region(raw)
+    kind = raw.get("type", "BBOX")
+    if kind != "Point":
+        raise UnsupportedQuery(
+            f"only the distance from a POINT is supported, got a {kind}; write {_DISTANCE_FORM}, "
+            "or S_INTERSECTS with a larger region"
+        )
+    longitude, latitude = (float(degrees) for degrees in raw["coordinates"][:2])
+    turns = 360.0 * ((longitude > 180) - (longitude < -180))
+    return longitude - turns + 0.0, latitude + 0.0
+
+
+def _metres(raw: Any) -> float:
+    if isinstance(raw, int | float) and not isinstance(raw, bool) and 0 <= raw < math.inf:
+        return float(min(raw, HALFWAY_M))
+    raise UnsupportedQuery(
+        f"expected a distance as a number of metres, at least 0, got {shown(raw)}; "
+        f"write {_DISTANCE_FORM}"
     )
 
 

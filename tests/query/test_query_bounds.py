@@ -393,6 +393,28 @@ def test_border_cells_beyond_the_cover_are_tested_one_by_one():
         assert (found[2::3] == negated).all()
 
 
+def test_distances_match_blocks_that_may_hold_such_places():
+    near = parse("DWITHIN(geometry, POINT(-105 40), 50000)", SCHEMA)
+    far = parse("NOT S_DWITHIN(POINT(255 40), geometry, 5e4)", SCHEMA)
+    latitude = np.array([40.0, 40.44, 40.4496, 40.46, 41.0])
+    cell = geohash.encode(latitude, np.full(5, -105.0), 5)
+    columns = {"cell": cell, "bucket": np.zeros(5, dtype=np.int64)}
+    assert near.match_paths(columns).tolist() == [True, True, True, True, False]
+    assert far.match_paths(columns).tolist() == [False, True, True, True, True]
+    exact = [near.match_observations(world(latitude, np.full(5, -105.0))).tolist()]
+    exact += [far.match_observations(world(latitude, np.full(5, -105.0))).tolist()]
+    assert exact == [[True, True, True, False, False], [False, False, False, True, True]]
+    assert ranges.contains(near.cell_ranges(), cell).tolist() == [True, True, True, True, False]
+    assert not ranges.contains(far.cell_ranges(), cell[:1]).any()
+
+
+def test_no_distance_and_the_greatest_one():
+    here = parse("DWITHIN(geometry, POINT(-105 40), 0)", SCHEMA)
+    assert here.match_observations(world([40.0, 40.000001], [-105.0] * 2)).tolist() == [True, False]
+    anywhere = parse("DWITHIN(geometry, POINT(-105 40), 1e300)", SCHEMA)
+    assert anywhere.match_observations(world([-40.0, 90.0], [75.0, 0.0])).all()
+
+
 def test_a_query_serves_many_threads():
     """Fails by ending the process: prepared geometries bear one thread at a time."""
     random = np.random.default_rng(1)
