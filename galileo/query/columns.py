@@ -16,15 +16,20 @@ import pyarrow as pa
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
+_POOLED_MIN = int(__import__("os").environ.get("PM", "16384"))
 NULL_CODE = -1
 """What stands for null among dictionary codes and booleans."""
 
 
 def taken(array: npt.NDArray[Any], rows: Any) -> npt.NDArray[Any]:
     """The rows of an index array, a mask or a slice; faster than indexing with the first."""
-    by_index = isinstance(rows, np.ndarray) and rows.dtype != np.bool_
-    found: npt.NDArray[Any] = array.take(rows) if by_index else array[rows]
-    return found
+    if not isinstance(rows, np.ndarray) or rows.dtype == np.bool_:
+        found: npt.NDArray[Any] = array[rows]
+        return found
+    if len(rows) < _POOLED_MIN:
+        return array.take(rows)
+    out = np.frombuffer(pa.allocate_buffer(len(rows) * array.itemsize), array.dtype)
+    return array.take(rows, out=out, mode="wrap")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
