@@ -18,6 +18,7 @@ import numpy.typing as npt
 from galileo.geo import geohash, ranges
 from galileo.geo.circles import Circle
 from galileo.geo.geohash import Cells
+from galileo.geo.patterns import Pattern
 from galileo.geo.ranges import Ranges
 from galileo.geo.regions import Boxes, Mask, Region
 
@@ -110,6 +111,11 @@ def of_circle(circle: Circle, precision: int, *, cells_max: int = CELLS_MAX) -> 
     return _descent(
         _by_box(circle.meets), _by_box(circle.covers), precision=precision, cells_max=cells_max
     )
+
+
+def of_pattern(pattern: Pattern, precision: int, *, cells_max: int = CELLS_MAX) -> Cover:
+    """The cover of all cells that begin as a pattern; one longer than `precision` has borders."""
+    return _descent(pattern.meets, pattern.covers, precision=precision, cells_max=cells_max)
 
 
 def _descent(meets: CellTest, encloses: CellTest, *, precision: int, cells_max: int) -> Cover:

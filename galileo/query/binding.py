@@ -162,7 +162,7 @@ class _Binder:
                 f"got {len(pattern):,}"
             )
         if about.name == GEOHASH:
-            return places.prefixed(pattern, schema=self._schema, negated=negated)
+            return places.alike(pattern, schema=self._schema, negated=negated)
         if about.feature is None or about.feature.type != "text":
             raise UnsupportedQuery(f"LIKE needs geohash or a text feature, got {about.name!r}")
         _check_pattern(pattern)

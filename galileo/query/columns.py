@@ -23,13 +23,9 @@ NULL_CODE = -1
 
 def taken(array: npt.NDArray[Any], rows: Any) -> npt.NDArray[Any]:
     """The rows of an index array, a mask or a slice; faster than indexing with the first."""
-    if not isinstance(rows, np.ndarray) or rows.dtype == np.bool_:
-        found: npt.NDArray[Any] = array[rows]
-        return found
-    if len(rows) < _POOLED_MIN:
-        return array.take(rows)
-    out = np.frombuffer(pa.allocate_buffer(len(rows) * array.itemsize), array.dtype)
-    return array.take(rows, out=out, mode="wrap")
+    by_index = isinstance(rows, np.ndarray) and rows.dtype != np.bool_
+    found: npt.NDArray[Any] = array.take(rows) if by_index else array[rows]
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

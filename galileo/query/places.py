@@ -8,13 +8,14 @@ from typing import Any
 
 import shapely
 
-from galileo.errors import UnsupportedQuery
+from galileo.errors import InputError, UnsupportedQuery
 from galileo.geo import geohash, regions
 from galileo.geo.circles import HALFWAY_M, Circle
+from galileo.geo.patterns import ANY, Pattern
 from galileo.geo.regions import Region
 from galileo.model.schema import Schema
 from galileo.query.operands import GEOMETRY, is_property, shown, subject
-from galileo.query.spatial import InCells, InRegion, WithinDistance
+from galileo.query.spatial import InCells, InPattern, InRegion, WithinDistance
 from galileo.query.tree import EVERYTHING, NOTHING, Node
 
 FUNCTIONS = ("s_intersects", "s_within", "s_disjoint")
@@ -116,23 +117,29 @@ def _region(raw: Any) -> tuple[Region, str]:
 _WKT = frozenset(kind.lower() for kind in regions.KINDS) | {"bbox"}
 
 
-def prefixed(pattern: str, *, schema: Schema, negated: bool) -> Node:
-    """`geohash LIKE pattern`; the pattern is a prefix and `%`, or a whole cell.
+def alike(pattern: str, *, schema: Schema, negated: bool) -> Node:
+    """`geohash LIKE pattern`: characters and `_` from the start, then `%`, or for a whole cell.
 
     Raises:
         UnsupportedQuery: another pattern.
         InputError: no geohash.
     """
     stem = pattern.rstrip("%")
-    if any(letter in "%_\\" for letter in stem):
+    if any(letter in "%\\" for letter in stem):
         raise UnsupportedQuery(
-            f"expected a pattern such as '9x%' in geohash LIKE, got {pattern!r}; "
-            "only a prefix can be searched"
+            f"expected a pattern such as '9x%' or '9x_b%' in geohash LIKE, got {pattern!r}; "
+            "% can stand at its end only"
         )
-    if stem == pattern:
+    if ANY not in stem and stem == pattern:
         return equal([pattern], schema=schema, negated=negated)
+    if stem == pattern:
+        _check_whole([pattern], schema)
+    _check_length(stem)
+    stem = stem.rstrip(ANY)
     if not stem:
         return NOTHING if negated else EVERYTHING
+    if ANY in stem:
+        return InPattern(Pattern(stem), schema.geohash_precision, negated)
     return _cells([stem], schema=schema, negated=negated)
 
 
@@ -143,6 +150,11 @@ def equal(texts: list[str], *, schema: Schema, negated: bool) -> Node:
         UnsupportedQuery: a text is shorter than the schema's cells.
         InputError: no geohash.
     """
+    _check_whole(texts, schema)
+    return _cells(texts, schema=schema, negated=negated)
+
+
+def _check_whole(texts: list[str], schema: Schema) -> None:
     short = [text for text in texts if len(text) < schema.geohash_precision]
     if short:
         raise UnsupportedQuery(
@@ -150,7 +162,14 @@ def equal(texts: list[str], *, schema: Schema, negated: bool) -> Node:
             f"of dataset {schema.name!r} have, got {short[0]!r}; "
             f"write geohash LIKE '{short[0]}%' for all cells in it"
         )
-    return _cells(texts, schema=schema, negated=negated)
+
+
+def _check_length(stem: str) -> None:
+    if len(stem) > geohash.PRECISION_MAX:
+        raise InputError(
+            f"expected at most {geohash.PRECISION_MAX} characters before % in geohash LIKE, "
+            f"got {len(stem)}"
+        )
 
 
 def _cells(texts: list[str], *, schema: Schema, negated: bool) -> Node:

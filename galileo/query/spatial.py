@@ -18,6 +18,7 @@ from galileo.geo import cover, geohash, ranges
 from galileo.geo.circles import Circle
 from galileo.geo.cover import Cover, Place
 from galileo.geo.geohash import Cells
+from galileo.geo.patterns import Pattern
 from galileo.geo.ranges import Ranges
 from galileo.geo.regions import Region
 from galileo.query.columns import Columns, Mask
@@ -181,3 +182,34 @@ class InCells(PlaceLeaf):
         ]
         either = likes[0] if len(likes) == 1 else {"op": "or", "args": likes}
         return negation(either, self.negated)
+
+
+@dataclass(frozen=True)
+class InPattern(PlaceLeaf):
+    """The observation's geohash begins as a pattern with characters that may be any.
+
+    A pattern longer than `precision` is exact for observations; a path matches where its cell
+    begins as the pattern does, and negated always.
+    """
+
+    pattern: Pattern
+    precision: int
+    negated: bool = False
+
+    @cached_property
+    def cover(self) -> Cover:
+        return cover.of_pattern(self.pattern, self.precision)
+
+    def untested(self, cells: Cells) -> Mask:
+        if self.negated:
+            return ~self.pattern.covers(cells, self.precision)
+        return self.pattern.meets(cells, self.precision)
+
+    def points(self, points: Points) -> Mask:
+        found = self.pattern.meets_points(points.latitude, points.longitude)
+        verdict: Mask = found != self.negated
+        return verdict
+
+    def json(self) -> Any:
+        like = {"op": "like", "args": [{"property": "geohash"}, f"{self.pattern.text}%"]}
+        return negation(like, self.negated)

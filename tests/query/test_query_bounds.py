@@ -198,6 +198,33 @@ def test_geohash_prefixes():
     assert (lo.tolist(), hi.tolist()) == ([low], [high])
 
 
+def test_geohash_wildcards():
+    names = ["9xjqb", "9yjqc", "9y123", "cxjqb"]
+    columns = {"cell": geohash.from_text(names), "bucket": np.zeros(4, dtype=np.int64)}
+    assert matched("geohash LIKE '9_j%'", columns) == [True, True, False, False]
+    assert matched("geohash LIKE '_xjqb'", columns) == [True, False, False, True]
+    assert matched("geohash NOT LIKE '9_j%'", columns) == [False, False, True, True]
+    assert matched("geohash LIKE '9_jq_z%'", columns) == [True, True, False, False]
+    assert matched("geohash NOT LIKE '9_jq_z%'", columns) == [True] * 4
+    lo, hi = parse("geohash LIKE '9_j%'", SCHEMA).cell_ranges()
+    assert len(lo) == 32
+    assert ((hi - lo) == 32**2).all()
+
+
+@pytest.mark.parametrize(
+    ("wild", "plain"),
+    [
+        ("geohash LIKE '9x__%'", "geohash LIKE '9x%'"),
+        ("geohash LIKE '9xj__'", "geohash LIKE '9xj%'"),
+        ("geohash LIKE '_____'", "true"),
+        ("geohash NOT LIKE '_%'", "false"),
+        ("NOT geohash LIKE '9_j%%'", "geohash NOT LIKE '9_j__%'"),
+    ],
+)
+def test_wildcards_that_say_the_same(wild, plain):
+    assert parse(wild, SCHEMA) == parse(plain, SCHEMA)
+
+
 def test_bounds_in_space_combine():
     near, far = "BBOX(-106,39,-105,40)", "BBOX(10,39,11,40)"
     query = parse(f"S_INTERSECTS(geometry, {near})", SCHEMA)

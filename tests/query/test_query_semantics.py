@@ -177,6 +177,11 @@ prefixes = st.builds(
     st.sampled_from(LONGITUDES),
     st.integers(1, 6),
 )
+wildcards = st.builds(
+    lambda prefix, kept: "".join(a if b else "_" for a, b in zip(prefix, kept, strict=False)),
+    prefixes,
+    st.lists(st.booleans(), min_size=6, max_size=6),
+)
 cells = prefixes.filter(lambda prefix: len(prefix) >= PRECISION)
 spatial = st.sampled_from(["s_intersects", "s_disjoint"])
 distant = st.builds(
@@ -193,7 +198,7 @@ places = st.one_of(
     st.builds(lambda op, where: node(op, prop("geometry"), where), spatial, geometries()),
     st.builds(lambda op, where: node(op, where, prop("geometry")), spatial, geometries()),
     st.builds(lambda where: node("s_within", prop("geometry"), where), geometries()),
-    st.builds(lambda prefix: node("like", prop("geohash"), f"{prefix}%"), prefixes),
+    st.builds(lambda prefix: node("like", prop("geohash"), f"{prefix}%"), prefixes | wildcards),
     st.builds(
         lambda op, cell: node(op, prop("geohash"), cell), st.sampled_from(["=", "<>"]), cells
     ),
@@ -385,7 +390,8 @@ def in_cell(op, raw, row):
     text = geohash.to_text(whole, 12)[0].as_py()
     if op == "in":
         return any(text.startswith(cell) for cell in raw)
-    return text.startswith(raw.rstrip("%")) != (op == "<>")
+    prefix = re.escape(raw.rstrip("%")).replace("_", ".")
+    return (re.match(prefix, text) is not None) != (op == "<>")
 
 
 # --- the properties --------------------------------------------------------------------------
