@@ -21,7 +21,8 @@ from galileo.graph.columns import Texts, columns_of, paths_of, to_labels
 from galileo.graph.drill import children
 from galileo.graph.head import Head
 from galileo.graph.runs import BLOCK_PATHS, Run, merge, merge_start, seal
-from galileo.graph.scan import Coverage, Positions, Search, Window, delta, matches
+from galileo.graph.scan import Coverage, Search, Task, Window, delta
+from galileo.graph.stretches import Rows
 from galileo.model.schema import Schema
 from galileo.query.columns import Mask
 from galileo.query.query import Query
@@ -62,6 +63,7 @@ class MetadataGraph:
         block_paths: int = BLOCK_PATHS,
     ) -> None:
         self.schema = schema
+        self._label_schema = schema.label_schema
         self._block_paths = block_paths
         self._head_paths_max = head_paths_max
         self._texts = Texts()
@@ -145,14 +147,18 @@ class MetadataGraph:
         Returns:
             A table of `schema.label_schema`; of one moment of the graph.
         """
-        window, search = Window(after, until, partitions), Search.of(query)
-        batches: list[pa.RecordBatch] = []
-        for run in self._snapshot.parts:
-            coverage = window.coverage(run)
-            if coverage is not Coverage.NONE:
-                held = None if coverage is Coverage.ALL else window.holds(run.commits)
-                self._collect(batches, run, matches(run, search, commits=held, texts=self._texts))
-        return self._table(batches)
+        tasks = self._tasks(query, Window(after, until, partitions))
+        return self._table(tasks)
+
+    def _tasks(self, query: Query, window: Window) -> list[Task]:
+        """What is left to be looked at, run by run, of one snapshot."""
+        snapshot, search = self._snapshot, Search.of(query, self._texts)
+        covered = [(run, window.coverage(run)) for run in snapshot.parts]
+        return [
+            Task.of(run, search, commits=None if c is Coverage.ALL else window.holds(run.commits))
+            for run, c in covered
+            if c is not Coverage.NONE
+        ]
 
     def scan_many(
         self,
@@ -174,27 +180,26 @@ class MetadataGraph:
         Returns:
             Tables of `schema.label_schema`, all of one moment of the graph.
         """
-        batches: list[list[pa.RecordBatch]] = [[] for _ in queries]
+        tasks: list[list[Task]] = [[] for _ in queries]
         cursors: dict[Cursor, list[int]] = {}
         for number, (_, cursor) in enumerate(queries):
             cursors.setdefault(cursor, []).append(number)
-        searches = [Search.of(query) for query, _ in queries]
+        parts = self._snapshot.parts
+        searches = [Search.of(query, self._texts) for query, _ in queries]
         windows = {cursor: Window(cursor, until, partitions) for cursor in cursors}
-        for run in self._snapshot.parts:
+        for run in parts:
             for part, held, cursor in _shared(run, windows):
                 for number in cursors[cursor]:
-                    found = matches(part, searches[number], commits=held, texts=self._texts)
-                    self._collect(batches[number], part, found)
-        return [self._table(each) for each in batches]
+                    tasks[number].append(Task.of(part, searches[number], commits=held))
+        return [self._table(each) for each in tasks]
 
-    def _collect(self, batches: list[pa.RecordBatch], run: Run, found: Positions) -> None:
-        if len(found):
-            paths = run.paths.take(found)
-            batch = to_labels(self.schema, paths, commits=run.commits, texts=self._texts)
-            batches.append(batch)
+    def _table(self, tasks: Sequence[Task]) -> pa.Table:
+        batches = [self._labels(task.run, rows) for task in tasks for rows in task.portions()]
+        return pa.Table.from_batches(batches, schema=self._label_schema)
 
-    def _table(self, batches: list[pa.RecordBatch]) -> pa.Table:
-        return pa.Table.from_batches(batches, schema=self.schema.label_schema)
+    def _labels(self, run: Run, rows: Rows) -> pa.RecordBatch:
+        paths = run.paths.take(rows)
+        return to_labels(self._label_schema, paths, commits=run.commits, texts=self._texts)
 
     def children(self, prefix: Sequence[Any] = ()) -> pa.Table:
         """The vertices below one, for drilling down; see `galileo.graph.drill.children`."""
