@@ -33,6 +33,8 @@ from galileo.query.columns import (
 Array: TypeAlias = npt.NDArray[Any]
 
 _FIXED_DTYPES = (np.uint64, np.int64, np.int32, np.int32, np.int32)
+CELL, BUCKET, COMMIT = 0, 1, 4
+"""Where those are among `Paths.arrays`."""
 _FEATURE_DTYPES: dict[str, tuple[type[np.generic], ...]] = {
     "float": (np.float64,),
     "int": (np.int64, np.bool_),
@@ -101,6 +103,13 @@ class Paths:
     def nbytes(self) -> int:
         return sum(int(array.nbytes) for array in self.arrays())
 
+    def like(self, arrays: Sequence[Array]) -> Paths:
+        """Other paths of the same dataset, of what `arrays` is for them."""
+        cell, bucket, row, rows, commit = arrays[: len(_FIXED_DTYPES)]
+        rest = iter(arrays[len(_FIXED_DTYPES) :])
+        features = {n: _like(column, rest) for n, column in self.columns.features.items()}
+        return Paths(Columns(cell, bucket, features), row, rows, commit)
+
     @classmethod
     def of_arrays(cls, schema: Schema, arrays: Sequence[Array]) -> Paths:
         """The inverse of `arrays`."""
@@ -138,6 +147,14 @@ def _column_of(feature: Feature, arrays: Iterator[Array]) -> FeatureColumn:
             return TextColumn(next(arrays), _NO_TEXTS)
         case "bool":
             return BoolColumn(next(arrays))
+
+
+def _like(column: FeatureColumn, arrays: Iterator[Array]) -> FeatureColumn:
+    if isinstance(column, IntColumn):
+        return IntColumn(next(arrays), next(arrays))
+    if isinstance(column, TextColumn):
+        return TextColumn(next(arrays), _NO_TEXTS)
+    return type(column)(next(arrays))
 
 
 class Texts:

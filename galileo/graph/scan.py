@@ -17,7 +17,7 @@ import numpy.typing as npt
 from galileo.cursor import ORIGIN, Cursor
 from galileo.geo.ranges import Ranges
 from galileo.graph.columns import Commits, Paths, Texts
-from galileo.graph.runs import Run, Spans, ZoneMap, seal
+from galileo.graph.runs import Run, Spans, seal
 from galileo.graph.sieve import Committed, Judge, Matching, Sieve, Tally, chunks, conditions
 from galileo.graph.stretches import NO_ROWS, Positions, Rows, Stretches, joined, positions
 from galileo.query.columns import Columns, Mask
@@ -107,11 +107,21 @@ class Search:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """What is left to be done in one run: rows that no bound rules out, and the sieve for them."""
+    """What is left to be done in one run.
+
+    Attributes:
+        run: sealed or head.
+        rows: that no bound rules out.
+        sieve: for them.
+        zones: entries of the run's zone map.
+        zones_scanned: of them that may hold a match.
+    """
 
     run: Run
     rows: Rows
     sieve: Sieve
+    zones: int
+    zones_scanned: int
 
     @classmethod
     def of(cls, run: Run, search: Search, *, commits: Mask | None) -> Task:
@@ -122,15 +132,11 @@ class Task:
             search: of the run's graph.
             commits: which of the run's commits count; None: all.
         """
-        blocks = None if run.zone_map is None else possible_blocks(run.zone_map, search, commits)
-        return cls.within(run, search, commits=commits, blocks=blocks)
-
-    @classmethod
-    def within(cls, run: Run, search: Search, *, commits: Mask | None, blocks: Mask | None) -> Task:
-        """The same, given which blocks of the zone map may hold a match; None: no map."""
+        blocks = _possible_blocks(run, search, commits)
         rows = _candidates(run, search, blocks)
         held = () if commits is None else (Committed(commits),)
-        return cls(run, rows, Sieve.of(run.paths, (*held, *search.conditions), rows=rows))
+        sieve = Sieve.of(run.paths, (*held, *search.conditions), rows=rows)
+        return cls(run, rows, sieve, len(blocks), int(np.count_nonzero(blocks)))
 
     def portions(self, *, tally: Tally | None = None) -> Iterator[Rows]:
         """Rows that match, ascending, as many at a time as suits gathering; none is empty."""
@@ -157,14 +163,17 @@ def delta(run: Run, commits: Mask) -> Run | None:
     return seal(renumbered, kept)
 
 
-def possible_blocks(zone_map: ZoneMap, search: Search, commits: Mask | None) -> Mask:
-    """Which blocks may hold a match."""
+def _possible_blocks(run: Run, search: Search, commits: Mask | None) -> Mask:
+    """Which blocks may hold a match; none where there is no zone map."""
+    zone_map = run.zone_map
+    if zone_map is None:
+        return np.zeros(0, dtype=np.bool_)
     possible = search.query.might_match(zone_map.zones)
     return possible if commits is None else possible & zone_map.may_hold(commits)
 
 
-def _candidates(run: Run, search: Search, blocks: Mask | None) -> Rows:
-    if run.zone_map is None or blocks is None:
+def _candidates(run: Run, search: Search, blocks: Mask) -> Rows:
+    if run.zone_map is None:
         return slice(0, len(run))
     stretches = _stretches_of(blocks, run.zone_map.block_paths).clipped(len(run))
     if search.cells is not None:

@@ -6,6 +6,7 @@ rest look only at what it leaves. A chunk's columns fit the processor's second-l
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from galileo.graph.columns import Paths, Texts
 from galileo.graph.stretches import Positions, Rows, kept, part_of, size_of
 from galileo.query.columns import Columns, Mask, TextColumn, taken
-from galileo.query.evaluate import verdicts
+from galileo.query.evaluate import json_value, verdicts
 from galileo.query.features import TextLeaf
 from galileo.query.tree import All, Leaf, Node, leaves
 
@@ -95,6 +96,11 @@ class Matching:
         named = [leaf.feature for leaf in leaves(node)]
         features = tuple(dict.fromkeys(name for name in named if name is not None))
         return cls(node, judge, features, None in named)
+
+    @property
+    def text(self) -> str:
+        """As CQL2 JSON."""
+        return json.dumps(json_value(self.node), separators=(",", ":"), ensure_ascii=False)
 
     @property
     def weight(self) -> int:
