@@ -1,4 +1,4 @@
-"""Checks every byte of one segment file, and goes on behind damage."""
+"""Checks every byte of one file of commits, and goes on behind damage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from galileo.errors import ConfigError, DataDamaged
+from galileo.storage.blocks import Block, read_index
 from galileo.storage.frame import (
     ALIGNMENT,
     HEADER_BYTES_MAX,
@@ -38,12 +39,13 @@ class FileCheck:
     """What a check of one file found.
 
     Attributes:
-        next_sequence: that the partition's next file must start with.
+        next_sequence: that the partition's next file must start with, None where that cannot
+            be known.
         torn_bytes: of a tail that the next start of the node cuts, or that is being written.
     """
 
     size: int
-    next_sequence: int
+    next_sequence: int | None
     commits: int = 0
     torn_bytes: int = 0
     flaws: list[Flaw] = field(default_factory=list)
@@ -57,6 +59,7 @@ class _Walk:
     partition: int
     last: bool
     found: FileCheck
+    sequence: int
     offset: int = 0
 
 
@@ -76,10 +79,54 @@ def check_segment(
         ConfigError: a frame is of a format that this version does not know.
     """
     with Window(path, window_bytes=window_bytes) as window:
-        walk = _Walk(window, partition, last, FileCheck(window.size, int(path.stem)))
+        first = int(path.stem)
+        walk = _Walk(window, partition, last, FileCheck(window.size, first), first)
         while walk.offset < window.size:
             _check_frame(walk, path)
         return walk.found
+
+
+def check_merged(path: Path, *, partition: int, window_bytes: int = WINDOW_BYTES) -> FileCheck:
+    """Reads all of a merged segment and compares it with its checksums; errors as above."""
+    with Window(path, window_bytes=window_bytes) as window:
+        found = FileCheck(window.size, None)
+        try:
+            index = read_index(path)
+        except FileNotFoundError:
+            raise
+        except (DataDamaged, OSError) as error:
+            found.flaws.append(Flaw(window.size, None, f"no index: {error}"))
+            return found
+        found.next_sequence = index.first_sequence + index.commits.num_rows
+        if (index.partition, index.first_sequence) != (partition, int(path.stem)):
+            place = f"sequence {index.first_sequence} of partition {index.partition}"
+            found.flaws.append(Flaw(0, None, f"its place is not here but at {place}"))
+        for block in index.blocks:
+            flaws = list(_block_flaws(window, block))
+            found.commits += 0 if flaws else block.entry.commits
+            found.flaws += flaws
+        return found
+
+
+def _block_flaws(window: Window, block: Block) -> Iterator[Flaw]:
+    entry, last = block.entry, block.last_sequence
+    parts = (
+        ("paths", block.offset, entry.paths_bytes, entry.paths_crc),
+        (
+            "observations",
+            block.observations_offset,
+            entry.observations_bytes,
+            entry.observations_crc,
+        ),
+    )
+    for what, offset, size, crc in parts:
+        try:
+            right = window.checksum(offset, size) == crc
+            reason = f"the checksum of the {what} of the commits to sequence {last} is wrong"
+        except OSError as error:
+            right, reason = False, f"the disk cannot read the {what} to sequence {last}: {error}"
+        if not right:
+            yield Flaw(offset, block.first_sequence, reason)
 
 
 def _check_frame(walk: _Walk, path: Path) -> None:
@@ -95,7 +142,7 @@ def _check_frame(walk: _Walk, path: Path) -> None:
         walk.found.torn_bytes = walk.window.size - walk.offset
         walk.offset = walk.window.size
     else:
-        walk.found.flaws.append(Flaw(walk.offset, walk.found.next_sequence, complaint))
+        walk.found.flaws.append(Flaw(walk.offset, walk.sequence, complaint))
         _step_over(walk, header)
 
 
@@ -107,7 +154,7 @@ def _header(walk: _Walk) -> tuple[FrameHeader | None, str]:
         return None, error.message
     except OSError as error:
         return None, f"the disk cannot read it: {error}"
-    expected = walk.found.next_sequence
+    expected = walk.sequence
     if (header.partition, header.sequence) == (walk.partition, expected):
         return header, ""
     return None, (
@@ -146,8 +193,7 @@ def _is_tail(path: Path, walk: _Walk, header: FrameHeader | None) -> bool:
     try:
         if os.fstat(descriptor).st_size <= walk.offset:
             return True  # a running node took back a write that failed
-        sequence = walk.found.next_sequence
-        return is_torn(descriptor, walk.offset, header=header, sequence=sequence)
+        return is_torn(descriptor, walk.offset, header=header, sequence=walk.sequence)
     finally:
         os.close(descriptor)
 
@@ -163,7 +209,7 @@ def _is_misplaced(walk: _Walk) -> bool:
 
 def _advance(walk: _Walk, header: FrameHeader, offset: int) -> None:
     walk.offset = offset + header.frame_bytes
-    walk.found.next_sequence = header.sequence + 1
+    walk.sequence = walk.found.next_sequence = header.sequence + 1
 
 
 def _step_over(walk: _Walk, header: FrameHeader | None) -> None:
@@ -172,10 +218,10 @@ def _step_over(walk: _Walk, header: FrameHeader | None) -> None:
         _advance(walk, header, walk.offset)
         return
     for offset, found in _headers_after(walk):
-        if found.partition == walk.partition and found.sequence >= walk.found.next_sequence:
-            walk.offset, walk.found.next_sequence = offset, found.sequence
+        if found.partition == walk.partition and found.sequence >= walk.sequence:
+            walk.offset, walk.sequence = offset, found.sequence
             return
-    walk.offset = walk.window.size
+    walk.offset, walk.found.next_sequence = walk.window.size, None
 
 
 def _headers_after(walk: _Walk) -> Iterator[tuple[int, FrameHeader]]:

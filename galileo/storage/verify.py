@@ -6,15 +6,18 @@ at, and a file that it replaced meanwhile is looked for again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from galileo.errors import DataDamaged, InputError
+from galileo.errors import DataDamaged, InputError, Unavailable
+from galileo.storage.merged import SUFFIX as MERGED
+from galileo.storage.merged import merged_paths
 from galileo.storage.records import load_record, record_paths
 from galileo.storage.segment import segment_paths
-from galileo.storage.segment_check import FileCheck, Flaw, check_segment
+from galileo.storage.segment_check import FileCheck, Flaw, check_merged, check_segment
 
 THREADS = 2
 ATTEMPTS_MAX = 5
@@ -109,8 +112,12 @@ def verify(directory: Path, *, progress: Progress | None = None, threads: int = 
 
 def bytes_to_read(directory: Path) -> int:
     """The length of all files that hold commits, for a progress bar."""
-    paths = (path for partition in _partitions(directory) for path in partition.directory.iterdir())
-    return sum(path.stat().st_size for path in paths if path.exists())
+    size = 0
+    for partition in _partitions(directory):
+        for path in partition.directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # a running node replaced it
+                size += path.stat().st_size
+    return size
 
 
 def _untold(_: int) -> None:
@@ -127,35 +134,51 @@ def _partitions(directory: Path) -> Iterator[_Partition]:
 def _check_partition(
     partition: _Partition, executor: ThreadPoolExecutor, progress: Progress
 ) -> _Checked:
-    for attempt in range(ATTEMPTS_MAX):
-        paths = segment_paths(partition.directory)
+    for _ in range(ATTEMPTS_MAX):
+        paths = [*merged_paths(partition.directory), *segment_paths(partition.directory)]
 
-        def check(
-            path: Path, last: Path = paths[-1] if paths else partition.directory
-        ) -> FileCheck:
-            found = check_segment(path, partition=partition.number, last=path == last)
+        def check(path: Path, last: Path | None = paths[-1] if paths else None) -> FileCheck:
+            found = _check_file(path, partition.number, last=path == last)
             progress(found.size)
             return found
 
-        try:
-            return _Checked(partition, list(zip(paths, executor.map(check, paths), strict=True)))
-        except FileNotFoundError:
-            if attempt + 1 == ATTEMPTS_MAX:
-                raise
-    raise AssertionError("the last attempt returns or raises")
+        with contextlib.suppress(FileNotFoundError):
+            files = list(zip(paths, executor.map(check, paths), strict=True))
+            return _Checked(partition, _without_replaced(files))
+    raise Unavailable(
+        f"the node replaced files of {partition.directory} {ATTEMPTS_MAX} times while they were "
+        "read; try again"
+    )
+
+
+def _check_file(path: Path, partition: int, *, last: bool) -> FileCheck:
+    if path.suffix == MERGED:
+        return check_merged(path, partition=partition)
+    return check_segment(path, partition=partition, last=last)
+
+
+def _without_replaced(files: list[tuple[Path, FileCheck]]) -> list[tuple[Path, FileCheck]]:
+    """Leaves out segments that a merged one replaces, and that are about to be deleted."""
+    ends = [found.next_sequence or 0 for path, found in files if path.suffix == MERGED]
+    merged_until = max(ends, default=0)
+    return [
+        (path, found)
+        for path, found in files
+        if path.suffix == MERGED or int(path.stem) >= merged_until
+    ]
 
 
 def _damages(checked: _Checked) -> list[Damage]:
     """Of each file, and of the row of files: a missing one is damage too."""
-    found, expected = [], 1
-    for path, check in checked.files:
-        first = int(path.stem)
-        if first != expected:
+    damages = []
+    expected: int | None = 1
+    for path, found in checked.files:
+        if expected not in (None, int(path.stem)):
             reason = f"expected the file of sequence {expected} next; one is missing or misplaced"
-            found.append(_damage(checked.partition, path, Flaw(0, expected, reason)))
-        found += [_damage(checked.partition, path, flaw) for flaw in check.flaws]
-        expected = check.next_sequence
-    return found
+            damages.append(_damage(checked.partition, path, Flaw(0, expected, reason)))
+        damages += [_damage(checked.partition, path, flaw) for flaw in found.flaws]
+        expected = found.next_sequence
+    return damages
 
 
 def _damage(partition: _Partition, path: Path, flaw: Flaw) -> Damage:

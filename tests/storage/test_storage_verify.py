@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import contextlib
+import errno
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from galileo.errors import InputError
+from galileo.errors import InputError, Unavailable
 from galileo.model.schema import Schema
+from galileo.storage.blocks import read_index
+from galileo.storage.disk import RealDisk
 from galileo.storage.frame import ALIGNMENT, HEADER_BYTES_MAX, decode_header
 from galileo.storage.journal import Commit
+from galileo.storage.merging import MergeOptions
 from galileo.storage.segment_check import check_segment
 from galileo.storage.store import Store
 from galileo.storage.verify import Report, bytes_to_read, verify
@@ -182,7 +188,7 @@ def test_missing_and_foreign_files_are_damage(node: Path) -> None:
     assert (damage.file, damage.sequence) == (str(paths[2]), 4)
     assert "missing" in damage.reason
     shutil.copy(paths[4], paths[1])
-    assert {damage.file for damage in verify(node).damages} == {str(paths[1]), str(paths[2])}
+    assert [damage.file for damage in verify(node).damages] == [str(paths[1])]
     paths[1].write_bytes(stored)
     assert verify(node).ok
 
@@ -219,6 +225,80 @@ def test_it_works_beside_the_process_that_holds_the_directory(
             report = verify(node)
             assert report.ok
             assert report.commits == 9 + batch + 1
+
+
+EVERYTHING = MergeOptions(bytes_min=1, block_bytes=9_000)
+
+
+def merged(node: Path, disk: RealDisk) -> Path:
+    """Merges partition 3 with a disk, and gives the new file."""
+    options = JournalOptions(durability="none", segment_bytes_max=6_000, disk=disk)
+    with Store.open(node, options, wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        with contextlib.suppress(OSError):
+            store.journal("nam", 3).merge(EVERYTHING, lambda _: True)
+    (path,) = node.glob("journals/nam/3/*.merged")
+    return path
+
+
+def test_merged_segments_are_read_whole(node: Path) -> None:
+    path = merged(node, RealDisk())
+    stored = path.read_bytes()
+    report = verify(node)
+    assert report.ok
+    assert report.commits == 18
+    second = read_index(path).blocks[1]
+    for place, sequence in (
+        (second.offset + 9, second.first_sequence),
+        (second.observations_offset, second.first_sequence),
+        (len(stored) - 1, None),
+    ):
+        flip(path, place)
+        (damage,) = verify(node).damages
+        assert (damage.file, damage.dataset, damage.partition) == (str(path), "nam", 3)
+        assert damage.sequence == sequence
+        path.write_bytes(stored)
+    path.unlink()
+    (damage,) = verify(node).damages
+    assert damage.sequence == 1
+    assert "missing" in damage.reason
+
+
+def test_segments_that_a_merge_left_over_are_not_counted_twice(
+    node: Path, faulty_disk: Any
+) -> None:
+    faulty_disk.failing = {"unlink": errno.EROFS}
+    merged(node, faulty_disk)
+    assert len(segments(node)) == 6
+    report = verify(node)
+    assert report.ok
+    assert report.commits == 18
+
+
+def test_it_works_beside_a_process_that_merges(node: Path, make_commit: Make) -> None:
+    options = JournalOptions(durability="none", segment_bytes_max=3_000)
+    with Store.open(node, options, wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        journal = store.journal("nam", 3)
+        done = threading.Event()
+
+        def write_and_merge() -> None:
+            for batch in range(9, 60):
+                journal.append([make_commit(batch, rows=20)])
+                journal.merge(EVERYTHING, lambda _: True)
+            done.set()
+
+        writer = threading.Thread(target=write_and_merge)
+        writer.start()
+        commits = [18]
+        while not done.is_set():
+            with contextlib.suppress(Unavailable):
+                report = verify(node)
+                assert report.damages == ()
+                commits.append(report.commits)
+        writer.join()
+        assert commits == sorted(commits)
+        assert verify(node).commits == 18 + 51
 
 
 def test_another_directory_is_refused(tmp_path: Path) -> None:
