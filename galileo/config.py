@@ -38,10 +38,19 @@ class NodeSection:
 
 @dataclass(frozen=True, slots=True)
 class StorageSection:
-    """`durability` is "fsync", or "none" where losing the last seconds is acceptable."""
+    """`durability` is "fsync", or "none" where losing the last seconds is acceptable.
+
+    `merge`: whether sealed segments are merged and compressed in the background, once
+    `merge_bytes_min` of them wait in a partition, at most `merge_bytes_max` at a time, reading
+    at most `merge_bytes_per_s`.
+    """
 
     segment_bytes_max: int = 64 << 20
     durability: str = "fsync"
+    merge: bool = True
+    merge_bytes_min: int = 256 << 20
+    merge_bytes_max: int = 1 << 30
+    merge_bytes_per_s: int = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +252,11 @@ def _check(config: Config) -> None:
     if config.storage.durability not in ("fsync", "none"):
         raise ConfigError(
             f'expected storage.durability "fsync" or "none", got {config.storage.durability!r}'
+        )
+    if config.storage.merge_bytes_min > config.storage.merge_bytes_max:
+        raise ConfigError(
+            "expected storage.merge_bytes_min up to storage.merge_bytes_max, "
+            f"got {config.storage.merge_bytes_min} and {config.storage.merge_bytes_max}"
         )
     for name in SECTIONS:
         _check_positive(name, getattr(config, name))

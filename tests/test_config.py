@@ -208,6 +208,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no directory": ({**BASE, "node": {"name": "node-1"}}, "expected node.directory, the place"),
     "another durability": (with_key("storage.durability", "maybe"), '"fsync" or "none", got'),
+    "merges that never begin": (
+        with_key("storage.merge_bytes_min", 2 << 30),
+        "merge_bytes_min up to storage.merge_bytes_max, got 2147483648 and 1073741824",
+    ),
     "half an address": (with_key("node.listen", "127.0.0.1"), "host:port .* got '127.0.0.1'"),
 }
 

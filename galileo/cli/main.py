@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from galileo import __version__
-from galileo.cli import ccq, cluster, data, explore
+from galileo.cli import ccq, cluster, data, explore, maintenance
 from galileo.cli.session import PATIENCE, Session
 
 
@@ -50,6 +50,7 @@ for command in (
     data.query,
     data.read,
     explore.sparql,
+    maintenance.verify,
     ccq.ccq,
 ):
     main.add_command(command)

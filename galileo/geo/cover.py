@@ -7,17 +7,20 @@ children, until the cells reach their full length or their number its bound.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from galileo.geo import geohash, ranges
+from galileo.geo.circles import Circle
 from galileo.geo.geohash import Cells
+from galileo.geo.patterns import Pattern
 from galileo.geo.ranges import Ranges
-from galileo.geo.regions import Mask, Region
+from galileo.geo.regions import Boxes, Mask, Region
 
 CELLS_MAX = 4096
 """Bound on the cells that one step of the descent tests, and on the ranges of a cover."""
@@ -31,6 +34,9 @@ class Place(IntEnum):
     INSIDE = 2
     UNTESTED = 3
 
+
+CellTest: TypeAlias = Callable[[Cells, int], Mask]
+"""A verdict on each of the cells of so many characters."""
 
 _KINDS = (Place.BORDER, Place.INSIDE, Place.UNTESTED)
 
@@ -95,10 +101,37 @@ def of_region(
         cells_max: bound on cells tested at a step and on ranges.
     """
     encloses = region.surrounds if interior else region.covers
+    return _descent(
+        _by_box(region.meets), _by_box(encloses), precision=precision, cells_max=cells_max
+    )
+
+
+def of_circle(circle: Circle, precision: int, *, cells_max: int = CELLS_MAX) -> Cover:
+    """The cover of a circle; cells that rounding leaves in doubt are on its border."""
+    return _descent(
+        _by_box(circle.meets), _by_box(circle.covers), precision=precision, cells_max=cells_max
+    )
+
+
+def of_pattern(pattern: Pattern, precision: int, *, cells_max: int = CELLS_MAX) -> Cover:
+    """The cover of all cells that begin as a pattern; one longer than `precision` has borders."""
+    return _descent(pattern.meets, pattern.covers, precision=precision, cells_max=cells_max)
+
+
+def _descent(meets: CellTest, encloses: CellTest, *, precision: int, cells_max: int) -> Cover:
+    """The cover of what meets and encloses cells.
+
+    Args:
+        meets: whether they share anything with a cell; never false of a cell whose part they meet.
+        encloses: whether they hold all of a cell that they meet.
+        precision: characters of the cells.
+        cells_max: bound on cells tested at a step and on ranges.
+    """
     cells, level = np.arange(32, dtype=np.uint64), 1
     inside: list[Ranges] = []
     while True:
-        cells, enclosed = _sorted_out(region, encloses, cells, level)
+        cells = cells[meets(cells, level)]
+        enclosed = encloses(cells, level)
         inside.append(_spans(cells[enclosed], precision - level))
         cells = cells[~enclosed]
         kept = sum(len(lo) for lo, _ in inside)
@@ -112,10 +145,8 @@ def of_region(
     return Cover(whole, ranges.none(), rest)
 
 
-def _sorted_out(region: Region, encloses: Any, cells: Cells, level: int) -> tuple[Cells, Mask]:
-    """The cells that meet the region, and which of them it encloses."""
-    cells = cells[region.meets(geohash.bounds(cells, level))]
-    return cells, encloses(geohash.bounds(cells, level))
+def _by_box(test: Callable[[Boxes], Mask]) -> CellTest:
+    return lambda cells, level: test(geohash.bounds(cells, level))
 
 
 def _children(cells: Cells) -> Cells:

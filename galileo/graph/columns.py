@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from galileo.errors import Bug
 from galileo.model.schema import Feature, Schema
-from galileo.model.times import column_micros, times_from_micros
+from galileo.model.times import TIME_TYPE, column_micros
 from galileo.query.columns import (
     NULL_CODE,
     BoolColumn,
@@ -27,11 +27,14 @@ from galileo.query.columns import (
     IntColumn,
     TextColumn,
     from_arrow,
+    taken,
 )
 
 Array: TypeAlias = npt.NDArray[Any]
 
 _FIXED_DTYPES = (np.uint64, np.int64, np.int32, np.int32, np.int32)
+CELL, BUCKET, COMMIT = 0, 1, 4
+"""Where those are among `Paths.arrays`."""
 _FEATURE_DTYPES: dict[str, tuple[type[np.generic], ...]] = {
     "float": (np.float64,),
     "int": (np.int64, np.bool_),
@@ -83,7 +86,12 @@ class Paths:
 
     def take(self, rows: Any) -> Paths:
         """The paths of an index array, a mask or a slice."""
-        return Paths(self.columns.take(rows), self.row[rows], self.rows[rows], self.commit[rows])
+        return Paths(
+            self.columns.take(rows),
+            taken(self.row, rows),
+            taken(self.rows, rows),
+            taken(self.commit, rows),
+        )
 
     def arrays(self) -> tuple[Array, ...]:
         """Every array, in the order of `dtypes`."""
@@ -94,6 +102,13 @@ class Paths:
     @property
     def nbytes(self) -> int:
         return sum(int(array.nbytes) for array in self.arrays())
+
+    def like(self, arrays: Sequence[Array]) -> Paths:
+        """Other paths of the same dataset, of what `arrays` is for them."""
+        cell, bucket, row, rows, commit = arrays[: len(_FIXED_DTYPES)]
+        rest = iter(arrays[len(_FIXED_DTYPES) :])
+        features = {n: _like(column, rest) for n, column in self.columns.features.items()}
+        return Paths(Columns(cell, bucket, features), row, rows, commit)
 
     @classmethod
     def of_arrays(cls, schema: Schema, arrays: Sequence[Array]) -> Paths:
@@ -134,6 +149,14 @@ def _column_of(feature: Feature, arrays: Iterator[Array]) -> FeatureColumn:
             return BoolColumn(next(arrays))
 
 
+def _like(column: FeatureColumn, arrays: Iterator[Array]) -> FeatureColumn:
+    if isinstance(column, IntColumn):
+        return IntColumn(next(arrays), next(arrays))
+    if isinstance(column, TextColumn):
+        return TextColumn(next(arrays), _NO_TEXTS)
+    return type(column)(next(arrays))
+
+
 class Texts:
     """The texts of one graph; a code is a position, and never changes its meaning.
 
@@ -164,8 +187,26 @@ class Texts:
     def bind(self, columns: Columns) -> Columns:
         """The columns with the texts that their codes mean."""
         features = columns.features.items()
-        bound = {n: self._bound(c) if isinstance(c, TextColumn) else c for n, c in features}
+        bound = {n: self.bound(c) if isinstance(c, TextColumn) else c for n, c in features}
         return Columns(columns.cell, columns.bucket, bound)
+
+    def bound(self, column: TextColumn) -> TextColumn:
+        """The column with its texts.
+
+        Few rows get a small dictionary, so that a predicate costs what the rows cost.
+        """
+        dictionary = self._all()
+        if len(column) >= len(dictionary):
+            return TextColumn(column.codes, dictionary)
+        used, codes = np.unique(column.codes, return_inverse=True)
+        nulls = int(np.count_nonzero(used == NULL_CODE))
+        small = dictionary.take(pa.array(used[nulls:]))
+        return TextColumn((codes - nulls).astype(np.int32), small)
+
+    def column(self) -> TextColumn:
+        """Every text once, in the order of codes."""
+        dictionary = self._all()
+        return TextColumn(np.arange(len(dictionary), dtype=np.int32), dictionary)
 
     @property
     def nbytes(self) -> int:
@@ -178,16 +219,6 @@ class Texts:
         if code == len(self._values):
             self._values.append(text)
         return code
-
-    def _bound(self, column: TextColumn) -> TextColumn:
-        """Few rows get a small dictionary, so that a predicate costs what the rows cost."""
-        dictionary = self._all()
-        if len(column) >= len(dictionary):
-            return TextColumn(column.codes, dictionary)
-        used, codes = np.unique(column.codes, return_inverse=True)
-        nulls = int(np.count_nonzero(used == NULL_CODE))
-        small = dictionary.take(pa.array(used[nulls:]))
-        return TextColumn((codes - nulls).astype(np.int32), small)
 
     def _all(self) -> pa.StringArray:
         array = self._array
@@ -227,16 +258,18 @@ def paths_of(columns: Columns, batch: pa.RecordBatch, *, commit: int, texts: Tex
     )
 
 
-def to_labels(schema: Schema, paths: Paths, *, commits: Commits, texts: Texts) -> pa.RecordBatch:
-    """The paths as a batch of `schema.label_schema`."""
+def to_labels(
+    label_schema: pa.Schema, paths: Paths, *, commits: Commits, texts: Texts
+) -> pa.RecordBatch:
+    """The paths as a batch of the `label_schema` of their dataset."""
     columns = texts.bind(paths.columns)
     arrays = [
         pa.array(columns.cell),
-        times_from_micros(columns.bucket),
-        *(columns.features[feature.name].to_arrow() for feature in schema.indexed),
+        pa.array(columns.bucket).view(TIME_TYPE),
+        *(columns.features[name].to_arrow() for name in label_schema.names[2:-4]),
         pa.array(paths.row),
         pa.array(paths.rows),
-        pa.array(commits.partition[paths.commit]),
-        pa.array(commits.sequence[paths.commit]),
+        pa.array(commits.partition.take(paths.commit)),
+        pa.array(commits.sequence.take(paths.commit)),
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema.label_schema)
+    return pa.RecordBatch.from_arrays(arrays, schema=label_schema)

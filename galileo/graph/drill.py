@@ -1,4 +1,7 @@
-"""Drill-down: the vertices of the logical tree below one, counted from the same columns."""
+"""Drill-down: the vertices of the logical tree below one, counted from the same columns.
+
+The tree is only a way to look at the columns, so its levels may be asked for in any order.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,31 @@ from galileo.graph.runs import Run
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import micros, times_from_micros
 from galileo.query.columns import FeatureColumn, IntColumn, Mask, TextColumn
+from galileo.query.operands import DATETIME, GEOHASH
+
+
+def default_order(schema: Schema) -> tuple[str, ...]:
+    """Level 1 is the geohash, level 2 the time, then come the features (paper, III.B)."""
+    return (GEOHASH, DATETIME, *(feature.name for feature in schema.indexed))
 
 
 def children(
-    schema: Schema, parts: Sequence[Run], *, prefix: Sequence[Any], texts: Texts
+    schema: Schema,
+    parts: Sequence[tuple[Run, Mask | None]],
+    *,
+    prefix: Sequence[Any],
+    order: Sequence[str],
+    texts: Texts,
 ) -> pa.Table:
     """The values of the level below a vertex, with what hangs under each.
 
-    Level 1 is the geohash, level 2 the time, then come the indexed features in schema order
-    (paper, III.B).
-
     Args:
         schema: of the dataset.
-        parts: runs and head of one snapshot.
+        parts: runs and head of one snapshot, each with which of its commits count; None: all.
         prefix: values from the root to the vertex: geohash text at the schema's precision, start of
             the time bucket (an instant), feature values, None for a missing one. Empty: root.
+        order: levels of the tree from the root down: "geohash", "datetime" and indexed features,
+            all or some of them, each once.
         texts: of the graph.
 
     Returns:
@@ -37,73 +50,90 @@ def children(
         per child, ascending with null last.
 
     Raises:
-        InputError: the prefix is longer than the tree is deep, or a value does not fit its level.
+        InputError: these are no levels, the prefix is longer than the tree is deep, or a value
+            does not fit its level.
     """
-    depth = 1 + len(schema.indexed)
-    if len(prefix) > depth:
-        raise InputError(
-            f"expected at most {depth} values above a level of dataset {schema.name!r}, "
-            f"got {len(prefix)}"
-        )
-    wanted = _Vertex(schema, prefix, texts)
-    kind = wanted.values_of(_empty(schema)).type
-    chunks = [wanted.below(run) for run in parts]
+    _check(schema, prefix, order)
+    wanted = _Vertex(schema, dict(zip(order, prefix, strict=False)), texts)
+    level = order[len(prefix)]
+    kind = wanted.values_of(_empty(schema), level).type
+    chunks = [wanted.below(run, held) for run, held in parts]
     table = pa.concat_tables(
         [
             pa.table({"value": pa.array([], kind), "rows": pa.array([], pa.int32())}),
-            *(pa.table({"value": wanted.values_of(p), "rows": p.rows}) for p in chunks),
+            *(pa.table({"value": wanted.values_of(p, level), "rows": p.rows}) for p in chunks),
         ]
     )
     counted = table.group_by("value").aggregate([([], "count_all"), ("rows", "sum")])
     ordered = counted.sort_by("value")
     return pa.table(
         {
-            "value": wanted.shown(ordered.column("value").combine_chunks()),
+            "value": wanted.shown(ordered.column("value").combine_chunks(), level),
             "paths": ordered.column("count_all"),
             "observations": ordered.column("rows_sum"),
         }
     )
 
 
-class _Vertex:
-    """One vertex, as the values on the way to it."""
+def _check(schema: Schema, prefix: Sequence[Any], order: Sequence[str]) -> None:
+    known = default_order(schema)
+    if not order or len(set(order)) < len(order) or not set(order) <= set(known):
+        raise InputError(
+            f"expected levels of dataset {schema.name!r}, each once, of {list(known)}, "
+            f"got {list(order)}"
+        )
+    if len(prefix) >= len(order):
+        raise InputError(
+            f"expected at most {len(order) - 1} values above a level of dataset {schema.name!r}, "
+            f"got {len(prefix)}"
+        )
 
-    def __init__(self, schema: Schema, prefix: Sequence[Any], texts: Texts) -> None:
+
+class _Vertex:
+    """One vertex, as the values of the levels on the way to it."""
+
+    def __init__(self, schema: Schema, above: dict[str, Any], texts: Texts) -> None:
         self._schema = schema
         self._texts = texts
-        self._level = len(prefix)
-        self._cell = _cell(schema, prefix[0]) if prefix else None
-        self._bucket = micros(prefix[1]) if len(prefix) > 1 else None
-        above = zip(schema.indexed, prefix[2:], strict=False)
-        self._features = [(feature, _value(feature, value)) for feature, value in above]
+        self._cell = _cell(schema, above[GEOHASH]) if GEOHASH in above else None
+        self._bucket = micros(above[DATETIME]) if DATETIME in above else None
+        named = [feature for feature in schema.indexed if feature.name in above]
+        self._features = [(feature, _value(feature, above[feature.name])) for feature in named]
 
-    def below(self, run: Run) -> Paths:
+    def below(self, run: Run, held: Mask | None) -> Paths:
         """The paths of a run that pass through the vertex."""
         paths = run.paths
-        if self._cell is None:
-            return paths
-        if run.zone_map is not None:
+        if self._cell is not None and run.zone_map is not None:
             cells = np.array([self._cell, self._cell + 1], dtype=np.uint64)
             start, stop = np.searchsorted(paths.columns.cell, cells)
             paths = paths.take(slice(int(start), int(stop)))
-        mask: Mask = paths.columns.cell == np.uint64(self._cell)
+        masks = self._masks(paths)
+        if held is not None:
+            masks.append(held.take(paths.commit))
+        return paths.take(np.logical_and.reduce(masks)) if masks else paths
+
+    def _masks(self, paths: Paths) -> list[Mask]:
+        masks: list[Mask] = []
+        if self._cell is not None:
+            masks.append(paths.columns.cell == np.uint64(self._cell))
         if self._bucket is not None:
-            mask = mask & (paths.columns.bucket == self._bucket)
+            masks.append(paths.columns.bucket == self._bucket)
         for feature, value in self._features:
-            mask = mask & self._equal(paths.columns.features[feature.name], value)
-        return paths.take(mask)
+            masks.append(self._equal(paths.columns.features[feature.name], value))
+        return masks
 
-    def values_of(self, paths: Paths) -> pa.Array:
-        """The values of the level below, one per path; cells as numbers."""
-        if self._level == 0:
+    def values_of(self, paths: Paths, level: str) -> pa.Array:
+        """The values of a level, one per path; cells as numbers."""
+        if level == GEOHASH:
             return pa.array(paths.columns.cell)
-        if self._level == 1:
+        if level == DATETIME:
             return times_from_micros(paths.columns.bucket)
-        name = self._schema.indexed[self._level - 2].name
-        return self._texts.bind(paths.columns).features[name].to_arrow()
+        column = paths.columns.features[level]
+        bound = self._texts.bound(column) if isinstance(column, TextColumn) else column
+        return bound.to_arrow()
 
-    def shown(self, values: pa.Array) -> pa.Array:
-        if self._level > 0:
+    def shown(self, values: pa.Array, level: str) -> pa.Array:
+        if level != GEOHASH:
             return values
         return geohash.to_text(values.to_numpy(), self._schema.geohash_precision)
 
@@ -120,7 +150,7 @@ class _Vertex:
 def _cell(schema: Schema, text: Any) -> int:
     if not isinstance(text, str) or len(text) != schema.geohash_precision:
         raise InputError(
-            f"expected a geohash of {schema.geohash_precision} characters as first level of "
+            f"expected a geohash of {schema.geohash_precision} characters for level 'geohash' of "
             f"dataset {schema.name!r}, got {text!r}"
         )
     return geohash.cell_of_text(text)

@@ -10,39 +10,79 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.graph.columns import Texts, columns_of, paths_of, to_labels
-from galileo.graph.drill import children
+from galileo.graph.drill import children, default_order
+from galileo.graph.explanation import Explanation, explained
 from galileo.graph.head import Head
 from galileo.graph.runs import BLOCK_PATHS, Run, merge, merge_start, seal
-from galileo.graph.scan import Coverage, Positions, Search, Window, delta, matches
+from galileo.graph.scan import Coverage, Search, Task, Window, delta
+from galileo.graph.stretches import Rows
+from galileo.graph.summary import Summary, check_summary, summarised
 from galileo.model.schema import Schema
 from galileo.query.columns import Mask
 from galileo.query.query import Query
 
 HEAD_PATHS_MAX = 65_536
 """Paths at which the head becomes a run."""
+DROPPED_MAX = 0.25
+"""Share of a run's paths that may be dropped before it is rewritten without them."""
+GATHERED = 8
+"""What is new in a sorted run is gathered for many queries where it is less than one in so many."""
 RUNS_MAX = 64
 """Runs above which an insert merges itself, where nobody calls `maintain`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The graph at one moment: sealed runs, oldest first, and a view of the head."""
+    """The graph at one moment.
+
+    Attributes:
+        runs: sealed, oldest first.
+        head: a view of it.
+        dropped: commits up to here do not count, though their paths may still be there.
+    """
 
     runs: tuple[Run, ...]
     head: Run
+    dropped: Cursor = ORIGIN
 
     @property
     def parts(self) -> tuple[Run, ...]:
         """Runs and head, without an empty head."""
         return (*self.runs, self.head) if len(self.head) else self.runs
+
+    def since(self, after: Cursor) -> Cursor:
+        """The cursor, but not before what was dropped."""
+        return after.join(self.dropped) if self.dropped else after
+
+    def held(self, run: Run) -> Mask | None:
+        """Which commits of a run were not dropped; None: all of them."""
+        window = Window(self.dropped)
+        if not self.dropped or window.coverage(run) is Coverage.ALL:
+            return None
+        return window.holds(run.commits)
+
+    def wasteful(self, run: Run) -> bool:
+        """Whether so much of it was dropped that it should be rewritten."""
+        held = self.held(run)
+        return held is not None and _kept(run, held) <= len(run) * (1 - DROPPED_MAX)
+
+    def count(self) -> int:
+        """Number of paths that were not dropped."""
+        parts = [(run, self.held(run)) for run in self.parts]
+        return sum(len(run) if held is None else _kept(run, held) for run, held in parts)
+
+
+def _kept(run: Run, held: Mask) -> int:
+    return int(np.count_nonzero(held.take(run.paths.commit)))
 
 
 class MetadataGraph:
@@ -62,11 +102,13 @@ class MetadataGraph:
         block_paths: int = BLOCK_PATHS,
     ) -> None:
         self.schema = schema
+        self._label_schema = schema.label_schema
         self._block_paths = block_paths
         self._head_paths_max = head_paths_max
         self._texts = Texts()
         self._head = Head(schema)
         self._snapshot = Snapshot((), self._head.view())
+        self._shed_up_to = ORIGIN
         self._writing = threading.Lock()
         self._merging = threading.Lock()
 
@@ -97,34 +139,65 @@ class MetadataGraph:
             runs = (*runs, seal(view.paths, view.commits, block_paths=self._block_paths))
             self._head = Head(self.schema)
             view = self._head.view()
-        self._snapshot = Snapshot(runs, view)
+        self._snapshot = replace(self._snapshot, runs=runs, head=view)
 
     def maintain(self) -> bool:
         """Merges runs until each is large against the newer ones; call it in a thread.
 
+        The newest run stays by itself, so that what is new lies in a small one. Commits that
+        were dropped are left out of what is written.
+
         Returns:
-            Whether anything was merged. False at once where nothing is to be done, or
+            Whether anything was rewritten. False at once where nothing is to be done, or
             another thread is at it.
         """
         if not self._merging.acquire(blocking=False):
             return False
         try:
-            merged = False
-            while (start := merge_start([len(run) for run in self._snapshot.runs])) is not None:
-                self._merge_from(start)
+            merged = self._shed()
+            while (start := merge_start([len(r) for r in self._snapshot.runs[:-1]])) is not None:
+                self._rewrite(slice(start, len(self._snapshot.runs) - 1))
                 merged = True
             return merged
         finally:
             self._merging.release()
 
-    def _merge_from(self, start: int) -> None:
-        """Inserts only append to the runs meanwhile, so positions keep their meaning."""
-        members = self._snapshot.runs[start:]
-        run = merge(self.schema, members, block_paths=self._block_paths)
+    def _shed(self) -> bool:
+        """Rewrites the runs of which much was dropped, once after each drop."""
+        snapshot = self._snapshot
+        if snapshot.dropped == self._shed_up_to:
+            return False
+        wasteful = [at for at, run in enumerate(snapshot.runs) if snapshot.wasteful(run)]
+        for at in reversed(wasteful):
+            self._rewrite(slice(at, at + 1))
+        self._shed_up_to = snapshot.dropped
+        return bool(wasteful)
+
+    def _rewrite(self, place: slice) -> None:
+        """One run in place of some; inserts only append meanwhile, so places keep their meaning."""
+        snapshot = self._snapshot
+        members = snapshot.runs[place]
+        held = [snapshot.held(run) for run in members]
+        run = merge(members, held=held, block_paths=self._block_paths)
         with self._writing:
             now = self._snapshot
-            runs = (*now.runs[:start], run, *now.runs[start + len(members) :])
-            self._snapshot = Snapshot(runs, now.head)
+            runs = (*now.runs[: place.start], *([run] if run else []), *now.runs[place.stop :])
+            self._snapshot = replace(now, runs=runs)
+
+    def drop_before(self, partition: int, sequence: int) -> None:
+        """Takes back the commits of a partition that come before a sequence, for retention.
+
+        No later scan, count or drill-down shows them, nor do commits of such a sequence that
+        are inserted later. Their memory is given back by the merges of `maintain`.
+
+        Args:
+            partition: of the commits.
+            sequence: of the first commit that stays; what was dropped before stays so.
+        """
+        with self._writing:
+            now = self._snapshot
+            dropped = now.dropped.join({partition: max(sequence - 1, 0)})
+            self._snapshot = replace(now, dropped=dropped)
 
     def scan(
         self,
@@ -145,14 +218,20 @@ class MetadataGraph:
         Returns:
             A table of `schema.label_schema`; of one moment of the graph.
         """
-        window, search = Window(after, until, partitions), Search.of(query)
-        batches: list[pa.RecordBatch] = []
-        for run in self._snapshot.parts:
-            coverage = window.coverage(run)
-            if coverage is not Coverage.NONE:
-                held = None if coverage is Coverage.ALL else window.holds(run.commits)
-                self._collect(batches, run, matches(run, search, commits=held, texts=self._texts))
-        return self._table(batches)
+        return self._table(self._tasks(query, Window(after, until, partitions)))
+
+    def _tasks(
+        self, query: Query, window: Window, *, snapshot: Snapshot | None = None
+    ) -> list[Task]:
+        """What is left to be looked at, run by run, of one snapshot; None: the current one."""
+        snapshot, search = snapshot or self._snapshot, Search.of(query, self._texts)
+        window = replace(window, after=snapshot.since(window.after))
+        covered = [(run, window.coverage(run)) for run in snapshot.parts]
+        return [
+            Task.of(run, search, commits=None if c is Coverage.ALL else window.holds(run.commits))
+            for run, c in covered
+            if c is not Coverage.NONE
+        ]
 
     def scan_many(
         self,
@@ -164,7 +243,8 @@ class MetadataGraph:
         """The labels that match each query and lie past its cursor, in the order of `queries`.
 
         Sealed runs that lie past a cursor entirely are scanned as they are. Of the head and the
-        run that a cursor falls into, what is new is gathered and sorted once, for all queries.
+        run that a cursor falls into, what is new is gathered and sorted once, for all queries,
+        unless it is much of the run.
 
         Args:
             queries: each with the cursor up to which it is done.
@@ -174,36 +254,82 @@ class MetadataGraph:
         Returns:
             Tables of `schema.label_schema`, all of one moment of the graph.
         """
-        batches: list[list[pa.RecordBatch]] = [[] for _ in queries]
+        tasks: list[list[Task]] = [[] for _ in queries]
         cursors: dict[Cursor, list[int]] = {}
+        snapshot = self._snapshot
         for number, (_, cursor) in enumerate(queries):
-            cursors.setdefault(cursor, []).append(number)
-        searches = [Search.of(query) for query, _ in queries]
+            cursors.setdefault(snapshot.since(cursor), []).append(number)
+        searches = [Search.of(query, self._texts) for query, _ in queries]
         windows = {cursor: Window(cursor, until, partitions) for cursor in cursors}
-        for run in self._snapshot.parts:
+        for run in snapshot.parts:
             for part, held, cursor in _shared(run, windows):
                 for number in cursors[cursor]:
-                    found = matches(part, searches[number], commits=held, texts=self._texts)
-                    self._collect(batches[number], part, found)
-        return [self._table(each) for each in batches]
+                    tasks[number].append(Task.of(part, searches[number], commits=held))
+        return [self._table(each) for each in tasks]
 
-    def _collect(self, batches: list[pa.RecordBatch], run: Run, found: Positions) -> None:
-        if len(found):
-            paths = run.paths.take(found)
-            batch = to_labels(self.schema, paths, commits=run.commits, texts=self._texts)
-            batches.append(batch)
+    def _table(self, tasks: Sequence[Task]) -> pa.Table:
+        batches = [self._labels(task.run, rows) for task in tasks for rows in task.portions()]
+        return pa.Table.from_batches(batches, schema=self._label_schema)
 
-    def _table(self, batches: list[pa.RecordBatch]) -> pa.Table:
-        return pa.Table.from_batches(batches, schema=self.schema.label_schema)
+    def _labels(self, run: Run, rows: Rows) -> pa.RecordBatch:
+        paths = run.paths.take(rows)
+        return to_labels(self._label_schema, paths, commits=run.commits, texts=self._texts)
 
-    def children(self, prefix: Sequence[Any] = ()) -> pa.Table:
+    def explain(
+        self,
+        query: Query,
+        *,
+        after: Cursor = ORIGIN,
+        until: Cursor | None = None,
+        partitions: frozenset[int] | None = None,
+    ) -> Explanation:
+        """What a scan with these arguments does, found by doing it; see `Explanation`."""
+        snapshot, window = self._snapshot, Window(after, until, partitions)
+        return explained(
+            snapshot.parts, lambda: self._tasks(query, window, snapshot=snapshot), self._labels
+        )
+
+    def summarise(
+        self,
+        query: Query,
+        feature: str,
+        *,
+        bins: int | Sequence[float] | None = None,
+        after: Cursor = ORIGIN,
+        until: Cursor | None = None,
+        partitions: frozenset[int] | None = None,
+    ) -> Summary:
+        """Counts and statistics of an indexed feature over the paths that match; see `Summary`.
+
+        Args:
+            query: of this dataset.
+            feature: of type float, int or bool; a bool counts as 0 and 1.
+            bins: of a histogram: so many of equal width between the extremes, or their edges,
+                ascending. None: no histogram.
+            after: as in `scan`.
+            until: as in `scan`.
+            partitions: as in `scan`.
+
+        Raises:
+            InputError: the feature is not indexed or a text, these are no bins, or bins by number
+                meet infinite values.
+        """
+        check_summary(self.schema, feature, bins)
+        tasks = self._tasks(query, Window(after, until, partitions))
+        return summarised(tasks, feature, bins=bins)
+
+    def children(
+        self, prefix: Sequence[Any] = (), *, order: Sequence[str] | None = None
+    ) -> pa.Table:
         """The vertices below one, for drilling down; see `galileo.graph.drill.children`."""
-        parts = self._snapshot.parts
-        return children(self.schema, parts, prefix=prefix, texts=self._texts)
+        snapshot = self._snapshot
+        parts = [(run, snapshot.held(run)) for run in snapshot.parts]
+        levels = default_order(self.schema) if order is None else order
+        return children(self.schema, parts, prefix=prefix, order=levels, texts=self._texts)
 
     def count(self) -> int:
         """Number of paths."""
-        return sum(len(run) for run in self._snapshot.parts)
+        return self._snapshot.count()
 
     @property
     def runs(self) -> int:
@@ -224,10 +350,14 @@ def _shared(run: Run, windows: dict[Cursor, Window]) -> list[tuple[Run, Mask | N
     if run.zone_map is None:
         whole, partly = [], whole + partly
     plans: list[tuple[Run, Mask | None, Cursor]] = [(run, None, cursor) for cursor in whole]
-    if partly:
-        since = reduce(Cursor.meet, partly)
-        window = windows[partly[0]]
-        gathered = delta(run, Window(since, window.until, window.partitions).holds(run.commits))
-        if gathered is not None:
-            plans += [(gathered, windows[c].holds(gathered.commits), c) for c in partly]
+    if not partly:
+        return plans
+    since = reduce(Cursor.meet, partly)
+    window = windows[partly[0]]
+    news = Window(since, window.until, window.partitions).holds(run.commits)
+    if run.zone_map is not None and _kept(run, news) * GATHERED > len(run):
+        return plans + [(run, windows[c].holds(run.commits), c) for c in partly]
+    gathered = delta(run, news)
+    if gathered is not None:
+        plans += [(gathered, windows[c].holds(gathered.commits), c) for c in partly]
     return plans

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from galileo.graph.columns import Array, Commits, Paths
-from galileo.model.schema import Schema
+from galileo.graph.arena import allocate
+from galileo.graph.columns import BUCKET, CELL, COMMIT, Array, Commits, Paths
 from galileo.query.columns import Mask
 from galileo.query.zones import Zones
 
@@ -113,23 +113,74 @@ class Run:
 
 def seal(paths: Paths, commits: Commits, *, block_paths: int = BLOCK_PATHS) -> Run:
     """A sorted run of at least one path, with its zone map."""
-    ordered = paths.take(np.lexsort((paths.columns.bucket, paths.columns.cell)))
-    zone_map = ZoneMap.of(ordered, block_paths=block_paths)
-    return Run(ordered, commits, zone_map, Spans.of(commits))
+    order = np.lexsort((paths.columns.bucket, paths.columns.cell))
+    arrays = _arranged([(array,) for array in paths.arrays()], order)
+    return _sealed(paths.like(arrays), commits, block_paths=block_paths)
 
 
-def merge(schema: Schema, runs: Sequence[Run], *, block_paths: int = BLOCK_PATHS) -> Run:
-    """One sorted run of the paths of all; commits keep the order of age."""
-    paths = Paths.concat(schema, [run.paths for run in runs])
-    sizes = [len(run.commits) for run in runs]
-    shifts = np.repeat(np.cumsum([0, *sizes[:-1]]), [len(run) for run in runs])
-    commit = (paths.commit + shifts).astype(np.int32)
-    commits = Commits(
-        np.concatenate([run.commits.partition for run in runs]),
-        np.concatenate([run.commits.sequence for run in runs]),
+def merge(
+    runs: Sequence[Run],
+    *,
+    held: Sequence[Mask | None] | None = None,
+    block_paths: int = BLOCK_PATHS,
+) -> Run | None:
+    """One sorted run of the paths of all; commits keep the order of age.
+
+    Args:
+        runs: at least one, oldest first.
+        held: for each run which of its commits are kept; None: all.
+        block_paths: paths under one entry of the zone map.
+
+    Returns:
+        None where no path is kept.
+    """
+    held = held or [None] * len(runs)
+    numbers, commits = _numbered(runs, held)
+    pairs = zip(numbers, runs, strict=True)
+    commit = np.concatenate([number.take(run.paths.commit) for number, run in pairs])
+    stacks: list[tuple[Array, ...]] = [*zip(*(run.paths.arrays() for run in runs), strict=True)]
+    stacks[COMMIT] = (commit,)
+    cell, bucket = np.concatenate(stacks[CELL]), np.concatenate(stacks[BUCKET])
+    order = np.lexsort((bucket, cell))
+    del cell, bucket
+    if any(mask is not None for mask in held):
+        order = order[commit.take(order) >= 0]
+    if len(order) == 0:
+        return None
+    paths = runs[0].paths.like(_arranged(stacks, order))
+    return _sealed(paths, commits, block_paths=block_paths)
+
+
+def _sealed(paths: Paths, commits: Commits, *, block_paths: int) -> Run:
+    zone_map = ZoneMap.of(paths, block_paths=block_paths)
+    return Run(paths, commits, zone_map, Spans.of(commits))
+
+
+def _arranged(stacks: Sequence[Sequence[Array]], order: npt.NDArray[np.intp]) -> list[Array]:
+    """Each stack end to end in that order, one after the other to save memory."""
+    arranged = allocate([stack[0].dtype for stack in stacks], len(order))
+    for stack, array in zip(stacks, arranged, strict=True):
+        whole = stack[0] if len(stack) == 1 else np.concatenate(stack)
+        whole.take(order, out=array, mode="clip")
+    return arranged
+
+
+def _numbered(
+    runs: Sequence[Run], held: Sequence[Mask | None]
+) -> tuple[list[npt.NDArray[np.int32]], Commits]:
+    """For each run the new numbers of its commits, -1 for those not kept; and the commits."""
+    numbers: list[npt.NDArray[np.int32]] = []
+    kept: list[Commits] = []
+    for run, mask in zip(runs, held, strict=True):
+        stays = np.ones(len(run.commits), dtype=np.bool_) if mask is None else mask
+        count = sum(map(len, kept))
+        number = np.where(stays, np.cumsum(stays) - 1 + count, -1)
+        numbers.append(number.astype(np.int32))
+        kept.append(Commits(run.commits.partition[stays], run.commits.sequence[stays]))
+    return numbers, Commits(
+        np.concatenate([commits.partition for commits in kept]),
+        np.concatenate([commits.sequence for commits in kept]),
     )
-    renumbered = Paths(paths.columns, paths.row, paths.rows, commit)
-    return seal(renumbered, commits, block_paths=block_paths)
 
 
 def merge_start(sizes: Sequence[int]) -> int | None:

@@ -1,15 +1,15 @@
 """Scans: which paths of a run match a query within a window of commits.
 
 A run is ruled out by its spans, its blocks by their zones and commits, and narrowed by binary
-search on the cell; what is left is evaluated vectorised. Pruning only ever saves work: every
-path that counts has passed the commit mask and `Query.match_paths`.
+search on the cell; what is left goes through the sieve. Pruning only ever saves work: every
+path that counts has passed the commit mask and every condition of the query.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,14 @@ import numpy.typing as npt
 from galileo.cursor import ORIGIN, Cursor
 from galileo.geo.ranges import Ranges
 from galileo.graph.columns import Commits, Paths, Texts
-from galileo.graph.runs import Run, Spans, ZoneMap, seal
+from galileo.graph.runs import Run, Spans, seal
+from galileo.graph.sieve import Committed, Judge, Matching, Sieve, Tally, chunks, conditions
+from galileo.graph.stretches import NO_ROWS, Positions, Rows, Stretches, joined, positions
 from galileo.query.columns import Columns, Mask
 from galileo.query.query import Query
 
-Rows: TypeAlias = slice | npt.NDArray[np.intp]
-Positions: TypeAlias = npt.NDArray[np.intp]
-
-_NOTHING: Positions = np.empty(0, dtype=np.intp)
+PORTION_PATHS = 1 << 17
+"""Paths that are gathered together, where as many are found."""
 
 
 class Coverage(Enum):
@@ -86,44 +86,69 @@ def _coverage(*, possible: Mask, certain: Mask) -> Coverage:
     return Coverage.ALL if certain.all() else Coverage.SOME
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Search:
-    """A query, with what of it is the same for all runs.
+    """A query, with what of it is the same for all runs of one graph.
 
     Attributes:
         query: of the dataset.
         cells: ranges of cells outside of which nothing matches; None is no limit.
+        conditions: that a path must all pass.
     """
 
     query: Query
     cells: Ranges | None
+    conditions: tuple[Matching, ...]
 
     @classmethod
-    def of(cls, query: Query) -> Search:
-        return cls(query, query.cell_ranges())
-
-    def reads(self, columns: Columns) -> Columns:
-        """Those of the columns that the query looks at."""
-        named = {name: columns.features[name] for name in self.query.features}
-        return Columns(columns.cell, columns.bucket, named)
+    def of(cls, query: Query, texts: Texts) -> Search:
+        return cls(query, query.cell_ranges(), conditions(query.tree, Judge(texts)))
 
 
-def matches(run: Run, search: Search, *, commits: Mask | None, texts: Texts) -> Positions:
-    """Positions of the paths of `run` that match, ascending.
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """What is left to be done in one run.
 
-    Args:
+    Attributes:
         run: sealed or head.
-        search: of the run's dataset.
-        commits: which of the run's commits count; None: all.
-        texts: of the run's graph.
+        rows: that no bound rules out.
+        sieve: for them.
+        zones: entries of the run's zone map.
+        zones_scanned: of them that may hold a match.
     """
-    rows = _candidates(run, search, commits)
-    if commits is not None:
-        rows = _kept(rows, commits[run.paths.commit[rows]])
-    columns = search.reads(run.paths.columns).take(rows)
-    if len(columns) == 0:
-        return _NOTHING
-    return _kept(rows, search.query.match_paths(texts.bind(columns)))
+
+    run: Run
+    rows: Rows
+    sieve: Sieve
+    zones: int
+    zones_scanned: int
+
+    @classmethod
+    def of(cls, run: Run, search: Search, *, commits: Mask | None) -> Task:
+        """Prunes the run.
+
+        Args:
+            run: sealed or head.
+            search: of the run's graph.
+            commits: which of the run's commits count; None: all.
+        """
+        blocks = _possible_blocks(run, search, commits)
+        rows = _candidates(run, search, blocks)
+        held = () if commits is None else (Committed(commits),)
+        sieve = Sieve.of(run.paths, (*held, *search.conditions), rows=rows)
+        return cls(run, rows, sieve, len(blocks), int(np.count_nonzero(blocks)))
+
+    def portions(self, *, tally: Tally | None = None) -> Iterator[Rows]:
+        """Rows that match, ascending, as many at a time as suits gathering; none is empty."""
+        if not self.sieve.conditions:
+            sifted: Iterator[Rows] = iter([self.rows])
+        else:
+            sifted = (self.sieve.sift(chunk, tally=tally) for chunk in chunks(self.rows))
+        return joined(sifted, least=PORTION_PATHS)
+
+    def matches(self) -> Positions:
+        """All rows that match, ascending."""
+        return np.concatenate([positions(NO_ROWS), *map(positions, self.portions())])
 
 
 def delta(run: Run, commits: Mask) -> Run | None:
@@ -138,70 +163,31 @@ def delta(run: Run, commits: Mask) -> Run | None:
     return seal(renumbered, kept)
 
 
-def _kept(rows: Rows, mask: Mask) -> Positions:
-    kept: Positions = np.flatnonzero(mask) + rows.start if isinstance(rows, slice) else rows[mask]
-    return kept
+def _possible_blocks(run: Run, search: Search, commits: Mask | None) -> Mask:
+    """Which blocks may hold a match; none where there is no zone map."""
+    zone_map = run.zone_map
+    if zone_map is None:
+        return np.zeros(0, dtype=np.bool_)
+    possible = search.query.might_match(zone_map.zones)
+    return possible if commits is None else possible & zone_map.may_hold(commits)
 
 
-def _candidates(run: Run, search: Search, commits: Mask | None) -> Rows:
+def _candidates(run: Run, search: Search, blocks: Mask) -> Rows:
     if run.zone_map is None:
         return slice(0, len(run))
-    stretches = _blocks(run.zone_map, search.query, commits).clipped(len(run))
+    stretches = _stretches_of(blocks, run.zone_map.block_paths).clipped(len(run))
     if search.cells is not None:
         stretches = stretches.intersection(_rows_of_cells(run.paths.columns, search.cells))
     return stretches.rows()
 
 
-def _blocks(zone_map: ZoneMap, query: Query, commits: Mask | None) -> _Stretches:
-    possible = query.might_match(zone_map.zones)
-    if commits is not None:
-        possible = possible & zone_map.may_hold(commits)
-    edges = np.diff(possible.astype(np.int8), prepend=0, append=0)
+def _stretches_of(blocks: Mask, block_paths: int) -> Stretches:
+    edges = np.diff(blocks.astype(np.int8), prepend=0, append=0)
     starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-    return _Stretches(starts * zone_map.block_paths, stops * zone_map.block_paths)
+    return Stretches(starts * block_paths, stops * block_paths)
 
 
-def _rows_of_cells(columns: Columns, ranges: Ranges) -> _Stretches:
+def _rows_of_cells(columns: Columns, ranges: Ranges) -> Stretches:
     starts, stops = (np.searchsorted(columns.cell, edges) for edges in ranges)
     some = starts < stops
-    return _Stretches(starts[some], stops[some])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Stretches:
-    """Half-open stretches of rows, sorted and disjoint."""
-
-    start: Positions
-    stop: Positions
-
-    def clipped(self, length: int) -> _Stretches:
-        return _Stretches(self.start, np.minimum(self.stop, length))
-
-    def intersection(self, other: _Stretches) -> _Stretches:
-        """What lies in both: each stretch against the ones of `other` that it meets."""
-        first = np.searchsorted(other.stop, self.start, side="right")
-        last = np.searchsorted(other.start, self.stop, side="left")
-        counts = np.maximum(last - first, 0)
-        mine, theirs = np.repeat(np.arange(len(counts)), counts), _ranges(first, counts)
-        return _Stretches(
-            np.maximum(self.start[mine], other.start[theirs]),
-            np.minimum(self.stop[mine], other.stop[theirs]),
-        )
-
-    def rows(self) -> Rows:
-        """Their rows; a slice with some more where that saves gathering most of them."""
-        if len(self.start) == 0:
-            return slice(0, 0)
-        hull = slice(int(self.start[0]), int(self.stop[-1]))
-        sizes = self.stop - self.start
-        return (
-            hull if 2 * int(sizes.sum()) >= hull.stop - hull.start else _ranges(self.start, sizes)
-        )
-
-
-def _ranges(first: Positions, counts: Positions) -> Positions:
-    """The concatenation of `arange(first, first + count)`."""
-    ends = np.cumsum(counts)
-    shifts = np.repeat(first - (ends - counts), counts)
-    ranges: Positions = shifts + np.arange(len(shifts))
-    return ranges
+    return Stretches(starts[some], stops[some])

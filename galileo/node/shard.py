@@ -25,6 +25,8 @@ from galileo.model.schema import Schema
 from galileo.storage.journal import Commit, Committed, PartitionJournal
 
 COMMITS_TOGETHER_MAX = 256
+REPLAYED_PATHS_MAX = 65_536
+"""Paths that the synopsis takes in together at start; one commit at a time costs it far more."""
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +41,30 @@ class Shard:
         self.synopses: dict[int, Synopsis] = {}
         self._epoch = epoch
         self._published: dict[int, int] = {}
+        self._replayed: dict[int, list[pa.RecordBatch]] = {}
+        self._replayed_paths: dict[int, int] = {}
 
     def replay(self, partition: int, sequence: int, batch: pa.RecordBatch) -> None:
-        """Takes a commit that the journal already holds; used at start."""
-        self._index(partition, sequence, batch)
+        """Takes a commit that the journal already holds; used at start, before `attach`."""
+        self.graph.insert(batch, partition=partition, sequence=sequence)
         self._published[partition] = sequence
+        waiting = self._replayed.setdefault(partition, [])
+        waiting.append(batch)
+        self._replayed_paths[partition] = self._replayed_paths.get(partition, 0) + batch.num_rows
+        if self._replayed_paths[partition] >= REPLAYED_PATHS_MAX:
+            self._summarise(partition)
+
+    def _summarise(self, partition: int) -> None:
+        """Gives the synopsis what was replayed. Its entries then say "changed with the last of
+        these commits", which is no loss: after a start every receiver asks for all of them.
+        """
+        waiting = self._replayed.pop(partition, [])
+        self._replayed_paths.pop(partition, None)
+        if waiting:
+            self._synopsis(partition).add(pa.concat_batches(waiting), self._published[partition])
 
     def attach(self, partition: int, journal: PartitionJournal) -> None:
+        self._summarise(partition)
         self.journals[partition] = journal
         self._synopsis(partition)
 

@@ -14,6 +14,7 @@ from galileo.errors import GalileoError
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog, home_of
 from galileo.node.ingest import Ingest
+from galileo.node.merging import Merging, MergingOptions
 from galileo.node.peers import Peers
 from galileo.node.reading import Reading
 from galileo.node.scans import ClusterScans, LocalScans
@@ -27,10 +28,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """Limits of one node; see `config.LimitsSection`."""
+    """Limits of one node; see `config.LimitsSection`. `merging`: None for none."""
 
     batch_rows_max: int = 1_000_000
     commits_waiting_max: int = 1_024
+    merging: MergingOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class StorageNode:
         self.reading = Reading(
             name, topology, catalog=self.catalog, peers=peers, executor=self._executor
         )
+        self._merging = None if options.merging is None else Merging(self.catalog, options.merging)
 
     async def create_dataset(self, schema: Schema) -> None:
         """Creates a dataset at its home, which hands it to every other node.
@@ -141,6 +144,8 @@ class StorageNode:
         ]
 
     async def close(self) -> None:
+        if self._merging is not None:
+            await asyncio.to_thread(self._merging.stop)
         await self.catalog.close()
         self._executor.shutdown(wait=True)
         self.store.close()

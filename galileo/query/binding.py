@@ -106,6 +106,8 @@ class _Binder:
             return self._null(args[0], negated=negated)
         if op in places.FUNCTIONS:
             return places.related(op, args, schema=self._schema, negated=negated)
+        if op in places.DISTANCES:
+            return places.distant(op, args, schema=self._schema, negated=negated)
         if op in moments.FUNCTIONS:
             return self._in_time(moments.related(op, args, self._schema), negated=negated)
         raise unsupported(raw)
@@ -160,7 +162,7 @@ class _Binder:
                 f"got {len(pattern):,}"
             )
         if about.name == GEOHASH:
-            return places.prefixed(pattern, schema=self._schema, negated=negated)
+            return places.alike(pattern, schema=self._schema, negated=negated)
         if about.feature is None or about.feature.type != "text":
             raise UnsupportedQuery(f"LIKE needs geohash or a text feature, got {about.name!r}")
         _check_pattern(pattern)

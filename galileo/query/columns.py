@@ -16,8 +16,16 @@ import pyarrow as pa
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
+_POOLED_MIN = int(__import__("os").environ.get("PM", "16384"))
 NULL_CODE = -1
 """What stands for null among dictionary codes and booleans."""
+
+
+def taken(array: npt.NDArray[Any], rows: Any) -> npt.NDArray[Any]:
+    """The rows of an index array, a mask or a slice; faster than indexing with the first."""
+    by_index = isinstance(rows, np.ndarray) and rows.dtype != np.bool_
+    found: npt.NDArray[Any] = array.take(rows) if by_index else array[rows]
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,10 +47,12 @@ class FloatColumn:
 
     def take(self, rows: Any) -> FloatColumn:
         """The rows of an index array, a mask or a slice."""
-        return FloatColumn(self.values[rows])
+        return FloatColumn(taken(self.values, rows))
 
     def to_arrow(self) -> pa.Array:
-        return pa.array(self.values, from_pandas=True)
+        """Shares the memory where nothing is missing."""
+        missing = np.isnan(self.values)
+        return pa.array(self.values, mask=missing) if missing.any() else pa.array(self.values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,10 +72,12 @@ class IntColumn:
 
     def take(self, rows: Any) -> IntColumn:
         """The rows of an index array, a mask or a slice."""
-        return IntColumn(self.values[rows], self.valid[rows])
+        return IntColumn(taken(self.values, rows), taken(self.valid, rows))
 
     def to_arrow(self) -> pa.Array:
-        return pa.array(self.values, mask=~self.valid)
+        """Shares the memory where nothing is missing."""
+        complete = self.valid.all()
+        return pa.array(self.values) if complete else pa.array(self.values, mask=~self.valid)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +99,7 @@ class TextColumn:
 
     def take(self, rows: Any) -> TextColumn:
         """The rows of an index array, a mask or a slice; the dictionary is shared."""
-        return TextColumn(self.codes[rows], self.dictionary)
+        return TextColumn(taken(self.codes, rows), self.dictionary)
 
     def to_arrow(self) -> pa.Array:
         codes = pa.array(self.codes, mask=self.codes < 0)
@@ -114,7 +126,7 @@ class BoolColumn:
 
     def take(self, rows: Any) -> BoolColumn:
         """The rows of an index array, a mask or a slice."""
-        return BoolColumn(self.values[rows])
+        return BoolColumn(taken(self.values, rows))
 
     def to_arrow(self) -> pa.Array:
         return pa.array(self.values == 1, mask=self.values < 0)
@@ -143,8 +155,8 @@ class Columns:
 
     def take(self, rows: Any) -> Columns:
         """The rows of an index array, a mask or a slice."""
-        taken = {name: column.take(rows) for name, column in self.features.items()}
-        return Columns(self.cell[rows], self.bucket[rows], taken)
+        features = {name: column.take(rows) for name, column in self.features.items()}
+        return Columns(taken(self.cell, rows), taken(self.bucket, rows), features)
 
 
 def from_arrow(values: pa.Array | pa.ChunkedArray) -> FeatureColumn:

@@ -6,6 +6,7 @@ Numbers are compared as doubles. Texts are judged once per dictionary entry.
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,7 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.geo.ranges import Ranges
-from galileo.query.columns import Columns, FeatureColumn, Mask, NumberColumn, TextColumn
+from galileo.query.columns import (
+    Columns,
+    FeatureColumn,
+    FloatColumn,
+    IntColumn,
+    Mask,
+    NumberColumn,
+    TextColumn,
+)
 from galileo.query.tree import ALWAYS, Points, Span, negation
 from galileo.query.zones import FeatureZones, Zones
 
@@ -32,6 +41,9 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 OPPOSITE = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 MIRRORED = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
+
+_EXACT = 2.0**53
+"""Below it every whole number is a double of its own."""
 
 _TEXT_COMPARE: dict[str, Callable[..., Any]] = {
     "=": pc.equal,
@@ -124,9 +136,13 @@ class NumberIs(FeatureLeaf):
     value: float
 
     def match(self, column: FeatureColumn) -> Mask:
+        if isinstance(column, IntColumn) and abs(self.value) < _EXACT:
+            return _whole_compared(column, self.operator, self.value)
         numbers = cast(NumberColumn, column).numbers
-        found: Mask = COMPARE[self.operator](numbers, self.value) & column.valid
-        return found
+        found: Mask = COMPARE[self.operator](numbers, self.value)
+        # No number is NaN, smaller than it or greater; only "<>" needs to look for it.
+        needless = isinstance(column, FloatColumn) and self.operator != "<>"
+        return found if needless else found & column.valid
 
     def bounds(self, zones: FeatureZones) -> Mask:
         return _number_bounds(zones, self.operator, self.value)
@@ -282,6 +298,17 @@ def like_regex(pattern: str) -> str:
             for letter, wildcard in like_parts(pattern)
         )
     )
+
+
+def _whole_compared(column: IntColumn, sign: str, value: float) -> Mask:
+    """The same as on doubles, which round an integer beyond 2**53 to nowhere below that."""
+    whole = math.floor(value)
+    if whole != value:
+        if sign in ("=", "<>"):
+            return column.valid & (sign == "<>")
+        sign = "<=" if sign in ("<", "<=") else ">"
+    found: Mask = COMPARE[sign](column.values, np.int64(whole)) & column.valid
+    return found
 
 
 def _number_bounds(zones: FeatureZones, sign: str, value: float) -> Mask:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import shapely
 
-from galileo.errors import UnsupportedQuery
+from galileo.errors import InputError, UnsupportedQuery
 from galileo.geo import geohash, regions
+from galileo.geo.circles import HALFWAY_M, Circle
+from galileo.geo.patterns import ANY, Pattern
 from galileo.geo.regions import Region
 from galileo.model.schema import Schema
 from galileo.query.operands import GEOMETRY, is_property, shown, subject
-from galileo.query.spatial import InCells, InRegion
+from galileo.query.spatial import InCells, InPattern, InRegion, WithinDistance
 from galileo.query.tree import EVERYTHING, NOTHING, Node
 
 FUNCTIONS = ("s_intersects", "s_within", "s_disjoint")
+DISTANCES = ("dwithin", "s_dwithin")
+
+_DISTANCE_FORM = "DWITHIN(geometry, POINT(-105 40), 50000)"
 
 
 def related(function: str, args: list[Any], *, schema: Schema, negated: bool) -> Node:
@@ -43,6 +49,54 @@ def related(function: str, args: list[Any], *, schema: Schema, negated: bool) ->
     )
 
 
+def distant(function: str, args: list[Any], *, schema: Schema, negated: bool) -> Node:
+    """A great-circle distance of `geometry` from a literal point, at most so many metres.
+
+    Raises:
+        UnsupportedQuery: other operands, among them a geometry that is no point.
+        InputError: an invalid point.
+    """
+    if len(args) != 3:
+        raise UnsupportedQuery(
+            f"expected 3 arguments of {function.upper()}, the distance in metres and without a "
+            f"unit, got {len(args)}; write {_DISTANCE_FORM}"
+        )
+    left, right, distance = args
+    if not is_property(left) and is_property(right):
+        left, right = right, left
+    about = subject(left, schema)
+    if about.name != GEOMETRY:
+        raise UnsupportedQuery(
+            f"{function.upper()} expects the property geometry, got {about.name!r}"
+        )
+    longitude, latitude = _centre(right)
+    circle = Circle(latitude=latitude, longitude=longitude, radius_m=_metres(distance))
+    return WithinDistance(circle, schema.geohash_precision, negated)
+
+
+def _centre(raw: Any) -> tuple[float, float]:
+    """Longitude in [-180, 180] and latitude of a literal point."""
+    _region(raw)
+    kind = raw.get("type", "BBOX")
+    if kind != "Point":
+        raise UnsupportedQuery(
+            f"only the distance from a POINT is supported, got a {kind}; write {_DISTANCE_FORM}, "
+            "or S_INTERSECTS with a larger region"
+        )
+    longitude, latitude = (float(degrees) for degrees in raw["coordinates"][:2])
+    turns = 360.0 * ((longitude > 180) - (longitude < -180))
+    return longitude - turns + 0.0, latitude + 0.0
+
+
+def _metres(raw: Any) -> float:
+    if isinstance(raw, int | float) and not isinstance(raw, bool) and 0 <= raw < math.inf:
+        return float(min(raw, HALFWAY_M))
+    raise UnsupportedQuery(
+        f"expected a distance as a number of metres, at least 0, got {shown(raw)}; "
+        f"write {_DISTANCE_FORM}"
+    )
+
+
 def _region(raw: Any) -> tuple[Region, str]:
     """The region of a literal, and the JSON text that stands for it."""
     if isinstance(raw, dict) and isinstance(raw.get("bbox"), list):
@@ -63,23 +117,29 @@ def _region(raw: Any) -> tuple[Region, str]:
 _WKT = frozenset(kind.lower() for kind in regions.KINDS) | {"bbox"}
 
 
-def prefixed(pattern: str, *, schema: Schema, negated: bool) -> Node:
-    """`geohash LIKE pattern`; the pattern is a prefix and `%`, or a whole cell.
+def alike(pattern: str, *, schema: Schema, negated: bool) -> Node:
+    """`geohash LIKE pattern`: characters and `_` from the start, then `%`, or for a whole cell.
 
     Raises:
         UnsupportedQuery: another pattern.
         InputError: no geohash.
     """
     stem = pattern.rstrip("%")
-    if any(letter in "%_\\" for letter in stem):
+    if any(letter in "%\\" for letter in stem):
         raise UnsupportedQuery(
-            f"expected a pattern such as '9x%' in geohash LIKE, got {pattern!r}; "
-            "only a prefix can be searched"
+            f"expected a pattern such as '9x%' or '9x_b%' in geohash LIKE, got {pattern!r}; "
+            "% can stand at its end only"
         )
-    if stem == pattern:
+    if ANY not in stem and stem == pattern:
         return equal([pattern], schema=schema, negated=negated)
+    if stem == pattern:
+        _check_whole([pattern], schema)
+    _check_length(stem)
+    stem = stem.rstrip(ANY)
     if not stem:
         return NOTHING if negated else EVERYTHING
+    if ANY in stem:
+        return InPattern(Pattern(stem), schema.geohash_precision, negated)
     return _cells([stem], schema=schema, negated=negated)
 
 
@@ -90,6 +150,11 @@ def equal(texts: list[str], *, schema: Schema, negated: bool) -> Node:
         UnsupportedQuery: a text is shorter than the schema's cells.
         InputError: no geohash.
     """
+    _check_whole(texts, schema)
+    return _cells(texts, schema=schema, negated=negated)
+
+
+def _check_whole(texts: list[str], schema: Schema) -> None:
     short = [text for text in texts if len(text) < schema.geohash_precision]
     if short:
         raise UnsupportedQuery(
@@ -97,7 +162,14 @@ def equal(texts: list[str], *, schema: Schema, negated: bool) -> Node:
             f"of dataset {schema.name!r} have, got {short[0]!r}; "
             f"write geohash LIKE '{short[0]}%' for all cells in it"
         )
-    return _cells(texts, schema=schema, negated=negated)
+
+
+def _check_length(stem: str) -> None:
+    if len(stem) > geohash.PRECISION_MAX:
+        raise InputError(
+            f"expected at most {geohash.PRECISION_MAX} characters before % in geohash LIKE, "
+            f"got {len(stem)}"
+        )
 
 
 def _cells(texts: list[str], *, schema: Schema, negated: bool) -> Node:

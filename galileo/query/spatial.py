@@ -1,6 +1,6 @@
-"""Conditions on place: a region of the earth, or geohash prefixes.
+"""Conditions on place: a region of the earth, a distance from a point, or geohash prefixes.
 
-Both know their cover of the geohash curve, which decides for whole ranges of cells; only cells
+All know their cover of the geohash curve, which decides for whole ranges of cells; only cells
 that the cover left untested are compared with the shape.
 """
 
@@ -15,8 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from galileo.geo import cover, geohash, ranges
+from galileo.geo.circles import Circle
 from galileo.geo.cover import Cover, Place
 from galileo.geo.geohash import Cells
+from galileo.geo.patterns import Pattern
 from galileo.geo.ranges import Ranges
 from galileo.geo.regions import Region
 from galileo.query.columns import Columns, Mask
@@ -115,6 +117,37 @@ class InRegion(PlaceLeaf):
 
 
 @dataclass(frozen=True)
+class WithinDistance(PlaceLeaf):
+    """The observation lies within a great-circle distance of a point.
+
+    A path matches where its cell may hold such a place; negated, where the cell may hold one
+    that is farther away.
+    """
+
+    circle: Circle
+    precision: int
+    negated: bool = False
+
+    @cached_property
+    def cover(self) -> Cover:
+        return cover.of_circle(self.circle, self.precision)
+
+    def untested(self, cells: Cells) -> Mask:
+        boxes = geohash.bounds(cells, self.precision)
+        return ~self.circle.covers(boxes) if self.negated else self.circle.meets(boxes)
+
+    def points(self, points: Points) -> Mask:
+        found: Mask = self.circle.meets_points(points.latitude, points.longitude) != self.negated
+        return found
+
+    def json(self) -> Any:
+        centre = [self.circle.longitude, self.circle.latitude]
+        point = {"type": "Point", "coordinates": centre}
+        args = [{"property": "geometry"}, point, self.circle.radius_m]
+        return negation({"op": "dwithin", "args": args}, self.negated)
+
+
+@dataclass(frozen=True)
 class InCells(PlaceLeaf):
     """The observation lies in one of the cells named by geohash prefixes.
 
@@ -149,3 +182,34 @@ class InCells(PlaceLeaf):
         ]
         either = likes[0] if len(likes) == 1 else {"op": "or", "args": likes}
         return negation(either, self.negated)
+
+
+@dataclass(frozen=True)
+class InPattern(PlaceLeaf):
+    """The observation's geohash begins as a pattern with characters that may be any.
+
+    A pattern longer than `precision` is exact for observations; a path matches where its cell
+    begins as the pattern does, and negated always.
+    """
+
+    pattern: Pattern
+    precision: int
+    negated: bool = False
+
+    @cached_property
+    def cover(self) -> Cover:
+        return cover.of_pattern(self.pattern, self.precision)
+
+    def untested(self, cells: Cells) -> Mask:
+        if self.negated:
+            return ~self.pattern.covers(cells, self.precision)
+        return self.pattern.meets(cells, self.precision)
+
+    def points(self, points: Points) -> Mask:
+        found = self.pattern.meets_points(points.latitude, points.longitude)
+        verdict: Mask = found != self.negated
+        return verdict
+
+    def json(self) -> Any:
+        like = {"op": "like", "args": [{"property": "geohash"}, f"{self.pattern.text}%"]}
+        return negation(like, self.negated)

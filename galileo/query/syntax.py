@@ -29,6 +29,8 @@ _TOKENS = re.compile(
 _PLACE = re.compile(r"-->\s*(\d+):(\d+)")
 _EXPECTED = re.compile(r"= expected (.*)", re.DOTALL)
 
+_EMPTY_POINT = re.compile(r"""(?:'[^']*'|"[^"]*"|[^'"])*?\b(POINT\s+(?:ZM?|M)?\s*EMPTY)""", re.I)
+
 _VALUE = {"GEOMETRY", "Identifier", "Negative", "UnaryNot", "True", "False", "Null", "DECIMAL"}
 _VALUE |= {"Double", "SingleQuotedString", "ExpressionInParentheses", "Array"}
 _ARITHMETIC = {"Add", "Subtract", "Multiply", "Divide", "Modulo", "Power"}
@@ -86,11 +88,18 @@ def find_name(source: str, name: str) -> int | None:
 def _read_text(source: str) -> Any:
     _check_nesting(source)
     try:
-        return cql2.parse_text(source).to_json()
+        parsed = cql2.parse_text(source)
     except cql2.ParseError as error:
         position, expected = _offset(source, str(error)), _in_words(str(error))
         where = place(source, position)
         refuse(source, position, f"expected {expected} at {where} of the query")
+    try:
+        return parsed.to_json()
+    except Exception:  # the package raises no narrower class; GeoJSON has no form for POINT EMPTY
+        found = _EMPTY_POINT.match(source)
+        position = found.start(1) if found else 0
+        where = place(source, position)
+        refuse(source, position, f"expected a geometry with coordinates at {where} of the query")
 
 
 def _read_json(source: str) -> Any:

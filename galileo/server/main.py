@@ -17,10 +17,11 @@ from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
 from galileo.ccq.options import ContinuousOptions
 from galileo.clock import Clock, SystemClock
-from galileo.config import Config
+from galileo.config import Config, StorageSection
 from galileo.cursor import Cursor
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.errors import ConfigError
+from galileo.node.merging import MergingOptions
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.continuous import ContinuousServicer
@@ -33,6 +34,7 @@ from galileo.server.evaluation import Evaluation
 from galileo.server.mail import MailRoom
 from galileo.server.usage import Usage
 from galileo.server.work import ContinuousWork
+from galileo.storage.merging import MergeOptions
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 from galileo.wire.channel import server_options
@@ -87,6 +89,7 @@ class NodeProcess:
             options=NodeOptions(
                 batch_rows_max=config.limits.batch_rows_max,
                 commits_waiting_max=config.limits.commits_waiting_max,
+                merging=_merging(config.storage),
             ),
         )
         self.machine = self._make_machine()
@@ -212,6 +215,15 @@ class NodeProcess:
     def _tell_sequences(self, datasets: Iterable[str]) -> None:
         for dataset in datasets:
             self.driver.feed(ccq.SequencesSeen(dataset, self.node.view.sequences(dataset)))
+
+
+def _merging(storage: StorageSection) -> MergingOptions | None:
+    if not storage.merge:
+        return None
+    return MergingOptions(
+        MergeOptions(bytes_min=storage.merge_bytes_min, bytes_max=storage.merge_bytes_max),
+        bytes_per_s=storage.merge_bytes_per_s,
+    )
 
 
 def serve(config: Config, *, parent: int = 0) -> None:

@@ -34,6 +34,12 @@ class Disk(Protocol):
 
     def truncate(self, descriptor: int, length: int) -> None: ...
 
+    def rename(self, path: Path, name: Path) -> None:
+        """Gives a file another name in its directory; one of that name is replaced."""
+        ...
+
+    def unlink(self, path: Path) -> None: ...
+
     def sync_directory(self, directory: Path) -> None:
         """Makes the names in a directory durable."""
         ...
@@ -53,6 +59,12 @@ class RealDisk:
 
     def truncate(self, descriptor: int, length: int) -> None:
         os.ftruncate(descriptor, length)
+
+    def rename(self, path: Path, name: Path) -> None:
+        path.replace(name)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
 
     def sync_directory(self, directory: Path) -> None:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -93,9 +93,8 @@ def padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def checksum(buffers: Iterable[Buffer]) -> int:
-    """CRC-32C of buffers as if they were joined."""
-    crc = 0
+def checksum(buffers: Iterable[Buffer], crc: int = 0) -> int:
+    """CRC-32C of buffers as if they were joined, and joined to what `crc` is of."""
     for buffer in buffers:
         crc = google_crc32c.extend(crc, buffer)
     return crc

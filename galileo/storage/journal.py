@@ -9,44 +9,55 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.errors import (
     BatchConflict,
+    DataDamaged,
     GalileoError,
     InputError,
-    InvalidObservations,
-    MessageTooLarge,
     PartitionStopped,
 )
 from galileo.model.schema import Schema
 from galileo.model.times import MICROS
+from galileo.storage.batches import one_batch
+from galileo.storage.blocks import Index
 from galileo.storage.disk import make_directory
 from galileo.storage.frame import (
     BATCH_MAX,
     Buffer,
     FrameHeader,
-    decode_body,
     encode_body,
     encode_header,
     producer_name,
 )
+from galileo.storage.merged import (
+    BlockCache,
+    MergedSegment,
+    load_index,
+    merged_paths,
+    unfinished_paths,
+)
+from galileo.storage.merging import (
+    Merge,
+    MergeOptions,
+    Pace,
+    delete_merged_sources,
+    due,
+    write_merged,
+)
 from galileo.storage.producers import ProducerIndex
 from galileo.storage.recovery import SegmentScan, scan
+from galileo.storage.row_ranges import RowRanges, take_rows
 from galileo.storage.segment import Segment, SegmentMaps, damaged, segment_paths
 from galileo.storage.writer import JournalOptions, SegmentWriter
 
 _log = logging.getLogger(__name__)
 
-COMMIT_BYTES_MAX = 1 << 30
-"""Arrow bytes of the observations of one commit."""
-
-RowRanges: TypeAlias = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]
-"""First rows and row counts, as the columns `row` and `rows` of labels have them."""
+T = TypeVar("T")
 
 Replay: TypeAlias = Callable[[int, pa.RecordBatch], None]
 
@@ -120,14 +131,18 @@ class PartitionJournal:
         self.torn_bytes = 0
         self._directory = directory
         self._partition = partition
+        self._schema = schema
         self._observation_schema = schema.observation_schema
         self._path_schema = schema.path_schema
         self._wall = wall
+        self._disk = options.disk
         self._producers = ProducerIndex()
-        self._segments: list[Segment] = []
+        self._segments: list[Segment | MergedSegment] = []
         self._maps = SegmentMaps()
+        self._blocks = BlockCache()
         self._writer = SegmentWriter(directory, options)
         self._writing = threading.Lock()
+        self._merging = threading.Lock()
 
     @classmethod
     def open(
@@ -142,7 +157,8 @@ class PartitionJournal:
     ) -> PartitionJournal:
         """Recovers a partition, or starts an empty one where there is no directory.
 
-        Cost: reads the headers and paths of all segments, and the whole last segment.
+        Cost: reads index and paths of merged segments, headers and paths of all others, and the
+        whole last segment.
 
         Args:
             directory: of this partition alone.
@@ -220,31 +236,107 @@ class PartitionJournal:
             DataDamaged: the stored bytes fail their checksum.
             InputError: there is no such commit, or no such row in it.
         """
-        buffer = self._segment_of(sequence).observations(sequence, self._maps)
-        table = pa.Table.from_batches([decode_body(buffer, self._observation_schema)])
-        return table if ranges is None else _rows(table, ranges)
+        batch = self._from_segment(sequence, lambda segment: segment.observations(sequence))
+        table = pa.Table.from_batches([batch])
+        return table if ranges is None else take_rows(table, ranges)
 
     def paths(self, sequence: int) -> pa.RecordBatch:
         """The paths of one commit; errors as `read`."""
-        buffer = self._segment_of(sequence).paths(sequence, self._maps)
-        return decode_body(buffer, self._path_schema)
+        return self._from_segment(sequence, lambda segment: segment.paths(sequence))
 
     def header(self, sequence: int) -> FrameHeader:
         """What the frame of one commit says about itself; errors as `read`."""
-        return self._segment_of(sequence).header(sequence, self._maps)
+        return self._from_segment(sequence, lambda segment: segment.header(sequence))
+
+    def merge(self, options: MergeOptions, pace: Pace) -> bool:
+        """Merges the oldest sealed segments into one, where there are enough of them.
+
+        Beside reads and writes; sequences, rows and what recovery replays stay as they are.
+
+        Args:
+            options: when it is worth while.
+            pace: bounds the rate, and can end it.
+
+        Returns:
+            Whether anything was merged.
+
+        Raises:
+            DataDamaged: of a segment; it stays as it is.
+            OSError: the disk refuses; nothing has changed.
+        """
+        with self._merging:
+            sources = due(self._sealed(), options)
+            if not sources or self.stopped:
+                return False
+            merge = Merge(
+                *(self._directory, self._partition, self._schema), sources, options.block_bytes
+            )
+            path = write_merged(merge, disk=self._disk, pace=pace)
+            if path is None:
+                return False
+            self._replace(sources, self._merged(load_index(path), path))
+            delete_merged_sources([source.path for source in sources], disk=self._disk)
+            return True
 
     def close(self) -> None:
         """Ends writing and drops the memory maps; tables that were read stay valid."""
         with self._writing:
             self._writer.close()
             self._maps.clear()
+            self._blocks.clear()
+
+    # --- merging -----------------------------------------------------------------------------
+
+    def _sealed(self) -> list[Segment]:
+        """Segments that will not change any more, oldest first."""
+        with self._writing:
+            plain = [segment for segment in self._segments if isinstance(segment, Segment)]
+            return [segment for segment in plain if segment.path != self._writer.path]
+
+    def _replace(self, sources: Sequence[Segment], merged: MergedSegment) -> None:
+        """From here on readers find the commits in the merged segment."""
+        with self._writing:
+            start = self._segments.index(sources[0])
+            stop = start + len(sources)
+            self._segments = [*self._segments[:start], merged, *self._segments[stop:]]
+        for source in sources:
+            self._maps.forget(source.path)
+
+    def _merged(self, index: Index, path: Path) -> MergedSegment:
+        return MergedSegment(path, index, schema=self._schema, cache=self._blocks)
 
     # --- recovery ----------------------------------------------------------------------------
 
     def _recover(self, replay: Replay) -> None:
-        paths = segment_paths(self._directory)
-        if not paths:
-            return
+        for path in unfinished_paths(self._directory):
+            self._disk.unlink(path)
+        for path in merged_paths(self._directory):
+            self._recover_merged(path, replay)
+        plain = segment_paths(self._directory)
+        paths = [path for path in plain if int(path.stem) > self.last_sequence]
+        replaced = plain[: len(plain) - len(paths)]
+        if replaced and not paths:
+            reason = "the segment behind it, which was being written, is missing"
+            raise damaged(replaced[-1], 0, reason=reason)
+        if paths:
+            self._check_first(paths[0], int(paths[0].stem), self.last_sequence + 1)
+        delete_merged_sources(replaced, disk=self._disk)
+        if paths:
+            self._recover_segments(paths, replay)
+
+    def _recover_merged(self, path: Path, replay: Replay) -> None:
+        index = load_index(path)
+        merged, first = self._merged(index, path), self.last_sequence + 1
+        self._check_first(path, index.first_sequence, first)
+        if index.partition != self._partition:
+            reason = f"expected partition {self._partition}, got {index.partition}"
+            raise damaged(path, 0, reason=reason)
+        for sequence, paths in merged.replayed():
+            replay(sequence, paths)
+        self._segments.append(merged)
+        self._note_merged(index)
+
+    def _recover_segments(self, paths: list[Path], replay: Replay) -> None:
         self._writer.settle(paths[-1])
         for path in paths:
             self._recover_segment(path, replay, last=path == paths[-1])
@@ -257,19 +349,41 @@ class PartitionJournal:
 
     def _recover_segment(self, path: Path, replay: Replay, *, last: bool) -> None:
         first = self.last_sequence + 1
-        if int(path.stem) != first:
-            reason = f"expected the segment of sequence {first} next; one is missing or misplaced"
-            raise damaged(path, 0, reason=reason)
+        self._check_first(path, int(path.stem), first)
         plan = SegmentScan(path, self._partition, first, self._path_schema, last)
         for frame in scan(plan):
             self._note(frame.header, path, verified=last)
             replay(frame.header.sequence, frame.paths)
 
+    def _check_first(self, path: Path, found: int, expected: int) -> None:
+        if found != expected or int(path.stem) != expected:
+            reason = (
+                f"expected the segment of sequence {expected} next; one is missing or misplaced"
+            )
+            raise damaged(path, 0, reason=reason)
+
+    def _note_merged(self, index: Index) -> None:
+        """Takes the commits of a merged segment into the indices, all at once."""
+        sequences = np.arange(index.commits.num_rows) + index.first_sequence
+        producers = index.commits.column("producer")
+        codes, batches = producers.indices.to_numpy(), index.commits.column("batch").to_numpy()
+        for code, producer in enumerate(producers.dictionary.to_pylist()):
+            mine = codes == code
+            self._producers.add_many(producer, batches[mine], sequences=sequences[mine])
+        self.rows_total += int(index.numbers("rows").sum())
+        self.paths_total += int(index.numbers("paths").sum())
+        self.last_sequence = index.first_sequence + index.commits.num_rows - 1
+
     def _note(self, header: FrameHeader, path: Path, *, verified: bool) -> None:
         """Takes a durable frame into the index; readers see it when its sequence is set."""
         if not self._segments or self._segments[-1].path != path:
-            self._segments.append(Segment(path, first_sequence=header.sequence))
-        self._segments[-1].add(header, verified=verified)
+            first = header.sequence
+            self._segments.append(
+                Segment(path, first_sequence=first, schema=self._schema, maps=self._maps)
+            )
+        newest = self._segments[-1]
+        assert isinstance(newest, Segment), "merged segments are not written to"
+        newest.add(header, verified=verified)
         self._producers.add(header.producer, header.batch, sequence=header.sequence)
         self.rows_total += header.rows
         self.paths_total += header.paths
@@ -302,8 +416,8 @@ class PartitionJournal:
         return group.batches.get((producer, commit.batch))
 
     def _encode(self, commit: Commit, group: _Group) -> FrameHeader:
-        observations = _checked(commit.observations, self._observation_schema, "observations")
-        paths = _checked(commit.paths, self._path_schema, "paths")
+        observations = one_batch(commit.observations, self._observation_schema, "observations")
+        paths = one_batch(commit.paths, self._path_schema, "paths")
         observations_body, paths_body = encode_body(observations), encode_body(paths)
         header = FrameHeader(
             partition=self._partition,
@@ -330,7 +444,18 @@ class PartitionJournal:
 
     # --- reading -----------------------------------------------------------------------------
 
-    def _segment_of(self, sequence: int) -> Segment:
+    def _from_segment(self, sequence: int, read: Callable[[Segment | MergedSegment], T]) -> T:
+        """Reads again where the segment was merged meanwhile and its file is gone."""
+        segment = self._segment_of(sequence)
+        try:
+            return read(segment)
+        except DataDamaged:
+            newer = self._segment_of(sequence)
+            if newer is segment:
+                raise
+            return read(newer)
+
+    def _segment_of(self, sequence: int) -> Segment | MergedSegment:
         if not 1 <= sequence <= self.last_sequence:
             raise InputError(
                 f"expected a commit sequence from 1 to {self.last_sequence}, got {sequence}",
@@ -354,47 +479,3 @@ def _first_result(commit: Commit, known: FrameHeader, stored: pa.Table) -> Commi
 
 def _is_new(result: Committed | GalileoError, group: _Group) -> bool:
     return isinstance(result, Committed) and result.sequence >= group.first
-
-
-def _checked(data: Any, schema: pa.Schema, what: str) -> pa.RecordBatch:
-    """One record batch of the dataset's schema, with at least one row."""
-    if not data.schema.equals(schema):
-        raise InvalidObservations(
-            f"expected {what} with the columns {', '.join(map(str, schema))}; "
-            f"got {', '.join(map(str, data.schema))}"
-        )
-    if data.num_rows == 0:
-        raise InvalidObservations(f"expected {what} of at least one row, got none")
-    if data.nbytes > COMMIT_BYTES_MAX:
-        raise MessageTooLarge(
-            f"expected {what} of at most {COMMIT_BYTES_MAX} bytes, got {data.nbytes}; "
-            "send smaller batches"
-        )
-    return data.combine_chunks().to_batches()[0] if isinstance(data, pa.Table) else data
-
-
-def _rows(table: pa.Table, ranges: RowRanges) -> pa.Table:
-    starts, counts = (np.asarray(numbers, dtype=np.int64) for numbers in ranges)
-    outside = (starts < 0) | (counts < 0) | (starts + counts > table.num_rows)
-    if starts.shape != counts.shape or outside.any():
-        raise InputError(
-            f"expected first rows and row counts, one for one, within {table.num_rows} rows, "
-            f"got {starts.tolist()[:5]} … and {counts.tolist()[:5]} …"
-        )
-    starts, counts = _joined(starts, counts)
-    if len(starts) == 1:
-        return table.slice(int(starts[0]), int(counts[0]))
-    shifts = starts - np.append(0, np.cumsum(counts)[:-1])[: len(starts)]
-    return table.take(pa.array(np.repeat(shifts, counts) + np.arange(counts.sum())))
-
-
-def _joined(
-    starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The same rows in as few ranges as possible: adjacent ones become one."""
-    if len(starts) == 0:
-        return starts, counts
-    ends = starts + counts
-    first = np.flatnonzero(np.append(True, starts[1:] != ends[:-1]))
-    last = np.append(first[1:] - 1, len(starts) - 1)
-    return starts[first], ends[last] - starts[first]

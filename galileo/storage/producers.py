@@ -5,6 +5,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers: TypeAlias = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(slots=True)
@@ -31,6 +37,20 @@ class ProducerIndex:
         place = bisect_left(batches.numbers, batch)
         batches.numbers.insert(place, batch)
         batches.sequences.insert(place, sequence)
+
+    def add_many(self, producer: str, batches: Numbers, *, sequences: Numbers) -> None:
+        """Adds batches of one producer; `batches` and `sequences` have one entry each."""
+        if len(batches) == 0:
+            return
+        order = np.argsort(batches, kind="stable")
+        numbers, places = batches[order].astype(np.uint64), sequences[order].astype(np.uint64)
+        known = self._producers.setdefault(producer, _Batches())
+        if known.numbers and known.numbers[-1] > int(numbers[0]):
+            for batch, sequence in zip(numbers.tolist(), places.tolist(), strict=True):
+                self.add(producer, batch, sequence=sequence)
+        else:
+            known.numbers.frombytes(numbers.tobytes())
+            known.sequences.frombytes(places.tobytes())
 
     def sequence_of(self, producer: str, batch: int) -> int | None:
         batches = self._producers.get(producer)

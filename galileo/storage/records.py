@@ -72,13 +72,16 @@ class RecordDirectory:
         Raises:
             DataDamaged: the file fails its checksum.
         """
-        path = self._path(name)
-        return _decode(path, path.read_bytes()) if path.exists() else None
+        return load_record(self._path(name))
 
     def load_all(self) -> dict[str, bytes]:
         """All records by name, in the order of names; errors as `load`."""
-        paths = sorted(self._directory.glob(f"*{SUFFIX}")) if self._directory.exists() else []
-        return {path.name.removesuffix(SUFFIX): _decode(path, path.read_bytes()) for path in paths}
+        loaded = {path: load_record(path) for path in record_paths(self._directory)}
+        return {
+            path.name.removesuffix(SUFFIX): data
+            for path, data in loaded.items()
+            if data is not None
+        }
 
     def delete(self, name: str) -> None:
         """Deletes a record; nothing happens where there is none.
@@ -114,6 +117,20 @@ class RecordDirectory:
         finally:
             os.close(descriptor)
         self._disk.sync_directory(self._directory)
+
+
+def record_paths(directory: Path) -> list[Path]:
+    """The files of the records in a directory, in the order of names."""
+    return sorted(directory.glob(f"*{SUFFIX}")) if directory.exists() else []
+
+
+def load_record(path: Path) -> bytes | None:
+    """The data in a record's file, None where there is no such file; errors as `load`."""
+    try:
+        stored = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return _decode(path, stored)
 
 
 def _decode(path: Path, stored: bytes) -> bytes:

@@ -88,7 +88,8 @@ def scan(plan: SegmentScan) -> Iterator[ScannedFrame]:
         while offset < size:
             found = _frame(descriptor, offset, plan=plan, sequence=sequence)
             if isinstance(found, _Flaw):
-                if plan.last and _is_torn(descriptor, offset, flaw=found, sequence=sequence):
+                torn = plan.last and found.can_be_torn
+                if torn and is_torn(descriptor, offset, header=found.header, sequence=sequence):
                     return
                 raise damaged(plan.path, offset, reason=found.reason)
             yield found
@@ -143,12 +144,17 @@ def _check_observations(descriptor: int, start: int, *, header: FrameHeader) -> 
         raise DataDamaged("the checksum of the observations is wrong")
 
 
-def _is_torn(descriptor: int, offset: int, *, flaw: _Flaw, sequence: int) -> bool:
-    """Whether what stands at `offset` is the torn tail of the last group commit."""
-    if not flaw.can_be_torn:
-        return False
+def is_torn(descriptor: int, offset: int, *, header: FrameHeader | None, sequence: int) -> bool:
+    """Whether what fails its checks at `offset` is the torn tail of the last group commit.
+
+    Args:
+        descriptor: of the partition's last segment.
+        offset: where the frame of `sequence` should be.
+        header: of that frame, if it is whole and the one that belongs there.
+        sequence: of that frame.
+    """
     with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
-        behind = offset + (flaw.header.frame_bytes if flaw.header else ALIGNMENT)
+        behind = offset + (header.frame_bytes if header else ALIGNMENT)
         later = list(_headers_behind(data, behind, sequence=sequence))
         if not later:
             return True

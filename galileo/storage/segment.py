@@ -12,8 +12,15 @@ from pathlib import Path
 import pyarrow as pa
 
 from galileo.errors import DataDamaged
+from galileo.model.schema import Schema
 from galileo.storage.disk import read_at
-from galileo.storage.frame import HEADER_BYTES_MAX, FrameHeader, checksum, decode_header
+from galileo.storage.frame import (
+    HEADER_BYTES_MAX,
+    FrameHeader,
+    checksum,
+    decode_body,
+    decode_header,
+)
 
 SUFFIX = ".segment"
 MAPPED_SEGMENTS_MAX = 32
@@ -47,12 +54,16 @@ class Segment:
     One thread adds; any number of threads read what was added before.
     """
 
-    __slots__ = ("_offsets", "_verified", "first_sequence", "length", "path")
+    __slots__ = ("_maps", "_offsets", "_schema", "_verified", "first_sequence", "length", "path")
 
-    def __init__(self, path: Path, *, first_sequence: int) -> None:
+    def __init__(
+        self, path: Path, *, first_sequence: int, schema: Schema, maps: SegmentMaps
+    ) -> None:
         self.path = path
         self.first_sequence = first_sequence
         self.length = 0
+        self._schema = schema
+        self._maps = maps
         self._offsets = array("Q")
         self._verified = bytearray()
 
@@ -71,14 +82,14 @@ class Segment:
         self._offsets.append(self.length)
         self.length += header.frame_bytes
 
-    def header(self, sequence: int, maps: SegmentMaps) -> FrameHeader:
+    def header(self, sequence: int) -> FrameHeader:
         """Raises:
         DataDamaged: the header on disk is not the one that was written.
         """
         offset = self._offset(sequence)
         size = min(HEADER_BYTES_MAX, self.length - offset)
         try:
-            header = decode_header(self._view(maps, offset, size).to_pybytes())
+            header = decode_header(self._view(offset, size).to_pybytes())
         except DataDamaged as error:
             raise damaged(self.path, offset, reason=error.message) from error
         if header.sequence != sequence or offset + header.frame_bytes > self.length:
@@ -86,27 +97,28 @@ class Segment:
             raise damaged(self.path, offset, reason=reason)
         return header
 
-    def paths(self, sequence: int, maps: SegmentMaps) -> pa.Buffer:
-        """The encoded paths of a commit, checked each time."""
-        header = self.header(sequence, maps)
+    def paths(self, sequence: int) -> pa.RecordBatch:
+        """The paths of a commit, checked each time."""
+        header = self.header(sequence)
         start = self._offset(sequence) + header.paths_offset
-        view = self._view(maps, start, header.paths_bytes)
+        view = self._view(start, header.paths_bytes)
         if checksum([view]) != header.paths_crc:
             raise damaged(self.path, start, reason="the checksum of the paths is wrong")
-        return view
+        return decode_body(view, self._schema.path_schema)
 
-    def observations(self, sequence: int, maps: SegmentMaps) -> pa.Buffer:
-        """The encoded observations of a commit, in the file's memory map.
+    def observations(self, sequence: int) -> pa.RecordBatch:
+        """The observations of a commit, in the file's memory map.
 
         Raises:
             DataDamaged: at the first read of this frame, if its checksum is wrong.
         """
-        header = self.header(sequence, maps)
+        header = self.header(sequence)
         start = self._offset(sequence) + header.observations_offset
         if not self._verified[sequence - self.first_sequence]:
             self._verify(header, start)
             self._verified[sequence - self.first_sequence] = True
-        return self._view(maps, start, header.observations_bytes)
+        view = self._view(start, header.observations_bytes)
+        return decode_body(view, self._schema.observation_schema)
 
     def _verify(self, header: FrameHeader, start: int) -> None:
         """Reads through the file, not the map: a bad sector is an error here, there SIGBUS."""
@@ -118,8 +130,8 @@ class Segment:
         if checksum([data]) != header.observations_crc:
             raise damaged(self.path, start, reason="the checksum of the observations is wrong")
 
-    def _view(self, maps: SegmentMaps, start: int, size: int) -> pa.Buffer:
-        return maps.view(self, until=start + size).slice(start, size)
+    def _view(self, start: int, size: int) -> pa.Buffer:
+        return self._maps.view(self, until=start + size).slice(start, size)
 
     def _offset(self, sequence: int) -> int:
         return self._offsets[sequence - self.first_sequence]
@@ -148,6 +160,11 @@ class SegmentMaps:
             while len(self._maps) > MAPPED_SEGMENTS_MAX:
                 self._maps.popitem(last=False)
             return view
+
+    def forget(self, path: Path) -> None:
+        """Drops the map of a file that is deleted."""
+        with self._lock:
+            self._maps.pop(path, None)
 
     def clear(self) -> None:
         with self._lock:

@@ -45,7 +45,7 @@ def test_the_commands_are_these() -> None:
     assert [path.removeprefix("galileo ") for path in LEAVES] == [
         *("ccq cancel", "ccq fetch", "ccq list", "ccq submit", "ccq watch"),
         *("create", "evaluator", "ingest", "query", "read", "serve"),
-        *("sparql", "status", "topology", "up"),
+        *("sparql", "status", "topology", "up", "verify"),
     ]
 
 

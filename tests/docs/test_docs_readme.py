@@ -116,7 +116,10 @@ def make_files(command: click.Command, arguments: list[str], context: click.Cont
         if isinstance(parameter.type, click.Path) and parameter.type.exists:
             value = given[parameter.name]
             for file in [value] if isinstance(value, str) else value:
-                Path(file).touch()
+                if parameter.type.file_okay:
+                    Path(file).touch()
+                else:
+                    Path(file).mkdir(parents=True, exist_ok=True)
 
 
 @pytest.mark.parametrize("name", PAGES)

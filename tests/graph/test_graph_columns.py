@@ -22,7 +22,7 @@ def test_arrow_and_back(world, seed, size):
     batch, texts = world.batch(seed, size), Texts()
     commits = Commits(np.array([7], dtype=np.int32), np.array([12], dtype=np.int64))
     paths = _paths(world, batch, texts=texts)
-    labels = to_labels(world.schema, paths, commits=commits, texts=texts)
+    labels = to_labels(world.schema.label_schema, paths, commits=commits, texts=texts)
     place = {"partition": 7, "sequence": 12}
     assert labels.schema == world.schema.label_schema
     assert labels.to_pylist() == [row | place for row in batch.to_pylist()]

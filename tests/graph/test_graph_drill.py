@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from galileo.errors import InputError
@@ -28,11 +28,33 @@ def _graph(world, store, sizes, *, seed):
     return graph
 
 
-@given(sizes=SIZES, seed=st.integers(0, 2**32), depth=st.integers(0, 6), pick=st.integers(0, 10**6))
-def test_children_are_those_of_the_tree(world, dumb_store, sizes, seed, depth, pick):
+LEVELS = ("geohash", "datetime", "temperature", "humidity", "gusts", "station", "raining")
+ORDERS = st.none() | st.lists(st.sampled_from(LEVELS), min_size=1, unique=True)
+
+
+@given(
+    sizes=SIZES,
+    seed=st.integers(0, 2**32),
+    depth=st.integers(0, 6),
+    pick=st.integers(0, 10**6),
+    order=ORDERS,
+    dropped=st.integers(0, 3),
+)
+@settings(max_examples=200)
+def test_children_are_those_of_the_tree(
+    world, dumb_store, sizes, seed, depth, pick, order, dropped
+):
+    """Of the tree with its levels in any order, and without the commits that were dropped."""
     store = dumb_store(world.schema)
     graph = _graph(world, store, sizes, seed=seed)
-    rows = [(_levels(world, row), row["rows"]) for row in store.rows()]
+    graph.drop_before(0, dropped + 1)
+    at = [LEVELS.index(level) for level in order or LEVELS]
+    depth = min(depth, len(at) - 1)
+    rows = [
+        (tuple(_levels(world, row)[level] for level in at), row["rows"])
+        for row in store.rows()
+        if row["sequence"] > dropped
+    ]
     prefix = rows[pick % len(rows)][0][:depth] if rows else ()
     below = [(levels, count) for levels, count in rows if levels[: len(prefix)] == prefix]
     paths = Counter(levels[len(prefix)] for levels, _ in below)
@@ -40,7 +62,7 @@ def test_children_are_those_of_the_tree(world, dumb_store, sizes, seed, depth, p
     for levels, count in below:
         observations[levels[len(prefix)]] += count
 
-    table = graph.children(prefix).to_pydict()
+    table = graph.children(prefix, order=order).to_pydict()
     values = table["value"]
     assert dict(zip(values, table["paths"], strict=True)) == paths
     assert dict(zip(values, table["observations"], strict=True)) == observations
@@ -70,3 +92,17 @@ def test_a_vertex_that_does_not_exist_has_no_children(world, dumb_store):
 def test_what_is_no_vertex_is_refused(world, prefix, message):
     with pytest.raises(InputError, match=message):
         MetadataGraph(world.schema).children(prefix)
+
+
+def test_another_order_of_levels_is_another_way_to_the_same_paths(world, dumb_store):
+    graph = _graph(world, dumb_store(world.schema), [60, 60], seed=1)
+    for row in graph.children(order=["gusts", "geohash"]).to_pylist():
+        below = graph.children([row["value"]], order=["gusts", "geohash"])
+        assert sum(below.column("paths").to_pylist()) == row["paths"]
+        assert sum(below.column("observations").to_pylist()) == row["observations"]
+
+
+@pytest.mark.parametrize("order", [[], ["gusts", "gusts"], ["gust"], ["note"], ["geometry"]])
+def test_what_is_no_order_of_levels_is_refused(world, order):
+    with pytest.raises(InputError, match="expected levels of dataset 'obs', each once"):
+        MetadataGraph(world.schema).children(order=order)

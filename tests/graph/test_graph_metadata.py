@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.graph import metadata
 from galileo.graph.metadata import RUNS_MAX, MetadataGraph
+from galileo.graph.scan import Task
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.query.query import parse
@@ -152,9 +152,9 @@ def test_old_runs_are_not_looked_at_for_a_delta(world, monkeypatch):
     for sequence in range(1, 31):
         graph.insert(world.batch(sequence, 100), partition=sequence % 2, sequence=sequence)
     looked_at = []
-    plain = metadata.matches
+    plain = Task.of
     monkeypatch.setattr(
-        metadata, "matches", lambda run, *a, **k: looked_at.append(len(run)) or plain(run, *a, **k)
+        Task, "of", lambda run, *a, **k: looked_at.append(len(run)) or plain(run, *a, **k)
     )
     query = parse("gusts >= 0", world.schema)
     graph.scan(query, after=Cursor({0: 28, 1: 27}))

@@ -53,7 +53,7 @@ def test_a_merged_run_holds_its_members(world, groups):
     texts = Texts()
     views = [_head(world, g, seed=10 * n, texts=texts).view() for n, g in enumerate(groups)]
     runs = [seal(view.paths, view.commits) for view in views]
-    merged = merge(world.schema, runs)
+    merged = merge(runs)
     assert sorted(_identities(merged)) == sorted(i for run in runs for i in _identities(run))
     assert (np.diff(merged.paths.columns.cell.astype(np.int64)) >= 0).all()
 

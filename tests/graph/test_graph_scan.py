@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from galileo.cursor import Cursor
 from galileo.graph.columns import Commits, Paths, Texts, columns_of, paths_of
 from galileo.graph.runs import Run, seal
-from galileo.graph.scan import Coverage, Search, Window, _Stretches, delta, matches
+from galileo.graph.scan import Coverage, Search, Task, Window, delta
+from galileo.graph.sieve import Matching
+from galileo.graph.stretches import Stretches, size_of
 from galileo.query.query import parse
 
 CURSORS = st.builds(
@@ -80,9 +82,9 @@ def test_a_delta_holds_the_paths_of_its_commits(world, query_texts, places, wind
         assert gathered is None
         return
     assert len(gathered) == 5 * held.sum()
-    search = Search.of(parse(query_texts[text], world.schema))
-    direct = run.paths.take(matches(run, search, commits=held, texts=texts))
-    shared = gathered.paths.take(matches(gathered, search, commits=None, texts=texts))
+    search = Search.of(parse(query_texts[text], world.schema), texts)
+    direct = run.paths.take(Task.of(run, search, commits=held).matches())
+    shared = gathered.paths.take(Task.of(gathered, search, commits=None).matches())
     where = sorted(zip(run.commits.sequence[direct.commit], direct.row, strict=True))
     assert where == sorted(zip(gathered.commits.sequence[shared.commit], shared.row, strict=True))
 
@@ -95,7 +97,7 @@ def _stretches(pieces):
         at += gap + length
         stop.append(at)
     rows = {row for a, b in zip(start, stop, strict=True) for row in range(a, b)}
-    return _Stretches(np.array(start, dtype=np.intp), np.array(stop, dtype=np.intp)), rows
+    return Stretches(np.array(start, dtype=np.intp), np.array(stop, dtype=np.intp)), rows
 
 
 @given(STRETCHES, STRETCHES)
@@ -121,15 +123,15 @@ def test_only_candidates_are_evaluated(world, text, monkeypatch):
     commits = Commits(np.array([0], dtype=np.int32), np.array([1], dtype=np.int64))
     run = seal(paths, commits, block_paths=50)
     query, evaluated = parse(text, world.schema), []
-    plain = type(query).match_paths
+    plain = Matching.mask
     monkeypatch.setattr(
-        type(query), "match_paths", lambda q, c: evaluated.append(len(c)) or plain(q, c)
+        Matching, "mask", lambda c, p, rows: evaluated.append(rows) or plain(c, p, rows)
     )
-    found = matches(run, Search.of(query), commits=None, texts=texts)
+    found = Task.of(run, Search.of(query, texts), commits=None).matches()
     if text.startswith("geohash"):
-        assert evaluated == [len(found)]
+        assert [size_of(rows) for rows in evaluated] == [len(found)]
         assert len(found) > 100
     elif text.startswith("temperature"):
         assert evaluated == []
     else:
-        assert evaluated == [2000]
+        assert [size_of(rows) for rows in evaluated] == [2000]

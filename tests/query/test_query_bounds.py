@@ -198,6 +198,33 @@ def test_geohash_prefixes():
     assert (lo.tolist(), hi.tolist()) == ([low], [high])
 
 
+def test_geohash_wildcards():
+    names = ["9xjqb", "9yjqc", "9y123", "cxjqb"]
+    columns = {"cell": geohash.from_text(names), "bucket": np.zeros(4, dtype=np.int64)}
+    assert matched("geohash LIKE '9_j%'", columns) == [True, True, False, False]
+    assert matched("geohash LIKE '_xjqb'", columns) == [True, False, False, True]
+    assert matched("geohash NOT LIKE '9_j%'", columns) == [False, False, True, True]
+    assert matched("geohash LIKE '9_jq_z%'", columns) == [True, True, False, False]
+    assert matched("geohash NOT LIKE '9_jq_z%'", columns) == [True] * 4
+    lo, hi = parse("geohash LIKE '9_j%'", SCHEMA).cell_ranges()
+    assert len(lo) == 32
+    assert ((hi - lo) == 32**2).all()
+
+
+@pytest.mark.parametrize(
+    ("wild", "plain"),
+    [
+        ("geohash LIKE '9x__%'", "geohash LIKE '9x%'"),
+        ("geohash LIKE '9xj__'", "geohash LIKE '9xj%'"),
+        ("geohash LIKE '_____'", "true"),
+        ("geohash NOT LIKE '_%'", "false"),
+        ("NOT geohash LIKE '9_j%%'", "geohash NOT LIKE '9_j__%'"),
+    ],
+)
+def test_wildcards_that_say_the_same(wild, plain):
+    assert parse(wild, SCHEMA) == parse(plain, SCHEMA)
+
+
 def test_bounds_in_space_combine():
     near, far = "BBOX(-106,39,-105,40)", "BBOX(10,39,11,40)"
     query = parse(f"S_INTERSECTS(geometry, {near})", SCHEMA)
@@ -391,6 +418,28 @@ def test_border_cells_beyond_the_cover_are_tested_one_by_one():
         found = query.match_paths({"cell": cell, "bucket": np.zeros(len(cell), dtype=np.int64)})
         assert (found[0::3] != negated).all()
         assert (found[2::3] == negated).all()
+
+
+def test_distances_match_blocks_that_may_hold_such_places():
+    near = parse("DWITHIN(geometry, POINT(-105 40), 50000)", SCHEMA)
+    far = parse("NOT S_DWITHIN(POINT(255 40), geometry, 5e4)", SCHEMA)
+    latitude = np.array([40.0, 40.44, 40.4496, 40.46, 41.0])
+    cell = geohash.encode(latitude, np.full(5, -105.0), 5)
+    columns = {"cell": cell, "bucket": np.zeros(5, dtype=np.int64)}
+    assert near.match_paths(columns).tolist() == [True, True, True, True, False]
+    assert far.match_paths(columns).tolist() == [False, True, True, True, True]
+    exact = [near.match_observations(world(latitude, np.full(5, -105.0))).tolist()]
+    exact += [far.match_observations(world(latitude, np.full(5, -105.0))).tolist()]
+    assert exact == [[True, True, True, False, False], [False, False, False, True, True]]
+    assert ranges.contains(near.cell_ranges(), cell).tolist() == [True, True, True, True, False]
+    assert not ranges.contains(far.cell_ranges(), cell[:1]).any()
+
+
+def test_no_distance_and_the_greatest_one():
+    here = parse("DWITHIN(geometry, POINT(-105 40), 0)", SCHEMA)
+    assert here.match_observations(world([40.0, 40.000001], [-105.0] * 2)).tolist() == [True, False]
+    anywhere = parse("DWITHIN(geometry, POINT(-105 40), 1e300)", SCHEMA)
+    assert anywhere.match_observations(world([-40.0, 90.0], [75.0, 0.0])).all()
 
 
 def test_a_query_serves_many_threads():

@@ -59,6 +59,12 @@ def test_text_that_does_not_parse(text, position, expectation):
     assert shown[1].index("^") == column + 1
 
 
+def test_point_without_coordinates():
+    error = refused("raining AND S_INTERSECTS(geometry, POINT EMPTY)", QuerySyntaxError)
+    assert error.details == {"position": 35}
+    assert error.message.startswith("expected a geometry with coordinates at line 1, column 36 ")
+
+
 def test_caret_in_a_long_line_stays_near_its_place():
     text = f"temperature IN ({', '.join(['1'] * 500)}) AND >"
     _, line, caret = refused(text, QuerySyntaxError).message.split("\n")
@@ -154,12 +160,25 @@ def test_unknown_property_that_is_like_none():
         (f"station LIKE '{'x' * 1001}'", "a LIKE pattern of at most 1,000 characters, got 1,001"),
         ("geohash = '9x'", "at least 5 characters, as the cells of dataset 'nam' have, got '9x'"),
         ("geohash > '9xjqb'", "geohash supports =, <>, IN and LIKE '9x%', got '>'"),
-        ("geohash LIKE '_x%'", "only a prefix can be searched"),
+        ("geohash LIKE '9%x%'", "% can stand at its end only"),
+        ("geohash LIKE '9x\\_%'", "such as '9x%' or '9x_b%' in geohash LIKE"),
+        ("geohash LIKE '9x_b'", "at least 5 characters, as the cells of dataset 'nam' have, got '"),
         ("S_TOUCHES(geometry, POINT(1 2))", "'s_touches' is not supported"),
         ("S_INTERSECTS(temperature, POINT(1 2))", "S_INTERSECTS expects the property geometry"),
         ("S_INTERSECTS(geometry, 5)", "expected a geometry such as POLYGON((...)) or BBOX"),
         ("S_INTERSECTS(geometry, POINT(-1 -2e1))", "as plain decimals in POINT"),
         ("S_WITHIN(POINT(1 2), geometry)", "expected a property on one side of a condition"),
+        ("DWITHIN(geometry, BBOX(1,2,3,4), 5)", "the distance from a POINT is supported, got a BB"),
+        ("DWITHIN(geometry, POLYGON((0 0,1 0,1 1,0 0)), 5)", "got a Polygon; write DWITHIN("),
+        ("DWITHIN(geometry, POINT(1 2), -5)", "a number of metres, at least 0, got -5.0"),
+        ("DWITHIN(geometry, POINT(1 2), 'far')", 'a number of metres, at least 0, got "far"'),
+        ("DWITHIN(geometry, POINT(1 2), true)", "a number of metres, at least 0, got true"),
+        ("DWITHIN(geometry, POINT(1 2), 2 * 3)", "a number of metres, at least 0, got {"),
+        ("DWITHIN(geometry, POINT(1 2), 5, 'km')", "in metres and without a unit, got 4"),
+        ("DWITHIN(geometry, POINT(1 2))", "expected 3 arguments of DWITHIN"),
+        ("S_DWITHIN(count, POINT(1 2), 5)", "S_DWITHIN expects the property geometry"),
+        ("DWITHIN(geometry, 5, 5)", "expected a geometry such as POLYGON((...)) or BBOX"),
+        ("DWITHIN(geometry, POINT(-1 -2e1), 5)", "as plain decimals in POINT"),
         ("datetime > 5", "expected TIMESTAMP('2012-03-01T06:00:00Z') or DATE('2012-03-01')"),
         ("datetime > TIMESTAMP('now')", "expected TIMESTAMP('2012-03-01T06:00:00Z')"),
         ("datetime > TIMESTAMP('2012-13-01T00:00:00Z')", "expected TIMESTAMP("),
@@ -179,6 +198,13 @@ def test_interval_of_one_time():
     assert "expected INTERVAL of two times" in refused(source, UnsupportedQuery).message
 
 
+@pytest.mark.parametrize("distance", [float("nan"), float("inf"), None])
+def test_distance_that_is_no_number(distance):
+    point = {"type": "Point", "coordinates": [1, 2]}
+    source = {"op": "dwithin", "args": [{"property": "geometry"}, point, distance]}
+    assert "a number of metres" in refused(source, UnsupportedQuery).message
+
+
 def test_half_a_surrogate_pair_is_no_text():
     source = '{"op":"=","args":[{"property":"station"},"\\ud800"]}'
     assert "expected a text" in refused(source, UnsupportedQuery).message
@@ -188,10 +214,13 @@ def test_half_a_surrogate_pair_is_no_text():
     ("text", "message"),
     [
         ("geohash = '9xjqA'", "without the letters a, i, l and o"),
+        ("geohash LIKE '9a_x%'", "and _, got '9a_x'; use lower case, without the letters a, i"),
+        ("geohash LIKE '9x__________x%'", "at most 12 characters before % in geohash LIKE, got 13"),
         ("S_INTERSECTS(geometry, POLYGON((0 0,1 1,0 1,1 0,0 0)))", "Self-intersection[0.5 0.5]"),
         ("S_INTERSECTS(geometry, POLYGON EMPTY)", "got an empty one"),
         ("S_INTERSECTS(geometry, POINT(500 2))", "longitudes from -360 to 360"),
         ("S_INTERSECTS(geometry, GEOMETRYCOLLECTION(POINT(1 2)))", "geometry of type Point"),
+        ("DWITHIN(geometry, POINT(1 95), 5)", "latitudes from -90 to 90"),
         ("S_INTERSECTS(geometry, BBOX(1,2,3))", "west, south, east, north"),
     ],
 )

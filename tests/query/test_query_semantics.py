@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import re
 
 import numpy as np
@@ -176,13 +177,28 @@ prefixes = st.builds(
     st.sampled_from(LONGITUDES),
     st.integers(1, 6),
 )
+wildcards = st.builds(
+    lambda prefix, kept: "".join(a if b else "_" for a, b in zip(prefix, kept, strict=False)),
+    prefixes,
+    st.lists(st.booleans(), min_size=6, max_size=6),
+)
 cells = prefixes.filter(lambda prefix: len(prefix) >= PRECISION)
 spatial = st.sampled_from(["s_intersects", "s_disjoint"])
+distant = st.builds(
+    lambda op, lat, lon, metres: node(
+        op, prop("geometry"), {"type": "Point", "coordinates": [lon, lat]}, metres
+    ),
+    st.sampled_from(["dwithin", "S_DWITHIN"]),
+    st.sampled_from([*LATITUDES, 88.0]),
+    st.sampled_from([*LONGITUDES, 178.0, 190.0, -300.0]),
+    st.sampled_from([0, 40_000.0, 250_000, 6e6, 1.5e7, 2.1e7]),
+)
 places = st.one_of(
+    distant,
     st.builds(lambda op, where: node(op, prop("geometry"), where), spatial, geometries()),
     st.builds(lambda op, where: node(op, where, prop("geometry")), spatial, geometries()),
     st.builds(lambda where: node("s_within", prop("geometry"), where), geometries()),
-    st.builds(lambda prefix: node("like", prop("geohash"), f"{prefix}%"), prefixes),
+    st.builds(lambda prefix: node("like", prop("geohash"), f"{prefix}%"), prefixes | wildcards),
     st.builds(
         lambda op, cell: node(op, prop("geohash"), cell), st.sampled_from(["=", "<>"]), cells
     ),
@@ -253,8 +269,7 @@ def name_of(operand):
 
 def condition(op, args, *, name, row):
     if name == "geometry":
-        where = args[1] if is_about(args[0]) else args[0]
-        return placed(op, where, row)
+        return placed(op, args, row)
     if name == "geohash":
         return in_cell(op, args[1], row)
     if name == "datetime":
@@ -335,12 +350,27 @@ def in_interval(op, when, at):
     return results[op]
 
 
-def placed(op, where, row):
+def placed(op, args, row):
+    if op.lower().endswith("dwithin"):
+        longitude, latitude = args[1]["coordinates"]
+        return distance_m((latitude, longitude), (row["latitude"], row["longitude"])) <= args[2]
+    where = args[1] if is_about(args[0]) else args[0]
     shape = shape_of(where)
     around = [shapely.Point(row["longitude"] + turn, row["latitude"]) for turn in (-360, 0, 360)]
     if op == "s_within":
         return any(point.within(shape) for point in around)
     return any(point.intersects(shape) for point in around) == (op == "s_intersects")
+
+
+def distance_m(here, there):
+    """By the haversine formula, one pair at a time; 0 between equal places, poles included."""
+    (up, around), (to_up, to_around) = ([math.radians(part) for part in at] for at in (here, there))
+    if abs(here[0]) == 90:
+        return 6_371_008.8 * abs(to_up - up)
+    if here[0] == there[0] and (here[1] - there[1]) % 360 == 0:
+        return 0.0
+    flat = math.cos(up) * math.cos(to_up) * math.sin((to_around - around) / 2) ** 2
+    return 2 * 6_371_008.8 * math.asin(min(1, math.sqrt(math.sin((to_up - up) / 2) ** 2 + flat)))
 
 
 def shape_of(where):
@@ -360,7 +390,8 @@ def in_cell(op, raw, row):
     text = geohash.to_text(whole, 12)[0].as_py()
     if op == "in":
         return any(text.startswith(cell) for cell in raw)
-    return text.startswith(raw.rstrip("%")) != (op == "<>")
+    prefix = re.escape(raw.rstrip("%")).replace("_", ".")
+    return (re.match(prefix, text) is not None) != (op == "<>")
 
 
 # --- the properties --------------------------------------------------------------------------

@@ -117,6 +117,14 @@ class FaultyDisk(RealDisk):
         self._pass("truncate")
         super().truncate(descriptor, length)
 
+    def rename(self, path: Path, name: Path) -> None:
+        self._pass("rename")
+        super().rename(path, name)
+
+    def unlink(self, path: Path) -> None:
+        self._pass("unlink")
+        super().unlink(path)
+
     def sync_directory(self, directory: Path) -> None:
         self._pass("sync_directory")
         super().sync_directory(directory)
@@ -148,3 +156,21 @@ def open_journal() -> Callable[..., Opened]:
 @pytest.fixture
 def faulty_disk() -> FaultyDisk:
     return FaultyDisk()
+
+
+@pytest.fixture
+def commits() -> list[Commit]:
+    return [commit(batch, rows=20, producer=f"radar {batch % 3}") for batch in range(12)]
+
+
+@pytest.fixture
+def stored(tmp_path: Path, commits: list[Commit]) -> Path:
+    """A partition of twelve commits in several sealed segments and a last one."""
+    journal = opened(
+        tmp_path / "7", JournalOptions(durability="none", segment_bytes_max=6_000)
+    ).journal
+    for one in commits:
+        journal.append([one])
+    assert journal.segments > 3
+    journal.close()
+    return tmp_path / "7"

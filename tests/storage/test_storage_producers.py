@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,3 +20,26 @@ def test_it_answers_like_a_dictionary(keys: list[tuple[str, int]], other: tuple[
     for producer in "abc":
         batches = [batch for name, batch in keys if name == producer]
         assert index.last_batch(producer) == max(batches, default=None)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2**64 - 1)), unique=True),
+    st.integers(0, 20),
+)
+def test_many_batches_at_once_are_the_same_as_one_by_one(
+    batches: list[tuple[str, int]], cut: int
+) -> None:
+    many, model = ProducerIndex(), {batch: n for n, batch in enumerate(batches, start=1)}
+    for part in (batches[:cut], batches[cut:]):
+        for producer in "ab":
+            mine = [batch for batch in part if batch[0] == producer]
+            many.add_many(
+                producer,
+                np.array([number for _, number in mine], dtype=np.uint64),
+                sequences=np.array([model[batch] for batch in mine], dtype=np.int64),
+            )
+    for producer, number in batches:
+        assert many.sequence_of(producer, number) == model[producer, number]
+    for producer in "ab":
+        mine = [number for name, number in batches if name == producer]
+        assert many.last_batch(producer) == max(mine, default=None)

@@ -1,0 +1,132 @@
+"""Circles on the earth: great-circle distances from one point to points and to boxes.
+
+The earth is a sphere of the mean radius R1 = (2a + b) / 3 of WGS 84 (IUGG). Distances are
+compared as half chords, sin(angle / 2) in [0, 1], which is what the haversine formula yields
+before its last step: they grow with the distance and are accurate when it is small.
+
+A box is a rectangle of longitude and latitude, edges included. The half chord to its nearest
+and farthest point is found exactly: distance grows with the difference of longitudes, so both
+lie on one meridian, and along a meridian the cosine of the distance is
+A·cos(latitude - peak), which has its extremes at the ends, at `peak` or opposite of it.
+Both verdicts on boxes leave room for rounding, on the safe side.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from galileo.geo.geohash import Floats
+from galileo.geo.regions import Boxes, Mask
+
+EARTH_RADIUS_M = 6_371_008.8
+HALFWAY_M = math.pi * EARTH_RADIUS_M
+"""From a point to the one opposite of it, the greatest distance there is."""
+
+_ROUNDING = 1e-12
+"""Far above what rounding can change of a half chord, and 13 micrometres of distance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circle:
+    """All points within a distance of a centre.
+
+    Attributes:
+        latitude: of the centre, degrees in [-90, 90].
+        longitude: of the centre, degrees in [-180, 180].
+        radius_m: metres, along a great circle; not negative.
+    """
+
+    latitude: float
+    longitude: float
+    radius_m: float
+
+    def meets_points(self, latitude: Floats, longitude: Floats) -> Mask:
+        """Which points lie in the circle or on its edge."""
+        reach = math.degrees(self.radius_m / EARTH_RADIUS_M) + 1e-9
+        near = np.flatnonzero(np.abs(latitude - self.latitude) <= reach)
+        found = np.zeros(len(latitude), dtype=np.bool_)
+        found[near] = self.half_chords(latitude[near], longitude[near]) <= self._reach
+        return found
+
+    def meets(self, boxes: Boxes) -> Mask:
+        """Which boxes share a point with the circle; in doubt all that may."""
+        found: Mask = self.nearest(boxes) <= self._reach + _ROUNDING
+        return found
+
+    def covers(self, boxes: Boxes) -> Mask:
+        """Which boxes lie wholly in the circle; in doubt only those that certainly do."""
+        found: Mask = self.farthest(boxes) <= self._reach - _ROUNDING
+        return found
+
+    def half_chords(self, latitude: Floats, longitude: Floats) -> Floats:
+        """Half chords from the centre to points in degrees."""
+        return self._half_chords(latitude, _apart(longitude, self.longitude))
+
+    def nearest(self, boxes: Boxes) -> Floats:
+        """Half chords to the nearest point of boxes (west, south, east, north)."""
+        west, south, east, north = boxes
+        edge = np.minimum(_apart(west, self.longitude), _apart(east, self.longitude))
+        apart = np.where((west <= self.longitude) & (self.longitude <= east), 0.0, edge)
+        highest = np.clip(self._peak(apart), south, north)
+        tried = [self._half_chords(at, apart) for at in (south, north, highest)]
+        found: Floats = np.minimum.reduce(tried)
+        return found
+
+    def farthest(self, boxes: Boxes) -> Floats:
+        """Half chords to the farthest point of boxes (west, south, east, north)."""
+        west, south, east, north = boxes
+        opposite = self.longitude + (180.0 if self.longitude < 0 else -180.0)
+        edge = np.maximum(_apart(west, self.longitude), _apart(east, self.longitude))
+        apart = np.where((west <= opposite) & (opposite <= east), 180.0, edge)
+        peak = self._peak(apart)
+        lowest = np.clip(peak - np.copysign(180.0, peak), south, north)
+        tried = [self._half_chords(at, apart) for at in (south, north, lowest)]
+        found: Floats = np.maximum.reduce(tried)
+        return found
+
+    @property
+    def _reach(self) -> float:
+        if self.radius_m >= HALFWAY_M:
+            return 2.0
+        return math.sin(self.radius_m / (2 * EARTH_RADIUS_M))
+
+    @property
+    def _cosine_of_centre(self) -> float:
+        return float(_cosine(np.array([self.latitude]))[0])
+
+    def _half_chords(self, latitude: Floats, apart: Floats) -> Floats:
+        north = np.sin(np.radians(latitude - self.latitude) / 2)
+        east = np.sin(np.radians(apart) / 2)
+        shrunk = _cosine(latitude) * self._cosine_of_centre
+        chords: Floats = np.sqrt(north**2 + shrunk * east**2)
+        return chords
+
+    def _peak(self, apart: Floats) -> Floats:
+        """The latitude nearest to the centre on the great circle of a meridian, in (-180, 180].
+
+        Beyond 90 it stands for a point of the opposite meridian.
+        """
+        up = math.sin(math.radians(self.latitude))
+        along = self._cosine_of_centre * np.cos(np.radians(apart))
+        return np.degrees(np.arctan2(up, along))
+
+
+def metres(half_chords: Floats) -> Floats:
+    """Distances of half chords, metres."""
+    found: Floats = 2 * EARTH_RADIUS_M * np.arcsin(np.minimum(half_chords, 1.0))
+    return found
+
+
+def _apart(longitudes: Floats, centre: float) -> Floats:
+    """Differences of longitude the short way round, degrees in [0, 180]."""
+    apart = np.abs(longitudes - centre)
+    return np.minimum(apart, 360.0 - apart)
+
+
+def _cosine(latitude: Floats) -> Floats:
+    """Cosine of degrees in [-90, 90], exactly 0 at the poles: all longitudes are one there."""
+    found: Floats = np.sin(np.radians(90.0 - np.abs(latitude)))
+    return found

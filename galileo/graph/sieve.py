@@ -1,0 +1,198 @@
+"""The sieve: conditions that a path must all pass, applied chunk by chunk of a run.
+
+The condition that keeps the least for its cost comes first, by a sample of the rows at hand; the
+rest look only at what it leaves. A chunk's columns fit the processor's second-level cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from galileo.graph.columns import Paths, Texts
+from galileo.graph.stretches import Positions, Rows, kept, part_of, size_of
+from galileo.query.columns import Columns, Mask, TextColumn, taken
+from galileo.query.evaluate import json_value, verdicts
+from galileo.query.features import TextLeaf
+from galileo.query.tree import All, Leaf, Node, leaves
+
+CHUNK_PATHS = 1 << 17
+"""Paths that are looked at together: a megabyte of a column."""
+SAMPLE_PATHS = 512
+"""Paths of a sample for the order of conditions, which is taken from `CHUNK_PATHS` on."""
+NARROW = 4
+"""Survivors are gathered for the next condition once they are fewer than one in so many."""
+
+_UNREAD_CELLS = np.broadcast_to(np.uint64(0), 1 << 40)
+_UNREAD_BUCKETS = np.broadcast_to(np.int64(0), 1 << 40)
+"""Stand in for columns that a condition does not read; they take no memory."""
+
+
+class Judge:
+    """The test of one leaf on paths, for one scan.
+
+    What a condition says of each text of the graph is worked out once, as soon as it has been
+    asked of as many paths as there are texts.
+    """
+
+    __slots__ = ("_asked", "_texts", "_verdicts")
+
+    def __init__(self, texts: Texts) -> None:
+        self._texts = texts
+        self._asked: dict[Leaf, int] = {}
+        self._verdicts: dict[Leaf, Mask] = {}
+
+    def __call__(self, leaf: Leaf, columns: Columns) -> Mask:
+        if not isinstance(leaf, TextLeaf):
+            return leaf.paths(columns)
+        column = cast(TextColumn, columns.features[leaf.name])
+        known = self._verdicts.get(leaf)
+        if known is not None:
+            return known.take(column.codes)
+        asked = self._asked[leaf] = self._asked.get(leaf, 0) + len(column)
+        if asked < len(self._texts):
+            return leaf.match(self._texts.bound(column))
+        # Codes of nulls are -1 and meet the last verdict.
+        known = self._verdicts[leaf] = np.append(leaf.match(self._texts.column()), False)
+        return known.take(column.codes)
+
+
+class Condition(Protocol):
+    """What a path must pass; an equal one passes the same."""
+
+    @property
+    def weight(self) -> int:
+        """How dear a path is, against other conditions."""
+        ...
+
+    def mask(self, paths: Paths, rows: Rows) -> Mask:
+        """Which of the rows pass."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matching:
+    """A predicate on cell, bucket and features.
+
+    Attributes:
+        node: of the query's tree.
+        judge: of its leaves.
+        features: that it reads.
+        placed: whether it reads cells or buckets.
+    """
+
+    node: Node
+    judge: Judge
+    features: tuple[str, ...]
+    placed: bool
+
+    @classmethod
+    def of(cls, node: Node, judge: Judge) -> Matching:
+        named = [leaf.feature for leaf in leaves(node)]
+        features = tuple(dict.fromkeys(name for name in named if name is not None))
+        return cls(node, judge, features, None in named)
+
+    @property
+    def text(self) -> str:
+        """As CQL2 JSON."""
+        return json.dumps(json_value(self.node), separators=(",", ":"), ensure_ascii=False)
+
+    @property
+    def weight(self) -> int:
+        return sum(1 + leaf.cost for leaf in leaves(self.node))
+
+    def mask(self, paths: Paths, rows: Rows) -> Mask:
+        return verdicts(self.node, self._read(paths.columns, rows), self.judge)
+
+    def _read(self, columns: Columns, rows: Rows) -> Columns:
+        features = {name: columns.features[name].take(rows) for name in self.features}
+        if self.placed:
+            return Columns(taken(columns.cell, rows), taken(columns.bucket, rows), features)
+        count = size_of(rows)
+        return Columns(_UNREAD_CELLS[:count], _UNREAD_BUCKETS[:count], features)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Committed:
+    """Being of the commits of the run that are true in the mask."""
+
+    commits: Mask
+
+    @property
+    def weight(self) -> int:
+        return 2
+
+    def mask(self, paths: Paths, rows: Rows) -> Mask:
+        return self.commits.take(taken(paths.commit, rows))
+
+
+def conditions(node: Node, judge: Judge) -> tuple[Matching, ...]:
+    """The conditions that a path must all pass for the tree to be true."""
+    parts = node.parts if isinstance(node, All) else (node,)
+    return tuple(Matching.of(part, judge) for part in parts)
+
+
+class Tally:
+    """Counts, for each condition, the paths that it was tested on and those that passed."""
+
+    __slots__ = ("passed", "tested")
+
+    def __init__(self) -> None:
+        self.tested: dict[Condition, int] = {}
+        self.passed: dict[Condition, int] = {}
+
+    def note(self, condition: Condition, mask: Mask) -> None:
+        self.tested[condition] = self.tested.get(condition, 0) + len(mask)
+        self.passed[condition] = self.passed.get(condition, 0) + int(np.count_nonzero(mask))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sieve:
+    """Conditions in the order in which they are applied to paths of one run."""
+
+    paths: Paths
+    conditions: Sequence[Condition]
+
+    @classmethod
+    def of(cls, paths: Paths, conditions: Sequence[Condition], *, rows: Rows) -> Sieve:
+        """The order is that which suits `rows`."""
+        if len(conditions) < 2:
+            return cls(paths, conditions)
+        if size_of(rows) < CHUNK_PATHS:
+            return cls(paths, sorted(conditions, key=lambda each: each.weight))
+        sample = _sample(rows)
+
+        def rank(condition: Condition) -> float:
+            ruled_out = 1.0 - float(np.mean(condition.mask(paths, sample)))
+            return condition.weight / max(ruled_out, 0.5 / SAMPLE_PATHS)
+
+        return cls(paths, sorted(conditions, key=rank))
+
+    def sift(self, rows: Rows, *, tally: Tally | None = None) -> Rows:
+        """Those of the rows that pass, which should be a chunk at most."""
+        mask: Mask | None = None
+        for condition in self.conditions:
+            if mask is not None and np.count_nonzero(mask) * NARROW < len(mask):
+                rows, mask = kept(rows, mask), None
+            if mask is None and size_of(rows) == 0:
+                return rows
+            found = condition.mask(self.paths, rows)
+            if tally is not None:
+                tally.note(condition, found)
+            mask = found if mask is None else mask & found
+        return rows if mask is None else kept(rows, mask)
+
+
+def chunks(rows: Rows) -> Iterator[Rows]:
+    for start in range(0, size_of(rows), CHUNK_PATHS):
+        yield part_of(rows, start, start + CHUNK_PATHS)
+
+
+def _sample(rows: Rows) -> Positions:
+    at: npt.NDArray[np.intp] = np.linspace(0, size_of(rows) - 1, SAMPLE_PATHS).astype(np.intp)
+    return at + rows.start if isinstance(rows, slice) else rows[at]

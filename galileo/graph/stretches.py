@@ -1,0 +1,101 @@
+"""Rows of a run: half-open stretches of them, and the positions that stretches hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from galileo.query.columns import Mask
+
+Positions: TypeAlias = npt.NDArray[np.intp]
+Rows: TypeAlias = slice | Positions
+"""Rows of a run, ascending; a slice has no step."""
+
+NO_ROWS = slice(0, 0)
+
+
+def size_of(rows: Rows) -> int:
+    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+
+
+def part_of(rows: Rows, start: int, stop: int) -> Rows:
+    """The rows from the `start`-th up to the `stop`-th."""
+    if isinstance(rows, slice):
+        return slice(rows.start + start, min(rows.start + stop, rows.stop))
+    return rows[start:stop]
+
+
+def kept(rows: Rows, mask: Mask) -> Positions:
+    """The rows for which the mask is true."""
+    if not isinstance(rows, slice):
+        return rows.take(np.flatnonzero(mask))
+    found = np.flatnonzero(mask)
+    found += rows.start
+    return found
+
+
+def positions(rows: Rows) -> Positions:
+    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+
+
+def joined(pieces: Iterable[Rows], *, least: int) -> Iterator[Rows]:
+    """The same rows in pieces of at least so many, but the last; none is empty."""
+    small: list[Rows] = []
+    count = 0
+    for piece in pieces:
+        if size_of(piece):
+            small.append(piece)
+            count += size_of(piece)
+        if count >= least:
+            yield _one(small)
+            small, count = [], 0
+    if count:
+        yield _one(small)
+
+
+def _one(pieces: list[Rows]) -> Rows:
+    return pieces[0] if len(pieces) == 1 else np.concatenate([positions(p) for p in pieces])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretches:
+    """Half-open stretches of rows, sorted and disjoint."""
+
+    start: Positions
+    stop: Positions
+
+    def clipped(self, length: int) -> Stretches:
+        return Stretches(self.start, np.minimum(self.stop, length))
+
+    def intersection(self, other: Stretches) -> Stretches:
+        """What lies in both: each stretch against the ones of `other` that it meets."""
+        first = np.searchsorted(other.stop, self.start, side="right")
+        last = np.searchsorted(other.start, self.stop, side="left")
+        counts = np.maximum(last - first, 0)
+        mine, theirs = np.repeat(np.arange(len(counts)), counts), _ranges(first, counts)
+        return Stretches(
+            np.maximum(self.start[mine], other.start[theirs]),
+            np.minimum(self.stop[mine], other.stop[theirs]),
+        )
+
+    def rows(self) -> Rows:
+        """Their rows; a slice with some more where that saves gathering most of them."""
+        if len(self.start) == 0:
+            return NO_ROWS
+        hull = slice(int(self.start[0]), int(self.stop[-1]))
+        sizes = self.stop - self.start
+        return (
+            hull if 2 * int(sizes.sum()) >= hull.stop - hull.start else _ranges(self.start, sizes)
+        )
+
+
+def _ranges(first: Positions, counts: Positions) -> Positions:
+    """The concatenation of `arange(first, first + count)`."""
+    ends = np.cumsum(counts)
+    shifts = np.repeat(first - (ends - counts), counts)
+    ranges: Positions = shifts + np.arange(len(shifts))
+    return ranges

@@ -1,0 +1,164 @@
+"""Summaries: statistics of one feature over the paths that match, from the graph alone.
+
+A path stands for all observations of its block part that share its values, so a path that has n
+observations counts n times, and the statistics are those of the observations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from galileo.errors import InputError
+from galileo.graph.scan import Task
+from galileo.model.schema import Schema
+from galileo.query.columns import NumberColumn, taken
+
+BINS_MAX = 10_000
+"""Bins of one histogram."""
+
+Numbers = npt.NDArray[np.float64]
+Weights = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Histogram:
+    """Observations by value.
+
+    Attributes:
+        edges: ascending, shape (k + 1,); a bin holds its lower edge, the last one both.
+        counts: observations in each bin, shape (k,); those outside all bins are in none.
+    """
+
+    edges: Numbers
+    counts: Weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary:
+    """What the paths that match a query say of one feature.
+
+    Attributes:
+        paths: that match.
+        observations: under them.
+        missing: observations without a value.
+        minimum: None where no observation has a value.
+        maximum: likewise.
+        total: sum of the values of all observations.
+        mean: over the observations that have a value; None where none has.
+        histogram: where it was asked for, and any observation has a value or edges were given.
+    """
+
+    paths: int
+    observations: int
+    missing: int
+    minimum: float | None
+    maximum: float | None
+    total: float
+    mean: float | None
+    histogram: Histogram | None
+
+
+def check_summary(schema: Schema, feature: str, bins: int | Sequence[float] | None) -> None:
+    """Raises `InputError` where the feature or the bins are none that can be summarised."""
+    numeric = [f.name for f in schema.indexed if f.type != "text"]
+    if feature not in numeric:
+        raise InputError(
+            f"expected one of the indexed features {numeric} of dataset {schema.name!r}, "
+            f"which have numbers, got {feature!r}"
+        )
+    if bins is None:
+        return
+    count = bins if isinstance(bins, int) else len(bins) - 1
+    if not 1 <= count <= BINS_MAX:
+        raise InputError(f"expected 1 to {BINS_MAX:,} bins, got {count:,}")
+    edges = np.arange(2) if isinstance(bins, int) else np.asarray(bins, dtype=np.float64)
+    if not (np.isfinite(edges).all() and (np.diff(edges) > 0).all()):
+        raise InputError(f"expected ascending, finite edges of bins, got {bins!r}")
+
+
+def summarised(
+    tasks: Sequence[Task], feature: str, *, bins: int | Sequence[float] | None
+) -> Summary:
+    """The summary of what `tasks` find; bins by number take a second pass."""
+    found = _Moments()
+    edges = None if bins is None or isinstance(bins, int) else np.asarray(bins, dtype=np.float64)
+    counts = None if edges is None else np.zeros(len(edges) - 1, dtype=np.int64)
+    for values, weights, paths in _portions(tasks, feature):
+        found.add(values, weights, paths=paths)
+        if edges is not None and counts is not None:
+            counts += _binned(values, weights, edges)
+    if isinstance(bins, int) and found.valued:
+        edges = _equal_edges(found, bins)
+        portions = _portions(tasks, feature)
+        counts = np.sum([_binned(v, w, edges) for v, w, _ in portions], axis=0)
+    histogram = None if edges is None or counts is None else Histogram(edges, counts)
+    return found.summary(histogram)
+
+
+def _equal_edges(found: _Moments, bins: int) -> Numbers:
+    if not math.isfinite(found.maximum - found.minimum):
+        raise InputError(
+            f"expected finite values for bins of equal width, got {found.minimum} to "
+            f"{found.maximum}; give the edges of the bins"
+        )
+    return np.histogram_bin_edges([found.minimum, found.maximum], bins)
+
+
+@dataclass(slots=True)
+class _Moments:
+    paths: int = 0
+    observations: int = 0
+    valued: int = 0
+    minimum: float = math.inf
+    maximum: float = -math.inf
+    totals: list[float] = field(default_factory=list)
+
+    def add(self, values: Numbers, weights: Weights, *, paths: tuple[int, int]) -> None:
+        """Takes in values with their observations, of so many paths with so many observations."""
+        self.paths += paths[0]
+        self.observations += paths[1]
+        if len(values):
+            self.valued += int(weights.sum())
+            self.minimum = min(self.minimum, float(values.min()))
+            self.maximum = max(self.maximum, float(values.max()))
+            self.totals.append(float(np.sum(values * weights)))
+
+    def summary(self, histogram: Histogram | None) -> Summary:
+        total, some = math.fsum(self.totals), self.valued > 0
+        return Summary(
+            paths=self.paths,
+            observations=self.observations,
+            missing=self.observations - self.valued,
+            minimum=self.minimum if some else None,
+            maximum=self.maximum if some else None,
+            total=total,
+            mean=total / self.valued if some else None,
+            histogram=histogram,
+        )
+
+
+def _portions(
+    tasks: Sequence[Task], feature: str
+) -> Iterator[tuple[Numbers, Weights, tuple[int, int]]]:
+    """Values that are there, observations of each; number of paths and all their observations."""
+    for task in tasks:
+        paths = task.run.paths
+        for rows in task.portions():
+            column = cast(NumberColumn, paths.columns.features[feature].take(rows))
+            weights = taken(paths.rows, rows).astype(np.int64)
+            valid = column.valid
+            whole = (len(column), int(weights.sum()))
+            yield column.numbers[valid], weights[valid], whole
+
+
+def _binned(values: Numbers, weights: Weights, edges: Numbers) -> Weights:
+    at = np.searchsorted(edges, values, side="right")
+    at[values == edges[-1]] = len(edges) - 1
+    counts = np.bincount(at, weights=weights, minlength=len(edges) + 1)
+    return counts[1 : len(edges)].astype(np.int64)

@@ -1,0 +1,201 @@
+"""Merged segments as readers see them: like segments, though compressed in blocks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from galileo.errors import DataDamaged
+from galileo.model.schema import Schema
+from galileo.storage.blocks import Block, Index, decode_batch, read_index
+from galileo.storage.disk import read_at
+from galileo.storage.frame import FrameHeader, checksum
+from galileo.storage.segment import damaged
+
+SUFFIX = ".merged"
+UNFINISHED = ".merging"
+
+CACHED_BLOCKS_MAX = 4
+"""Decoded blocks of one partition that are kept, since neighbours are often read together."""
+CACHED_BLOCK_BYTES_MAX = 32 << 20
+"""Larger blocks, of one commit each, are not kept."""
+
+
+def merged_name(first_sequence: int) -> str:
+    return f"{first_sequence:020d}{SUFFIX}"
+
+
+def merged_paths(directory: Path) -> list[Path]:
+    """The merged segments of a partition in sequence order."""
+    return sorted(directory.glob(f"{'[0-9]' * 20}{SUFFIX}"))
+
+
+def unfinished_paths(directory: Path) -> list[Path]:
+    """What merges that were interrupted have left; of no use."""
+    return sorted(directory.glob(f"*{UNFINISHED}"))
+
+
+class BlockCache:
+    """The blocks of one partition that were decoded last, by file and offset."""
+
+    __slots__ = ("_blocks", "_lock")
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[tuple[Path, int], pa.RecordBatch] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, path: Path, offset: int) -> pa.RecordBatch | None:
+        with self._lock:
+            found = self._blocks.get((path, offset))
+            if found is not None:
+                self._blocks.move_to_end((path, offset))
+            return found
+
+    def put(self, path: Path, offset: int, batch: pa.RecordBatch) -> None:
+        if batch.nbytes <= CACHED_BLOCK_BYTES_MAX:
+            with self._lock:
+                self._blocks[path, offset] = batch
+                while len(self._blocks) > CACHED_BLOCKS_MAX:
+                    self._blocks.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._blocks.clear()
+
+
+class MergedSegment:
+    """One merged segment file. It never changes; any number of threads read it.
+
+    Of the index it keeps 8 bytes a commit.
+    """
+
+    __slots__ = (
+        "_blocks",
+        "_cache",
+        "_paths",
+        "_rows",
+        "_schema",
+        "first_sequence",
+        "length",
+        "path",
+    )
+
+    def __init__(self, path: Path, index: Index, *, schema: Schema, cache: BlockCache) -> None:
+        self.path = path
+        self.first_sequence = index.first_sequence
+        self.length = index.length
+        self._schema = schema
+        self._cache = cache
+        self._blocks = index.blocks
+        self._rows = index.numbers("rows").astype(np.uint32)
+        self._paths = index.numbers("paths").astype(np.uint32)
+
+    @property
+    def next_sequence(self) -> int:
+        return self.first_sequence + len(self._rows)
+
+    def header(self, sequence: int) -> FrameHeader:
+        """What the original frame said; reads the index anew."""
+        return load_index(self.path).header(sequence - self.first_sequence)
+
+    def paths(self, sequence: int) -> pa.RecordBatch:
+        """The paths of a commit, checked each time; reads a whole block.
+
+        Raises:
+            DataDamaged: the block fails its checksum.
+        """
+        block = self._block_of(sequence)
+        return self._cut(self._read_paths(block), block, sequence, counts=self._paths)
+
+    def observations(self, sequence: int) -> pa.RecordBatch:
+        """The observations of a commit; reads a whole block unless it was used lately.
+
+        Raises:
+            DataDamaged: the block fails its checksum.
+        """
+        block = self._block_of(sequence)
+        start = block.observations_offset
+        batch = self._cache.get(self.path, start)
+        if batch is None:
+            entry = block.entry
+            data = self._read(start, entry.observations_bytes, crc=entry.observations_crc)
+            batch = self._decoded(data, self._schema.observation_schema, start)
+            self._cache.put(self.path, start, batch)
+        return self._cut(batch, block, sequence, counts=self._rows)
+
+    def replayed(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(sequence, paths) of every commit in order; observations are not touched."""
+        for block in self._blocks:
+            batch = self._read_paths(block)
+            counts = self._paths[block.first_commit : block.next_commit].tolist()
+            self._check_rows(batch, sum(counts), block.offset)
+            row = 0
+            for number, count in enumerate(counts):
+                yield block.first_sequence + number, batch.slice(row, count)
+                row += count
+
+    def _block_of(self, sequence: int) -> Block:
+        return self._blocks[
+            bisect_right(self._blocks, sequence, key=attrgetter("first_sequence")) - 1
+        ]
+
+    def _read_paths(self, block: Block) -> pa.RecordBatch:
+        data = self._read(block.offset, block.entry.paths_bytes, crc=block.entry.paths_crc)
+        return self._decoded(data, self._schema.path_schema, block.offset)
+
+    def _cut(
+        self, batch: pa.RecordBatch, block: Block, sequence: int, *, counts: np.ndarray
+    ) -> pa.RecordBatch:
+        number = sequence - self.first_sequence
+        before = int(counts[block.first_commit : number].sum(dtype=np.int64))
+        whole = int(counts[block.first_commit : block.next_commit].sum(dtype=np.int64))
+        self._check_rows(batch, whole, block.offset)
+        return batch.slice(before, int(counts[number]))
+
+    def _check_rows(self, batch: pa.RecordBatch, rows: int, offset: int) -> None:
+        if batch.num_rows != rows:
+            reason = f"expected a block of {rows} rows, got {batch.num_rows}"
+            raise damaged(self.path, offset, reason=reason)
+
+    def _read(self, offset: int, size: int, *, crc: int) -> bytes:
+        """Through the file, not a map: a bad sector is an error here, there SIGBUS."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = read_at(descriptor, size, offset=offset)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            reason = f"the disk cannot read it: {error}"
+            raise damaged(self.path, offset, reason=reason) from error
+        if checksum([data]) != crc:
+            raise damaged(self.path, offset, reason="the checksum of the block is wrong")
+        return data
+
+    def _decoded(self, data: bytes, schema: pa.Schema, offset: int) -> pa.RecordBatch:
+        try:
+            return decode_batch(data, schema)
+        except DataDamaged as error:
+            raise damaged(self.path, offset, reason=error.message) from error
+
+
+def load_index(path: Path) -> Index:
+    """The index of a merged segment of a partition.
+
+    Raises:
+        DataDamaged: it fails its checksums; the error names the file.
+    """
+    try:
+        return read_index(path)
+    except DataDamaged as error:
+        raise damaged(path, path.stat().st_size, reason=error.message) from error
+    except OSError as error:
+        raise damaged(path, 0, reason=f"the disk cannot read it: {error}") from error

@@ -1,0 +1,244 @@
+"""Merges sealed segments of a partition into one compressed file, without changing a commit.
+
+Steps, each durable before the next: the new file is written under a name that recovery
+removes; it is synced and read back; it gets its final name; then the segments that it replaces
+are deleted. Recovery deletes segments whose sequences a merged one has. So whenever the process
+dies, each commit is found once: in its segment before the final name is there, in the merged
+segment afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from galileo.errors import ConfigError, DataDamaged, GalileoError
+from galileo.model.schema import Schema
+from galileo.storage.blocks import BlockEntry, encode_batch, encode_index
+from galileo.storage.disk import Disk, read_at, write_all
+from galileo.storage.frame import (
+    HEADER_BYTES_MAX,
+    Body,
+    FrameHeader,
+    checksum,
+    decode_body,
+    decode_header,
+)
+from galileo.storage.merged import UNFINISHED, merged_name
+from galileo.storage.segment import Segment, damaged
+from galileo.storage.segment_check import check_merged
+
+MERGE_BYTES_MIN = 256 << 20
+MERGE_BYTES_MAX = 1 << 30
+BLOCK_BYTES = 1 << 20
+
+Pace: TypeAlias = Callable[[int], bool]
+"""Told how many bytes were read since the last call; waits; says whether to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOptions:
+    """When and how sealed segments are merged; sizes are of the segments' files.
+
+    Args:
+        bytes_min: sealed segments that hold less wait for more.
+        bytes_max: that go into one merged segment.
+        block_bytes: of frames that are compressed together; a read decodes a whole block.
+    """
+
+    bytes_min: int = MERGE_BYTES_MIN
+    bytes_max: int = MERGE_BYTES_MAX
+    block_bytes: int = BLOCK_BYTES
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bytes_min <= self.bytes_max or self.block_bytes <= 0:
+            raise ConfigError(
+                "expected block_bytes above 0 and bytes_min from 1 to bytes_max for merging, "
+                f"got {self}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What is to be merged.
+
+    Attributes:
+        sources: sealed segments, one behind the other.
+    """
+
+    directory: Path
+    partition: int
+    schema: Schema
+    sources: tuple[Segment, ...]
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    header: FrameHeader
+    paths: pa.RecordBatch
+    observations: pa.RecordBatch
+
+
+@dataclass(slots=True)
+class _Output:
+    """The new file as far as it is written."""
+
+    descriptor: int
+    length: int = 0
+    headers: list[FrameHeader] = field(default_factory=list)
+    entries: list[BlockEntry] = field(default_factory=list)
+
+
+def due(sealed: Sequence[Segment], options: MergeOptions) -> tuple[Segment, ...]:
+    """Which of the sealed segments, oldest first, are to become one; none while they are few."""
+    chosen: list[Segment] = []
+    size = 0
+    for segment in sealed:
+        if chosen and size + segment.length > options.bytes_max:
+            break
+        chosen.append(segment)
+        size += segment.length
+    return tuple(chosen) if size >= options.bytes_min else ()
+
+
+def write_merged(merge: Merge, *, disk: Disk, pace: Pace) -> Path | None:
+    """Writes the merged segment and gives it its final name; the sources stay.
+
+    Cost: one block of frames in memory. Each frame is checked, so damage is not passed on.
+
+    Returns:
+        The file, durable; None where `pace` ended it, and then nothing is left.
+
+    Raises:
+        DataDamaged: of a source, or of what the disk stored.
+        OSError: the disk refuses; nothing of the new file is left where it lets itself be removed.
+    """
+    first = merge.sources[0].first_sequence
+    temporary = merge.directory / f"{first:020d}{UNFINISHED}"
+    temporary.unlink(missing_ok=True)
+    try:
+        if not _write(temporary, merge, disk=disk, pace=pace):
+            temporary.unlink()
+            return None
+        _check(temporary, merge.partition)
+        final = merge.directory / merged_name(first)
+        disk.rename(temporary, final)
+    except (OSError, GalileoError):
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    disk.sync_directory(merge.directory)
+    return final
+
+
+def delete_merged_sources(paths: Sequence[Path], *, disk: Disk) -> None:
+    """Deletes segments whose commits a durable merged segment has.
+
+    Raises:
+        OSError: the disk refuses; what is left is deleted at the next start.
+    """
+    for path in paths:
+        disk.unlink(path)
+    if paths:
+        disk.sync_directory(paths[0].parent)
+
+
+def _write(path: Path, merge: Merge, *, disk: Disk, pace: Pace) -> bool:
+    output = _Output(disk.create(path))
+    try:
+        for block in _blocks(merge):
+            _write_block(output, block, disk)
+            if not pace(sum(frame.header.frame_bytes for frame in block)):
+                return False
+        index = encode_index(output.headers, output.entries)
+        write_all(disk, output.descriptor, index, offset=output.length)
+        disk.fdatasync(output.descriptor)
+        if hasattr(os, "posix_fadvise"):  # what is read back comes from the disk
+            os.posix_fadvise(output.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        return True
+    finally:
+        os.close(output.descriptor)
+
+
+def _write_block(output: _Output, frames: list[_Frame], disk: Disk) -> None:
+    paths = encode_batch(pa.concat_batches([frame.paths for frame in frames]))
+    observations = encode_batch(pa.concat_batches([frame.observations for frame in frames]))
+    buffers = [*paths.buffers, *observations.buffers]
+    write_all(disk, output.descriptor, buffers, offset=output.length)
+    output.length += paths.size + observations.size
+    output.headers += [frame.header for frame in frames]
+    output.entries.append(_entry(len(frames), paths, observations))
+
+
+def _entry(commits: int, paths: Body, observations: Body) -> BlockEntry:
+    return BlockEntry(
+        commits=commits,
+        paths_bytes=paths.size,
+        observations_bytes=observations.size,
+        paths_crc=paths.crc,
+        observations_crc=observations.crc,
+    )
+
+
+def _blocks(merge: Merge) -> Iterator[list[_Frame]]:
+    """The frames of all sources, together as long as a block has room."""
+    block: list[_Frame] = []
+    size = 0
+    for source in merge.sources:
+        for frame in _frames(source, merge):
+            if block and size + frame.header.frame_bytes > merge.block_bytes:
+                yield block
+                block, size = [], 0
+            block.append(frame)
+            size += frame.header.frame_bytes
+    yield block
+
+
+def _frames(source: Segment, merge: Merge) -> Iterator[_Frame]:
+    """The frames of a segment, read through the file and checked whole."""
+    offset = 0
+    with source.path.open("rb", buffering=0) as file:
+        for sequence in range(source.first_sequence, source.next_sequence):
+            try:
+                frame = _frame(file.fileno(), offset, merge)
+                if frame.header.sequence != sequence:
+                    raise DataDamaged(f"expected sequence {sequence}, got {frame.header.sequence}")
+            except DataDamaged as error:
+                raise damaged(source.path, offset, reason=error.message) from error
+            yield frame
+            offset += frame.header.frame_bytes
+
+
+def _frame(descriptor: int, offset: int, merge: Merge) -> _Frame:
+    header = decode_header(read_at(descriptor, HEADER_BYTES_MAX, offset=offset))
+    data = pa.py_buffer(read_at(descriptor, header.frame_bytes, offset=offset))
+    paths = data.slice(header.paths_offset, header.paths_bytes)
+    observations = data.slice(header.observations_offset, header.observations_bytes)
+    checks = ((paths, header.paths_crc), (observations, header.observations_crc))
+    if any(checksum([body]) != crc for body, crc in checks):
+        raise DataDamaged("the checksum of the paths or of the observations is wrong")
+    frame = _Frame(
+        header,
+        decode_body(paths, merge.schema.path_schema),
+        decode_body(observations, merge.schema.observation_schema),
+    )
+    if (frame.paths.num_rows, frame.observations.num_rows) != (header.paths, header.rows):
+        raise DataDamaged(f"expected {header.rows} rows and {header.paths} paths, got others")
+    return frame
+
+
+def _check(path: Path, partition: int) -> None:
+    """Reads the new file back before anything else depends on it."""
+    found = check_merged(path, partition=partition)
+    if found.flaws:
+        flaw = found.flaws[0]
+        raise damaged(
+            path, flaw.offset, reason=f"just written, it reads differently: {flaw.reason}"
+        )

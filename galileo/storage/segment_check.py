@@ -1,0 +1,248 @@
+"""Checks every byte of one file of commits, and goes on behind damage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from galileo.errors import ConfigError, DataDamaged
+from galileo.storage.blocks import Block, read_index
+from galileo.storage.frame import (
+    ALIGNMENT,
+    HEADER_BYTES_MAX,
+    MAGIC,
+    FrameHeader,
+    decode_header,
+)
+from galileo.storage.recovery import is_torn
+from galileo.storage.window import WINDOW_BYTES, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """One stretch of a file that cannot be trusted.
+
+    Attributes:
+        offset: where it begins, bytes.
+        sequence: of the commit that should be there, None where that is unknown.
+    """
+
+    offset: int
+    sequence: int | None
+    reason: str
+
+
+@dataclass(slots=True)
+class FileCheck:
+    """What a check of one file found.
+
+    Attributes:
+        next_sequence: that the partition's next file must start with, None where that cannot
+            be known.
+        torn_bytes: of a tail that the next start of the node cuts, or that is being written.
+    """
+
+    size: int
+    next_sequence: int | None
+    commits: int = 0
+    torn_bytes: int = 0
+    flaws: list[Flaw] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Where a check stands; `found` is its result so far."""
+
+    window: Window
+    partition: int
+    last: bool
+    found: FileCheck
+    sequence: int
+    offset: int = 0
+
+
+def check_segment(
+    path: Path, *, partition: int, last: bool, window_bytes: int = WINDOW_BYTES
+) -> FileCheck:
+    """Reads all of a segment file and compares it with its checksums.
+
+    Args:
+        path: of the file; its name says its first sequence.
+        partition: that its frames must be of.
+        last: whether it is the partition's last file, which may have a torn tail.
+        window_bytes: read at a time.
+
+    Raises:
+        FileNotFoundError: there is no such file any more.
+        ConfigError: a frame is of a format that this version does not know.
+    """
+    with Window(path, window_bytes=window_bytes) as window:
+        first = int(path.stem)
+        walk = _Walk(window, partition, last, FileCheck(window.size, first), first)
+        while walk.offset < window.size:
+            _check_frame(walk, path)
+        return walk.found
+
+
+def check_merged(path: Path, *, partition: int, window_bytes: int = WINDOW_BYTES) -> FileCheck:
+    """Reads all of a merged segment and compares it with its checksums; errors as above."""
+    with Window(path, window_bytes=window_bytes) as window:
+        found = FileCheck(window.size, None)
+        try:
+            index = read_index(path)
+        except FileNotFoundError:
+            raise
+        except (DataDamaged, OSError) as error:
+            found.flaws.append(Flaw(window.size, None, f"no index: {error}"))
+            return found
+        found.next_sequence = index.first_sequence + index.commits.num_rows
+        if (index.partition, index.first_sequence) != (partition, int(path.stem)):
+            place = f"sequence {index.first_sequence} of partition {index.partition}"
+            found.flaws.append(Flaw(0, None, f"its place is not here but at {place}"))
+        for block in index.blocks:
+            flaws = list(_block_flaws(window, block))
+            found.commits += 0 if flaws else block.entry.commits
+            found.flaws += flaws
+        return found
+
+
+def _block_flaws(window: Window, block: Block) -> Iterator[Flaw]:
+    entry, last = block.entry, block.last_sequence
+    parts = (
+        ("paths", block.offset, entry.paths_bytes, entry.paths_crc),
+        (
+            "observations",
+            block.observations_offset,
+            entry.observations_bytes,
+            entry.observations_crc,
+        ),
+    )
+    for what, offset, size, crc in parts:
+        try:
+            right = window.checksum(offset, size) == crc
+            reason = f"the checksum of the {what} of the commits to sequence {last} is wrong"
+        except OSError as error:
+            right, reason = False, f"the disk cannot read the {what} to sequence {last}: {error}"
+        if not right:
+            yield Flaw(offset, block.first_sequence, reason)
+
+
+def _check_frame(walk: _Walk, path: Path) -> None:
+    """Checks the frame at the walk's offset, and moves behind it or behind the damage."""
+    header, complaint = _header(walk)
+    if header is not None and not complaint:
+        complaint = _bodies(walk, header)
+    if not complaint:
+        assert header is not None, "a frame without complaint has a header"
+        _advance(walk, header, walk.offset)
+        walk.found.commits += 1
+    elif walk.last and _is_tail(path, walk, header):
+        walk.found.torn_bytes = walk.window.size - walk.offset
+        walk.offset = walk.window.size
+    else:
+        walk.found.flaws.append(Flaw(walk.offset, walk.sequence, complaint))
+        _step_over(walk, header)
+
+
+def _header(walk: _Walk) -> tuple[FrameHeader | None, str]:
+    """The header at the walk's offset if it is the one that belongs there, or what is wrong."""
+    try:
+        header = decode_header(walk.window.bytes_at(walk.offset, HEADER_BYTES_MAX))
+    except DataDamaged as error:
+        return None, error.message
+    except OSError as error:
+        return None, f"the disk cannot read it: {error}"
+    expected = walk.sequence
+    if (header.partition, header.sequence) == (walk.partition, expected):
+        return header, ""
+    return None, (
+        f"expected sequence {expected} of partition {walk.partition}, "
+        f"got sequence {header.sequence} of partition {header.partition}"
+    )
+
+
+def _bodies(walk: _Walk, header: FrameHeader) -> str:
+    paths, observations = header.paths_offset, header.observations_offset
+    checks = (
+        ("paths", walk.offset + paths, header.paths_bytes, header.paths_crc),
+        (
+            "observations",
+            walk.offset + observations,
+            header.observations_bytes,
+            header.observations_crc,
+        ),
+    )
+    for what, start, size, crc in checks:
+        try:
+            found = walk.window.checksum(start, size)
+        except OSError as error:
+            return f"the disk cannot read its {what}: {error}"
+        if found is None:
+            return f"expected {header.frame_bytes} bytes, the file ends before"
+        if found != crc:
+            return f"the checksum of the {what} is wrong"
+    return ""
+
+
+def _is_tail(path: Path, walk: _Walk, header: FrameHeader | None) -> bool:
+    if header is None and _is_misplaced(walk):
+        return False
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_size <= walk.offset:
+            return True  # a running node took back a write that failed
+        return is_torn(descriptor, walk.offset, header=header, sequence=walk.sequence)
+    finally:
+        os.close(descriptor)
+
+
+def _is_misplaced(walk: _Walk) -> bool:
+    """Whether a whole header stands at the offset, though not the one that belongs there."""
+    try:
+        decode_header(walk.window.bytes_at(walk.offset, HEADER_BYTES_MAX))
+    except (DataDamaged, OSError):
+        return False
+    return True
+
+
+def _advance(walk: _Walk, header: FrameHeader, offset: int) -> None:
+    walk.offset = offset + header.frame_bytes
+    walk.sequence = walk.found.next_sequence = header.sequence + 1
+
+
+def _step_over(walk: _Walk, header: FrameHeader | None) -> None:
+    """Goes on with the frame behind a damaged one, searching where its length is not known."""
+    if header is not None:
+        _advance(walk, header, walk.offset)
+        return
+    for offset, found in _headers_after(walk):
+        if found.partition == walk.partition and found.sequence >= walk.sequence:
+            walk.offset, walk.sequence = offset, found.sequence
+            return
+    walk.offset, walk.found.next_sequence = walk.window.size, None
+
+
+def _headers_after(walk: _Walk) -> Iterator[tuple[int, FrameHeader]]:
+    """Whole headers at and behind the walk's offset, with their places."""
+    window, place = walk.window, walk.offset
+    while place < window.size:
+        try:
+            data = window.bytes_at(place, WINDOW_BYTES)
+            hit = data.find(MAGIC)
+            while hit >= 0:
+                with_header = window.bytes_at(place + hit, HEADER_BYTES_MAX)
+                if (place + hit) % ALIGNMENT == 0 and (found := _decoded(with_header)):
+                    yield place + hit, found
+                hit = data.find(MAGIC, hit + 1)
+        except OSError:
+            data = bytes(ALIGNMENT)  # an unreadable sector is stepped over
+        place += max(ALIGNMENT, len(data) // ALIGNMENT * ALIGNMENT)
+
+
+def _decoded(data: bytes) -> FrameHeader | None:
+    try:
+        return decode_header(data)
+    except (DataDamaged, ConfigError):
+        return None

@@ -1,0 +1,205 @@
+"""Checks everything that a node keeps on disk against its checksums; changes nothing.
+
+It takes no lock, so it works beside a running node: what that appends meanwhile is not looked
+at, and a file that it replaced meanwhile is looked for again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from galileo.errors import DataDamaged, InputError, Unavailable
+from galileo.storage.merged import SUFFIX as MERGED
+from galileo.storage.merged import merged_paths
+from galileo.storage.records import load_record, record_paths
+from galileo.storage.segment import segment_paths
+from galileo.storage.segment_check import FileCheck, Flaw, check_merged, check_segment
+
+THREADS = 2
+ATTEMPTS_MAX = 5
+"""How often a partition is begun anew because the node replaced its files meanwhile."""
+
+Progress = Callable[[int], None]
+"""Called with the bytes that were read since the last call; from any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Stored bytes that cannot be trusted.
+
+    Attributes:
+        dataset, partition, sequence: of the commit that is lost; None where that is unknown,
+            and for small records.
+        offset: in the file, bytes.
+    """
+
+    file: str
+    offset: int
+    dataset: str | None
+    partition: int | None
+    sequence: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a check found.
+
+    Attributes:
+        bytes: that were read.
+        torn_bytes: of tails that the next start of the node cuts, or that it was writing.
+    """
+
+    directory: str
+    files: int
+    bytes: int
+    commits: int
+    torn_bytes: int
+    damages: tuple[Damage, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.damages
+
+
+@dataclass(frozen=True, slots=True)
+class _Partition:
+    directory: Path
+    dataset: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """The files of one partition, in sequence order, each with what was found."""
+
+    partition: _Partition
+    files: list[tuple[Path, FileCheck]]
+
+
+def verify(directory: Path, *, progress: Progress | None = None, threads: int = THREADS) -> Report:
+    """Reads every file of a node's directory and reports all damage.
+
+    Args:
+        directory: of a node, running or not.
+        progress: told how many bytes were read.
+        threads: that read files at the same time.
+
+    Raises:
+        InputError: this is no node's directory.
+    """
+    if not (directory / "node").is_dir():
+        raise InputError(
+            f"expected the directory of a node, got {directory}; it is node.directory in the "
+            "node's configuration"
+        )
+    damages, files, size = _check_records(directory)
+    commits = torn_bytes = 0
+    with ThreadPoolExecutor(threads, thread_name_prefix="verify") as executor:
+        for partition in _partitions(directory):
+            checked = _check_partition(partition, executor, progress or _untold)
+            damages += _damages(checked)
+            files += len(checked.files)
+            size += sum(found.size for _, found in checked.files)
+            commits += sum(found.commits for _, found in checked.files)
+            torn_bytes += sum(found.torn_bytes for _, found in checked.files)
+    return Report(str(directory), files, size, commits, torn_bytes, tuple(damages))
+
+
+def bytes_to_read(directory: Path) -> int:
+    """The length of all files that hold commits, for a progress bar."""
+    size = 0
+    for partition in _partitions(directory):
+        for path in partition.directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # a running node replaced it
+                size += path.stat().st_size
+    return size
+
+
+def _untold(_: int) -> None:
+    """The progress of nobody who asked."""
+
+
+def _partitions(directory: Path) -> Iterator[_Partition]:
+    for dataset in sorted((directory / "journals").glob("*")):
+        numbers = (path.name for path in dataset.iterdir() if path.is_dir())
+        for number in sorted(int(name) for name in numbers if name.isdecimal()):
+            yield _Partition(dataset / str(number), dataset.name, number)
+
+
+def _check_partition(
+    partition: _Partition, executor: ThreadPoolExecutor, progress: Progress
+) -> _Checked:
+    for _ in range(ATTEMPTS_MAX):
+        paths = [*merged_paths(partition.directory), *segment_paths(partition.directory)]
+
+        def check(path: Path, last: Path | None = paths[-1] if paths else None) -> FileCheck:
+            found = _check_file(path, partition.number, last=path == last)
+            progress(found.size)
+            return found
+
+        with contextlib.suppress(FileNotFoundError):
+            files = list(zip(paths, executor.map(check, paths), strict=True))
+            return _Checked(partition, _without_replaced(files))
+    raise Unavailable(
+        f"the node replaced files of {partition.directory} {ATTEMPTS_MAX} times while they were "
+        "read; try again"
+    )
+
+
+def _check_file(path: Path, partition: int, *, last: bool) -> FileCheck:
+    if path.suffix == MERGED:
+        return check_merged(path, partition=partition)
+    return check_segment(path, partition=partition, last=last)
+
+
+def _without_replaced(files: list[tuple[Path, FileCheck]]) -> list[tuple[Path, FileCheck]]:
+    """Leaves out segments that a merged one replaces, and that are about to be deleted."""
+    ends = [found.next_sequence or 0 for path, found in files if path.suffix == MERGED]
+    merged_until = max(ends, default=0)
+    return [
+        (path, found)
+        for path, found in files
+        if path.suffix == MERGED or int(path.stem) >= merged_until
+    ]
+
+
+def _damages(checked: _Checked) -> list[Damage]:
+    """Of each file, and of the row of files: a missing one is damage too."""
+    damages = []
+    expected: int | None = 1
+    for path, found in checked.files:
+        if expected not in (None, int(path.stem)):
+            reason = f"expected the file of sequence {expected} next; one is missing or misplaced"
+            damages.append(_damage(checked.partition, path, Flaw(0, expected, reason)))
+        damages += [_damage(checked.partition, path, flaw) for flaw in found.flaws]
+        expected = found.next_sequence
+    return damages
+
+
+def _damage(partition: _Partition, path: Path, flaw: Flaw) -> Damage:
+    return Damage(
+        file=str(path),
+        offset=flaw.offset,
+        dataset=partition.dataset,
+        partition=partition.number,
+        sequence=flaw.sequence,
+        reason=flaw.reason,
+    )
+
+
+def _check_records(directory: Path) -> tuple[list[Damage], int, int]:
+    """Damages, number of files and bytes of the small records, node and schemas among them."""
+    damages, files, size = [], 0, 0
+    places = [directory / "node", directory / "datasets", *sorted(directory.glob("records/*"))]
+    for path in (path for place in places for path in record_paths(place)):
+        try:
+            size += len(load_record(path) or b"")
+            files += 1
+        except DataDamaged as error:
+            damages.append(Damage(str(path), 0, None, None, None, error.message))
+    return damages, files, size

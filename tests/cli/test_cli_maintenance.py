@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from galileo.cli.main import main
+from galileo.generate import NamLike
+from galileo.model import paths
+from galileo.model.observations import normalise
+from galileo.storage.journal import Commit
+from galileo.storage.store import Store
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A node's directory with three commits of forecasts."""
+    weather = NamLike(stride=40)
+    schema = weather.schema()
+    with Store.open(tmp_path / "node", wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        store.create_dataset(schema)
+        for batch, table in enumerate(weather.stream("2012-03-01", hours=3)):
+            commit = Commit("model", batch, *paths.index(schema, normalise(schema, table)))
+            store.journal("nam", 0).append([commit])
+    return tmp_path / "node"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def flip_a_byte(directory: Path) -> Path:
+    (path,) = directory.glob("journals/nam/0/*.segment")
+    stored = bytearray(path.read_bytes())
+    stored[200] ^= 1
+    path.write_bytes(stored)
+    return path
+
+
+def test_verify_tells_that_all_is_well(node: Path) -> None:
+    result = run("verify", node)
+    assert result.exit_code == 0
+    assert "3 commits in 3 files" in result.output
+    assert "all is well" in result.output
+    told = json.loads(run("verify", node, "--json").output)
+    assert (told["ok"], told["commits"], told["damages"]) == (True, 3, [])
+
+
+def test_verify_names_the_damage_and_ends_with_1(node: Path) -> None:
+    path = flip_a_byte(node)
+    result = run("verify", node)
+    assert result.exit_code == 1
+    assert "1 damaged places" in result.output
+    told = json.loads(run("--json", "verify", node).output)
+    assert told["ok"] is False
+    (damage,) = told["damages"]
+    assert (damage["file"], damage["offset"]) == (str(path), 0)
+    assert (damage["dataset"], damage["partition"], damage["sequence"]) == ("nam", 0, 1)
+
+
+def test_verify_refuses_another_directory(tmp_path: Path) -> None:
+    result = run("verify", tmp_path)
+    assert result.exit_code == 2
+    assert "expected the directory of a node" in result.stderr

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.graph.explanation import COMMITS
+from galileo.graph.metadata import MetadataGraph
+from galileo.query.query import parse
+
+
+def _graph(world, commits, *, size=50):
+    graph = MetadataGraph(world.schema, head_paths_max=100, block_paths=10)
+    for sequence in range(1, commits + 1):
+        graph.insert(world.batch(sequence, size), partition=0, sequence=sequence)
+    return graph
+
+
+@given(commits=st.integers(0, 9), text=st.integers(0, 20), after=st.integers(0, 9))
+@settings(max_examples=80)
+def test_an_explanation_is_of_the_same_scan(world, query_texts, commits, text, after):
+    graph, query = _graph(world, commits), parse(query_texts[text], world.schema)
+    cursor = Cursor({0: after})
+    told = graph.explain(query, after=cursor)
+    assert told.found == graph.scan(query, after=cursor).num_rows
+    assert told.paths == graph.count() == 50 * commits
+    assert told.runs == graph.runs + commits % 2
+    assert told.runs_pruned == sum(last <= after for last in _last_of_each(commits))
+    assert told.found <= told.paths_examined <= told.paths
+    assert told.zones_scanned <= told.zones <= -(-told.paths // 10)
+    assert min(told.plan_s, told.sift_s, told.gather_s) >= 0
+    for step in told.steps:
+        assert 0 <= step.passed <= step.tested <= told.paths_examined
+        assert step.condition == COMMITS or parse(json.loads(step.condition), world.schema)
+
+
+def _last_of_each(commits):
+    """The last sequence of each run and of the head, which take two commits each."""
+    return [min(first + 1, commits) for first in range(1, commits + 1, 2)]
+
+
+def test_what_bounds_rule_out_is_not_examined(world):
+    graph = _graph(world, 8)
+    told = graph.explain(parse("temperature > 400", world.schema))
+    assert (told.runs, told.runs_pruned, told.zones) == (4, 0, 40)
+    assert (told.zones_scanned, told.paths_examined, told.steps) == (0, 0, ())
+    told = graph.explain(parse("", world.schema), after=Cursor({0: 6}))
+    assert (told.runs_pruned, told.zones, told.found) == (3, 10, 100)
+
+
+def test_cells_are_found_by_search_and_tested_among_what_is_left(world):
+    graph = _graph(world, 8)
+    told = graph.explain(parse("geohash LIKE '9xj%' AND gusts = 3", world.schema))
+    assert 0 < told.cells_tested <= told.paths_examined < told.paths
+    assert graph.explain(parse("gusts = 3", world.schema)).cells_tested == 0
+
+
+@pytest.mark.parametrize(("after", "named"), [(ORIGIN, False), (Cursor({0: 3}), True)])
+def test_the_commits_are_a_step_where_they_divide_a_run(world, after, named):
+    told = _graph(world, 8).explain(parse("gusts >= 0", world.schema), after=after)
+    assert (COMMITS in {step.condition for step in told.steps}) == named

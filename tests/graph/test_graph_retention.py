@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.graph.metadata import MetadataGraph
+from galileo.query.query import parse
+
+CURSORS = st.builds(Cursor, st.dictionaries(st.integers(0, 2), st.integers(0, 9), min_size=2))
+
+
+@st.composite
+def histories(draw):
+    """Commits (partition, sequence, size, seed), drops (partition, sequence), merges (None)."""
+    last: Counter[int] = Counter()
+    steps = []
+    for _ in range(draw(st.integers(1, 20))):
+        kind, partition = draw(st.integers(0, 6)), draw(st.integers(0, 2))
+        if kind == 0:
+            steps.append(None)
+        elif kind == 1:
+            steps.append((partition, draw(st.integers(0, last[partition] + 2))))
+        else:
+            last[partition] += draw(st.integers(1, 2))
+            size, seed = draw(st.integers(0, 50)), draw(st.integers(0, 2**32))
+            steps.append((partition, last[partition], size, seed))
+    return steps
+
+
+@given(
+    history=histories(),
+    head_paths_max=st.integers(1, 120),
+    text=st.integers(0, 20),
+    after=st.just(ORIGIN) | CURSORS,
+)
+@settings(max_examples=200)
+def test_what_was_dropped_is_shown_by_nothing(
+    world, dumb_store, rows_of, query_texts, history, head_paths_max, text, after
+):
+    store = dumb_store(world.schema)
+    graph = MetadataGraph(world.schema, head_paths_max=head_paths_max, block_paths=7)
+    dropped: Counter[int] = Counter()
+    query = parse(query_texts[text], world.schema)
+    for step in history:
+        if step is None:
+            graph.maintain()
+        elif len(step) == 2:
+            graph.drop_before(*step)
+            dropped[step[0]] = max(dropped[step[0]], step[1] - 1)
+        else:
+            partition, sequence, size, seed = step
+            for target in (graph, store):
+                target.insert(world.batch(seed, size), partition=partition, sequence=sequence)
+        left = [row for row in store.rows() if row["sequence"] > dropped[row["partition"]]]
+        assert graph.count() == len(left)
+    since = after.join(dropped)
+    assert rows_of(graph.scan(query, after=after)) == store.scan(query, after=since)
+    everything, one = graph.scan_many([(parse("", world.schema), ORIGIN), (query, after)])
+    assert rows_of(one) == store.scan(query, after=since)
+    assert everything.num_rows == graph.count()
+
+
+def _filled(world, *, commits):
+    graph = MetadataGraph(world.schema, head_paths_max=400)
+    for sequence in range(1, commits + 1):
+        graph.insert(world.batch(sequence, 100), partition=0, sequence=sequence)
+    while graph.maintain():
+        pass
+    return graph
+
+
+def test_merging_gives_the_memory_back(world):
+    graph = _filled(world, commits=40)
+    before = graph.memory_bytes()
+    graph.drop_before(0, 31)
+    assert graph.memory_bytes() == before
+    assert graph.maintain()
+    assert graph.memory_bytes() < 0.3 * before
+    assert graph.count() == 1000
+    assert not graph.maintain()
+
+
+def test_little_waste_is_left_until_the_next_merge(world):
+    graph = _filled(world, commits=40)
+    graph.drop_before(0, 3)
+    before = graph.memory_bytes()
+    assert not graph.maintain()
+    assert graph.memory_bytes() == before
+    assert graph.count() == 3800
+
+
+def test_everything_can_be_dropped_and_what_comes_late_too(world):
+    graph = _filled(world, commits=40)
+    graph.drop_before(0, 41)
+    graph.drop_before(0, 7)
+    graph.maintain()
+    assert (graph.count(), graph.runs) == (0, 0)
+    graph.insert(world.batch(9, 30), partition=0, sequence=9)
+    graph.insert(world.batch(9, 30), partition=1, sequence=9)
+    assert graph.count() == graph.scan(parse("", world.schema)).num_rows == 30

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.cursor import Cursor
+from galileo.errors import InputError
+from galileo.graph.metadata import MetadataGraph
+from galileo.query.query import parse
+
+EDGES = st.lists(st.integers(-2, 12).map(float), min_size=2, max_size=6, unique=True).map(sorted)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=6),
+    seed=st.integers(0, 2**32),
+    text=st.integers(0, 20),
+    feature=st.sampled_from(["temperature", "humidity", "gusts", "raining"]),
+    bins=st.none() | st.integers(1, 9) | EDGES,
+    after=st.integers(0, 3),
+)
+@settings(max_examples=200)
+def test_a_summary_is_that_of_the_observations(
+    world, dumb_store, query_texts, sizes, seed, text, feature, bins, after
+):
+    store, graph = dumb_store(world.schema), MetadataGraph(world.schema, head_paths_max=80)
+    for number, size in enumerate(sizes):
+        for target in (graph, store):
+            target.insert(world.batch(seed + number, size), partition=0, sequence=number + 1)
+    query, cursor = parse(query_texts[text], world.schema), Cursor({0: after})
+    rows = store.scan(query, after=cursor)
+    values = [row[feature] for row in rows for _ in range(row["rows"])]
+    known = np.array([value for value in values if value is not None], dtype=np.float64)
+
+    found = graph.summarise(query, feature, bins=bins, after=cursor)
+    assert (found.paths, found.observations) == (len(rows), len(values))
+    assert found.missing == len(values) - len(known)
+    assert found.total == pytest.approx(known.sum())
+    if len(known) == 0:
+        assert (found.minimum, found.maximum, found.mean) == (None, None, None)
+    else:
+        assert (found.minimum, found.maximum) == (known.min(), known.max())
+        assert found.mean == pytest.approx(known.mean())
+    if bins is None or (isinstance(bins, int) and len(known) == 0):
+        assert found.histogram is None
+    else:
+        edges = np.histogram_bin_edges(known, bins)
+        expected = [
+            int(((known >= low) & ((known < high) | (high == edges[-1]) & (known == high))).sum())
+            for low, high in itertools.pairwise(edges)
+        ]
+        assert found.histogram.edges.tolist() == edges.tolist()
+        assert found.histogram.counts.tolist() == expected
+
+
+@pytest.mark.parametrize("feature", ["station", "note", "tempo", "datetime"])
+def test_only_indexed_numbers_are_summarised(world, feature):
+    graph = MetadataGraph(world.schema)
+    with pytest.raises(InputError, match="expected one of the indexed features"):
+        graph.summarise(parse("", world.schema), feature)
+
+
+@pytest.mark.parametrize("bins", [0, 20_000, [], [1.0], [2.0, 1.0], [1.0, 1.0], [0.0, np.inf]])
+def test_what_are_no_bins_is_refused(world, bins):
+    graph = MetadataGraph(world.schema)
+    with pytest.raises(InputError, match="bins"):
+        graph.summarise(parse("", world.schema), "gusts", bins=bins)
+
+
+def test_infinite_values_need_edges(world):
+    graph, batch = MetadataGraph(world.schema), world.batch(1, 3)
+    at = batch.schema.get_field_index("temperature")
+    batch = batch.set_column(at, batch.schema.field(at), pa.array([1.0, np.inf, 2.0]))
+    graph.insert(batch, partition=0, sequence=1)
+    everything = parse("", world.schema)
+    with pytest.raises(InputError, match="give the edges"):
+        graph.summarise(everything, "temperature", bins=3)
+    found = graph.summarise(everything, "temperature", bins=[0.0, 1.5])
+    assert found.maximum == np.inf
+    assert found.histogram.counts.tolist() == [batch.column("rows")[0].as_py()]

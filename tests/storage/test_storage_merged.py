@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galileo.errors import ConfigError, DataDamaged
+from galileo.storage.blocks import TRAILER_BYTES, read_index
+from galileo.storage.frame import ALIGNMENT
+from galileo.storage.journal import Commit
+from galileo.storage.merged import merged_paths
+from galileo.storage.merging import MergeOptions
+from galileo.storage.segment_check import check_merged
+from galileo.storage.writer import JournalOptions
+
+Open = Callable[..., Any]
+
+SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
+TWO_BLOCKS = MergeOptions(bytes_min=1, block_bytes=12_000)
+
+
+@pytest.fixture
+def merged(stored: Path, open_journal: Open) -> Path:
+    """A merged segment of several blocks."""
+    journal = open_journal(stored, SMALL).journal
+    journal.merge(TWO_BLOCKS, lambda _: True)
+    journal.close()
+    (path,) = merged_paths(stored)
+    assert len(read_index(path).blocks) > 2
+    return path
+
+
+def outcome(path: Path, commits: list[Commit], open_journal: Open) -> set[int] | None:
+    """The sequences whose observations cannot be read, None where the start is refused."""
+    try:
+        journal = open_journal(path.parent, SMALL).journal
+    except DataDamaged:
+        return None
+    lost = set()
+    for sequence, commit in enumerate(commits, start=1):
+        try:
+            assert journal.read(sequence).equals(commit.observations)
+        except DataDamaged:
+            lost.add(sequence)
+    journal.close()
+    return lost
+
+
+def test_every_flipped_byte_of_a_merged_segment_is_noticed(
+    merged: Path, commits: list[Commit], open_journal: Open
+) -> None:
+    """At the start where paths or index are hit, else when the block is read; verify tells all."""
+    stored, index = merged.read_bytes(), read_index(merged)
+    first = index.blocks[0]
+    places = [
+        *(0, 5, first.observations_offset - 1, first.observations_offset),
+        *(index.blocks[1].offset, index.blocks[1].observations_offset + 70),
+        *(len(stored) - 1, len(stored) - TRAILER_BYTES, len(stored) - TRAILER_BYTES - 1),
+        *random.Random(3).sample(range(len(stored)), 150),
+    ]
+    for place in places:
+        changed = bytearray(stored)
+        changed[place] ^= 1 << place % 8
+        merged.write_bytes(changed)
+        report = check_merged(merged, partition=7)
+        assert len(report.flaws) == 1
+        hit = [b for b in index.blocks if b.offset <= place < b.observations_offset]
+        data = [
+            b
+            for b in index.blocks
+            if b.observations_offset <= place < b.observations_offset + b.entry.observations_bytes
+        ]
+        lost = outcome(merged, commits, open_journal)
+        if data:
+            assert lost == set(range(data[0].first_sequence, data[0].last_sequence + 1))
+            assert report.flaws[0].sequence == data[0].first_sequence
+            assert report.flaws[0].offset == data[0].observations_offset
+        else:
+            assert lost is None
+            assert report.flaws[0].sequence == (hit[0].first_sequence if hit else None)
+    merged.write_bytes(stored)
+    assert outcome(merged, commits, open_journal) == set()
+    assert not check_merged(merged, partition=7).flaws
+
+
+def test_a_merged_segment_of_another_length_is_damage(merged: Path, open_journal: Open) -> None:
+    stored = merged.read_bytes()
+    for length in (0, 63, 64, len(stored) // 2, len(stored) - ALIGNMENT, len(stored) - 1):
+        merged.write_bytes(stored[:length])
+        with pytest.raises(DataDamaged):
+            open_journal(merged.parent, SMALL)
+        assert check_merged(merged, partition=7).flaws
+    merged.write_bytes(stored + bytes(ALIGNMENT))
+    with pytest.raises(DataDamaged):
+        open_journal(merged.parent, SMALL)
+
+
+def test_a_merged_segment_in_the_wrong_place_is_damage(
+    merged: Path, open_journal: Open, tmp_path: Path
+) -> None:
+    other = tmp_path / "8"
+    shutil.copytree(merged.parent, other)
+    with pytest.raises(DataDamaged, match="partition"):
+        open_journal(other, SMALL, partition=8)
+    assert check_merged(merged, partition=8).flaws
+    (tmp_path / "9").mkdir()
+    misnamed = tmp_path / "9" / f"{2:020d}.merged"
+    shutil.copy(merged, misnamed)
+    with pytest.raises(DataDamaged, match="missing or misplaced"):
+        open_journal(tmp_path / "9", SMALL)
+    assert check_merged(misnamed, partition=7).flaws
+
+
+def test_a_later_format_is_refused_and_kept(
+    merged: Path, open_journal: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = merged.read_bytes()
+    monkeypatch.setattr("galileo.storage.blocks.FORMAT_VERSION", 0)
+    with pytest.raises(ConfigError, match="format 0, got 1"):
+        open_journal(merged.parent, SMALL)
+    assert merged.read_bytes() == stored

@@ -1,0 +1,430 @@
+from __future__ import annotations
+
+import errno
+import random
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.errors import ConfigError, DataDamaged
+from galileo.storage.disk import RealDisk
+from galileo.storage.frame import Buffer
+from galileo.storage.journal import Commit, PartitionJournal
+from galileo.storage.merged import CACHED_BLOCKS_MAX, merged_paths
+from galileo.storage.merging import MergeOptions
+from galileo.storage.writer import JournalOptions
+
+Make = Callable[..., Commit]
+Open = Callable[..., Any]
+
+SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
+EVERYTHING = MergeOptions(bytes_min=1, block_bytes=8_000)
+TWO_BLOCKS = MergeOptions(bytes_min=1, block_bytes=12_000)
+
+
+def unhurried(_: int) -> bool:
+    return True
+
+
+def check_holds(journal: PartitionJournal, commits: Sequence[Commit]) -> None:
+    assert journal.last_sequence == len(commits)
+    assert journal.rows_total == sum(commit.observations.num_rows for commit in commits)
+    assert journal.paths_total == sum(commit.paths.num_rows for commit in commits)
+    for sequence, commit in enumerate(commits, start=1):
+        assert journal.read(sequence).equals(commit.observations)
+        assert journal.paths(sequence).equals(commit.paths)
+        header = journal.header(sequence)
+        assert (header.sequence, header.producer) == (sequence, commit.producer)
+        assert (header.batch, header.partition) == (commit.batch, 7)
+        assert (header.rows, header.paths) == (commit.observations.num_rows, commit.paths.num_rows)
+
+
+def test_merging_changes_nothing_but_the_files(
+    stored: Path, commits: list[Commit], make_commit: Make, open_journal: Open
+) -> None:
+    journal = open_journal(stored, SMALL).journal
+    headers = [journal.header(sequence) for sequence in range(1, 13)]
+    last = journal._writer.path
+    assert journal.merge(EVERYTHING, unhurried)
+    assert sorted(path.suffix for path in stored.iterdir()) == [".merged", ".segment"]
+    assert last.exists()
+    check_holds(journal, commits)
+    assert [journal.header(sequence) for sequence in range(1, 13)] == headers
+    assert journal.bytes_on_disk == sum(path.stat().st_size for path in stored.iterdir())
+    assert not journal.merge(EVERYTHING, unhurried)
+    assert journal.append([commits[0]])[0].duplicate
+    assert journal.append([make_commit(99)])[0].sequence == 13
+    journal.close()
+
+    again = open_journal(stored, SMALL)
+    check_holds(again.journal, [*commits, make_commit(99)])
+    assert [again.journal.header(sequence) for sequence in range(1, 13)] == headers
+    assert [sequence for sequence, _ in again.replayed] == list(range(1, 14))
+    for (_, paths), commit in zip(again.replayed, commits, strict=False):
+        assert paths.equals(commit.paths)
+    for number, commit in enumerate(commits, start=1):
+        result = again.journal.append([commit])[0]
+        assert (result.sequence, result.duplicate) == (number, True)
+    assert again.journal.last_batch("radar 1") == 10
+
+
+def test_row_ranges_of_merged_commits_are_read(
+    stored: Path, commits: list[Commit], open_journal: Open
+) -> None:
+    journal = open_journal(stored, SMALL).journal
+    journal.merge(EVERYTHING, unhurried)
+    for sequence in (1, 4, 7):
+        rows = commits[sequence - 1].observations
+        ranges = ([3, 4, 0], [1, 6, 2])
+        wanted = rows.take([3, *range(4, 10), 0, 1])
+        assert journal.read(sequence, ranges=ranges).equals(wanted)
+
+
+def test_small_amounts_wait_and_large_ones_are_cut(stored: Path, open_journal: Open) -> None:
+    journal = open_journal(stored, SMALL).journal
+    sizes = [path.stat().st_size for path in sorted(stored.iterdir())][:-1]
+    assert not journal.merge(MergeOptions(bytes_min=sum(sizes) + 1), unhurried)
+    two = MergeOptions(bytes_min=1, bytes_max=sizes[0] + sizes[1])
+    rounds = 0
+    while journal.merge(two, unhurried):
+        rounds += 1
+    assert rounds == -(-len(sizes) // 2)
+    assert len(merged_paths(stored)) == rounds
+    assert not list(stored.glob("*.merging"))
+
+
+def test_only_the_segment_that_is_written_stays_plain(tmp_path: Path, open_journal: Open) -> None:
+    journal = open_journal(tmp_path, SMALL).journal
+    assert not journal.merge(EVERYTHING, unhurried)
+
+
+def test_pace_is_told_every_byte_and_can_end_it(
+    stored: Path, commits: list[Commit], open_journal: Open
+) -> None:
+    journal = open_journal(stored, SMALL).journal
+    before = {path: path.read_bytes() for path in stored.iterdir()}
+    told: list[int] = []
+
+    def ends(size: int) -> bool:
+        told.append(size)
+        return len(told) < 2
+
+    assert not journal.merge(EVERYTHING, ends)
+    assert {path: path.read_bytes() for path in stored.iterdir()} == before
+    told.clear()
+    assert journal.merge(EVERYTHING, lambda size: told.append(size) is None)
+    sealed = sorted(before)[:-1]
+    assert sum(told) == sum(len(before[path]) for path in sealed)
+    check_holds(journal, commits)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_random_histories_read_the_same_as_a_list(
+    make_commit: Make, open_journal: Open, data: st.DataObject
+) -> None:
+    """Appends, merges of any size and restarts in any order, against a list of commits."""
+    segment_bytes_max = data.draw(st.sampled_from([1, 5_000, 12_000]))
+    options = JournalOptions(durability="none", segment_bytes_max=segment_bytes_max)
+    steps = data.draw(st.lists(st.sampled_from(["append", "merge", "reopen"]), max_size=12))
+    model: list[Commit] = []
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name) / "7"
+        journal = open_journal(directory, options).journal
+        for step in steps:
+            if step == "append":
+                sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+                producer = data.draw(st.sampled_from(["radar", "satellite"]))
+                group = [
+                    make_commit(1000 - 7 * (len(model) + n), rows=rows, producer=producer)
+                    for n, rows in enumerate(sizes)
+                ]
+                assert [r.sequence for r in journal.append(group)] == [
+                    len(model) + 1 + n for n in range(len(group))
+                ]
+                model += group
+            elif step == "merge":
+                bytes_max = data.draw(st.sampled_from([1, 9_000, 10**9]))
+                block_bytes = data.draw(st.sampled_from([1, 5_000, 10**9]))
+                journal.merge(
+                    MergeOptions(bytes_min=1, bytes_max=bytes_max, block_bytes=block_bytes),
+                    unhurried,
+                )
+            else:
+                journal.close()
+                again = open_journal(directory, options)
+                journal = again.journal
+                assert [paths for _, paths in again.replayed] == [c.paths for c in model]
+            check_holds(journal, model)
+            if model:
+                repeated = data.draw(st.sampled_from(range(len(model))))
+                result = journal.append([model[repeated]])[0]
+                assert (result.sequence, result.duplicate) == (repeated + 1, True)
+        journal.close()
+
+
+class Killed(BaseException):
+    """The process is gone: nothing of it runs any more."""
+
+
+class KillingDisk(RealDisk):
+    """The real disk, for a process that dies at one of its operations.
+
+    Args:
+        at: number of the operation, from 0.
+        after: whether the operation itself still happens; a write happens half otherwise.
+    """
+
+    def __init__(self, at: int, *, after: bool) -> None:
+        self.names: list[str] = []
+        self._at = at
+        self._after = after
+
+    def _do(self, name: str, operation: Callable[[], Any]) -> Any:
+        self.names.append(name)
+        if len(self.names) - 1 < self._at:
+            return operation()
+        if self._after:
+            operation()
+        raise Killed
+
+    def create(self, path: Path) -> int:
+        return int(self._do("create", lambda: RealDisk.create(self, path)))
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+        joined = b"".join(map(bytes, buffers))
+        if len(self.names) == self._at and not self._after:
+            RealDisk.write(self, descriptor, [joined[: len(joined) // 2]], offset)
+        return int(self._do("write", lambda: RealDisk.write(self, descriptor, [joined], offset)))
+
+    def fdatasync(self, descriptor: int) -> None:
+        self._do("fdatasync", lambda: RealDisk.fdatasync(self, descriptor))
+
+    def rename(self, path: Path, name: Path) -> None:
+        self._do("rename", lambda: RealDisk.rename(self, path, name))
+
+    def unlink(self, path: Path) -> None:
+        self._do("unlink", lambda: RealDisk.unlink(self, path))
+
+    def sync_directory(self, directory: Path) -> None:
+        self._do("sync_directory", lambda: RealDisk.sync_directory(self, directory))
+
+
+def merge_killed_at(
+    directory: Path, open_journal: Open, *, at: int, after: bool
+) -> tuple[list[str], bool]:
+    """Merges with a process that dies at an operation; which ones it did, and whether it died."""
+    journal = open_journal(directory, SMALL).journal
+    disk = KillingDisk(at, after=after)
+    journal._disk = disk
+    try:
+        journal.merge(TWO_BLOCKS, unhurried)
+    except Killed:
+        return disk.names, True
+    finally:
+        journal.close()
+    return disk.names, False
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_process_killed_at_any_step_leaves_each_commit_once(
+    stored: Path, tmp_path: Path, commits: list[Commit], open_journal: Open, after: bool
+) -> None:
+    seen: set[str] = set()
+    for at in range(1000):
+        copy = tmp_path / f"copy {at}"
+        shutil.copytree(stored, copy)
+        names, died = merge_killed_at(copy, open_journal, at=at, after=after)
+        seen |= set(names)
+        check_one_version(copy, open_journal, commits)
+        if not died:
+            break
+        shutil.rmtree(copy)
+    assert not died
+    assert seen == {"create", "write", "fdatasync", "rename", "unlink", "sync_directory"}
+
+
+def check_one_version(directory: Path, open_journal: Open, commits: list[Commit]) -> None:
+    again = open_journal(directory, SMALL)
+    check_holds(again.journal, commits)
+    assert [sequence for sequence, _ in again.replayed] == list(range(1, 13))
+    held = [*merged_paths(directory), *sorted(directory.glob("*.segment"))]
+    assert sorted(held) == sorted(directory.iterdir())
+    firsts = [int(path.stem) for path in held]
+    assert firsts == sorted(set(firsts))
+    assert again.journal.bytes_on_disk == sum(path.stat().st_size for path in held)
+    again.journal.merge(EVERYTHING, unhurried)
+    check_holds(again.journal, commits)
+    again.journal.close()
+
+
+def test_recovery_that_dies_while_it_clears_up_is_repeated(
+    tmp_path: Path, commits: list[Commit], open_journal: Open
+) -> None:
+    make_again(tmp_path / "whole", commits, open_journal)
+    names, _ = merge_killed_at(tmp_path / "whole", open_journal, at=10**6, after=False)
+    for at in range(names.count("unlink") + 1):
+        place = tmp_path / f"{at}"
+        make_again(place, commits, open_journal)
+        merge_killed_at(place, open_journal, at=names.index("unlink"), after=False)
+        left = len(list(place.glob("*.segment")))
+        disk = KillingDisk(at + 1, after=True)  # the first one looks for the directory
+        with pytest.raises(Killed):
+            open_journal(place, JournalOptions(segment_bytes_max=6_000, disk=disk))
+        assert disk.names[-1] in ("unlink", "sync_directory")
+        assert len(list(place.glob("*.segment"))) == left - disk.names.count("unlink")
+        check_one_version(place, open_journal, commits)
+
+
+def make_again(directory: Path, commits: list[Commit], open_journal: Open) -> None:
+    journal = open_journal(directory, SMALL).journal
+    for commit in commits:
+        journal.append([commit])
+    journal.close()
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "fdatasync", "rename"])
+def test_a_disk_that_refuses_leaves_everything_as_it_was(
+    stored: Path, commits: list[Commit], open_journal: Open, faulty_disk: Any, operation: str
+) -> None:
+    journal = open_journal(stored, SMALL).journal
+    before = {path: path.read_bytes() for path in stored.iterdir()}
+    journal._disk = faulty_disk
+    faulty_disk.failing = {operation: errno.ENOSPC}
+    with pytest.raises(OSError, match="ENOSPC"):
+        journal.merge(EVERYTHING, unhurried)
+    assert {path: path.read_bytes() for path in stored.iterdir()} == before
+    check_holds(journal, commits)
+    faulty_disk.failing = {}
+    assert journal.merge(EVERYTHING, unhurried)
+    check_holds(journal, commits)
+
+
+def test_sources_that_cannot_be_deleted_are_deleted_at_the_next_start(
+    stored: Path, commits: list[Commit], open_journal: Open, faulty_disk: Any
+) -> None:
+    journal = open_journal(stored, SMALL).journal
+    segments = len(list(stored.iterdir()))
+    journal._disk = faulty_disk
+    faulty_disk.failing = {"unlink": errno.EROFS}
+    with pytest.raises(OSError, match="EROFS"):
+        journal.merge(EVERYTHING, unhurried)
+    assert len(list(stored.iterdir())) == segments + 1
+    check_holds(journal, commits)
+    journal.close()
+    check_one_version(stored, open_journal, commits)
+
+
+def test_damage_is_not_merged(stored: Path, open_journal: Open) -> None:
+    journal = open_journal(stored, SMALL).journal
+    path = sorted(stored.iterdir())[1]
+    held = bytearray(path.read_bytes())
+    for place in random.Random(1).sample(range(len(held)), 60):
+        held[place] ^= 1
+        path.write_bytes(held)
+        with pytest.raises(DataDamaged) as caught:
+            journal.merge(EVERYTHING, unhurried)
+        assert caught.value.details["file"] == str(path)
+        assert not list(stored.glob("*.merg*"))
+        held[place] ^= 1
+    path.write_bytes(held)
+    assert journal.merge(EVERYTHING, unhurried)
+
+
+def test_a_missing_newest_segment_keeps_what_a_merge_left_over(
+    stored: Path, open_journal: Open
+) -> None:
+    """In doubt nothing is deleted."""
+    names, _ = merge_killed_at(stored, open_journal, at=10**6, after=False)
+    assert names.count("unlink") >= 3
+    (newest,) = stored.glob("*.segment")
+    leftover = stored / f"{2:020d}.segment"
+    newest.rename(leftover)
+    with pytest.raises(DataDamaged, match="is missing"):
+        open_journal(stored, SMALL)
+    assert leftover.exists()
+
+
+def test_readers_and_writers_do_not_notice_a_merge(
+    tmp_path: Path, make_commit: Make, open_journal: Open
+) -> None:
+    journal = open_journal(tmp_path, SMALL).journal
+    commits = [make_commit(batch, rows=20) for batch in range(90)]
+    for commit in commits[:30]:
+        journal.append([commit])
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def read_all() -> None:
+        rng = random.Random(2)
+        try:
+            while not done.is_set():
+                sequence = rng.randint(1, journal.last_sequence)
+                commit = commits[sequence - 1]
+                assert journal.read(sequence).equals(commit.observations)
+                assert journal.paths(sequence).equals(commit.paths)
+                assert journal.header(sequence).batch == commit.batch
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read_all) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for commit in commits[30:]:
+        journal.append([commit])
+        journal.merge(EVERYTHING, unhurried)
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert not failures
+    check_holds(journal, commits)
+    journal.close()
+    check_holds(open_journal(tmp_path, SMALL).journal, commits)
+
+
+def test_few_decoded_blocks_are_kept(
+    stored: Path, commits: list[Commit], open_journal: Open
+) -> None:
+    journal = open_journal(stored, SMALL).journal
+    journal.merge(MergeOptions(bytes_min=1, block_bytes=1), unhurried)
+    check_holds(journal, commits)
+    assert len(journal._blocks._blocks) == CACHED_BLOCKS_MAX
+    table = journal.read(1)
+    journal.close()
+    assert not journal._blocks._blocks
+    assert table.equals(commits[0].observations)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"bytes_min": 0}, {"bytes_min": 2, "bytes_max": 1}, {"block_bytes": 0}]
+)
+def test_wrong_thresholds_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        MergeOptions(**wrong)
+
+
+def test_a_file_that_reads_differently_than_written_is_not_used(
+    stored: Path, commits: list[Commit], open_journal: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that stores other bytes than it was given."""
+
+    class LyingDisk(RealDisk):
+        def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+            data = bytearray(b"".join(map(bytes, buffers)))
+            data[len(data) // 2] ^= 1
+            return RealDisk.write(self, descriptor, [bytes(data)], offset)
+
+    journal = open_journal(stored, SMALL).journal
+    before = sorted(stored.iterdir())
+    journal._disk = LyingDisk()
+    with pytest.raises(DataDamaged, match="reads differently"):
+        journal.merge(EVERYTHING, unhurried)
+    assert sorted(stored.iterdir()) == before
+    check_holds(journal, commits)

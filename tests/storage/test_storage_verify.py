@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.errors import InputError, Unavailable
+from galileo.model.schema import Schema
+from galileo.storage.blocks import read_index
+from galileo.storage.disk import RealDisk
+from galileo.storage.frame import ALIGNMENT, HEADER_BYTES_MAX, decode_header
+from galileo.storage.journal import Commit
+from galileo.storage.merging import MergeOptions
+from galileo.storage.segment_check import check_segment
+from galileo.storage.store import Store
+from galileo.storage.verify import Report, bytes_to_read, verify
+from galileo.storage.writer import JournalOptions
+
+Make = Callable[..., Commit]
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def node(tmp_path: Path, schema: Schema, make_commit: Make) -> Path:
+    """A node's directory with two partitions of several segments, and a small record."""
+    options = JournalOptions(durability="none", segment_bytes_max=6_000)
+    directory = tmp_path / "node"
+    with Store.open(directory, options, wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        store.create_dataset(schema)
+        store.save_record("ccq", "one", b"coordinator")
+        for partition in (3, 12):
+            journal = store.journal("nam", partition)
+            for batch in range(0, 9, 3):
+                journal.append([make_commit(batch + n, rows=20) for n in range(3)])
+    return directory
+
+
+def segments(directory: Path) -> list[Path]:
+    found = directory.glob("journals/*/*/*.segment")
+    return sorted(found, key=lambda path: (int(path.parent.name), path.name))
+
+
+def frames(path: Path) -> list[tuple[int, int]]:
+    """(sequence, offset) of each frame."""
+    stored, offset, found = path.read_bytes(), 0, []
+    while offset < len(stored):
+        header = decode_header(stored[offset : offset + HEADER_BYTES_MAX])
+        found.append((header.sequence, offset))
+        offset += header.frame_bytes
+    return found
+
+
+def flip(path: Path, place: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+
+
+def snapshot(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_sound_directory_is_read_whole_and_left_alone(node: Path) -> None:
+    before, told = snapshot(node), []
+    report = verify(node, progress=told.append)
+    assert report.ok
+    assert report == Report(
+        directory=str(node),
+        files=len(before) - 1,  # not the lock
+        bytes=report.bytes,
+        commits=18,
+        torn_bytes=0,
+        damages=(),
+    )
+    assert sum(told) == bytes_to_read(node) == sum(len(before[p]) for p in segments(node))
+    assert report.bytes > sum(told)
+    assert snapshot(node) == before
+    assert len(segments(node)) == 6
+
+
+def test_every_flipped_byte_is_reported_with_its_frame(node: Path) -> None:
+    path = segments(node)[4]
+    places = frames(path)
+    size = path.stat().st_size
+    for place in [*range(200), *random.Random(5).sample(range(200, size), 400)]:
+        flip(path, place)
+        found = check_segment(path, partition=12, last=False)
+        sequence, offset = max(frame for frame in places if frame[1] <= place)
+        assert [(flaw.sequence, flaw.offset) for flaw in found.flaws] == [(sequence, offset)]
+        assert found.commits == len(places) - 1
+        flip(path, place)
+    assert not check_segment(path, partition=12, last=False).flaws
+
+
+def test_damage_names_dataset_partition_sequence_and_place(node: Path) -> None:
+    first, second = segments(node)[0], segments(node)[4]
+    one, other = frames(first)[1], frames(second)[0]
+    flip(first, one[1] + 300)
+    flip(second, other[1] + 20)
+    report = verify(node)
+    assert not report.ok
+    assert [(d.file, d.dataset, d.partition, d.sequence, d.offset) for d in report.damages] == [
+        (str(first), "nam", int(first.parent.name), *one),
+        (str(second), "nam", int(second.parent.name), *other),
+    ]
+    assert report.damages[0].reason == "the checksum of the paths is wrong"
+    assert report.damages[1].reason == "the checksum of the frame header is wrong"
+    assert report.commits == 16
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_random_damage_anywhere_is_never_missed(
+    tmp_path_factory: pytest.TempPathFactory, schema: Schema, make_commit: Make, data: st.DataObject
+) -> None:
+    """Any stretch overwritten with any bytes but the old ones is found, by an independent model."""
+    directory = tmp_path_factory.mktemp("damage")
+    options = JournalOptions(durability="none", segment_bytes_max=5_000)
+    with Store.open(directory, options, wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        store.create_dataset(schema)
+        journal = store.journal("nam", 1)
+        for batch in range(6):
+            journal.append([make_commit(batch, rows=15)])
+    paths = segments(directory)
+    path = data.draw(st.sampled_from(paths[:-1]))
+    stored = path.read_bytes()
+    start = data.draw(st.integers(0, len(stored) - 1))
+    patch = data.draw(st.binary(min_size=1, max_size=300))[: len(stored) - start]
+    path.write_bytes(stored[:start] + patch + stored[start + len(patch) :])
+    report = verify(directory)
+    assert report.ok == (stored[start : start + len(patch)] == patch)
+    whole = sum(stored[a:b] == path.read_bytes()[a:b] for a, b in zip(*edges(stored), strict=True))
+    others = 6 - len(edges(stored)[0])
+    assert report.commits == others + whole
+    shutil.rmtree(directory)
+
+
+def edges(stored: bytes) -> tuple[list[int], list[int]]:
+    starts, offset = [], 0
+    while offset < len(stored):
+        starts.append(offset)
+        offset += decode_header(stored[offset : offset + HEADER_BYTES_MAX]).frame_bytes
+    return starts, [*starts[1:], len(stored)]
+
+
+def test_a_small_window_sees_the_same(node: Path) -> None:
+    for path in segments(node):
+        partition = int(path.parent.name)
+        whole = check_segment(path, partition=partition, last=True)
+        assert check_segment(path, partition=partition, last=True, window_bytes=512) == whole
+        flip(path, 700)
+        whole = check_segment(path, partition=partition, last=False)
+        assert whole.flaws
+        assert check_segment(path, partition=partition, last=False, window_bytes=512) == whole
+
+
+def test_a_torn_tail_is_no_damage_in_the_last_file_and_damage_in_others(node: Path) -> None:
+    for path, is_last in ((segments(node)[2], True), (segments(node)[1], False)):
+        stored = path.read_bytes()
+        start = frames(path)[-1][1]
+        for length in range(start + 1, len(stored), ALIGNMENT - 1):
+            path.write_bytes(stored[:length])
+            report = verify(node)
+            assert report.ok == is_last
+            assert report.torn_bytes == (length - start if is_last else 0)
+            assert report.commits == 17
+        path.write_bytes(stored)
+
+
+def test_missing_and_foreign_files_are_damage(node: Path) -> None:
+    paths = segments(node)
+    stored = paths[1].read_bytes()
+    paths[1].unlink()
+    (damage,) = verify(node).damages
+    assert (damage.file, damage.sequence) == (str(paths[2]), 4)
+    assert "missing" in damage.reason
+    shutil.copy(paths[4], paths[1])
+    assert [damage.file for damage in verify(node).damages] == [str(paths[1])]
+    paths[1].write_bytes(stored)
+    assert verify(node).ok
+
+
+def test_a_frame_that_is_missing_is_reported_once(node: Path) -> None:
+    path = segments(node)[0]
+    stored = path.read_bytes()
+    (_, second), (_, third) = frames(path)[1:]
+    path.write_bytes(stored[:second] + stored[third:])
+    (damage,) = verify(node).damages
+    assert (damage.sequence, damage.offset) == (2, second)
+    assert "expected sequence 2" in damage.reason
+    assert verify(node).commits == 17
+
+
+@pytest.mark.parametrize("name", ["node/epoch", "datasets/nam", "records/ccq/one"])
+def test_damaged_records_are_reported(node: Path, name: str) -> None:
+    path = node / f"{name}.record"
+    flip(path, path.stat().st_size - 1)
+    (damage,) = verify(node).damages
+    assert damage.file == str(path)
+    assert damage.sequence is None
+
+
+def test_it_works_beside_the_process_that_holds_the_directory(
+    node: Path, make_commit: Make
+) -> None:
+    options = JournalOptions(durability="none", segment_bytes_max=20_000)
+    with Store.open(node, options, wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        journal = store.journal("nam", 3)
+        for batch in range(9, 40):
+            journal.append([make_commit(batch, rows=20)])
+            report = verify(node)
+            assert report.ok
+            assert report.commits == 9 + batch + 1
+
+
+EVERYTHING = MergeOptions(bytes_min=1, block_bytes=9_000)
+
+
+def merged(node: Path, disk: RealDisk) -> Path:
+    """Merges partition 3 with a disk, and gives the new file."""
+    options = JournalOptions(durability="none", segment_bytes_max=6_000, disk=disk)
+    with Store.open(node, options, wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        with contextlib.suppress(OSError):
+            store.journal("nam", 3).merge(EVERYTHING, lambda _: True)
+    (path,) = node.glob("journals/nam/3/*.merged")
+    return path
+
+
+def test_merged_segments_are_read_whole(node: Path) -> None:
+    path = merged(node, RealDisk())
+    stored = path.read_bytes()
+    report = verify(node)
+    assert report.ok
+    assert report.commits == 18
+    second = read_index(path).blocks[1]
+    for place, sequence in (
+        (second.offset + 9, second.first_sequence),
+        (second.observations_offset, second.first_sequence),
+        (len(stored) - 1, None),
+    ):
+        flip(path, place)
+        (damage,) = verify(node).damages
+        assert (damage.file, damage.dataset, damage.partition) == (str(path), "nam", 3)
+        assert damage.sequence == sequence
+        path.write_bytes(stored)
+    path.unlink()
+    (damage,) = verify(node).damages
+    assert damage.sequence == 1
+    assert "missing" in damage.reason
+
+
+def test_segments_that_a_merge_left_over_are_not_counted_twice(
+    node: Path, faulty_disk: Any
+) -> None:
+    faulty_disk.failing = {"unlink": errno.EROFS}
+    merged(node, faulty_disk)
+    assert len(segments(node)) == 6
+    report = verify(node)
+    assert report.ok
+    assert report.commits == 18
+
+
+def test_it_works_beside_a_process_that_merges(node: Path, make_commit: Make) -> None:
+    options = JournalOptions(durability="none", segment_bytes_max=3_000)
+    with Store.open(node, options, wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        journal = store.journal("nam", 3)
+        done = threading.Event()
+
+        def write_and_merge() -> None:
+            for batch in range(9, 60):
+                journal.append([make_commit(batch, rows=20)])
+                journal.merge(EVERYTHING, lambda _: True)
+            done.set()
+
+        writer = threading.Thread(target=write_and_merge)
+        writer.start()
+        commits = [18]
+        while not done.is_set():
+            with contextlib.suppress(Unavailable):
+                report = verify(node)
+                assert report.damages == ()
+                commits.append(report.commits)
+        writer.join()
+        assert commits == sorted(commits)
+        assert verify(node).commits == 18 + 51
+
+
+def test_another_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="directory of a node"):
+        verify(tmp_path)
