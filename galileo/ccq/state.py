@@ -135,7 +135,10 @@ def ending_of(record: Record) -> Failure:
     """Why an ended CCQ answers nothing any more."""
     ccq_id = record.ccq.id
     if record.ended == "cancelled":
-        return Failure("ccq_cancelled", f"the continuous query {ccq_id!r} was cancelled")
+        return Failure(
+            "ccq_cancelled",
+            f"the continuous query {ccq_id!r} was cancelled; submit it again to go on",
+        )
     return Failure(
         "ccq_expired", f"the continuous query {ccq_id!r} has expired; submit it again to go on"
     )

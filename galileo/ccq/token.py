@@ -19,6 +19,7 @@ VERSION = 1
 TOKEN_CHARS_MAX = 1 << 20
 _CHECKSUM_BYTES = 4
 _NUMBER_BITS_MAX = 63
+_ADVICE = "fetch with the token of the last answer, or with none to begin from the first label"
 
 
 def encode(ccq_id: str, cursor: Cursor) -> str:
@@ -39,6 +40,13 @@ def decode(text: str, *, ccq_id: str) -> Cursor:
     Raises:
         InvalidToken: the text is no token, is damaged, or belongs to another CCQ.
     """
+    try:
+        return _decoded(text, ccq_id=ccq_id)
+    except InvalidToken as error:
+        raise InvalidToken(f"{error.message}; {_ADVICE}") from error
+
+
+def _decoded(text: str, *, ccq_id: str) -> Cursor:
     body = _checked(text)
     name, at = _text(body, 1)
     if name != ccq_id:

@@ -156,6 +156,8 @@ class Driver:
             event = await self._events.get()
             for effect in self.machine.step(event, self._clock.monotonic()):
                 await self._carry_out(effect)
+            # A queue that is never empty would not let anybody else run.
+            await asyncio.sleep(0)
 
     async def _carry_out(self, effect: ccq.ContinuousEffect) -> None:
         if isinstance(effect, ccq.SaveRecord):

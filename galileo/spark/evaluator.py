@@ -32,7 +32,7 @@ from galileo.spark.tick import Outcome, TickLimits, work_of
 from galileo.wire.channel import server_options
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
-from galileo.wire.status import METADATA_KEY, code_of, error_to_pb
+from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
 EXIT_OK = 0
 EXIT_LOST = 3
@@ -75,7 +75,7 @@ class EvaluatorService(evaluator_pb2_grpc.EvaluatorServicer):
             answer = await self._queue.submit(work_of(request))
         except GalileoError as error:
             packed = error_to_pb(error).SerializeToString()
-            await context.abort(code_of(error), error.message, ((METADATA_KEY, packed),))
+            await context.abort(code_of(error), status_text(error), ((METADATA_KEY, packed),))
         return evaluator_pb2.EvaluateReply(
             results=[_result(i, o) for i, o in zip(request.items, answer.outcomes, strict=True)],
             job_s=answer.job_s,
