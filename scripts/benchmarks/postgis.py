@@ -24,6 +24,7 @@ SETTINGS = {
 """Memory enough for everything to stay in it; the rest, parallel workers too, as it comes."""
 
 _BINARIES = Path("/usr/lib/postgresql")
+_PROGRAMS = ("initdb", "pg_ctl", "psql")
 _TIME = re.compile(r"^Time: ([\d.]+) ms")
 _END = "-- answered --"
 
@@ -119,12 +120,15 @@ _ADVICE = (
 
 
 def _binaries() -> Path:
-    """The directory of the newest server's programs."""
-    found = sorted(_BINARIES.glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
-    named = [Path(at) for at in [shutil.which("initdb")] if at]
-    if not found and not named:
-        raise NoServer(_ADVICE)
-    return [*named, *found][-1].parent
+    """The directory with all of the newest server's programs; what the path names comes last."""
+    newest_first = sorted(
+        _BINARIES.glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True
+    )
+    on_path = [Path(at).parent for at in [shutil.which("pg_ctl")] if at]
+    for directory in [*newest_first, *on_path]:
+        if all((directory / program).exists() for program in _PROGRAMS):
+            return directory
+    raise NoServer(_ADVICE)
 
 
 def _run(*command: object) -> None:
