@@ -51,6 +51,8 @@ for command in (
     data.read,
     explore.sparql,
     maintenance.verify,
+    maintenance.backup,
+    maintenance.restore,
     ccq.ccq,
 ):
     main.add_command(command)

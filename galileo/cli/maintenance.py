@@ -1,18 +1,21 @@
-"""`galileo verify`: what can be done with a node's directory, without its node."""
+"""`galileo verify`, `backup`, `restore`: a node's directory without its node."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import click
 
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
+from galileo.storage import backup as backups
 from galileo.storage import verify as checks
 
 EXIT_DAMAGED = 1
 
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+_NEW = click.Path(path_type=Path)
 
 
 @click.command()
@@ -61,4 +64,63 @@ def _summary(report: checks.Report) -> str:
     return (
         f"{report.commits:,} commits in {report.files:,} files, {report.bytes / 1e6:,.1f} MB: "
         f"{state}{torn}"
+    )
+
+
+@click.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.argument("target", type=_NEW)
+@click.option("--link", is_flag=True, help="Hard links for files that never change again.")
+@json_option
+@click.pass_obj
+@failing_well
+def backup(session: Session, *, directory: Path, target: Path, link: bool) -> None:
+    """Copy a node's DIRECTORY to TARGET, which must not exist; the node may be running.
+
+    \b
+    Example:
+      galileo backup /data/galileo /backups/galileo-2012-03-01
+    """
+    options = backups.BackupOptions(link=link, now=time.time())
+    with session.output.progress(unit="MB") as bar:
+        task = bar.add_task("copying", total=checks.bytes_to_read(directory) / 1e6)
+        manifest = backups.backup(
+            directory, target, options=options, progress=lambda n: bar.advance(task, n / 1e6)
+        )
+    _tell(session, manifest, place=target)
+
+
+@click.command()
+@click.argument("source", type=_DIRECTORY)
+@click.argument("directory", type=_NEW)
+@json_option
+@click.pass_obj
+@failing_well
+def restore(session: Session, *, source: Path, directory: Path) -> None:
+    """Make a node's DIRECTORY, which must not exist, out of the backup SOURCE.
+
+    What was committed after the backup is not in it; see docs/storage.md before a node of a
+    running cluster is started with it.
+
+    \b
+    Example:
+      galileo restore /backups/galileo-2012-03-01 /data/galileo
+    """
+    with session.output.progress(unit="MB") as bar:
+        task = bar.add_task("copying", total=checks.bytes_to_read(source) / 1e6)
+        manifest = backups.restore(source, directory, progress=lambda n: bar.advance(task, n / 1e6))
+    _tell(session, manifest, place=directory)
+
+
+def _tell(session: Session, manifest: backups.Manifest, *, place: Path) -> None:
+    told = {"directory": str(place), "created_at": manifest.created_at}
+    told |= {
+        "commits": manifest.commits,
+        "files": len(manifest.files),
+        "bytes": manifest.total_bytes,
+    }
+    session.output.value(
+        told,
+        words=f"{manifest.commits:,} commits in {len(manifest.files):,} files, "
+        f"{manifest.total_bytes / 1e6:,.1f} MB: in {place}",
     )

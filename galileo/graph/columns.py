@@ -1,8 +1,8 @@
 """Paths in columns: what the metadata graph keeps of each path, and the way to and from Arrow.
 
-A path costs 8 bytes each for cell, bucket, float and (with its validity, 9) int feature, 4 for a
-text feature, 1 for a bool feature, and 12 for row, rows and the number of its commit within
-the run: 60 bytes with four float features. Partition and sequence stand once per commit.
+A path costs 8 bytes each for cell, bucket, float and int feature (9 in a run where some are
+missing), 4 for a text feature, 1 for a bool feature, and 12 for row, rows and the number of its
+commit within the run: 60 bytes with four numbers. Partition and sequence stand once per commit.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Paths:
 
     @property
     def nbytes(self) -> int:
-        return sum(int(array.nbytes) for array in self.arrays())
+        return sum(int(array.nbytes) for array in self.arrays() if array.strides != (0,))
 
     def like(self, arrays: Sequence[Array]) -> Paths:
         """Other paths of the same dataset, of what `arrays` is for them."""

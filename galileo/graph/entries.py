@@ -2,11 +2,15 @@
 
 An entry stands for one coarse cell and one stretch of time. Bounds only ever widen, so an entry
 sent twice, or late, can be told from what is known and does no harm.
+
+The number of paths under an entry grows with every commit. Only when it passes into another
+bracket, which is an eighth wide, does the entry count as changed: so an entry is told anew
+a logarithmic number of times, and whoever was told a number knows the bracket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +21,17 @@ from galileo.geo import geohash
 from galileo.graph.columns import Array
 from galileo.model.schema import Schema
 from galileo.model.times import MICROS
-from galileo.query.columns import Columns
+from galileo.query.columns import Columns, Mask
 from galileo.query.zones import FeatureZones, Zones
 
 Keys = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int64]
 
 _PRECISION_MAX = 3
 _DAY_US = 86_400 * MICROS
 _MONTH_DAYS = 32
 _TIME_BITS = 40
+_LEADING_BITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,8 @@ class Entries:
         starts = _starts(keys[order])
         if len(starts) == 0:
             return cls.empty(schema)
-        bounds = _bounds_of(schema, Zones.of(columns.take(order), starts))
+        paths = np.diff(starts, append=len(order)).astype(np.int64)
+        bounds = (*_bounds_of(schema, Zones.of(columns.take(order), starts)), paths)
         changed = np.full(len(starts), sequence, dtype=np.int64)
         return cls(keys[order][starts], changed, bounds)
 
@@ -99,16 +106,29 @@ class Entries:
         return Entries(self.key[rows], self.changed[rows], bounds)
 
     def widening(self, other: Entries, schema: Schema) -> Entries:
-        """Those of `other` that say more than these, with the bounds of both together."""
+        """Those of `other` with the bounds of both together.
+
+        They count as changed then where they say more than these, else as these do.
+        """
         position, known = self._find(other.key)
-        news = ~known
+        mine = self.take(position[known])
         joined = []
-        for mine, theirs, rule in zip(self.bounds, other.bounds, _rules(schema), strict=True):
-            both = theirs.copy()
-            both[known] = rule(mine[position[known]], theirs[known])
-            news[known] |= both[known] != mine[position[known]]
+        for old, new, rule in zip(mine.bounds, other.bounds, _rules(schema), strict=True):
+            both = new.copy()
+            both[known] = rule(old, new[known])
             joined.append(both)
-        return Entries(other.key, other.changed, tuple(joined)).take(news)
+        changed = other.changed.copy()
+        same = ~mine.told_apart(bound[known] for bound in joined)
+        changed[np.flatnonzero(known)[same]] = mine.changed[same]
+        return Entries(other.key, changed, tuple(joined))
+
+    def told_apart(self, bounds: Iterable[Array]) -> Mask:
+        """Which of these say less than `bounds`, up to the bracket of their number of paths."""
+        *wider, paths = bounds
+        apart: Mask = brackets(self.paths) != brackets(paths)
+        for old, new in zip(self.bounds, wider, strict=False):
+            apart |= old != new
+        return apart
 
     def updated(self, newer: Entries) -> Entries:
         """These, with the entries of `newer` in place of their own of the same key."""
@@ -134,6 +154,12 @@ class Entries:
         bounds = tuple(rule.reduceat(bound[order], starts) for bound, rule in pairs)
         changed = np.full(len(starts), sequence, dtype=np.int64)
         return Entries(keys[order][starts], changed, bounds)
+
+    @property
+    def paths(self) -> Counts:
+        """Paths under each entry; at a receiver as many as it was told, in the right bracket."""
+        counts: Counts = self.bounds[-1]
+        return counts
 
     def zones(self, schema: Schema) -> Zones:
         """The bounds in the form that a query judges."""
@@ -181,13 +207,32 @@ def _layout(schema: Schema) -> list[tuple[str, type[np.generic]]]:
         if feature.type != "text":
             layout += [(f"{feature.name}.lo", np.float64), (f"{feature.name}.hi", np.float64)]
         layout += [(f"{feature.name}.null", np.bool_), (f"{feature.name}.value", np.bool_)]
-    return layout
+    return [*layout, ("paths", np.int64)]
 
 
 def _rules(schema: Schema) -> list[np.ufunc]:
     """How two values of each bound become one that holds for both."""
     suffixes = [name.rpartition("_" if "." not in name else ".")[2] for name in bound_names(schema)]
-    return [{"lo": np.minimum, "hi": np.maximum}.get(suffix, np.logical_or) for suffix in suffixes]
+    rules = {"lo": np.minimum, "hi": np.maximum, "paths": np.add}
+    return [rules.get(suffix, np.logical_or) for suffix in suffixes]
+
+
+def brackets(counts: Counts) -> Counts:
+    """The brackets that counts lie in, numbered upwards: counts with the same leading four bits."""
+    shift = _shifts(counts)
+    return (shift << (_LEADING_BITS - 1)) + (counts >> shift)
+
+
+def bracket_ends(counts: Counts) -> Counts:
+    """The greatest numbers in the brackets of counts."""
+    shift = _shifts(counts)
+    return (((counts >> shift) + 1) << shift) - 1
+
+
+def _shifts(counts: Counts) -> Counts:
+    """Bits behind the leading four."""
+    lengths = np.frexp(counts.astype(np.float64))[1].astype(np.int64)
+    return np.maximum(lengths - _LEADING_BITS, 0)
 
 
 def _starts(ordered: Keys) -> npt.NDArray[np.intp]:

@@ -6,17 +6,20 @@ spared only up to the commit sequence that its synopsis covers.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from galileo.cursor import Cursor
 from galileo.errors import InputError
-from galileo.graph.entries import Entries, zones_of
+from galileo.graph.entries import Counts, Entries, bracket_ends, zones_of
 from galileo.graph.synopsis import SynopsisDelta, SynopsisState, Version
 from galileo.model.schema import Schema
-from galileo.query.query import Query
+from galileo.query.columns import Mask
+from galileo.query.query import Query, parse
 from galileo.query.zones import Zones
 
 
@@ -33,13 +36,30 @@ class Candidates:
     spared: dict[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How many paths match a query, as far as the synopses tell.
+
+    Attributes:
+        low: at least so many.
+        high: at most so many.
+        covered: for each known partition the commit sequence up to which the bounds hold; what
+            retention dropped of it since counts too.
+    """
+
+    low: int
+    high: int
+    covered: Cursor
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """The synopses of all partitions, and their zones end to end with the partition of each."""
+    """The synopses of all partitions end to end: zones, partition and number of paths of each."""
 
     states: dict[int, SynopsisState]
     partitions: npt.NDArray[np.int64]
     zones: Zones
+    paths: Counts
 
     @classmethod
     def of(cls, schema: Schema, states: dict[int, SynopsisState]) -> _Known:
@@ -47,7 +67,7 @@ class _Known:
         bounds = [np.concatenate(stack) for stack in zip(*(p.bounds for p in parts), strict=True)]
         sizes = [len(part) for part in parts[1:]]
         partitions = np.repeat(np.array(list(states), dtype=np.int64), sizes)
-        return cls(states, partitions, zones_of(schema, bounds))
+        return cls(states, partitions, zones_of(schema, bounds), bounds[-1])
 
 
 class FeatureGraph:
@@ -102,12 +122,35 @@ class FeatureGraph:
         }
         return Candidates(asked - spared.keys(), spared)
 
+    def estimate(self, query: Query) -> Estimate:
+        """Bounds on the number of matching paths in all partitions that are known.
+
+        An entry none of whose paths could fail to match counts from below, one with a path that
+        might match counts from above.
+        """
+        known = self._current()
+        covered = Cursor({p: state.version.sequence for p, state in known.states.items()})
+        if len(known.zones) == 0:
+            return Estimate(0, 0, covered)
+        might, must = query.might_match(known.zones), _must_match(query, known.zones)
+        high = int(bracket_ends(known.paths[might]).sum())
+        return Estimate(int(known.paths[must].sum()), high, covered)
+
     def _current(self) -> _Known:
         known = self._known
         states = self._states
         if known is None or known.states is not states:
             known = self._known = _Known.of(self.schema, states)
         return known
+
+
+def _must_match(query: Query, zones: Zones) -> Mask:
+    """In which zones every path matches: none is null where it matters, nor might match NOT."""
+    opposite = parse({"op": "not", "args": [json.loads(query.to_json())]}, query.schema)
+    certain = ~opposite.might_match(zones)
+    for name in query.features:
+        certain &= ~zones.features[name].has_null
+    return certain
 
 
 def _nothing(schema: Schema, delta: SynopsisDelta) -> SynopsisState:

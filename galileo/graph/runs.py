@@ -157,12 +157,24 @@ def _sealed(paths: Paths, commits: Commits, *, block_paths: int) -> Run:
 
 
 def _arranged(stacks: Sequence[Sequence[Array]], order: npt.NDArray[np.intp]) -> list[Array]:
-    """Each stack end to end in that order, one after the other to save memory."""
-    arranged = allocate([stack[0].dtype for stack in stacks], len(order))
-    for stack, array in zip(stacks, arranged, strict=True):
-        whole = stack[0] if len(stack) == 1 else np.concatenate(stack)
-        whole.take(order, out=array, mode="clip")
-    return arranged
+    """Each stack end to end in that order, one after the other to save memory.
+
+    Validities of integers that are all there take none: one value stands for all.
+    """
+    plain = [not all(part.dtype == np.bool_ and part.all() for part in stack) for stack in stacks]
+    slots = iter(
+        allocate([s[0].dtype for s, dense in zip(stacks, plain, strict=True) if dense], len(order))
+    )
+    return [
+        _arrange(stack, order, next(slots)) if dense else np.broadcast_to(np.True_, len(order))
+        for stack, dense in zip(stacks, plain, strict=True)
+    ]
+
+
+def _arrange(stack: Sequence[Array], order: npt.NDArray[np.intp], slot: Array) -> Array:
+    whole = stack[0] if len(stack) == 1 else np.concatenate(stack)
+    whole.take(order, out=slot, mode="clip")
+    return slot
 
 
 def _numbered(

@@ -173,7 +173,7 @@ def _possible_blocks(run: Run, search: Search, commits: Mask | None) -> Mask:
 
 
 def _candidates(run: Run, search: Search, blocks: Mask) -> Rows:
-    if run.zone_map is None:
+    if run.zone_map is None or (search.cells is None and blocks.all()):
         return slice(0, len(run))
     stretches = _stretches_of(blocks, run.zone_map.block_paths).clipped(len(run))
     if search.cells is not None:

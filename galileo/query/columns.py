@@ -22,8 +22,13 @@ NULL_CODE = -1
 
 
 def taken(array: npt.NDArray[Any], rows: Any) -> npt.NDArray[Any]:
-    """The rows of an index array, a mask or a slice; faster than indexing with the first."""
+    """The rows of an index array, a mask or a slice; faster than indexing with the first.
+
+    One value that stands for all rows (an array without strides) stays so.
+    """
     by_index = isinstance(rows, np.ndarray) and rows.dtype != np.bool_
+    if by_index and len(rows) and array.strides == (0,):
+        return np.broadcast_to(array[0], len(rows))
     found: npt.NDArray[Any] = array.take(rows) if by_index else array[rows]
     return found
 

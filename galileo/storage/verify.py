@@ -7,17 +7,21 @@ at, and a file that it replaced meanwhile is looked for again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from galileo.errors import DataDamaged, InputError, Unavailable
-from galileo.storage.merged import SUFFIX as MERGED
-from galileo.storage.merged import merged_paths
+from galileo.errors import DataDamaged, Unavailable
+from galileo.storage.partition_files import (
+    Partition,
+    check_file,
+    check_is_node,
+    partitions,
+    without_replaced,
+)
 from galileo.storage.records import load_record, record_paths
-from galileo.storage.segment import segment_paths
-from galileo.storage.segment_check import FileCheck, Flaw, check_merged, check_segment
+from galileo.storage.segment_check import FileCheck, Flaw
 
 THREADS = 2
 ATTEMPTS_MAX = 5
@@ -67,17 +71,10 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class _Partition:
-    directory: Path
-    dataset: str
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Checked:
     """The files of one partition, in sequence order, each with what was found."""
 
-    partition: _Partition
+    partition: Partition
     files: list[tuple[Path, FileCheck]]
 
 
@@ -92,15 +89,11 @@ def verify(directory: Path, *, progress: Progress | None = None, threads: int = 
     Raises:
         InputError: this is no node's directory.
     """
-    if not (directory / "node").is_dir():
-        raise InputError(
-            f"expected the directory of a node, got {directory}; it is node.directory in the "
-            "node's configuration"
-        )
+    check_is_node(directory)
     damages, files, size = _check_records(directory)
     commits = torn_bytes = 0
     with ThreadPoolExecutor(threads, thread_name_prefix="verify") as executor:
-        for partition in _partitions(directory):
+        for partition in partitions(directory):
             checked = _check_partition(partition, executor, progress or _untold)
             damages += _damages(checked)
             files += len(checked.files)
@@ -113,7 +106,7 @@ def verify(directory: Path, *, progress: Progress | None = None, threads: int = 
 def bytes_to_read(directory: Path) -> int:
     """The length of all files that hold commits, for a progress bar."""
     size = 0
-    for partition in _partitions(directory):
+    for partition in partitions(directory):
         for path in partition.directory.iterdir():
             with contextlib.suppress(FileNotFoundError):  # a running node replaced it
                 size += path.stat().st_size
@@ -124,48 +117,24 @@ def _untold(_: int) -> None:
     """The progress of nobody who asked."""
 
 
-def _partitions(directory: Path) -> Iterator[_Partition]:
-    for dataset in sorted((directory / "journals").glob("*")):
-        numbers = (path.name for path in dataset.iterdir() if path.is_dir())
-        for number in sorted(int(name) for name in numbers if name.isdecimal()):
-            yield _Partition(dataset / str(number), dataset.name, number)
-
-
 def _check_partition(
-    partition: _Partition, executor: ThreadPoolExecutor, progress: Progress
+    partition: Partition, executor: ThreadPoolExecutor, progress: Progress
 ) -> _Checked:
     for _ in range(ATTEMPTS_MAX):
-        paths = [*merged_paths(partition.directory), *segment_paths(partition.directory)]
+        paths = partition.files()
 
         def check(path: Path, last: Path | None = paths[-1] if paths else None) -> FileCheck:
-            found = _check_file(path, partition.number, last=path == last)
+            found = check_file(path, partition.number, last=path == last)
             progress(found.size)
             return found
 
         with contextlib.suppress(FileNotFoundError):
             files = list(zip(paths, executor.map(check, paths), strict=True))
-            return _Checked(partition, _without_replaced(files))
+            return _Checked(partition, without_replaced(files))
     raise Unavailable(
         f"the node replaced files of {partition.directory} {ATTEMPTS_MAX} times while they were "
         "read; try again"
     )
-
-
-def _check_file(path: Path, partition: int, *, last: bool) -> FileCheck:
-    if path.suffix == MERGED:
-        return check_merged(path, partition=partition)
-    return check_segment(path, partition=partition, last=last)
-
-
-def _without_replaced(files: list[tuple[Path, FileCheck]]) -> list[tuple[Path, FileCheck]]:
-    """Leaves out segments that a merged one replaces, and that are about to be deleted."""
-    ends = [found.next_sequence or 0 for path, found in files if path.suffix == MERGED]
-    merged_until = max(ends, default=0)
-    return [
-        (path, found)
-        for path, found in files
-        if path.suffix == MERGED or int(path.stem) >= merged_until
-    ]
 
 
 def _damages(checked: _Checked) -> list[Damage]:
@@ -181,7 +150,7 @@ def _damages(checked: _Checked) -> list[Damage]:
     return damages
 
 
-def _damage(partition: _Partition, path: Path, flaw: Flaw) -> Damage:
+def _damage(partition: Partition, path: Path, flaw: Flaw) -> Damage:
     return Damage(
         file=str(path),
         offset=flaw.offset,

@@ -10,11 +10,13 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from benchmarks.postgis import NoServer
 from benchmarks.sizes import FULL, QUICK, Bench
-from benchmarks.suite import AREAS, run
+from benchmarks.suite import AREAS, COMPARISONS, run
 
 CANCELLED = 130
 TERMINATED = 143
+NOT_INSTALLED = 2
 
 
 def main() -> int:
@@ -22,7 +24,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _terminated)
     # A shell starts what runs in the background with this one ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    areas = [area for area in AREAS if not given.only or area.name in given.only]
+    named = [area for area in (*AREAS, *COMPARISONS) if area.name in (given.only or ())]
+    areas = named or AREAS
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -31,6 +34,9 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="galileo-bench-", dir=given.directory) as scratch:
             report = run(areas, Bench(QUICK if given.quick else FULL, Path(scratch), say))
+    except NoServer as error:
+        say(str(error))
+        return NOT_INSTALLED
     except KeyboardInterrupt:
         say("cancelled; nothing was written")
         return CANCELLED
@@ -50,7 +56,7 @@ def _terminated(number: int, frame: Any) -> NoReturn:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    names = [area.name for area in AREAS]
+    names = [area.name for area in (*AREAS, *COMPARISONS)]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--json", action="store_true", help="JSON instead of Markdown")

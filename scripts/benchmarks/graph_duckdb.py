@@ -23,7 +23,7 @@ from benchmarks.measure import in_turn
 from benchmarks.sizes import Bench
 from galileo.geo import geohash
 from galileo.graph.metadata import MetadataGraph
-from galileo.model.schema import Feature, Schema
+from galileo.model.schema import Feature, FeatureType, Schema
 from galileo.query import parse
 
 THREADS = 2
@@ -48,7 +48,7 @@ class Layout:
     whole: bool = False
 
 
-def _schema(names: Sequence[str], *, kind: str) -> Schema:
+def _schema(names: Sequence[str], *, kind: FeatureType) -> Schema:
     features = [Feature(name, type=kind) for name in names]
     return Schema("weather", features, geohash_precision=5, time_bucket="1h")
 

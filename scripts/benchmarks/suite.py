@@ -7,7 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks import cycle, fetch, graph_insert, graph_query, ingest, label_size
+from benchmarks import (
+    cycle,
+    fetch,
+    graph_duckdb,
+    graph_insert,
+    graph_query,
+    graph_scale,
+    ingest,
+    label_size,
+    spatial_postgis,
+)
 from benchmarks.figures import Figure, quantity
 from benchmarks.machine import Machine
 from benchmarks.report import Report, Section
@@ -30,6 +40,13 @@ AREAS = (
     Area("ingest", "Ingesting durably", ingest.measure),
     Area("cycle", "From a commit to the client that watches", cycle.measure),
     Area("fetch", "Fetching cached results", fetch.measure),
+)
+
+# Long, or in need of other software; they run when they are named.
+COMPARISONS = (
+    Area("duckdb", "The metadata graph beside DuckDB", graph_duckdb.measure),
+    Area("scale", "What grows with the metadata graph", graph_scale.measure),
+    Area("postgis", "Polygons and circles beside PostGIS", spatial_postgis.measure),
 )
 
 

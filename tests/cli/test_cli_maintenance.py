@@ -65,3 +65,28 @@ def test_verify_refuses_another_directory(tmp_path: Path) -> None:
     result = run("verify", tmp_path)
     assert result.exit_code == 2
     assert "expected the directory of a node" in result.stderr
+
+
+def test_a_backup_is_taken_and_restored(node: Path, tmp_path: Path) -> None:
+    result = run("backup", node, tmp_path / "backup")
+    assert result.exit_code == 0
+    assert f"3 commits in 3 files, {sizes(node):,.1f} MB" in result.output
+    told = json.loads(run("restore", tmp_path / "backup", tmp_path / "again", "--json").output)
+    assert (told["commits"], told["directory"]) == (3, str(tmp_path / "again"))
+    assert json.loads(run("verify", tmp_path / "again", "--json").output)["commits"] == 3
+    linked = run("backup", node, tmp_path / "linked", "--link")
+    assert linked.exit_code == 0
+
+
+def sizes(node: Path) -> float:
+    paths = (path for path in node.rglob("*") if path.is_file() and path.name != "lock")
+    return sum(path.stat().st_size for path in paths) / 1e6
+
+
+def test_backup_and_restore_overwrite_nothing(node: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    result = run("backup", node, tmp_path / "there")
+    assert result.exit_code == 2
+    assert "does not exist yet" in result.stderr
+    assert run("backup", node, tmp_path / "backup").exit_code == 0
+    assert run("restore", tmp_path / "backup", node).exit_code == 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from galileo.cursor import Cursor
 from galileo.errors import Bug, InputError
 from galileo.graph.columns import columns_of
-from galileo.graph.entries import Entries, Grid, grids
+from galileo.graph.entries import Entries, Grid, bracket_ends, brackets, grids
 from galileo.graph.feature import FeatureGraph
 from galileo.graph.synopsis import Synopsis, SynopsisDelta, Version
 from galileo.model.schema import Feature, Schema
@@ -23,8 +23,10 @@ LIMITS = st.integers(1, 40)
 
 
 def _same(one: Entries, other: Entries) -> bool:
-    pairs = zip((one.key, *one.bounds), (other.key, *other.bounds), strict=True)
-    return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+    """Whether they say the same; numbers of paths need only lie in the same brackets."""
+    mine = (one.key, *one.bounds[:-1], brackets(one.paths))
+    theirs = (other.key, *other.bounds[:-1], brackets(other.paths))
+    return all(np.array_equal(*pair) for pair in zip(mine, theirs, strict=True))
 
 
 def _through_the_wire(world, delta):
@@ -87,18 +89,80 @@ def test_distant_and_foreign_data_is_spared(world):
 def test_only_what_changed_is_sent(world):
     synopsis = Synopsis(world.schema, partition=0, epoch=1)
     batch = world.batch(5, 200)
-    synopsis.add(batch, 1)
-    everything = synopsis.changes_since(None)
-    synopsis.add(batch, 2)
-    again = synopsis.changes_since(Version(1, 1))
-    synopsis.add(world.batch(6, 0), 3)
-    empty = synopsis.changes_since(Version(1, 2))
-    assert len(everything.state.entries) > 10
-    assert (len(again.state.entries), again.base, again.state.version.sequence) == (0, 1, 2)
-    assert (len(empty.state.entries), empty.state.version) == (0, Version(1, 3))
-    assert synopsis.version == Version(1, 3)
-    synopsis.add(world.batch(7, 1), 4)
-    assert len(synopsis.changes_since(Version(1, 3)).state.entries) <= 1
+    sent, last = [], None
+    for sequence in range(1, 42):
+        synopsis.add(batch, sequence)
+        delta = synopsis.changes_since(last)
+        sent.append(len(delta.state.entries))
+        last = delta.state.version
+        assert (delta.base, last) == (sequence - 1, Version(1, sequence))
+    assert sent[0] == sent[1] > 10, "all is new, then all is twice as much"
+    assert sum(sent[31:]) < 0.4 * 10 * sent[0], "the same a fortieth time is little news"
+    synopsis.add(world.batch(6, 0), 42)
+    empty = synopsis.changes_since(Version(1, 41))
+    assert (len(empty.state.entries), empty.state.version) == (0, Version(1, 42))
+    assert synopsis.version == Version(1, 42)
+    synopsis.add(world.batch(7, 1), 43)
+    assert len(synopsis.changes_since(Version(1, 42)).state.entries) <= 1
+
+
+@given(
+    seed=SEEDS,
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    limit=LIMITS,
+    text=st.integers(-1, 20),
+    days=st.sampled_from([1, 40]),
+    told=st.lists(st.booleans(), min_size=12, max_size=12),
+)
+@settings(max_examples=300)
+def test_the_number_of_matches_lies_within_the_estimate(
+    world, dumb_store, query_texts, seed, sizes, limit, text, days, told
+):
+    store, graph = dumb_store(world.schema), FeatureGraph(world.schema)
+    synopses = {p: Synopsis(world.schema, partition=p, epoch=1, entries_max=limit) for p in (0, 1)}
+    query = parse("" if text < 0 else query_texts[text], world.schema)
+    for number, size in enumerate(sizes):
+        partition, sequence = number % 2, number // 2 + 1
+        batch = world.batch(seed + number, size, hours=24 * days)
+        store.insert(batch, partition=partition, sequence=sequence)
+        synopses[partition].add(batch, sequence)
+        if told[number]:
+            graph.apply(synopses[partition].changes_since(graph.version(partition)))
+        found = graph.estimate(query)
+        matching = len(store.scan(query, until=found.covered, partitions=found.covered.keys()))
+        assert found.low <= matching <= found.high
+        assert all(graph.version(p).sequence == s for p, s in found.covered.items())
+        if text < 0:
+            assert matching * 8 <= found.low * 9
+            assert found.high * 8 <= matching * 9
+
+
+def test_what_the_bounds_decide_is_counted_from_below(world, dumb_store):
+    store, graph = dumb_store(world.schema), FeatureGraph(world.schema)
+    synopsis = Synopsis(world.schema, partition=0, epoch=1)
+    for sequence in range(1, 9):
+        batch = world.batch(sequence, 300)
+        store.insert(batch, partition=0, sequence=sequence)
+        synopsis.add(batch, sequence)
+    graph.apply(synopsis.changes_since(None))
+    for text in ("geohash LIKE '9x%'", "NOT (geohash LIKE 'd%')", "datetime < DATE('2012-02-28')"):
+        query = parse(text, world.schema)
+        matching, found = len(store.scan(query)), graph.estimate(query)
+        assert 0 < found.low == matching <= found.high <= 1.125 * matching, text
+    nowhere = graph.estimate(parse("temperature > 400", world.schema))
+    assert (nowhere.low, nowhere.high, nowhere.covered) == (0, 0, Cursor({0: 8}))
+    assert FeatureGraph(world.schema).estimate(parse("", world.schema)).high == 0
+
+
+@given(st.lists(st.integers(0, 2**50), min_size=1))
+def test_brackets_are_narrow_and_in_order(counts):
+    counts = np.array(sorted(counts), dtype=np.int64)
+    ends = bracket_ends(counts)
+    assert (np.diff(brackets(counts)) >= 0).all()
+    assert (brackets(ends) == brackets(counts)).all()
+    assert (brackets(ends + 1) == brackets(counts) + 1).all()
+    assert (counts <= ends).all()
+    assert (8 * (ends - counts) <= counts).all()
 
 
 @given(

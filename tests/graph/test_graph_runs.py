@@ -3,10 +3,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.graph.columns import Commits, Texts, columns_of, paths_of
+from galileo.graph.columns import Commits, Texts, columns_of, paths_of, to_labels
 from galileo.graph.head import Head
 from galileo.graph.runs import (
     BLOCK_PATHS,
@@ -17,6 +19,10 @@ from galileo.graph.runs import (
     merge_start,
     seal,
 )
+from galileo.graph.scan import Search, Task
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import times_from_micros
+from galileo.query.query import parse
 
 
 def _head(world, sizes, *, seed=0, texts=None):
@@ -136,3 +142,34 @@ def test_equal_runs_merge_by_fours():
     assert merge_start([RUN_PATHS_MAX, 5, 5, 5]) is None
     assert merge_start([RUN_PATHS_MAX, 5, 5, 5, 5]) == 1
     assert merge_start([]) is None
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_integers_that_are_all_there_take_no_more_than_floats(missing):
+    names = ("a", "b", "c", "d")
+    schema = Schema("whole", [Feature(name, type="int") for name in names], geohash_precision=5)
+    rng, texts = np.random.default_rng(1), Texts()
+    head = Head(schema)
+    for commit in range(2):
+        columns = [pa.array(rng.integers(0, 99, 500, dtype=np.uint64))]
+        columns += [times_from_micros(rng.integers(0, 9, 500) * schema.time_bucket_us)]
+        columns += [
+            pa.array(rng.integers(0, 9, 500), mask=(rng.random(500) < 0.5) & missing) for _ in names
+        ]
+        columns += [pa.array(np.arange(500, dtype=np.int32)), pa.array(np.ones(500, np.int32))]
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema.path_schema)
+        paths = paths_of(columns_of(schema, batch), batch, commit=commit, texts=texts)
+        head.append(paths, partition=0, sequence=commit + 1)
+    view = head.view()
+    run = merge([seal(view.paths, view.commits), seal(view.paths, view.commits)])
+    assert run.paths.nbytes == 2000 * (64 if missing else 60)
+    query = parse("a >= 3 AND b IS NOT NULL AND NOT (c = 2)", schema)
+    found = Task.of(run, Search.of(query, texts), commits=None).matches()
+    a, b, c = (run.paths.columns.features[name] for name in "abc")
+    wanted = (a.values >= 3) & a.valid & b.valid & (c.values != 2) & c.valid
+    assert found.tolist() == np.flatnonzero(wanted).tolist()
+    labels = to_labels(
+        schema.label_schema, run.paths.take(found), commits=run.commits, texts=texts
+    ).to_pydict()
+    assert labels["a"] == a.values[wanted].tolist()
+    assert (None in labels["d"]) == missing

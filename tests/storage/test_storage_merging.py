@@ -389,6 +389,23 @@ def test_readers_and_writers_do_not_notice_a_merge(
     check_holds(open_journal(tmp_path, SMALL).journal, commits)
 
 
+def test_a_reader_whose_segment_is_merged_under_it_finds_the_commit_again(
+    stored: Path, commits: list[Commit], open_journal: Open
+) -> None:
+    journal = open_journal(stored, SMALL).journal
+    asked: list[Any] = []
+
+    def read_late(segment: Any) -> Any:
+        if not asked:
+            assert journal.merge(EVERYTHING, unhurried)
+        asked.append(segment)
+        return segment.observations(1)
+
+    observations = journal._from_segment(1, read_late)
+    assert observations.equals(commits[0].observations.to_batches()[0])
+    assert [segment.path.suffix for segment in asked] == [".segment", ".merged"]
+
+
 def test_few_decoded_blocks_are_kept(
     stored: Path, commits: list[Commit], open_journal: Open
 ) -> None:

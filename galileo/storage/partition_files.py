@@ -1,0 +1,63 @@
+"""Which files hold a partition's commits, for what reads a node's directory from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from galileo.errors import InputError
+from galileo.storage.merged import SUFFIX as MERGED
+from galileo.storage.merged import merged_paths
+from galileo.storage.segment import segment_paths
+from galileo.storage.segment_check import FileCheck, check_merged, check_segment
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Where the commits of a partition are."""
+
+    directory: Path
+    dataset: str
+    number: int
+
+    def files(self) -> list[Path]:
+        """In sequence order; the last one may be written to."""
+        return [*merged_paths(self.directory), *segment_paths(self.directory)]
+
+
+def check_is_node(directory: Path) -> None:
+    """Raises:
+    InputError: this is no node's directory.
+    """
+    if not (directory / "node").is_dir():
+        raise InputError(
+            f"expected the directory of a node, got {directory}; it is node.directory in the "
+            "node's configuration"
+        )
+
+
+def partitions(directory: Path) -> Iterator[Partition]:
+    """All partitions of a node's directory, by dataset and number."""
+    for dataset in sorted((directory / "journals").glob("*")):
+        numbers = (path.name for path in dataset.iterdir() if path.is_dir())
+        for number in sorted(int(name) for name in numbers if name.isdecimal()):
+            yield Partition(dataset / str(number), dataset.name, number)
+
+
+def check_file(path: Path, partition: int, *, last: bool) -> FileCheck:
+    """Checks every byte of one file; see `check_segment` and `check_merged`."""
+    if path.suffix == MERGED:
+        return check_merged(path, partition=partition)
+    return check_segment(path, partition=partition, last=last)
+
+
+def without_replaced(files: list[tuple[Path, FileCheck]]) -> list[tuple[Path, FileCheck]]:
+    """Leaves out segments that a merged one replaces, and that are about to be deleted."""
+    ends = [found.next_sequence or 0 for path, found in files if path.suffix == MERGED]
+    merged_until = max(ends, default=0)
+    return [
+        (path, found)
+        for path, found in files
+        if path.suffix == MERGED or int(path.stem) >= merged_until
+    ]

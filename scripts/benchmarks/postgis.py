@@ -1,0 +1,143 @@
+"""A PostGIS server of the benchmark's own: in a temporary directory, reached by a Unix socket."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+USER = "postgres"
+SETTINGS = {
+    "listen_addresses": "",
+    "shared_buffers": "1GB",
+    "work_mem": "256MB",
+    "maintenance_work_mem": "512MB",
+    "effective_cache_size": "4GB",
+    "random_page_cost": "1.1",
+}
+"""Memory enough for everything to stay in it; the rest, parallel workers too, as it comes."""
+
+_BINARIES = Path("/usr/lib/postgresql")
+_PROGRAMS = ("initdb", "pg_ctl", "psql")
+_TIME = re.compile(r"^Time: ([\d.]+) ms")
+_END = "-- answered --"
+
+
+class NoServer(Exception):
+    """PostgreSQL with PostGIS is not installed; the text says what to do."""
+
+
+class Session:
+    """One `psql` that stays open; every statement's time is what `psql` says it waited."""
+
+    def __init__(self, process: subprocess.Popen[str], writes: IO[str], reads: IO[str]) -> None:
+        self._process, self._writes, self._reads = process, writes, reads
+
+    def ask(self, statement: str, *, rows_to: Path | None = None) -> tuple[float, list[str]]:
+        """Seconds until all rows had arrived, and the rows unless they went to a file."""
+        self._writes.write(f"\\o {rows_to}\n" if rows_to else "\\o\n")
+        self._writes.write(f"{statement};\n\\o\n\\echo {_END}\n")
+        self._writes.flush()
+        lines: list[str] = []
+        for line in self._reads:
+            if line.rstrip("\n") == _END:
+                break
+            lines.append(line.rstrip("\n"))
+        else:
+            raise RuntimeError(f"expected an answer from psql, it ended after {lines[-5:]}")
+        took = next(float(found[1]) for line in reversed(lines) if (found := _TIME.match(line)))
+        return took / 1e3, [line for line in lines if not _TIME.match(line)]
+
+    def close(self) -> None:
+        self._writes.close()
+        self._process.wait(timeout=30)
+
+
+@contextmanager
+def running() -> Iterator[Session]:
+    """A server with an empty database and the extension, and a session with it.
+
+    Raises:
+        NoServer: it is not installed.
+    """
+    binaries = _binaries()
+    with tempfile.TemporaryDirectory(prefix="postgis-bench-") as name:
+        directory = Path(name)
+        if os.geteuid() == 0:
+            shutil.chown(directory, USER)
+        data = directory / "data"
+        _run(binaries / "initdb", "-D", data, "-U", USER, "-A", "trust", "-N", "-E", "UTF8")
+        settings = {"unix_socket_directories": name} | SETTINGS
+        written = "".join(f"{key} = '{value}'\n" for key, value in settings.items())
+        with (data / "postgresql.auto.conf").open("a") as file:
+            file.write(written)
+        _run(binaries / "pg_ctl", "-D", data, "-w", "-l", directory / "log", "start")
+        try:
+            yield from _connected(binaries, directory)
+        finally:
+            _run(binaries / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop")
+
+
+def _connected(binaries: Path, directory: Path) -> Iterator[Session]:
+    command = [binaries / "psql", "-h", directory, "-U", USER, "-d", "postgres"]
+    process = subprocess.Popen(
+        _as_user(*command, "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd="/",
+    )
+    if process.stdin is None or process.stdout is None:
+        raise RuntimeError("expected pipes to psql")
+    session = Session(process, process.stdin, process.stdout)
+    process.stdin.write("\\timing on\n")
+    try:
+        _extended(session)
+        yield session
+    finally:
+        session.close()
+
+
+def _extended(session: Session) -> None:
+    session.ask("SET client_min_messages = error")
+    _, found = session.ask("SELECT name FROM pg_available_extensions WHERE name = 'postgis'")
+    if found != ["postgis"]:
+        raise NoServer(_ADVICE)
+    session.ask("CREATE EXTENSION postgis")
+
+
+_ADVICE = (
+    "PostgreSQL with PostGIS is not installed; on Debian: "
+    "apt-get update && apt-get install postgresql-15 postgresql-15-postgis-3"
+)
+
+
+def _binaries() -> Path:
+    """The directory with all of the newest server's programs; what the path names comes last."""
+    newest_first = sorted(
+        _BINARIES.glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True
+    )
+    on_path = [Path(at).parent for at in [shutil.which("pg_ctl")] if at]
+    for directory in [*newest_first, *on_path]:
+        if all((directory / program).exists() for program in _PROGRAMS):
+            return directory
+    raise NoServer(_ADVICE)
+
+
+def _run(*command: object) -> None:
+    done = subprocess.run(_as_user(*command), capture_output=True, text=True, cwd="/", check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stdout}{done.stderr}")
+
+
+def _as_user(*command: object) -> list[str]:
+    """The server refuses to be run by root, so root runs it as `USER`."""
+    words = [str(word) for word in command]
+    return ["runuser", "-u", USER, "--", *words] if os.geteuid() == 0 else words

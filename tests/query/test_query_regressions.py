@@ -1,0 +1,135 @@
+"""Faults that scans of such stores have had: each has a test that would catch it again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from galileo.errors import UnknownProperty
+from galileo.graph.metadata import MetadataGraph
+from galileo.model import paths
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import times_from_micros
+from galileo.query import parse
+
+FEATURES = (Feature("t", "K"), Feature("n", type="int"), Feature("s", type="text"))
+ORDERS = list(permutations(FEATURES))
+VALUES = [
+    {"t": t, "n": n, "s": s}
+    for t in (None, 280.0, 290.0, 300.0)
+    for n in (None, 1, 2)
+    for s in (None, "a", "b")
+]
+
+
+def observations(schema):
+    """One observation per combination of values, in two cells; `id` numbers them."""
+    count = len(VALUES)
+    columns = {
+        "latitude": np.tile([40.0, -40.0], count)[:count],
+        "longitude": np.full(count, 12.0),
+        "time": times_from_micros(np.arange(count) * 60_000_000),
+        **{f.name: pa.array([v[f.name] for v in VALUES], f.arrow_type) for f in FEATURES},
+        "id": pa.array(range(count)),
+    }
+    return pa.table(columns).select(schema.observation_schema.names).cast(schema.observation_schema)
+
+
+def scanned(text, order=FEATURES, *, head_paths_max=7):
+    """How often a scan finds each observation, its features being levels in an order."""
+    schema = Schema("world", [*order, Feature("id", type="int", indexed=False)])
+    graph = MetadataGraph(schema, head_paths_max=head_paths_max, block_paths=3)
+    table, batch = paths.index(schema, observations(schema))
+    graph.insert(batch, partition=0, sequence=1)
+    numbers: Counter[int] = Counter()
+    for label in graph.scan(parse(text, schema)).to_pylist():
+        numbers.update(table.column("id").slice(label["row"], label["rows"]).to_pylist())
+    return numbers
+
+
+def numbers_where(test):
+    return [number for number, row in enumerate(VALUES) if test(row)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "t > 285 OR n = 1 OR s = 'a'",
+        "t > 285 OR t > 280 OR t >= 290",
+        "(t > 285 AND n = 1) OR (t > 285 AND s = 'a') OR n = 1",
+        "geohash LIKE '%' OR t > 285 OR S_INTERSECTS(geometry, BBOX(-180,-90,180,90))",
+        "geohash LIKE 's%' OR geohash LIKE 'k%' OR DWITHIN(geometry, POINT(12 40), 1e7)",
+    ],
+)
+@pytest.mark.parametrize("head_paths_max", [7, 10_000])
+def test_what_matches_both_sides_of_an_or_comes_once(text, head_paths_max):
+    found = scanned(text, head_paths_max=head_paths_max)
+    assert set(found.values()) == {1}
+
+
+def test_or_finds_what_either_side_finds():
+    wanted = numbers_where(lambda row: (row["t"] or 0) > 285 or row["n"] == 1)
+    assert sorted(scanned("t > 285 OR n = 1")) == wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "temperature > 2",
+        "t > 285 OR temperature > 2",
+        "t > 285 AND NOT temperature IS NULL",
+        "false AND temperature > 2",
+        "temperature BETWEEN 1 AND 2",
+        "temperature IN (1)",
+        "temperature LIKE 'x'",
+        "CASEI(temperature) = 'x'",
+        "2 < temperature",
+        "NOT temperature",
+        "S_INTERSECTS(temperature, POINT(1 2))",
+        "DWITHIN(temperature, POINT(1 2), 3)",
+        "T_AFTER(temperature, DATE('2012-01-01'))",
+        "T > 2",
+    ],
+)
+def test_a_feature_that_the_dataset_lacks_is_an_error(text):
+    schema = Schema("world", FEATURES)
+    with pytest.raises(UnknownProperty) as caught:
+        parse(text, schema)
+    assert caught.value.details["property"] in ("temperature", "T")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_one_condition_rules_out_no_other_brings_back(order):
+    """Of a row with a missing `n` or `s`, NOT (...) is unknown or false, so it stays out."""
+    text = "t > 285 AND (n = 1 OR s = 'a') AND NOT (n = 1 AND s = 'a') AND geohash LIKE 's%'"
+    wanted = numbers_where(
+        lambda row: (row["t"] or 0) > 285 and (row["n"], row["s"]) in ((2, "a"), (1, "b"))
+    )
+    in_s = [number for number in wanted if number % 2 == 0]
+    assert 0 < len(in_s) < len(wanted)
+    assert sorted(scanned(text, order)) == in_s
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("text", "test"),
+    [
+        ("t > 285", lambda row: row["t"] is not None and row["t"] > 285),
+        ("NOT t > 285", lambda row: row["t"] is not None and row["t"] <= 285),
+        ("n <> 1", lambda row: row["n"] == 2),
+        ("n NOT IN (1)", lambda row: row["n"] == 2),
+        ("s NOT LIKE 'a%'", lambda row: row["s"] == "b"),
+        ("t IS NULL", lambda row: row["t"] is None),
+        ("n IS NULL AND s IS NOT NULL", lambda row: row["n"] is None and row["s"] is not None),
+        ("t > 285 OR s IS NULL", lambda row: (row["t"] or 0) > 285 or row["s"] is None),
+        ("t > 285 OR NOT t > 285", lambda row: row["t"] is not None),
+    ],
+)
+def test_missing_values_count_alike_on_every_level(order, text, test):
+    found = scanned(text, order)
+    assert sorted(found) == numbers_where(test)
+    assert set(found.values()) == {1}

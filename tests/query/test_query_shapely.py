@@ -1,0 +1,111 @@
+"""Random polygons against Shapely, on the plane of longitude and latitude of docs/queries.md.
+
+Polygons have parts and holes, lie anywhere, also across the antimeridian and up to the poles; the
+points are their own corners and places on their edges as well as random ones.
+`scripts/differential --cases 10000` runs many more cases than the tests do.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pyarrow as pa
+import shapely
+
+from galileo.geo import geohash
+from galileo.model.schema import Feature, Schema
+from galileo.query import parse
+
+CASES = int(os.environ.get("GALILEO_DIFFERENTIAL_CASES", "400"))
+SEED = int(os.environ.get("GALILEO_DIFFERENTIAL_SEED", "1"))
+SCHEMA = Schema("world", [Feature("t")], geohash_precision=3)
+TURNS = (-360.0, 0.0, 360.0)
+MEETS, INSIDE, ELSEWHERE = "s_intersects", "s_within", "s_disjoint"
+
+
+def drawn(random):
+    """Hulls of a few points of a grid, with holes and further parts, in one place of the earth.
+
+    None where they make no polygon, or one that leaves the map.
+    """
+    west = random.choice([-360, -190, -185, -181, -30, 0, 170, 175, 178, 180, 300])
+    south = random.choice([-90, -12, 0, 33, 70])
+    step = random.choice([0.125, 0.7, 1.40625, 2.5])
+    parts = [hull(random, west, south, step) for _ in range(random.integers(1, 5))]
+    shape = parts[0]
+    for part in parts[1:]:
+        shape = (shape | part) if random.random() < 0.5 else (shape - part)
+    whole = shape.geom_type in ("Polygon", "MultiPolygon") and not shape.is_empty
+    return shape if whole and shape.is_valid and shape.bounds[2] <= 360 else None
+
+
+def hull(random, west, south, step):
+    corners = np.column_stack([west + step * random.integers(0, 9, 5), np.zeros(5)])
+    corners[:, 1] = np.minimum(south + step * random.integers(0, 9, 5), 90)
+    return shapely.MultiPoint(corners).convex_hull
+
+
+def points_about(shape, random):
+    """Longitudes in [-180, 180] and latitudes: corners, middles of edges, and places around."""
+    corners = shapely.get_coordinates(shape)
+    middles = (corners[1:] + corners[:-1]) / 2
+    west, south, east, north = shape.bounds
+    around = random.uniform([west - 1, south - 1], [east + 1, north + 1], (40, 2))
+    poles = np.array(
+        [[shape.centroid.x, -90.0], [shape.centroid.x, 90.0], [-180, south], [180, south]]
+    )
+    longitude, latitude = np.concatenate([corners, middles, around, poles]).T
+    longitude = np.where(longitude > 180, longitude - 360, longitude)
+    longitude = np.where(longitude < -180, longitude + 360, longitude)
+    return longitude, np.clip(latitude, -90, 90)
+
+
+def query_of(op, shape):
+    raw = shapely.geometry.mapping(shape)
+    return parse({"op": op, "args": [{"property": "geometry"}, raw]}, SCHEMA)
+
+
+def expected(op, shape, point):
+    """By single points, wherever a whole turn brings them."""
+    around = [shapely.Point(point[0] + turn, point[1]) for turn in TURNS]
+    if op == INSIDE:
+        return any(one.within(shape) for one in around)
+    return any(one.intersects(shape) for one in around) == (op == MEETS)
+
+
+def check(seed):
+    """What sort of polygon this seed made, None for none."""
+    random = np.random.default_rng(seed)
+    shape, op = drawn(random), str(random.choice([MEETS, INSIDE, ELSEWHERE]))
+    if shape is None:
+        return None
+    longitude, latitude = points_about(shape, random)
+    query = query_of(op, shape)
+    found = query.match_observations(observations(latitude, longitude))
+    wanted = [expected(op, shape, point) for point in zip(longitude, latitude, strict=True)]
+    again = f"{op} {shape.wkt}\nrepeat it: scripts/differential --cases 1 --seed {seed}"
+    assert found.tolist() == wanted, again
+    cell = geohash.encode(latitude, longitude, SCHEMA.geohash_precision)
+    columns = {"cell": cell, "bucket": np.zeros(len(cell), dtype=np.int64)}
+    assert query.match_paths(columns)[found].all(), again
+    west, south, east, north = shape.bounds
+    return any(west < at < east for at in (-180, 180)), max(-south, north) == 90
+
+
+def observations(latitude, longitude):
+    columns = {
+        "latitude": latitude,
+        "longitude": longitude,
+        "time": pa.array(np.zeros(len(latitude), np.int64)).cast(pa.timestamp("us", "UTC")),
+        "t": pa.nulls(len(latitude), pa.float64()),
+    }
+    return pa.table(columns, schema=SCHEMA.observation_schema)
+
+
+def test_shapely_selects_the_same_points():
+    sorts = [check(seed) for seed in range(SEED, SEED + CASES)]
+    made = [sort for sort in sorts if sort is not None]
+    assert len(made) >= CASES // 2
+    assert sum(across for across, _ in made) >= CASES // 20
+    assert sum(polar for _, polar in made) >= CASES // 20

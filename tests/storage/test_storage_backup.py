@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import errno
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galileo.errors import (
+    ConfigError,
+    DataDamaged,
+    GalileoError,
+    InputError,
+    PartitionStopped,
+    Unavailable,
+)
+from galileo.model.schema import Feature, Schema
+from galileo.storage.backup import (
+    EPOCHS_SKIPPED,
+    MANIFEST,
+    BackupOptions,
+    Manifest,
+    StoredFile,
+    backup,
+    restore,
+)
+from galileo.storage.disk import REAL_DISK
+from galileo.storage.journal import Commit
+from galileo.storage.merging import MergeOptions
+from galileo.storage.records import RecordDirectory
+from galileo.storage.store import Store
+from galileo.storage.verify import verify
+from galileo.storage.writer import JournalOptions
+
+Make = Callable[..., Commit]
+
+SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
+EVERYTHING = MergeOptions(bytes_min=1, block_bytes=9_000)
+COPY = BackupOptions(now=1.6e9)
+LINK = BackupOptions(link=True, now=1.6e9)
+COMMITS = 9
+
+
+def opened(directory: Path) -> Store:
+    store = Store.open(directory, SMALL, wall=lambda: 1.5e9)
+    store.recover(lambda *_: None)
+    return store
+
+
+@pytest.fixture
+def node(tmp_path: Path, schema: Schema, make_commit: Make) -> Path:
+    """A node's directory: a merged partition, a plain one, a record, an empty dataset."""
+    directory = tmp_path / "node"
+    with opened(directory) as store:
+        store.create_dataset(schema)
+        store.create_dataset(Schema("empty", [Feature("wind", "m/s")]))
+        store.save_record("ccq", "one", b"coordinator")
+        for partition in (3, 12):
+            for batch in range(COMMITS):
+                store.journal("nam", partition).append([make_commit(batch, rows=20)])
+        assert store.journal("nam", 3).merge(EVERYTHING, lambda _: True)
+        store.journal("nam", 12).append([make_commit(COMMITS, rows=20)])
+    return directory
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    paths = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
+
+
+def check_node(directory: Path, make_commit: Make, *, commits: dict[int, int]) -> None:
+    assert verify(directory).damages == ()
+    with opened(directory) as store:
+        assert sorted(store.schemas()) == ["empty", "nam"]
+        assert store.load_records("ccq") == {"one": b"coordinator"}
+        for partition, last in commits.items():
+            journal = store.journal("nam", partition)
+            assert journal.last_sequence == last
+            for sequence in range(1, last + 1):
+                commit = make_commit(sequence - 1, rows=20)
+                assert journal.read(sequence).equals(commit.observations)
+                assert journal.append([commit])[0].duplicate
+
+
+@pytest.mark.parametrize("options", [COPY, LINK])
+def test_a_backup_is_restored_as_it_was(
+    node: Path, tmp_path: Path, make_commit: Make, options: BackupOptions
+) -> None:
+    before, told = contents(node), []
+    manifest = backup(node, tmp_path / "backup", options=options, progress=told.append)
+    assert contents(node) == before
+    assert (manifest.commits, manifest.created_at) == (2 * COMMITS + 1, 1.6e9)
+    stored = contents(tmp_path / "backup")
+    assert {file.path for file in manifest.files} == set(before) - {"lock"}
+    assert set(stored) == {*set(before) - {"lock"}, f"{MANIFEST}.record"}
+    for file in manifest.files:
+        assert stored[file.path] == before[file.path]
+        assert file.bytes == len(before[file.path])
+    assert sum(told) == manifest.total_bytes
+
+    told.clear()
+    assert restore(tmp_path / "backup", tmp_path / "again", progress=told.append) == manifest
+    assert sum(told) == manifest.total_bytes
+    assert contents(tmp_path / "backup") == stored
+    check_node(tmp_path / "again", make_commit, commits={3: COMMITS, 12: COMMITS + 1})
+    with opened(node) as store, opened(tmp_path / "again") as restored:
+        assert restored.epoch >= store.epoch + EPOCHS_SKIPPED
+
+
+def test_links_share_what_is_sealed_and_copy_what_is_written(node: Path, tmp_path: Path) -> None:
+    backup(node, tmp_path / "backup", options=LINK)
+    for partition in (3, 12):
+        place = f"journals/nam/{partition}"
+        sealed = sorted((node / place).iterdir(), key=lambda path: (path.suffix, path.name))
+        for path in sealed:
+            copy = tmp_path / "backup" / place / path.name
+            assert copy.samefile(path) == (path != sealed[-1])
+    backup(node, tmp_path / "copy", options=COPY)
+    for path in (tmp_path / "copy").rglob("*.segment"):
+        assert path.stat().st_nlink == 1
+
+
+def test_a_linked_backup_survives_the_source_and_its_merges(
+    node: Path, tmp_path: Path, make_commit: Make
+) -> None:
+    backup(node, tmp_path / "backup", options=LINK)
+    before = contents(tmp_path / "backup")
+    with opened(node) as store:
+        journal = store.journal("nam", 12)
+        for batch in range(COMMITS + 1, 30):
+            journal.append([make_commit(batch, rows=20)])
+        assert journal.merge(EVERYTHING, lambda _: True)
+    assert contents(tmp_path / "backup") == before
+    restore(tmp_path / "backup", tmp_path / "again")
+    check_node(tmp_path / "again", make_commit, commits={3: COMMITS, 12: COMMITS + 1})
+
+
+def test_a_torn_tail_is_not_copied(node: Path, tmp_path: Path, make_commit: Make) -> None:
+    last = sorted((node / "journals/nam/12").glob("*.segment"))[-1]
+    last.write_bytes(last.read_bytes()[:-100])
+    torn = verify(node).torn_bytes
+    assert torn > 0
+    manifest = backup(node, tmp_path / "backup", options=COPY)
+    copy = tmp_path / "backup" / last.relative_to(node)
+    assert copy.read_bytes() == last.read_bytes()[:-torn]
+    (file,) = (file for file in manifest.files if file.path == str(last.relative_to(node)))
+    assert file.bytes == copy.stat().st_size
+    restore(tmp_path / "backup", tmp_path / "again")
+    check_node(tmp_path / "again", make_commit, commits={3: COMMITS, 12: COMMITS})
+
+
+@pytest.mark.parametrize("options", [COPY, LINK])
+def test_it_works_while_the_node_writes_and_merges(
+    node: Path, tmp_path: Path, make_commit: Make, options: BackupOptions
+) -> None:
+    """What was acknowledged before the backup began is in it."""
+    done = threading.Event()
+    with opened(node) as store:
+        journal = store.journal("nam", 12)
+
+        def write_and_merge() -> None:
+            for batch in range(COMMITS + 1, 80):
+                journal.append([make_commit(batch, rows=20)])
+                if batch % 7 == 0:
+                    journal.merge(EVERYTHING, lambda _: True)
+            done.set()
+
+        writer = threading.Thread(target=write_and_merge)
+        writer.start()
+        taken: list[tuple[Path, int]] = []
+        while not done.is_set() or not taken:
+            place, acknowledged = tmp_path / f"backup {len(taken)}", journal.last_sequence
+            try:
+                manifest = backup(node, place, options=options)
+            except Unavailable:
+                assert not place.exists()
+                continue
+            assert manifest.commits >= COMMITS + acknowledged
+            taken.append((place, manifest.commits - COMMITS))
+        writer.join()
+    for place, last in dict.fromkeys((taken[0], taken[-1])):  # maybe one and the same
+        restore(place, place.with_name(f"{place.name} again"))
+        restored = place.with_name(f"{place.name} again")
+        check_node(restored, make_commit, commits={3: COMMITS, 12: last})
+
+
+def test_damage_is_not_backed_up(node: Path, tmp_path: Path) -> None:
+    for pattern in ("*/3/*.merged", "*/12/*.segment"):
+        path = min(node.glob(f"journals/{pattern}"))
+        stored = bytearray(path.read_bytes())
+        stored[700] ^= 1
+        path.write_bytes(stored)
+        for options in (COPY, LINK):
+            with pytest.raises(DataDamaged) as caught:
+                backup(node, tmp_path / "backup", options=options)
+            assert caught.value.details["file"] == str(path)
+        stored[700] ^= 1
+        path.write_bytes(stored)
+    assert {path.name for path in tmp_path.iterdir()} == {"node"}
+
+
+def test_any_damage_of_a_backup_is_noticed_when_it_is_restored(node: Path, tmp_path: Path) -> None:
+    backup(node, tmp_path / "backup", options=COPY)
+    for path in sorted((tmp_path / "backup").rglob("*.*")):
+        stored = path.read_bytes()
+        changed = stored[:50] + bytes([stored[50] ^ 1]) + stored[51:] if len(stored) > 50 else b""
+        for wrong in (changed, stored[:-1], stored + b"x"):
+            path.write_bytes(wrong)
+            with pytest.raises(DataDamaged):
+                restore(tmp_path / "backup", tmp_path / "again")
+        path.write_bytes(stored)
+    assert {path.name for path in tmp_path.iterdir()} == {"node", "backup"}
+    restore(tmp_path / "backup", tmp_path / "again")
+
+
+def test_a_missing_file_of_a_backup_is_noticed(node: Path, tmp_path: Path) -> None:
+    backup(node, tmp_path / "backup", options=COPY)
+    min((tmp_path / "backup").rglob("*.segment")).unlink()
+    with pytest.raises(GalileoError, match="No such file"):
+        restore(tmp_path / "backup", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_nothing_is_overwritten(node: Path, tmp_path: Path) -> None:
+    for name in ("there", "there.partial"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(InputError, match="does not exist yet"):
+            backup(node, tmp_path / "there", options=COPY)
+        (tmp_path / name).rmdir()
+    backup(node, tmp_path / "backup", options=COPY)
+    before = contents(node)
+    with pytest.raises(InputError, match="does not exist yet"):
+        restore(tmp_path / "backup", node)
+    assert contents(node) == before
+
+
+def test_what_is_no_node_and_no_backup_is_refused(node: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="directory of a node"):
+        backup(tmp_path, tmp_path / "backup", options=COPY)
+    with pytest.raises(InputError, match="expected a backup"):
+        restore(node, tmp_path / "again")
+
+
+OPERATIONS = ["create", "write", "fdatasync", "sync_directory"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "spare"), [("rename", 0), *((name, n) for name in OPERATIONS for n in (0, 1, 5))]
+)
+def test_a_disk_that_refuses_leaves_nothing(
+    node: Path, tmp_path: Path, faulty_disk: Any, operation: str, spare: int
+) -> None:
+    backup(node, tmp_path / "good", options=COPY)
+    faulty_disk.failing, faulty_disk.spare = {operation: errno.ENOSPC}, spare
+    with pytest.raises(PartitionStopped, match="ENOSPC"):
+        backup(node, tmp_path / "backup", options=BackupOptions(disk=faulty_disk))
+    faulty_disk.calls.clear()
+    with pytest.raises(PartitionStopped, match="ENOSPC"):
+        restore(tmp_path / "good", tmp_path / "again", disk=faulty_disk)
+    assert {path.name for path in tmp_path.iterdir()} == {"node", "good"}
+
+
+def test_files_outside_and_later_formats_are_refused(tmp_path: Path) -> None:
+    records = RecordDirectory(tmp_path / "backup", REAL_DISK)
+    for path in ("../other", "/etc/passwd", "node/../../x"):
+        manifest = Manifest(0.0, 0, (StoredFile(path, 0, 0),))
+        assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+        records.save(MANIFEST, manifest.to_bytes())
+        with pytest.raises(InputError, match="within the backup"):
+            restore(tmp_path / "backup", tmp_path / "again")
+    later = json.loads(manifest.to_bytes()) | {"format": 9}
+    records.save(MANIFEST, json.dumps(later).encode())
+    with pytest.raises(ConfigError, match="format 1, got 9"):
+        restore(tmp_path / "backup", tmp_path / "again")
