@@ -43,8 +43,8 @@ def examples(path: str) -> list[str]:
 
 def test_the_commands_are_these() -> None:
     assert [path.removeprefix("galileo ") for path in LEAVES] == [
-        *("ccq cancel", "ccq fetch", "ccq list", "ccq submit", "ccq watch"),
-        *("backup", "create", "evaluator", "ingest", "query", "read"),
+        *("backup", "ccq cancel", "ccq fetch", "ccq list", "ccq submit", "ccq watch"),
+        *("create", "evaluator", "ingest", "query", "read"),
         *("restore", "serve", "sparql", "status", "topology", "up", "verify"),
     ]
 
