@@ -18,6 +18,7 @@ import numpy as np
 
 from galileo.errors import ConfigError, InputError
 from galileo.geo import geohash
+from galileo.hashing import text64
 
 NODES_MAX = 1024
 PARTITIONS_PER_GROUP_MAX = 1024
@@ -153,6 +154,23 @@ class Topology:
             node.name: position if node.ordinal < 0 else node.ordinal
             for position, node in enumerate(self.nodes)
         }
+
+    @cached_property
+    def placement_json(self) -> str:
+        """All that decides where a block lives and how terms are numbered; no addresses.
+
+        Nodes of one cluster must agree on it, and it must not change once there is data.
+        """
+        groups = [
+            [[node.name, node.weight, self.ordinals[node.name]] for node in group.nodes]
+            for group in self.groups
+        ]
+        return json.dumps([groups, self.ranges, self.partitions_per_group])
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """64 bits of `placement_json`, to compare with another node's."""
+        return text64("topology", self.placement_json)
 
     def to_json(self) -> str:
         raw = {

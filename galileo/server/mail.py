@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from galileo.ccq import messages, model
 from galileo.election.messages import UsageStatistics
-from galileo.errors import GalileoError, InputError
+from galileo.errors import ConfigError, GalileoError, InputError
 from galileo.graph.synopsis import SynopsisDelta, Version
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.peers import GrpcPeers
@@ -95,6 +95,9 @@ class MailRoom:
                 request = self._request(box)
                 try:
                     reply = await self._peers.exchange(box.name, request)
+                except ConfigError as error:
+                    log.error("%s refuses our mail: %s", box.name, error)
+                    continue
                 except GalileoError as error:
                     log.debug("nothing reached %s: %s", box.name, error)
                     continue
@@ -109,7 +112,7 @@ class MailRoom:
         return cluster_pb2.ExchangeRequest(
             sender=self._node.name,
             epoch=self._node.store.epoch,
-            topology_version=self._node.topology.version,
+            topology_fingerprint=self._node.topology.fingerprint,
             heartbeat=heartbeat,
             messages=[box.outbox.popleft() for _ in range(count)],
         )
@@ -143,11 +146,17 @@ class MailRoom:
 
         Raises:
             InputError: the sender is none of this cluster.
+            ConfigError: its topology is another.
         """
         if request.sender not in self._boxes:
             raise InputError(
                 f"expected mail from a node of {sorted(self._boxes)}, got {request.sender!r}; "
                 "check that all nodes have one topology"
+            )
+        if request.topology_fingerprint != self._node.topology.fingerprint:
+            raise ConfigError(
+                f"node {request.sender!r} places blocks by another topology than node "
+                f"{self._node.name!r}; give all nodes the same [cluster] table"
             )
         held: list[cluster_pb2.SynopsisVersion] = []
         if request.HasField("heartbeat"):

@@ -20,6 +20,7 @@ from galileo.clock import Clock, SystemClock
 from galileo.config import Config, StorageSection
 from galileo.cursor import Cursor
 from galileo.dht.membership import Membership, MembershipOptions
+from galileo.dht.topology import Topology
 from galileo.errors import ConfigError
 from galileo.node.merging import MergingOptions
 from galileo.node.storage_node import NodeOptions, StorageNode
@@ -52,6 +53,8 @@ from galileo.wire.pb import (
 USAGE_INTERVAL_S = 1.0
 GRACE_S = 2.0
 PARENT_CHECK_S = 1.0
+TOPOLOGY_KIND = "topology"
+PLACEMENT = "placement"
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +84,7 @@ class NodeProcess:
             ),
             wall=clock.wall,
         )
+        _keep_placement(self._store, topology)
         self.node = StorageNode(
             name,
             topology,
@@ -215,6 +219,25 @@ class NodeProcess:
     def _tell_sequences(self, datasets: Iterable[str]) -> None:
         for dataset in datasets:
             self.driver.feed(ccq.SequencesSeen(dataset, self.node.view.sequences(dataset)))
+
+
+def _keep_placement(store: Store, topology: Topology) -> None:
+    """Remembers by which topology blocks were placed.
+
+    Raises:
+        ConfigError: it is another one now, which would look for them in the wrong places.
+    """
+    kept = store.load_records(TOPOLOGY_KIND).get(PLACEMENT)
+    now = topology.placement_json.encode()
+    if kept == now:
+        return
+    if kept is not None and store.schemas():
+        raise ConfigError(
+            "expected the [cluster] table by which this node's data was placed: the groups, their "
+            "nodes with names, weights and ordinals, the ranges and partitions_per_group must not "
+            f"change once there is data. It was {kept.decode()}, it is {now.decode()}"
+        )
+    store.save_record(TOPOLOGY_KIND, PLACEMENT, now)
 
 
 def _merging(storage: StorageSection) -> MergingOptions | None:

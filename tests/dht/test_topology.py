@@ -264,3 +264,13 @@ def test_a_sample_needs_observations() -> None:
 def test_a_sample_of_one_place_cannot_be_cut(cells: list[int]) -> None:
     with pytest.raises(ConfigError, match=r"spreads over 2 groups.*larger sample"):
         balanced_ranges(np.array(cells, dtype=np.uint64), 5, groups=2)
+
+
+def test_the_fingerprint_is_of_the_placement_alone():
+    def made(address="host-1:7701", partitions=4, name="a", weight=1.0):
+        group = Group("g", (NodeInfo(name, address, weight),))
+        return Topology("c", (group,), (("", 0),), partitions).fingerprint
+
+    assert made() == made(address="elsewhere:1")
+    others = {made(partitions=8), made(name="b"), made(weight=2.0)}
+    assert len(others | {made()}) == 4

@@ -10,7 +10,7 @@ import pytest
 
 from galileo.ccq.messages import Appointed, RecordsWanted
 from galileo.election.messages import Poll
-from galileo.errors import InputError
+from galileo.errors import ConfigError, InputError
 from galileo.query import parse
 from galileo.server import mail as mail_module
 from galileo.server.mail import MailRoom
@@ -190,8 +190,18 @@ async def test_mail_of_a_stranger_is_refused(post: Post) -> None:
         await post["a"].arrive(cluster_pb2.ExchangeRequest(sender="a"))
 
 
+async def test_mail_of_a_node_with_another_topology_is_refused(post: Post) -> None:
+    request = cluster_pb2.ExchangeRequest(sender="b", topology_fingerprint=1)
+    with pytest.raises(ConfigError, match="'b' places blocks by another topology than node 'a'"):
+        await post["a"].arrive(request)
+
+
 async def test_a_message_that_cannot_be_read_is_refused(post: Post) -> None:
-    request = cluster_pb2.ExchangeRequest(sender="b", messages=[b'{"$":"Popen"}'])
+    request = cluster_pb2.ExchangeRequest(
+        sender="b",
+        topology_fingerprint=post.wire.nodes["a"].topology.fingerprint,
+        messages=[b'{"$":"Popen"}'],
+    )
     with pytest.raises(InputError, match="expected a tagged JSON value"):
         await post["a"].arrive(request)
     assert post.messages == []

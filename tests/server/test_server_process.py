@@ -95,6 +95,21 @@ def test_a_node_that_is_told_to_stop_stops_well(config: Path, tmp_path: Path) ->
     assert "Traceback" not in told
 
 
+def test_a_node_refuses_to_start_with_another_placement_than_its_data(config: Path) -> None:
+    with subprocess.Popen(server("--config", str(config)), stderr=subprocess.DEVNULL) as process:
+        address = config.read_text().rpartition('address = "')[2].partition('"')[0]
+        with galileo.connect(address, patience=TIMEOUT_S) as client:
+            client.create_dataset(galileo.Schema("nam", [galileo.Feature("temperature")]))
+        process.send_signal(signal.SIGTERM)
+    config.write_text(config.read_text() + "partitions_per_group = 8\n")
+    refused = subprocess.run(
+        server("--config", str(config)), capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert refused.returncode == 2
+    assert "by which this node's data was placed" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
 def test_a_node_does_not_outlive_its_parent(config: Path) -> None:
     """The parent starts the node, waits until it serves, and dies."""
     code = (

@@ -378,13 +378,14 @@ class ExchangeRequest(_message.Message):
 
     SENDER_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
-    TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_FINGERPRINT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     sender: _builtins.str
     epoch: _builtins.int
     """of the sender's life; increases with each start"""
-    topology_version: _builtins.int
+    topology_fingerprint: _builtins.int
+    """of the sender's; the receiver refuses another"""
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
@@ -396,13 +397,13 @@ class ExchangeRequest(_message.Message):
         *,
         sender: _builtins.str = ...,
         epoch: _builtins.int = ...,
-        topology_version: _builtins.int = ...,
+        topology_fingerprint: _builtins.int = ...,
         heartbeat: Global___Heartbeat | None = ...,
         messages: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "heartbeat", b"heartbeat", "messages", b"messages", "sender", b"sender", "topology_version", b"topology_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "heartbeat", b"heartbeat", "messages", b"messages", "sender", b"sender", "topology_fingerprint", b"topology_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
