@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -25,52 +26,46 @@ from galileo.model.schema import Schema
 from galileo.storage.journal import Commit, Committed, PartitionJournal
 
 COMMITS_TOGETHER_MAX = 256
-REPLAYED_PATHS_MAX = 65_536
-"""Paths that the synopsis takes in together at start; one commit at a time costs it far more."""
+UNSUMMARISED_PATHS_MAX = 65_536
 
 log = logging.getLogger(__name__)
 
 
 class Shard:
-    """The journals, the metadata graph and the synopses of one dataset on this node."""
+    """The journals, the metadata graph and the synopses of one dataset on this node.
+
+    A synopsis takes in many commits at once for little more than the cost of one, so commits
+    wait for it until it is asked for, or until there are many. It is then late, which it may be.
+    """
 
     def __init__(self, schema: Schema, *, epoch: int) -> None:
         self.schema = schema
         self.graph = MetadataGraph(schema)
         self.journals: dict[int, PartitionJournal] = {}
-        self.synopses: dict[int, Synopsis] = {}
         self._epoch = epoch
         self._published: dict[int, int] = {}
-        self._replayed: dict[int, list[pa.RecordBatch]] = {}
-        self._replayed_paths: dict[int, int] = {}
+        self._synopses: dict[int, Synopsis] = {}
+        self._unsummarised: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
+        self._unsummarised_paths: dict[int, int] = {}
+        self._summarising = threading.Lock()
 
     def replay(self, partition: int, sequence: int, batch: pa.RecordBatch) -> None:
         """Takes a commit that the journal already holds; used at start, before `attach`."""
-        self.graph.insert(batch, partition=partition, sequence=sequence)
-        self._published[partition] = sequence
-        waiting = self._replayed.setdefault(partition, [])
-        waiting.append(batch)
-        self._replayed_paths[partition] = self._replayed_paths.get(partition, 0) + batch.num_rows
-        if self._replayed_paths[partition] >= REPLAYED_PATHS_MAX:
-            self._summarise(partition)
-
-    def _summarise(self, partition: int) -> None:
-        """Gives the synopsis what was replayed. Its entries then say "changed with the last of
-        these commits", which is no loss: after a start every receiver asks for all of them.
-        """
-        waiting = self._replayed.pop(partition, [])
-        self._replayed_paths.pop(partition, None)
-        if waiting:
-            self._synopsis(partition).add(pa.concat_batches(waiting), self._published[partition])
+        self._index(partition, sequence, batch)
 
     def attach(self, partition: int, journal: PartitionJournal) -> None:
-        self._summarise(partition)
         self.journals[partition] = journal
-        self._synopsis(partition)
 
     def published(self) -> Cursor:
         """The last commit of each partition that a scan sees."""
         return Cursor(dict(self._published))
+
+    def synopses(self) -> dict[int, Synopsis]:
+        """The synopsis of each partition, of all that is published by now."""
+        with self._summarising:
+            for partition in (*self._unsummarised, *self.journals):
+                self._summarise(partition)
+            return dict(self._synopses)
 
     def write(self, partition: int, commits: Sequence[Commit]) -> list[Committed | GalileoError]:
         """The one write path; blocks on the disk, so it runs in a thread."""
@@ -78,7 +73,6 @@ class Shard:
         for commit, result in zip(commits, results, strict=True):
             if isinstance(result, Committed) and not result.duplicate:
                 self._index(partition, result.sequence, commit.paths)
-                self._published[partition] = result.sequence
         return results
 
     def maintain(self) -> None:
@@ -87,12 +81,28 @@ class Shard:
 
     def _index(self, partition: int, sequence: int, batch: pa.RecordBatch) -> None:
         self.graph.insert(batch, partition=partition, sequence=sequence)
-        self._synopsis(partition).add(batch, sequence)
+        with self._summarising:
+            self._unsummarised.setdefault(partition, []).append((sequence, batch))
+            waiting = self._unsummarised_paths.get(partition, 0) + batch.num_rows
+            self._unsummarised_paths[partition] = waiting
+            if waiting >= UNSUMMARISED_PATHS_MAX:
+                self._summarise(partition)
+        self._published[partition] = sequence
 
-    def _synopsis(self, partition: int) -> Synopsis:
-        if partition not in self.synopses:
-            self.synopses[partition] = Synopsis(self.schema, partition=partition, epoch=self._epoch)
-        return self.synopses[partition]
+    def _summarise(self, partition: int) -> None:
+        """Gives the synopsis the commits that wait, as one that ends with the last of them.
+
+        Its entries then say "changed with the last one", and a receiver that knows less gets
+        them all. The caller holds the lock.
+        """
+        synopsis = self._synopses.get(partition)
+        if synopsis is None:
+            synopsis = Synopsis(self.schema, partition=partition, epoch=self._epoch)
+            self._synopses[partition] = synopsis
+        waiting = self._unsummarised.pop(partition, [])
+        self._unsummarised_paths.pop(partition, None)
+        if waiting:
+            synopsis.add(pa.concat_batches([batch for _, batch in waiting]), waiting[-1][0])
 
     def close(self) -> None:
         for journal in self.journals.values():

@@ -130,7 +130,7 @@ class MailRoom:
     def _changes(self, box: _Peer) -> list[cluster_pb2.SynopsisChange]:
         changes, size = [], 0
         for dataset, shard in self._node.catalog.shards.items():
-            for partition, synopsis in sorted(shard.synopses.items()):
+            for partition, synopsis in sorted(shard.synopses().items()):
                 known = box.acknowledged.get((dataset, partition))
                 if known == synopsis.version or size > SYNOPSIS_BYTES_MAX:
                     continue

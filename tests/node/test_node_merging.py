@@ -171,22 +171,22 @@ def test_what_is_replayed_is_what_was_written(
     written = Shard(SCHEMA, epoch=2)
     for partition in (0, 5):
         for sequence, commit in enumerate(commits(), start=1):
-            written.graph.insert(commit.paths, partition=partition, sequence=sequence)
-            written._synopsis(partition).add(commit.paths, sequence)
+            written.replay(partition, sequence, commit.paths)
+            written.synopses()
     for paths_max in (1, 400, 10**9):
-        monkeypatch.setattr("galileo.node.shard.REPLAYED_PATHS_MAX", paths_max)
+        monkeypatch.setattr("galileo.node.shard.UNSUMMARISED_PATHS_MAX", paths_max)
         store, catalog = opened(directory, options)
         replayed = catalog.shard("nam")
         assert replayed.graph.count() == written.graph.count()
         for partition in (0, 5):
-            ours = replayed.synopses[partition].changes_since(None).state
-            theirs = written.synopses[partition].changes_since(None).state
+            ours = replayed.synopses()[partition].changes_since(None).state
+            theirs = written.synopses()[partition].changes_since(None).state
             assert ours.version.sequence == theirs.version.sequence == COMMITS
             assert ours.step == theirs.step
             assert ours.entries.key.tolist() == theirs.entries.key.tolist()
             for mine, other in zip(ours.entries.bounds, theirs.entries.bounds, strict=True):
                 np.testing.assert_array_equal(mine, other)
-            replayed.synopses[partition].check()
+            replayed.synopses()[partition].check()
             result = replayed.write(partition, commits()[:1])[0]
             assert result.duplicate
         asyncio.run(catalog.close())

@@ -63,7 +63,7 @@ def tell_all(cluster: Any) -> None:
         for node in cluster.nodes:
             node.view.hear_sequences("nam", shard.published())
             if node is not owner:
-                for synopsis in shard.synopses.values():
+                for synopsis in shard.synopses().values():
                     node.view.hear_synopsis(cluster.schema, synopsis.changes_since(None))
 
 
