@@ -20,6 +20,13 @@ from galileo.spark import evaluator as spark_evaluator
 
 PORT = 7701
 
+_config = click.option(
+    "--config",
+    "path",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file of the node; see docs/configuration.md.",
+)
 _overrides = click.option(
     "--set",
     "overrides",
@@ -30,13 +37,7 @@ _overrides = click.option(
 
 
 @click.command()
-@click.option(
-    "--config",
-    "path",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML file of this node; see docs/configuration.md.",
-)
+@_config
 @_overrides
 @click.pass_obj
 @failing_well
@@ -52,13 +53,7 @@ def serve(session: Session, *, path: Path, overrides: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.option(
-    "--config",
-    "path",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML file of a node of this host.",
-)
+@_config
 @_overrides
 @click.pass_obj
 @failing_well
