@@ -28,7 +28,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed; due every `ContinuousOptions.tick_s` or so. `wall`: seconds since 1970."""
+    """Time has passed; due about every 50 ms. `wall`: seconds since 1970."""
 
     wall: float
 

@@ -14,7 +14,6 @@ class ContinuousOptions:
     Attributes:
         ordinal: of this node among the cluster's; never given to another node, below `NODES_MAX`.
         groups: node names by group; this node's group is among them.
-        tick_s: how often the driver ticks.
         cycle_timeout_s: after it a cycle counts as failed; a late result is used all the same.
         cycle_retry_s: pause after a failed cycle, doubled up to `cycle_retry_max_s`.
         cycle_items_max: CCQs in one cycle; the others wait for the next tick.
@@ -40,7 +39,6 @@ class ContinuousOptions:
     ordinal: int
     groups: tuple[tuple[str, ...], ...]
     election: ElectionOptions = field(default_factory=ElectionOptions)
-    tick_s: float = 0.05
     cycle_timeout_s: float = 60.0
     cycle_retry_s: float = 0.5
     cycle_retry_max_s: float = 30.0

@@ -15,10 +15,10 @@ from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.results import Ccq, CcqInfo, ClusterStatus, Labels, Receipt, Update
 from galileo.client.transport import Transport
 from galileo.cursor import ORIGIN
-from galileo.errors import InputError, InvalidObservations, TryAgain, UnknownDataset
+from galileo.errors import InputError, InvalidObservations, TryAgain
 from galileo.labels import LabelSet, from_ipc, to_ipc
 from galileo.model.observations import Observations, normalise
-from galileo.model.schema import Schema, nearest_name
+from galileo.model.schema import Schema, unknown_dataset
 from galileo.model.times import Duration, seconds
 from galileo.samplers import SamplerSpec
 from galileo.wire.codec import cursor_from_pb, table_chunks
@@ -106,13 +106,7 @@ class AsyncClient:
         if dataset not in self._schemas:
             await self.datasets()
         if dataset not in self._schemas:
-            close = nearest_name(dataset, list(self._schemas))
-            raise UnknownDataset(
-                f"expected a dataset that exists ({', '.join(self._schemas) or 'none yet'}), got "
-                f"{dataset!r}{f'; did you mean {close!r}?' if close else '.'} "
-                "Create it first with create_dataset",
-                nearest=close,
-            )
+            raise unknown_dataset(dataset, sorted(self._schemas))
         return self._schemas[dataset]
 
     # --- observations ------------------------------------------------------------------------

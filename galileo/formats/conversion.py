@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import InputError, InvalidObservations
+from galileo.model.observations import nan_to_null
 from galileo.model.schema import ARROW_TYPES, FeatureType
 from galileo.model.times import MICROS, TIME_TYPE, time_column
 
@@ -110,15 +111,6 @@ def _misfit(column: pa.Array, kind: str, *, name: str, first_row: int) -> Invali
         "correct the file, or give the feature another type",
         row=first_row + max(row, 0),
     )
-
-
-def nan_to_null(values: pa.Array) -> pa.Array:
-    if not pa.types.is_floating(values.type):
-        return values
-    nan = pc.is_nan(values)
-    if not pc.any(nan).as_py():
-        return values
-    return pc.if_else(nan, pa.scalar(None, values.type), values)
 
 
 # --- times -----------------------------------------------------------------------------------

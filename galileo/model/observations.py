@@ -145,7 +145,7 @@ def _feature(table: pa.Table, feature: Feature) -> pa.ChunkedArray:
             f"expected {feature.type} values in column {feature.name!r}, got {values.type}; "
             "convert the column first"
         )
-    return _nan_to_null(_cast(values, feature))
+    return nan_to_null(_cast(values, feature))
 
 
 def _cast(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
@@ -159,7 +159,8 @@ def _cast(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
         ) from error
 
 
-def _nan_to_null(values: pa.ChunkedArray) -> pa.ChunkedArray:
+def nan_to_null(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """The column with null for NaN; itself where there is none."""
     if not pa.types.is_floating(values.type):
         return values
     nan = pc.is_nan(values)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from galileo.errors import InvalidSchema
+from galileo.errors import InvalidSchema, UnknownDataset
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.times import MICROS, TIME_TYPE, Duration, seconds
 
@@ -29,6 +29,7 @@ RESERVED = frozenset(
     | {"cell", "bucket", "row", "rows"}
 )
 FEATURES_MAX = 256
+DATASETS_NAMED_MAX = 20
 TIME_BUCKET_MIN_S = 1.0
 TIME_BUCKET_MAX_S = 366 * 86400.0
 
@@ -216,6 +217,18 @@ def nearest_name(name: str, names: Sequence[str]) -> str | None:
     by_lower = {candidate.lower(): candidate for candidate in names}
     close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
     return by_lower[close[0]] if close else None
+
+
+def unknown_dataset(name: str, names: Sequence[str]) -> UnknownDataset:
+    """The error about a dataset that is none of `names`; it names the nearest one."""
+    close = nearest_name(name, names)
+    hint = f"; did you mean {close!r}?" if close else "."
+    known = ", ".join(names[:DATASETS_NAMED_MAX]) or "none yet"
+    return UnknownDataset(
+        f"expected a dataset that exists ({known}), got {name!r}{hint} "
+        "Create it first with create_dataset",
+        nearest=close,
+    )
 
 
 def _bucket_us(time_bucket: Duration) -> int:

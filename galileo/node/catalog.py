@@ -12,9 +12,9 @@ from concurrent.futures import Executor
 import pyarrow as pa
 
 from galileo.dht.topology import Topology
-from galileo.errors import DatasetExists, InputError, UnknownDataset
+from galileo.errors import DatasetExists, InputError
 from galileo.hashing import text64
-from galileo.model.schema import Schema, nearest_name
+from galileo.model.schema import Schema, unknown_dataset
 from galileo.node.shard import GroupCommit, Shard
 from galileo.storage.store import Store
 
@@ -61,14 +61,7 @@ class Catalog:
         """
         shard = self._shards.get(dataset)
         if shard is None:
-            close = nearest_name(dataset, self.names)
-            hint = f"; did you mean {close!r}?" if close else "."
-            known = ", ".join(self.names[:20]) or "none yet"
-            raise UnknownDataset(
-                f"expected a dataset that exists ({known}), got {dataset!r}{hint} "
-                "Create it first with create_dataset",
-                nearest=close,
-            )
+            raise unknown_dataset(dataset, self.names)
         return shard
 
     def create(self, schema: Schema) -> None:
