@@ -1,7 +1,7 @@
 """What a node believes about the others: their commits and their synopses, from heartbeats.
 
-A belief can be late, never wrong: a synopsis says up to which commit it speaks, and it may
-spare a partition a question only up to there.
+A belief can be late, never wrong: a synopsis says up to which commit it speaks, and up to there
+it may spare work, never an answer.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
 
 
 class MailFace(Protocol):
-    """Where heartbeats and machines' messages arrive; `server.driver` implements it."""
+    """Where heartbeats and machines' messages arrive; `server.mail` implements it."""
 
     async def arrive(self, request: cluster_pb2.ExchangeRequest) -> cluster_pb2.ExchangeReply: ...
 
