@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
@@ -12,16 +12,15 @@ import pyarrow as pa
 
 from galileo.client import decode
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
+from galileo.client.ingestion import BATCH_ROWS, Batches, Progress, send_all
 from galileo.client.results import Ccq, CcqInfo, ClusterStatus, Labels, Receipt, Update
 from galileo.client.transport import Transport
-from galileo.cursor import ORIGIN
-from galileo.errors import InputError, InvalidObservations, TryAgain
-from galileo.labels import LabelSet, from_ipc, to_ipc
-from galileo.model.observations import Observations, normalise
+from galileo.errors import TryAgain
+from galileo.labels import LabelSet, from_ipc
 from galileo.model.schema import Schema, unknown_dataset
 from galileo.model.times import Duration, seconds
 from galileo.samplers import SamplerSpec
-from galileo.wire.codec import cursor_from_pb, table_chunks
+from galileo.wire.codec import table_chunks
 from galileo.wire.pb import (
     cluster_pb2,
     cluster_pb2_grpc,
@@ -33,16 +32,11 @@ from galileo.wire.pb import (
     storage_pb2_grpc,
 )
 
-BATCH_ROWS = 65_536
-BATCHES_IN_FLIGHT = 4
 PARTS_PER_READ = 100_000
 PATIENCE_S = 15.0
 PATIENCE_INGEST_S = 60.0
 WATCH_WAIT_S = 10.0
 WATCH_PAUSE_S = 0.2
-
-Progress = Callable[[int], None]
-Batches = Observations | Iterable[Observations]
 
 
 class AsyncClient:
@@ -136,47 +130,14 @@ class AsyncClient:
             TryAgain: a node that must take rows stayed away; ingest the same again later.
         """
         schema = await self.schema(dataset)
-        name = producer or f"client-{uuid.uuid4().hex}"
-        replies: list[storage_pb2.IngestReply] = []
-        running: set[asyncio.Task[storage_pb2.IngestReply]] = set()
-        try:
-            for number, table in enumerate(_batches(schema, data, batch_rows)):
-                if len(running) >= BATCHES_IN_FLIGHT:
-                    replies += await _some(running, progress)
-                send = self._send(dataset, table, producer=name, batch=number)
-                running.add(asyncio.create_task(send))
-            while running:
-                replies += await _some(running, progress)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-        return self._receipt(name, replies)
-
-    async def _send(
-        self, dataset: str, table: pa.Table, *, producer: str, batch: int
-    ) -> storage_pb2.IngestReply:
-        request = storage_pb2.IngestRequest(
-            dataset=dataset, producer=producer, batch=batch, observations=to_ipc(table)
-        )
-        return await self._transport.call(
-            lambda channel: storage_pb2_grpc.StorageStub(channel).Ingest(
-                request, timeout=TIMEOUT_S
-            ),
+        return await send_all(
+            self._transport,
+            schema,
+            data=data,
+            producer=producer or f"client-{uuid.uuid4().hex}",
+            batch_rows=batch_rows,
             patience_s=self._ingest_patience_s,
-        )
-
-    def _receipt(self, producer: str, replies: list[storage_pb2.IngestReply]) -> Receipt:
-        reached = ORIGIN
-        for reply in replies:
-            reached = reached.join(cursor_from_pb(reply.reached))
-        return Receipt(
-            rows=sum(reply.rows for reply in replies),
-            paths=sum(reply.paths for reply in replies),
-            batches=len(replies),
-            duplicate_rows=sum(reply.duplicate_rows for reply in replies),
-            reached=reached,
-            producer=producer,
+            progress=progress,
         )
 
     async def query(self, dataset: str, query: str = "") -> Labels:
@@ -383,31 +344,3 @@ def _fetch_request(
     return continuous_pb2.FetchRequest(
         ccq_id=ccq_id, token=token, wait_s=wait_s, labels_max=labels_max
     )
-
-
-def _batches(schema: Schema, data: Batches, batch_rows: int) -> Iterator[pa.Table]:
-    if batch_rows < 1:
-        raise InputError(f"expected batch_rows of at least 1, got {batch_rows}")
-    whole = isinstance(data, Observations)
-    for given in [data] if whole else data:
-        if not isinstance(given, Observations):
-            raise InvalidObservations(
-                "expected an Arrow table, batch or reader, a pandas DataFrame, or an iterable of "
-                f"them, got {type(given).__name__}"
-            )
-        table = normalise(schema, given)
-        for start in range(0, table.num_rows, batch_rows):
-            yield table.slice(start, batch_rows)
-
-
-async def _some(
-    running: set[asyncio.Task[storage_pb2.IngestReply]], progress: Progress | None
-) -> list[storage_pb2.IngestReply]:
-    """Waits for at least one batch and takes those that are done out of `running`."""
-    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    replies = [task.result() for task in done]
-    running -= done
-    if progress is not None:
-        for reply in replies:
-            progress(int(reply.rows))
-    return replies

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from galileo.client.async_client import BATCH_ROWS, AsyncClient, Batches, Progress
+from galileo.client.async_client import AsyncClient
+from galileo.client.ingestion import BATCH_ROWS, Batches, Progress
 from galileo.client.results import Ccq, CcqInfo, ClusterStatus, Labels, Receipt, Update
 from galileo.errors import Cancelled, InputError
 from galileo.labels import LabelSet

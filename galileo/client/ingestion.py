@@ -1,0 +1,106 @@
+"""How the client sends observations: numbered batches, a few of them under way at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from galileo.client.decode import TIMEOUT_S
+from galileo.client.results import Receipt
+from galileo.client.transport import Transport
+from galileo.cursor import ORIGIN
+from galileo.errors import InputError, InvalidObservations
+from galileo.labels import to_ipc
+from galileo.model.observations import Observations, normalise
+from galileo.model.schema import Schema
+from galileo.wire.codec import cursor_from_pb
+from galileo.wire.pb import storage_pb2, storage_pb2_grpc
+
+BATCH_ROWS = 65_536
+BATCHES_IN_FLIGHT = 4
+
+Progress = Callable[[int], None]
+Batches = Observations | Iterable[Observations]
+_Running: TypeAlias = set[asyncio.Task[storage_pb2.IngestReply]]
+
+
+async def send_all(
+    transport: Transport,
+    schema: Schema,
+    *,
+    data: Batches,
+    producer: str,
+    batch_rows: int,
+    patience_s: float,
+    progress: Progress | None,
+) -> Receipt:
+    """Sends everything and returns when all of it is durable; see `AsyncClient.ingest`."""
+    replies: list[storage_pb2.IngestReply] = []
+    running: _Running = set()
+    try:
+        for number, table in enumerate(_batches(schema, data, batch_rows)):
+            if len(running) >= BATCHES_IN_FLIGHT:
+                replies += await _some(running, progress)
+            request = storage_pb2.IngestRequest(
+                dataset=schema.name, producer=producer, batch=number, observations=to_ipc(table)
+            )
+            running.add(asyncio.create_task(_send(transport, request, patience_s=patience_s)))
+        while running:
+            replies += await _some(running, progress)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return _receipt(producer, replies)
+
+
+async def _send(
+    transport: Transport, request: storage_pb2.IngestRequest, *, patience_s: float
+) -> storage_pb2.IngestReply:
+    return await transport.call(
+        lambda channel: storage_pb2_grpc.StorageStub(channel).Ingest(request, timeout=TIMEOUT_S),
+        patience_s=patience_s,
+    )
+
+
+def _receipt(producer: str, replies: list[storage_pb2.IngestReply]) -> Receipt:
+    reached = ORIGIN
+    for reply in replies:
+        reached = reached.join(cursor_from_pb(reply.reached))
+    return Receipt(
+        rows=sum(reply.rows for reply in replies),
+        paths=sum(reply.paths for reply in replies),
+        batches=len(replies),
+        duplicate_rows=sum(reply.duplicate_rows for reply in replies),
+        reached=reached,
+        producer=producer,
+    )
+
+
+def _batches(schema: Schema, data: Batches, batch_rows: int) -> Iterator[pa.Table]:
+    if batch_rows < 1:
+        raise InputError(f"expected batch_rows of at least 1, got {batch_rows}")
+    whole = isinstance(data, Observations)
+    for given in [data] if whole else data:
+        if not isinstance(given, Observations):
+            raise InvalidObservations(
+                "expected an Arrow table, batch or reader, a pandas DataFrame, or an iterable of "
+                f"them, got {type(given).__name__}"
+            )
+        table = normalise(schema, given)
+        for start in range(0, table.num_rows, batch_rows):
+            yield table.slice(start, batch_rows)
+
+
+async def _some(running: _Running, progress: Progress | None) -> list[storage_pb2.IngestReply]:
+    """Waits for at least one batch and takes those that are done out of `running`."""
+    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    replies = [task.result() for task in done]
+    running -= done
+    if progress is not None:
+        for reply in replies:
+            progress(int(reply.rows))
+    return replies
