@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks.postgis import NoServer
 from benchmarks.sizes import FULL, QUICK, Bench
 from benchmarks.suite import AREAS, COMPARISONS, run
 
@@ -25,7 +24,7 @@ def main() -> int:
     # A shell starts what runs in the background with this one ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     named = [area for area in (*AREAS, *COMPARISONS) if area.name in (given.only or ())]
-    areas = named or AREAS
+    areas = named or ((*AREAS, *COMPARISONS) if given.all else AREAS)
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -34,9 +33,6 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="galileo-bench-", dir=given.directory) as scratch:
             report = run(areas, Bench(QUICK if given.quick else FULL, Path(scratch), say))
-    except NoServer as error:
-        say(str(error))
-        return NOT_INSTALLED
     except KeyboardInterrupt:
         say("cancelled; nothing was written")
         return CANCELLED
@@ -46,7 +42,7 @@ def main() -> int:
         say(f"written to {given.markdown_file}")
     if given.markdown_file is None or given.json:
         print(text, end="")
-    return 0
+    return NOT_INSTALLED if all(section.missing for section in report.sections) else 0
 
 
 def _terminated(number: int, frame: Any) -> NoReturn:
@@ -58,6 +54,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     names = [area.name for area in (*AREAS, *COMPARISONS)]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument(
+        "--all", action="store_true", help="the comparisons with other software too"
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--json", action="store_true", help="JSON instead of Markdown")
     parser.add_argument("--markdown-file", type=Path, help="write the Markdown to this file")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 _UP = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -57,6 +58,18 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
+class Goal:
+    """What a figure is meant to reach: so much in its unit, or so many times its first peer."""
+
+    sense: Literal["at most", "at least"]
+    limit: float
+    of_peer: bool = False
+
+    def met(self, value: float) -> bool:
+        return value <= self.limit if self.sense == "at most" else value >= self.limit
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One line of the report.
 
@@ -65,16 +78,22 @@ class Figure:
         unit: "s", "B", "paths/s", "B/path" and the like.
         spread: of the runs.
         peers: measured in the same run, run by run in turn where they take time.
+        goals: what it is meant to reach; nothing fails where it does not.
     """
 
     name: str
     unit: str
     spread: Spread
     peers: tuple[Peer, ...] = ()
+    goals: tuple[Goal, ...] = ()
 
     def ratio(self, peer: Peer) -> float:
         """This median over the peer's."""
         return self.spread.median / peer.spread.median
+
+    def reached(self, goal: Goal) -> float:
+        """What a goal is compared with."""
+        return self.ratio(self.peers[0]) if goal.of_peer else self.spread.median
 
 
 def quantity(value: float, unit: str) -> str:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from benchmarks import weather
 from benchmarks.figures import Figure, Peer
 from benchmarks.measure import in_turn
-from benchmarks.sizes import Bench
+from benchmarks.sizes import Bench, NotInstalled
 from galileo.geo import geohash
 from galileo.graph.metadata import MetadataGraph
 from galileo.model.schema import Feature, FeatureType, Schema
@@ -78,8 +78,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
     try:
         duckdb = importlib.import_module("duckdb")
     except ImportError:
-        bench.say("DuckDB is not installed: pip install duckdb")
-        return
+        raise NotInstalled("DuckDB is not installed: pip install duckdb") from None
     sizes = bench.sizes
     for paths, layouts in ((sizes.paths, (PLAIN, WHOLE, TURNED)), (LARGE * sizes.paths, (PLAIN,))):
         for layout in layouts:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 
+from benchmarks import postgis
+
 PACKAGES = ("galileo-store", "numpy", "pyarrow", "grpcio", "pyspark")
+PEERS = ("duckdb",)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Facts of one machine at one moment; memory in bytes, `load` over 1, 5 and 15 minutes."""
+    """Facts of one machine at one moment; memory in bytes, `load` over 1, 5 and 15 minutes.
+
+    `peers` are the versions of what Galileo is compared with, as far as it is installed.
+    """
 
     cpu: str
     cores: int
@@ -25,6 +32,7 @@ class Machine:
     python: str
     disk: str
     packages: dict[str, str]
+    peers: dict[str, str]
     started_at: str
     load: tuple[float, float, float]
 
@@ -43,6 +51,7 @@ class Machine:
             python=f"{platform.python_implementation()} {platform.python_version()}",
             disk=_disk(directory),
             packages={name: version(name) for name in PACKAGES},
+            peers=_peers(),
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             load=os.getloadavg(),
         )
@@ -52,6 +61,16 @@ def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
+
+
+def _peers() -> dict[str, str]:
+    found = {}
+    for name in PEERS:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    with contextlib.suppress(postgis.NoServer):
+        found |= postgis.versions()
+    return found
 
 
 def _disk(directory: Path) -> str:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from benchmarks.sizes import NotInstalled
+
 USER = "postgres"
 SETTINGS = {
     "listen_addresses": "",
@@ -24,12 +26,13 @@ SETTINGS = {
 """Memory enough for everything to stay in it; the rest, parallel workers too, as it comes."""
 
 _BINARIES = Path("/usr/lib/postgresql")
+_CONTROLS = Path("/usr/share/postgresql")
 _PROGRAMS = ("initdb", "pg_ctl", "psql")
 _TIME = re.compile(r"^Time: ([\d.]+) ms")
 _END = "-- answered --"
 
 
-class NoServer(Exception):
+class NoServer(NotInstalled):
     """PostgreSQL with PostGIS is not installed; the text says what to do."""
 
 
@@ -111,6 +114,20 @@ def _extended(session: Session) -> None:
     if found != ["postgis"]:
         raise NoServer(_ADVICE)
     session.ask("CREATE EXTENSION postgis")
+
+
+def versions() -> dict[str, str]:
+    """The versions of PostgreSQL and PostGIS.
+
+    Raises:
+        NoServer: it is not installed.
+    """
+    said = subprocess.run([_binaries() / "pg_ctl", "--version"], capture_output=True, text=True)
+    found = {"PostgreSQL": said.stdout.split()[2]}
+    for control in sorted(_CONTROLS.glob("*/extension/postgis.control")):
+        if stated := re.search(r"default_version = '(.+)'", control.read_text()):
+            found["PostGIS"] = stated[1]
+    return found
 
 
 _ADVICE = (

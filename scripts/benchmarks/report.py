@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.figures import Figure, Spread, digits, quantity
+from benchmarks.figures import Figure, Goal, Spread, digits, quantity
 from benchmarks.machine import Machine
+
+REPEAT = "scripts/bench --all --markdown-file docs/benchmarks.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +22,14 @@ class Section:
         title: for people.
         figures: in the order measured.
         took_s: all of it, preparations included.
+        missing: which other software kept it from being measured; empty for none.
     """
 
     name: str
     title: str
     figures: Sequence[Figure]
     took_s: float
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,16 @@ class Report:
         return json.dumps(raw, indent=2)
 
     def to_markdown(self) -> str:
-        lines = ["# Figures of one run", "", *_foreword(self), ""]
+        lines = ["# Benchmarks", "", *_foreword(self), "", *_goals(self.sections)]
         for section in self.sections:
-            lines += [f"## {section.title}", "", *_table(section.figures), ""]
+            lines += [f"## {section.title}", "", *_section_lines(section), ""]
         return "\n".join(lines).rstrip() + "\n"
+
+
+def _section_lines(section: Section) -> list[str]:
+    if section.missing:
+        return [f"Not measured: {section.missing}"]
+    return _table(section.figures)
 
 
 def _section(section: Section) -> dict[str, Any]:
@@ -70,6 +80,7 @@ def _section(section: Section) -> dict[str, Any]:
         "name": section.name,
         "title": section.title,
         "took_s": section.took_s,
+        "missing": section.missing,
         "figures": [_figure(figure) for figure in section.figures],
     }
 
@@ -84,6 +95,10 @@ def _figure(figure: Figure) -> dict[str, Any]:
         "unit": figure.unit,
         **_spread(figure.spread),
         "compared_with": peers,
+        "goals": [
+            {**asdict(goal), "reached": (value := figure.reached(goal)), "met": goal.met(value)}
+            for goal in figure.goals
+        ],
     }
 
 
@@ -100,19 +115,47 @@ def _spread(spread: Spread) -> dict[str, Any]:
 def _foreword(report: Report) -> list[str]:
     machine = report.machine
     packages = ", ".join(f"{name} {number}" for name, number in machine.packages.items())
+    peers = ", ".join(f"{name} {number}" for name, number in machine.peers.items())
     kind = "small sizes (`--quick`), good for nothing but a look" if report.quick else "full sizes"
     return [
-        f"Written by `scripts/bench`; {kind}. [performance.md](performance.md) says what each "
-        "figure means and what limits it. A median stands with the lowest and highest of its "
-        "runs. The last column reads: the figure is so many times what it is compared with.",
+        f"The figures of one run, written by `{REPEAT}`; {kind}. "
+        "[performance.md](performance.md) says what each figure means, what limits it, and how "
+        "to take it. A median stands with the lowest and highest of its runs. The last column "
+        "reads: the figure is so many times what it is compared with, in the same run.",
         "",
         f"- Machine: {machine.cpu}, {machine.cores} cores, "
         f"{quantity(machine.memory_bytes, 'B')} memory, {machine.kernel}, {machine.disk}",
         f"- Software: {machine.python}, {packages}",
+        f"- Beside it: {peers or 'nothing else is installed'}",
         f"- Begun {machine.started_at}, took {report.took_s:.0f} s",
         f"- Load average (1, 5, 15 min): {_load(machine.load)} at the start, "
         f"{_load(report.load_at_end)} at the end",
     ]
+
+
+def _goals(sections: Sequence[Section]) -> list[str]:
+    rows = [
+        _goal(figure, goal)
+        for section in sections
+        for figure in section.figures
+        for goal in figure.goals
+    ]
+    if not rows:
+        return []
+    head = ["| figure | goal | reached | |", "|---|---:|---:|---|"]
+    return ["## What was aimed at", "", *head, *rows, ""]
+
+
+def _goal(figure: Figure, goal: Goal) -> str:
+    value = figure.reached(goal)
+
+    def shown(number: float) -> str:
+        if goal.of_peer:
+            return f"{digits(number)} times {figure.peers[0].name}"
+        return quantity(number, figure.unit)
+
+    verdict = "met" if goal.met(value) else "**missed**"
+    return f"| {figure.name} | {goal.sense} {shown(goal.limit)} | {shown(value)} | {verdict} |"
 
 
 def _load(load: tuple[float, float, float]) -> str:

@@ -68,6 +68,10 @@ QUICK = Sizes(
 )
 
 
+class NotInstalled(Exception):
+    """Other software is missing that an area compares Galileo with; the text says what to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """What every area is handed.

@@ -21,7 +21,7 @@ from benchmarks import (
 from benchmarks.figures import Figure, quantity
 from benchmarks.machine import Machine
 from benchmarks.report import Report, Section
-from benchmarks.sizes import QUICK, Bench
+from benchmarks.sizes import QUICK, Bench, NotInstalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,13 @@ def run(areas: Sequence[Area], bench: Bench) -> Report:
 def _section(area: Area, bench: Bench) -> Section:
     bench.say(f"-- {area.title}")
     started = time.perf_counter()
-    figures = []
-    for figure in area.measure(bench):
-        figures.append(figure)
-        bench.say(f"{figure.name}: {quantity(figure.spread.median, figure.unit)}")
-    return Section(area.name, area.title, figures, took_s=time.perf_counter() - started)
+    figures, missing = [], ""
+    try:
+        for figure in area.measure(bench):
+            figures.append(figure)
+            bench.say(f"{figure.name}: {quantity(figure.spread.median, figure.unit)}")
+    except NotInstalled as error:
+        missing = str(error)
+        bench.say(missing)
+    took_s = time.perf_counter() - started
+    return Section(area.name, area.title, figures, took_s=took_s, missing=missing)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from benchmarks.figures import Figure, Peer, Spread
+from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.machine import Machine
 from benchmarks.report import Report, Section
 
@@ -15,13 +15,20 @@ MACHINE = Machine(
     python="CPython 3.11.7",
     disk="ext4 on /dev/vda",
     packages={"numpy": "2.4.6"},
+    peers={"duckdb": "2.0.0"},
     started_at="2026-01-02T03:04:05+00:00",
     load=(0.12, 1.0, 2.06),
 )
 FLOOR = Peer("floor", Spread.of([0.001, 0.004, 0.002]))
 FIGURES = (
-    Figure("a thing", "s", Spread.of([0.005, 0.003, 0.004]), (FLOOR, FLOOR)),
-    Figure("its size", "B/path", Spread.of([60.0])),
+    Figure(
+        "a thing",
+        "s",
+        Spread.of([0.005, 0.003, 0.004]),
+        (FLOOR, FLOOR),
+        (Goal("at most", 0.01), Goal("at most", 1.3, of_peer=True)),
+    ),
+    Figure("its size", "B/path", Spread.of([60.0]), goals=(Goal("at least", 60.0),)),
 )
 
 
@@ -43,10 +50,21 @@ def test_markdown_has_a_table_for_each_area(report):
     ]
 
 
+def test_markdown_says_which_goals_were_met(report):
+    lines = report.to_markdown().splitlines()
+    start = lines.index("## What was aimed at") + 4
+    assert lines[start : start + 3] == [
+        "| a thing | at most 10.0 ms | 4.00 ms | met |",
+        "| a thing | at most 1.30 times floor | 2.00 times floor | **missed** |",
+        "| its size | at least 60.0 B/path | 60.0 B/path | met |",
+    ]
+
+
 def test_markdown_states_the_machine(report):
     text = report.to_markdown()
     assert "Abacus 3000, 2 cores, 25.0 GB memory, Linux 6.1, ext4 on /dev/vda" in text
     assert "CPython 3.11.7, numpy 2.4.6" in text
+    assert "Beside it: duckdb 2.0.0" in text
     assert "Begun 2026-01-02T03:04:05+00:00, took 12 s" in text
     assert "0.1, 1.0, 2.1 at the start, 3.0, 2.0, 1.0 at the end" in text
     assert "full sizes" in text
@@ -66,3 +84,4 @@ def test_json_says_the_same(report):
     assert figure["values"] == [0.005, 0.003, 0.004]
     assert figure["compared_with"][0]["name"] == "floor"
     assert figure["compared_with"][0]["ratio"] == 2.0
+    assert [goal["met"] for goal in figure["goals"]] == [True, False]
