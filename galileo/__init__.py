@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from galileo.client import Client as Client
     from galileo.client import Labels as Labels
     from galileo.client import Receipt as Receipt
+    from galileo.client import Spool as Spool
     from galileo.client import Update as Update
     from galileo.client import connect as connect
     from galileo.cluster import LocalCluster as LocalCluster
@@ -32,6 +33,7 @@ _HOMES = {
     "Client": "galileo.client",
     "Labels": "galileo.client",
     "Receipt": "galileo.client",
+    "Spool": "galileo.client",
     "Update": "galileo.client",
     "connect": "galileo.client",
     "LocalCluster": "galileo.cluster",

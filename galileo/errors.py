@@ -96,6 +96,12 @@ class BatchConflict(InputError):
     kind = "batch_conflict"
 
 
+class SpoolConflict(InputError):
+    """Two readers store into one spool; the one that is told has stored nothing."""
+
+    kind = "spool_conflict"
+
+
 class ConfigError(InputError):
     kind = "config"
 

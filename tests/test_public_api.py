@@ -21,6 +21,7 @@ PUBLIC = [
     "Receipt",
     "SamplerSpec",
     "Schema",
+    "Spool",
     "Update",
     "__version__",
     "connect",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
+from pathlib import Path
 from typing import Any
 
 import click
 
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
-from galileo.client import Labels, Update
+from galileo.cli.table_files import write_table
+from galileo.client import Labels, Spool, Update
 from galileo.errors import InputError
 from galileo.samplers import SamplerSpec, sampler
 
@@ -112,21 +115,72 @@ def fetch(session: Session, *, ccq_id: str, token: str, wait: str | None) -> Non
 @click.argument("ccq_id")
 @click.option("--token", default="", help="Of the last answer; without it, from the beginning.")
 @click.option("--updates", type=click.IntRange(1), help="Stop after so many.")
+@click.option(
+    "--spool",
+    "spool_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Store updates in this file before they are printed, and go on where it ends.",
+)
 @json_option
 @click.pass_obj
 @failing_well
-def watch(session: Session, *, ccq_id: str, token: str, updates: int | None) -> None:
+def watch(
+    session: Session, *, ccq_id: str, token: str, updates: int | None, spool_path: Path | None
+) -> None:
     """Print updates as they come, until Ctrl-C or the query's end.
+
+    With --spool, labels and token go into a file in one step. Killed at any moment and started
+    again, it goes on without a gap or a repetition.
 
     \b
     Example:
       galileo ccq watch ccq-8c1f... --json | jq .labels
+      galileo ccq watch ccq-8c1f... --spool hot.spool
     """
-    with session.client() as client:
-        for number, update in enumerate(client.watch(ccq_id, token=token), start=1):
+    with session.client() as client, contextlib.ExitStack() as stack:
+        spool = stack.enter_context(Spool(spool_path)) if spool_path else None
+        watched = client.watch(ccq_id, token=token, spool=spool)
+        for number, update in enumerate(watched, start=1):
             _show(session, update)
             if number == updates:
                 return
+
+
+@ccq.command()
+@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write all labels to this file (.parquet, .arrow, .csv).",
+)
+@click.option("--forget", type=click.IntRange(1), metavar="N", help="Drop updates up to number N.")
+@json_option
+@click.pass_obj
+@failing_well
+def spool(session: Session, *, path: Path, output: Path | None, forget: int | None) -> None:
+    """Show what a spool holds, write it to a file, or drop what was dealt with.
+
+    \b
+    Example:
+      galileo ccq spool hot.spool --output hot.parquet
+    """
+    with Spool(path) as held:
+        if output is not None:
+            write_table(held.labels().to_arrow(), output)
+        if forget is not None:
+            held.forget(until=forget)
+        session.output.value(
+            {
+                "ccq": held.ccq_id,
+                "labels": len(held),
+                "last_number": held.last_number,
+                "token": held.token,
+            },
+            words=(
+                f"{len(held):,} labels of {held.ccq_id or 'no query yet'}, "
+                f"last update number {held.last_number}"
+            ),
+        )
 
 
 @ccq.command("list")

@@ -8,15 +8,13 @@ from typing import Any
 
 import click
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.feather
-import pyarrow.parquet
 
 from galileo.cli.ccq import LABELS_SHOWN, show_labels
 from galileo.cli.output import Output, failing_well
 from galileo.cli.session import Session, json_option
+from galileo.cli.table_files import write_table
 from galileo.client import Client, Receipt
-from galileo.errors import InputError, UnknownDataset
+from galileo.errors import UnknownDataset
 from galileo.formats import Mapping, Source, open_source, suggest_schema
 from galileo.model.schema import Feature, Schema
 
@@ -124,7 +122,7 @@ def query(session: Session, *, dataset: str, query: str, limit: int, out: Path |
     with session.client() as client:
         labels = client.query(dataset, query)
     if out is not None:
-        _write(labels.to_arrow(), out)
+        write_table(labels.to_arrow(), out)
         session.output.value(
             {"labels": len(labels), "complete": labels.complete, "file": str(out)},
             words=f"{len(labels):,} labels written to {out}",
@@ -169,7 +167,7 @@ def read(
         labels = client.query(dataset, query)
         table = client.read(labels, exact=not whole_blocks)
     if out is not None:
-        _write(table, out)
+        write_table(table, out)
         session.output.value(
             {"rows": table.num_rows, "complete": labels.complete, "file": str(out)},
             words=f"{table.num_rows:,} observations written to {out}",
@@ -250,21 +248,3 @@ def _list_variables(
             for variable in source.variables()
         ]
     output.rows(rows, empty="The files offer no variables.")
-
-
-def _write(table: pa.Table, path: Path) -> None:
-    writers = {
-        ".csv": pyarrow.csv.write_csv,
-        ".parquet": pyarrow.parquet.write_table,
-        ".arrow": pyarrow.feather.write_feather,
-        ".feather": pyarrow.feather.write_feather,
-    }
-    writer = writers.get(path.suffix.lower())
-    if writer is None:
-        raise InputError(f"expected a file ending in {', '.join(writers)}, got {path.name!r}")
-    try:
-        writer(table, str(path))
-    except OSError as error:
-        raise InputError(
-            f"expected a place to write {path} to: {error.strerror or error}"
-        ) from error

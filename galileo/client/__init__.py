@@ -3,6 +3,7 @@
 from galileo.client.async_client import AsyncClient
 from galileo.client.blocking import Client, connect
 from galileo.client.results import Ccq, CcqInfo, ClusterStatus, Labels, NodeStatus, Receipt, Update
+from galileo.client.spool import Spool, SpooledUpdate
 
 __all__ = [
     "AsyncClient",
@@ -13,6 +14,8 @@ __all__ = [
     "Labels",
     "NodeStatus",
     "Receipt",
+    "Spool",
+    "SpooledUpdate",
     "Update",
     "connect",
 ]

@@ -14,8 +14,9 @@ from galileo.client import decode
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.ingestion import BATCH_ROWS, Batches, Progress, send_all
 from galileo.client.results import Ccq, CcqInfo, ClusterStatus, Labels, Receipt, Update
+from galileo.client.spool import Spool
 from galileo.client.transport import Transport
-from galileo.errors import TryAgain
+from galileo.errors import InputError, TryAgain
 from galileo.labels import LabelSet, from_ipc
 from galileo.model.schema import Schema, unknown_dataset
 from galileo.model.times import Duration, seconds
@@ -255,19 +256,34 @@ class AsyncClient:
         return await self._transport.call(attempt)
 
     async def watch(
-        self, ccq_id: str, *, token: str = "", labels_max: int = 0
+        self, ccq_id: str, *, token: str = "", labels_max: int = 0, spool: Spool | None = None
     ) -> AsyncIterator[Update]:
         """Updates as they come; asking for the next one acknowledges the last.
 
         Goes on over crashes of nodes until the CCQ ends, which raises `CcqExpired` or
         `CcqCancelled`.
+
+        Args:
+            ccq_id: of the CCQ.
+            token: of the last update; empty for everything since the beginning.
+            labels_max: soft bound of an update; 0 for the node's own.
+            spool: stores each update before it is yielded, and begins where it ends, so that a
+                reader that crashes goes on without a gap or a repetition. It has its own token.
+
+        Raises:
+            InputError: the spool is of another CCQ, or a token came beside one that holds some.
+            SpoolConflict: another reader stores into the same spool.
         """
+        if spool is not None:
+            token = _first_token(spool, ccq_id, given=token)
         while True:
             updates = self._watch_once(ccq_id, token, labels_max=labels_max)
             try:
                 async for update in updates:
                     token = update.token
                     if len(update.labels):
+                        if spool is not None:
+                            await asyncio.to_thread(spool.store, ccq_id, update)
                         yield update
             except TryAgain:
                 await asyncio.sleep(WATCH_PAUSE_S)
@@ -336,6 +352,16 @@ class AsyncClient:
             )
         )
         return str(reply.topology_json)
+
+
+def _first_token(spool: Spool, ccq_id: str, *, given: str) -> str:
+    """Where a watch into a spool begins."""
+    spool.check(ccq_id)
+    if given and spool.token not in ("", given):
+        raise InputError(
+            f"expected no token, since the spool {spool.path} says what it holds; leave it out"
+        )
+    return spool.token or given
 
 
 def _fetch_request(

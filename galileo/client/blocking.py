@@ -13,6 +13,7 @@ import pyarrow as pa
 from galileo.client.async_client import AsyncClient
 from galileo.client.ingestion import BATCH_ROWS, Batches, Progress
 from galileo.client.results import Ccq, CcqInfo, ClusterStatus, Labels, Receipt, Update
+from galileo.client.spool import Spool
 from galileo.errors import Cancelled, InputError
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
@@ -126,8 +127,12 @@ class Client:
     ) -> Update:
         return self._run(self._client.fetch(ccq_id, token=token, wait=wait, labels_max=labels_max))
 
-    def watch(self, ccq_id: str, *, token: str = "", labels_max: int = 0) -> Iterator[Update]:
-        return self._iterate(self._client.watch(ccq_id, token=token, labels_max=labels_max))
+    def watch(
+        self, ccq_id: str, *, token: str = "", labels_max: int = 0, spool: Spool | None = None
+    ) -> Iterator[Update]:
+        return self._iterate(
+            self._client.watch(ccq_id, token=token, labels_max=labels_max, spool=spool)
+        )
 
     def list_ccqs(self) -> list[CcqInfo]:
         return self._run(self._client.list_ccqs())

@@ -43,7 +43,7 @@ def examples(path: str) -> list[str]:
 
 def test_the_commands_are_these() -> None:
     assert [path.removeprefix("galileo ") for path in LEAVES] == [
-        *("backup", "ccq cancel", "ccq fetch", "ccq list", "ccq submit", "ccq watch"),
+        *("backup", "ccq cancel", "ccq fetch", "ccq list", "ccq spool", "ccq submit", "ccq watch"),
         *("create", "evaluator", "ingest", "query", "read"),
         *("restore", "serve", "sparql", "status", "topology", "up", "verify"),
     ]

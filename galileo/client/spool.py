@@ -1,0 +1,260 @@
+"""The spool: a file in which a reader keeps its labels and its token, always both or neither.
+
+It is an SQLite database. An update is one transaction of it: the labels, and the token that says
+that they are there. So a reader that dies at any point goes on from what its spool holds, without a
+gap and without a repetition. SQLite runs with a rollback journal, not a write-ahead log, and syncs
+before a transaction counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from galileo.client.results import Labels, Update
+from galileo.errors import DataDamaged, GalileoError, InputError, SpoolConflict, TryAgain
+from galileo.labels import from_ipc, to_ipc
+from galileo.model.schema import Schema
+
+APPLICATION_ID = 0x47414C53  # "GALS"
+FORMAT = 1
+BUSY_TIMEOUT_S = 10.0
+
+_TABLES = """
+CREATE TABLE reader (
+    one INTEGER PRIMARY KEY CHECK (one = 1), ccq TEXT NOT NULL, token TEXT NOT NULL,
+    schema TEXT NOT NULL, query TEXT NOT NULL
+);
+CREATE TABLE updates (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, labels INTEGER NOT NULL, arrow BLOB NOT NULL
+);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledUpdate:
+    """What one update brought.
+
+    Attributes:
+        number: 1, 2, 3 … in the order of arrival, never used twice, so that whoever reads a
+            spool can tell what is new to it.
+        labels: none of which is in another update of the spool.
+    """
+
+    number: int
+    labels: Labels
+
+
+class Spool:
+    """The spool of one reader of one CCQ; made where there is none.
+
+    Hand it to `watch`, which stores each update in it before it yields it and begins where it
+    ends. Others may read it meanwhile. Two that watch into one spool cannot both store: the
+    later one is told, and nothing is stored twice.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        InputError: the file is something else, or was written by a later version.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        with self._speaking():
+            self._database = sqlite3.connect(
+                self.path,
+                timeout=BUSY_TIMEOUT_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            try:
+                self._open()
+            except BaseException:
+                self._database.close()
+                raise
+        self._known = self.token
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    def __len__(self) -> int:
+        """Labels held."""
+        return int(self._one("SELECT coalesce(sum(labels), 0) FROM updates")[0])
+
+    def __repr__(self) -> str:
+        return f"<Spool {self.path}: {len(self):,} labels of {self.ccq_id or 'no query yet'}>"
+
+    @property
+    def ccq_id(self) -> str:
+        """Of the CCQ whose updates it holds; empty while it never held any."""
+        return str(self._one("SELECT coalesce(max(ccq), '') FROM reader")[0])
+
+    @property
+    def token(self) -> str:
+        """Says what it holds; empty while it never held anything."""
+        return str(self._one("SELECT coalesce(max(token), '') FROM reader")[0])
+
+    @property
+    def last_number(self) -> int:
+        """Of the last update that was stored, even if it is forgotten by now; 0 for none."""
+        found = self._all("SELECT seq FROM sqlite_sequence WHERE name = 'updates'")
+        return int(found[0][0]) if found else 0
+
+    def store(self, ccq_id: str, update: Update) -> None:
+        """Stores an update that follows what is stored; durable when it returns.
+
+        Raises:
+            InputError: the spool is of another CCQ.
+            SpoolConflict: another reader has stored something since this one looked.
+            TryAgain: the disk refused; the spool is as it was.
+        """
+        labels = update.labels
+        with self._transaction() as database:
+            held = database.execute("SELECT ccq, token FROM reader").fetchone()
+            self._check(held, ccq_id)
+            database.execute(
+                "INSERT OR REPLACE INTO reader VALUES (1, ?, ?, ?, ?)",
+                (ccq_id, update.token, labels.schema.to_json(), labels.query),
+            )
+            if len(labels):
+                database.execute(
+                    "INSERT INTO updates (labels, arrow) VALUES (?, ?)",
+                    (len(labels), to_ipc(labels.table, compression="lz4")),
+                )
+        self._known = update.token
+
+    def check(self, ccq_id: str) -> None:
+        """Raises `InputError` where the spool holds another CCQ's updates."""
+        held = self.ccq_id
+        if held and held != ccq_id:
+            raise InputError(
+                f"expected a spool of {ccq_id!r}, got {self.path}, which holds updates of "
+                f"{held!r}; use another file"
+            )
+
+    def updates(self, *, after: int = 0) -> Iterator[SpooledUpdate]:
+        """The updates held whose number lies past `after`, one at a time."""
+        while found := self._all(
+            "SELECT number, arrow, schema, query FROM updates, reader "
+            "WHERE number > ? ORDER BY number LIMIT 1",
+            after,
+        ):
+            after, data, schema_json, query = found[0]
+            schema = Schema.from_json(schema_json)
+            try:
+                table = from_ipc(data, schema.label_schema)
+            except InputError as error:
+                raise DataDamaged(
+                    f"update {after} of {self.path} is damaged: {error.message}"
+                ) from error
+            yield SpooledUpdate(after, Labels(schema, table, query=query))
+
+    def labels(self) -> Labels:
+        """All labels held, as one set.
+
+        Raises:
+            InputError: it never held any, so nobody knows their schema.
+        """
+        held = self._all("SELECT schema, query FROM reader")
+        if not held:
+            raise InputError(f"{self.path} holds nothing yet; watch a continuous query into it")
+        schema = Schema.from_json(held[0][0])
+        parts = [update.labels for update in self.updates()]
+        return Labels(schema, Labels.concat(schema, parts).table, query=held[0][1])
+
+    def forget(self, *, until: int) -> None:
+        """Drops the updates up to a number; the token stays, so they do not come again."""
+        with self._transaction() as database:
+            database.execute("DELETE FROM updates WHERE number <= ?", (until,))
+
+    def _check(self, held: tuple[str, str] | None, ccq_id: str) -> None:
+        ccq, token = held or ("", "")
+        if ccq and ccq != ccq_id:
+            raise InputError(
+                f"expected an update of {ccq!r} for {self.path}, got one of {ccq_id!r}"
+            )
+        if token != self._known:
+            raise SpoolConflict(
+                f"another reader stores into {self.path}; nothing was stored by this one. "
+                "Let one of them watch, or give each a file of its own"
+            )
+
+    def _open(self) -> None:
+        database = self._database
+        for pragma in ("journal_mode = DELETE", "synchronous = EXTRA"):
+            database.execute(f"PRAGMA {pragma}")
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            (application,) = database.execute("PRAGMA application_id").fetchone()
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            (tables,) = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            if not tables and not application:
+                database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                database.execute(f"PRAGMA user_version = {FORMAT}")
+                for statement in filter(str.strip, _TABLES.split(";")):
+                    database.execute(statement)
+            elif (application, version) != (APPLICATION_ID, FORMAT):
+                raise self._foreign()
+        except BaseException:
+            database.execute("ROLLBACK")
+            raise
+        database.execute("COMMIT")
+
+    def _foreign(self) -> InputError:
+        return InputError(
+            f"expected a spool of format {FORMAT}, got {self.path}, which is another file or "
+            "was written by a later version; name a new file"
+        )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._speaking():
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+                self._database.execute("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+
+    def _one(self, statement: str) -> tuple[Any, ...]:
+        return self._all(statement)[0]
+
+    def _all(self, statement: str, *values: int) -> list[tuple[Any, ...]]:
+        with self._lock, self._speaking():
+            return self._database.execute(statement, values).fetchall()
+
+    @contextlib.contextmanager
+    def _speaking(self) -> Iterator[None]:
+        """SQLite's errors, as ours."""
+        try:
+            yield
+        except sqlite3.ProgrammingError as error:
+            raise InputError(f"the spool {self.path} is closed; open it again") from error
+        except sqlite3.OperationalError as error:
+            raise TryAgain(
+                f"the spool {self.path} cannot be used now: {error}. It is as it was; mend that "
+                "and start again"
+            ) from error
+        except sqlite3.DatabaseError as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: sqlite3.DatabaseError) -> GalileoError:
+        if error.sqlite_errorname == "SQLITE_NOTADB":
+            return self._foreign()
+        return DataDamaged(f"the spool {self.path} is damaged: {error}")
