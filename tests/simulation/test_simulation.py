@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from galileo.testing.simulator import VARIANTS, Outcome, run
+from galileo.testing.simulator import ALWAYS, FAULTS, VARIANTS, Outcome, run, shrunk
+from galileo.testing.simulator.__main__ import main
 
 SEEDS = 300
 MUTANT_SEEDS_MAX = 120
@@ -76,3 +77,51 @@ def test_mutant_is_killed(variant: str) -> None:
         except AssertionError:
             return
     pytest.fail(f"{variant} survived {MUTANT_SEEDS_MAX} worlds")
+
+
+def test_a_violation_is_shrunk_to_the_faults_that_it_needs() -> None:
+    seed = next(seed for seed in range(MUTANT_SEEDS_MAX) if _fails(seed, "lazy_fsync"))
+    without, found = shrunk(seed, "lazy_fsync")
+    needed = {*FAULTS, *ALWAYS} - without
+    assert "not there" in str(found)
+    assert needed
+    assert needed & {"crash", "crash_again", "crash_leader", "crash_in_step"}
+    assert len(needed) < len(FAULTS)
+    assert _fails(seed, "lazy_fsync", without=without)
+    assert not any(_fails(seed, "lazy_fsync", without=without | {kind}) for kind in needed)
+
+
+def test_a_world_in_which_all_is_well_cannot_be_shrunk() -> None:
+    with pytest.raises(ValueError, match="all is well"):
+        shrunk(0, "production")
+
+
+def _fails(seed: int, variant: str, *, without: frozenset[str] = frozenset()) -> bool:
+    try:
+        run(seed, variant, without=without)
+    except AssertionError:
+        return True
+    return False
+
+
+def test_the_command_tells_the_seeds_that_each_mutant_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["scripts/sim", "--mutants", "--variant", "lazy_fsync", "--seeds"]
+    monkeypatch.setattr("sys.argv", [*words, "0:20"])
+    assert main() == 0
+    assert "7 seeds to kill lazy_fsync" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", [*words, "0:2"])
+    assert main() == 1
+    assert "lazy_fsync survived 2 seeds" in capsys.readouterr().out
+
+
+def test_the_command_shrinks_and_says_how_to_repeat(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["scripts/sim", "--variant", "lazy_fsync", "--seeds", "0:20", "--shrink"]
+    monkeypatch.setattr("sys.argv", words)
+    assert main() == 1
+    told = capsys.readouterr().out
+    assert "needs no more than" in told
+    assert "--variant lazy_fsync --without" in told

@@ -35,6 +35,7 @@ class Checker:
         self._seen: dict[tuple[str, int], _Seen] = {}
         self._terms: dict[str, dict[str, int]] = {}
         self._newest: dict[str, tuple[int, str]] = {}
+        self._acknowledged: dict[tuple[int, tuple[str, int]], int] = {}
 
     def observe(self, node: str, led: Mapping[str, Coordination]) -> None:
         """Invariants 3 and 4, after a step of `node`."""
@@ -79,7 +80,9 @@ class Checker:
         seen.evaluated, seen.retrieved = evaluated, retrieved
 
     def verify_answer(self, ccq: Ccq, answer: AnswerFetch, *, asked_with: Cursor) -> None:
-        """Genuine, reliable, ordered: exactly the matches in (after, cursor], in commit order."""
+        """Genuine, reliable, ordered: exactly the matches in (after, cursor], and those of each
+        partition in the order of its commits.
+        """
         if not self._has_cursors:
             return
         demand(answer.after == asked_with, f"{ccq.id}: the answer to another token")
@@ -89,7 +92,8 @@ class Checker:
             demand(until <= self._logs[partition].end, f"{ccq.id}: a token past the log")
             after = answer.after[partition]
             expected += scan(ccq, self._logs[partition], after=after, until=until)
-        got = to_paths(answer.labels)
+        # Sorting is stable: it puts partitions behind each other and changes nothing within one.
+        got = sorted(to_paths(answer.labels), key=lambda path: path[0])
         demand(
             got == expected,
             f"{ccq.id}: expected {expected} after {answer.after} until {answer.cursor}, got {got}",
@@ -102,6 +106,21 @@ class Checker:
             for path in scan(ccq, self._logs[partition], after=0, until=until)
         ]
         demand(paths == expected, f"{ccq.id}: a wrong initial result")
+
+    def acknowledge(self, partition: int, *, batch: tuple[str, int], sequence: int) -> None:
+        """Remembers that a producer was told that its batch is durable."""
+        self._acknowledged[partition, batch] = sequence
+
+    def verify_ingest(self) -> None:
+        """What was acknowledged is there, where it was said to be, and no batch is there twice."""
+        found: dict[tuple[int, tuple[str, int]], list[int]] = {}
+        for log in self._logs.values():
+            for commit in log.commits:
+                found.setdefault((log.partition, commit.batch), []).append(commit.sequence)
+        for key, sequences in found.items():
+            demand(len(sequences) == 1, f"batch {key} was stored {len(sequences)} times")
+        for key, sequence in self._acknowledged.items():
+            demand(found.get(key) == [sequence], f"batch {key} was acknowledged and is not there")
 
     def truth(self, ccq: Ccq) -> set[Path]:
         """Everything committed that matches (invariant 1)."""

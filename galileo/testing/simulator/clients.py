@@ -25,6 +25,7 @@ from galileo.testing.simulator.logs import Log, Path, scan, to_paths
 from galileo.testing.simulator.loop import Loop, Violation
 from galileo.testing.simulator.network import Network
 from galileo.testing.simulator.node import EPOCH_WALL, Node
+from galileo.testing.simulator.variants import Variant
 
 PATIENCE_S = 2.5
 RETRY_S = 0.5
@@ -37,6 +38,7 @@ class Service(Protocol):
     loop: Loop
     network: Network
     checker: Checker
+    variant: Variant
     logs: dict[int, Log]
     is_calm: bool
     cancelled: set[str]
@@ -90,6 +92,7 @@ class Producer(_Client):
         def acknowledge(sequence: int) -> None:
             if not done:
                 done.append(sequence)
+                self.world.checker.acknowledge(partition, batch=batch, sequence=sequence)
                 then()
 
         def send() -> None:
@@ -220,7 +223,7 @@ class Reader(_Client):
         self.call(node, ask)
 
     def _on_answer(self, request: int, effect: ContinuousEffect) -> None:
-        if self._awaited != request:
+        if self._awaited != request and not self.world.variant.conduct.takes_stale_answers:
             self.loop.counters["answers ignored"] += 1
             return
         if isinstance(effect, RedirectFetch):
@@ -240,6 +243,8 @@ class Reader(_Client):
         if answer.labels is not None:
             self.loop.counters["answers served again"] += answer.after in self.answered
             self.answered.add(answer.after)
+        if self.world.variant.conduct.stores_token_first:
+            self.token = token.encode(self.ccq.id, answer.cursor)
         if not self.world.is_calm and self.loop.chance(0.03):
             self.crash()  # The answer has come and is not stored: it has to come again.
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from galileo.testing.simulator.clients import Reader
@@ -12,6 +12,22 @@ from galileo.testing.simulator.network import Network
 from galileo.testing.simulator.node import Node
 
 FAULT_MEAN_S = 0.9
+FAULTS = (
+    "crash",
+    "crash_again",
+    "pause",
+    "cut_one_way",
+    "isolate",
+    "turn_clock",
+    "vex_network",
+    "vex_evaluators",
+    "crash_client",
+    "forge",
+    "crash_leader",
+)
+"""What strikes at random, each as often as the others."""
+ALWAYS = ("crash_in_step", "trouble", "stragglers")
+"""What is likely at any time, at a low rate."""
 
 
 class Victim(Protocol):
@@ -27,29 +43,26 @@ class Victim(Protocol):
 
 
 class Faults:
-    """Strikes at random until `heal`."""
+    """Strikes at random until `heal`.
 
-    def __init__(self, world: Victim) -> None:
+    Args:
+        world: to strike at.
+        without: kinds that are left out, of `FAULTS` and `ALWAYS`. The others come when they
+            would have come, as far as the world is still the same.
+    """
+
+    def __init__(self, world: Victim, *, without: Collection[str] = ()) -> None:
         self._world = world
         self._loop = world.loop
         self._random = world.loop.random
-        self._kinds: list[Callable[[], None]] = [
-            self._crash,
-            self._crash,
-            self._pause,
-            self._cut_one_way,
-            self._isolate,
-            self._turn_clock,
-            self._vex_network,
-            self._vex_evaluators,
-            self._crash_client,
-            self._forge,
-            self._crash_leader,
-        ]
+        self._without = frozenset(without)
+        self._usual = NO_TROUBLE if "trouble" in without else USUAL_TROUBLE
+        if "stragglers" in without:
+            world.loop.stragglers = 0.0
 
     def start(self) -> None:
-        self._world.mid_step_crashes = 0.01
-        self._world.trouble = USUAL_TROUBLE
+        self._world.mid_step_crashes = 0.0 if "crash_in_step" in self._without else 0.01
+        self._world.trouble = self._usual
         self._again()
 
     def heal(self) -> None:
@@ -67,7 +80,9 @@ class Faults:
     def _again(self) -> None:
         def strike() -> None:
             if not self._world.is_calm:
-                self._random.choice(self._kinds)()
+                kind = self._random.choice(FAULTS)
+                if kind not in self._without:
+                    getattr(self, f"_{kind}")()
                 self._again()
 
         self._loop.after(self._random.expovariate(1.0 / FAULT_MEAN_S), strike)
@@ -77,6 +92,8 @@ class Faults:
 
     def _crash(self) -> None:
         self._crash_node(self._random.choice(self._world.nodes))
+
+    _crash_again = _crash
 
     def _crash_leader(self) -> None:
         leaders = [node for node in self._world.nodes if node.is_up and node.machine.coordinated]
@@ -139,7 +156,7 @@ class Faults:
 
         def undo() -> None:
             if not self._world.is_calm:
-                self._world.trouble = USUAL_TROUBLE
+                self._world.trouble = self._usual
 
         self._for_a_while(4.0, undo)
 

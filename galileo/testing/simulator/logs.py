@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.ccq.model import Ccq
+from galileo.ccq.packs import PackedLabels, packed
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
@@ -87,7 +88,8 @@ def scan(ccq: Ccq, log: Log, *, after: int, until: int) -> list[Path]:
     return [path for commit in log.commits[after:until] for path in matches(ccq, commit)]
 
 
-def to_labels(paths: list[Path]) -> LabelSet | None:
+def to_labels(paths: list[Path]) -> PackedLabels | None:
+    """The paths as the machines get them."""
     if not paths:
         return None
     partitions, sequences, rows, values = (np.array(column) for column in zip(*paths, strict=True))
@@ -100,13 +102,15 @@ def to_labels(paths: list[Path]) -> LabelSet | None:
         pa.array(partitions.astype(np.int32)),
         pa.array(sequences.astype(np.int64)),
     ]
-    return LabelSet(SCHEMA, pa.table(columns, schema=SCHEMA.label_schema))
+    labels = LabelSet(SCHEMA, pa.table(columns, schema=SCHEMA.label_schema))
+    return packed(labels, compressed=False)
 
 
-def to_paths(labels: LabelSet | None) -> list[Path]:
+def to_paths(labels: PackedLabels | None) -> list[Path]:
     """The paths in the order in which they were delivered."""
     if labels is None:
         return []
     names = ("partition", "sequence", "row", "value")
-    columns = [labels.table.column(name).to_pylist() for name in names]
+    table = labels.labels().table
+    columns = [table.column(name).to_pylist() for name in names]
     return list(zip(*columns, strict=True))

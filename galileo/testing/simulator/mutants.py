@@ -28,12 +28,12 @@ from galileo.ccq.fetches import Effects, Fetches
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import NODES_MAX, Record
 from galileo.ccq.options import ContinuousOptions
+from galileo.ccq.packs import PackedLabels, packed
 from galileo.ccq.state import NodeState
 from galileo.cursor import ORIGIN, Cursor
-from galileo.labels import LabelSet
 from galileo.testing.simulator.evaluator import Evaluate, by_sequence
 from galileo.testing.simulator.logs import Log, Path, matches, scan, to_labels
-from galileo.testing.simulator.variants import Variant
+from galileo.testing.simulator.variants import Conduct, Variant
 
 STAMP = 1_000_000
 """The "partition" under which the paper's protocol keeps its wall time, in microseconds."""
@@ -65,16 +65,16 @@ def _on(state: type[NodeState]) -> type[Continuous]:
 class _PaperCache(LabelCache):
     """Keeps what it is given, whatever it had before."""
 
-    def append(self, labels: LabelSet | None, *, reached: Cursor) -> int:
+    def append(self, labels: PackedLabels | None, *, reached: Cursor) -> int:
         self.until = self.until.join(reached)
         if labels is not None:
             self._add(labels)
         return len(labels) if labels is not None else 0
 
-    def take_all(self) -> LabelSet | None:
-        parts = [chunk.labels() for chunk in self._chunks]
+    def take_all(self) -> PackedLabels | None:
+        parts = [chunk.packed for chunk in self._chunks]
         self._chunks, self.base = [], self.until
-        return LabelSet.concat(parts[0].schema, parts) if parts else None
+        return PackedLabels.concat(parts)
 
 
 class _PaperFetches(Fetches):
@@ -138,18 +138,20 @@ class _TokenUnchecked(Fetches):
         return ()
 
 
-def _cut_anywhere(backfilled: LabelSet | None, selection: Selection, *, labels_max: int) -> Answer:
+def _cut_anywhere(
+    backfilled: PackedLabels | None, selection: Selection, *, labels_max: int
+) -> Answer:
     """Cuts the answer in the middle of a commit, and counts that commit as delivered."""
     whole = compose(backfilled, selection, labels_max=1_000_000)
     if whole.labels is None or len(whole.labels) <= labels_max:
         return whole
-    labels = whole.labels.slice(0, labels_max)
+    found = whole.labels.labels().in_commit_order()
     cursor = Cursor(selection.covered)
-    left = whole.labels.slice(labels_max, len(whole.labels))
+    left = found.slice(labels_max, len(found))
     for partition in np.unique(left.partitions).tolist():
         first = int(left.sequences[left.partitions == partition].min())
         cursor = Cursor({**cursor, partition: first})
-    return Answer(labels, cursor, is_cut=True)
+    return Answer(packed(found.slice(0, labels_max), compressed=False), cursor, is_cut=True)
 
 
 class _CutInsideCommit(Fetches):
@@ -170,10 +172,10 @@ class _NoBackfill(Fetches):
 class _TakeAll(LabelCache):
     """Appends a result without a look at what it knows already."""
 
-    def append(self, labels: LabelSet | None, *, reached: Cursor) -> int:
+    def append(self, labels: PackedLabels | None, *, reached: Cursor) -> int:
         self.until = self.until.join(reached)
         if labels is not None:
-            self._add(labels.in_commit_order())
+            self._add(labels)
         return len(labels) if labels is not None else 0
 
 
@@ -184,6 +186,26 @@ def _inclusive(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleRe
     for partition, log in logs.items():
         after = max(0, item.after[partition] - 1)
         paths += scan(item.ccq, log, after=after, until=log.end)
+    return replace(right, labels=to_labels(paths))
+
+
+def _open_interval(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:
+    """Evaluates what lies between the cursor and the end, both excluded."""
+    right = by_sequence(item, logs, wall=wall)
+    paths: list[Path] = []
+    for partition, log in logs.items():
+        paths += scan(item.ccq, log, after=item.after[partition], until=max(0, log.end - 1))
+    return replace(right, labels=to_labels(paths))
+
+
+def _skip_without_stamp(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:
+    """Skips a partition whose synopsis has no match, up to its end and not the synopsis's."""
+    right = by_sequence(item, logs, wall=wall)
+    paths: list[Path] = []
+    for partition, log in logs.items():
+        after, known = item.after[partition], max(0, log.end - 1)
+        if scan(item.ccq, log, after=after, until=known):
+            paths += scan(item.ccq, log, after=after, until=log.end)
     return replace(right, labels=to_labels(paths))
 
 
@@ -260,6 +282,13 @@ VARIANTS: dict[str, Variant] = {
     "no_backfill": _with(fetches=_NoBackfill),
     "take_all": _with(cache=_TakeAll),
     "boundary_inclusive": _with(cache=_TakeAll, evaluate=_inclusive),
+    "open_interval": _with(evaluate=_open_interval),
+    "skip_without_stamp": _with(evaluate=_skip_without_stamp),
+    "lazy_fsync": Variant(conduct=Conduct(replies_before_sync=True)),
+    "evaluate_uncommitted": Variant(conduct=Conduct(evaluates_unsynced=True)),
+    "no_producer_dedup": Variant(conduct=Conduct(stores_batches_again=True)),
+    "advance_before_store": Variant(conduct=Conduct(stores_token_first=True)),
+    "accept_stale_reply": Variant(conduct=Conduct(takes_stale_answers=True)),
     "ignore_terms": Variant(_on(_IgnoreTerms)),
     "reuse_terms": Variant(_on(_ReuseTerms)),
     "count_terms": Variant(_on(_CountTerms)),

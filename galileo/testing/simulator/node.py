@@ -201,14 +201,16 @@ class Node:
         reply: Callable[[int], None],
     ) -> None:
         """Commits a batch once; replies with its sequence as soon as it is durable."""
-        log = self._world.logs[partition]
-        found = log.find(batch)
+        log, conduct = self._world.logs[partition], self._world.variant.conduct
+        found = None if conduct.stores_batches_again else log.find(batch)
         if found is None:
             found = log.append(values, batch, self.wall)
         elif found.sequence <= log.end:
             self._loop.counters["batches answered from the log"] += 1
             reply(found.sequence)
             return
+        if conduct.replies_before_sync:
+            reply(found.sequence)
         self._later(self._loop.delay(SYNC_MEAN_S), lambda: self._sync(log, found, reply))
 
     # --- inside -------------------------------------------------------------------------
@@ -267,7 +269,12 @@ class Node:
     def _reachable(self, partition: int) -> Log | None:
         owner = self._world.owner(partition)
         connected = self._world.network.connects(self.name, owner.name)
-        return self._world.logs[partition] if connected and owner.serves else None
+        if not connected or not owner.serves:
+            return None
+        log = self._world.logs[partition]
+        if self._world.variant.conduct.evaluates_unsynced:
+            return Log(partition, log.commits + log.pending)
+        return log
 
     def _answer(self, event: ContinuousEvent) -> None:
         self._later(0.0, lambda: self.feed(event))

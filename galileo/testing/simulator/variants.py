@@ -9,8 +9,27 @@ from galileo.testing.simulator.evaluator import Evaluate, by_sequence
 
 
 @dataclass(frozen=True, slots=True)
+class Conduct:
+    """How storage and readers behave around the machines; production errs in none of these.
+
+    Attributes:
+        replies_before_sync: storage acknowledges what the disk may still lose.
+        evaluates_unsynced: scans see it, too.
+        stores_batches_again: storage does not recognise a repeated batch.
+        stores_token_first: readers store the token, and their labels in a second step.
+        takes_stale_answers: readers take an answer that they no longer wait for.
+    """
+
+    replies_before_sync: bool = False
+    evaluates_unsynced: bool = False
+    stores_batches_again: bool = False
+    stores_token_first: bool = False
+    takes_stale_answers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
-    """The machine under test and how its cycles are evaluated.
+    """The machine under test, how its cycles are evaluated, and what surrounds it.
 
     Attributes:
         has_cursors: whether its resume tokens mean what production's mean, so that each single
@@ -20,3 +39,4 @@ class Variant:
     machine: type[Continuous] = Continuous
     evaluate: Evaluate = by_sequence
     has_cursors: bool = True
+    conduct: Conduct = Conduct()
