@@ -67,7 +67,8 @@ def owners(topology: Topology) -> Mapping[int, str]:
     }
 
 
-def partitions_by_node(topology: Topology) -> dict[str, frozenset[int]]:
+@lru_cache(maxsize=16)
+def partitions_by_node(topology: Topology) -> Mapping[str, frozenset[int]]:
     """The partitions of every node; a node may have none."""
     owned: dict[str, set[int]] = {node.name: set() for node in topology.nodes}
     for partition, node in owners(topology).items():

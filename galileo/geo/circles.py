@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from galileo.geo.geohash import Floats
-from galileo.geo.regions import Boxes, Mask
+from galileo.geo.regions import Boxes, Extent, Mask
 
 EARTH_RADIUS_M = 6_371_008.8
 HALFWAY_M = math.pi * EARTH_RADIUS_M
@@ -61,6 +61,27 @@ class Circle:
         found: Mask = self.farthest(boxes) <= self._reach - _ROUNDING
         return found
 
+    def relations(self, boxes: Boxes) -> tuple[Mask, Mask]:
+        """Which boxes it meets, and which of them it covers, each as those two say."""
+        met = self.meets(boxes)
+        return met, met & self.covers(boxes)
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """Boxes outside of which there is nothing of it: two across the antimeridian."""
+        angle = self.radius_m / EARTH_RADIUS_M + _ROUNDING
+        high = math.degrees(angle)
+        south, north = self.latitude - high, self.latitude + high
+        if south <= -90.0 or north >= 90.0:
+            return ((-180.0, max(south, -90.0), 180.0, min(north, 90.0)),)
+        wide = math.degrees(math.asin(math.sin(angle) / math.cos(math.radians(self.latitude))))
+        west, east = self.longitude - wide, self.longitude + wide
+        if west < -180.0:
+            return (-180.0, south, east, north), (west + 360.0, south, 180.0, north)
+        if east > 180.0:
+            return (west, south, 180.0, north), (-180.0, south, east - 360.0, north)
+        return ((west, south, east, north),)
+
     def half_chords(self, latitude: Floats, longitude: Floats) -> Floats:
         """Half chords from the centre to points in degrees."""
         return self._half_chords(latitude, _apart(longitude, self.longitude))
@@ -71,8 +92,7 @@ class Circle:
         edge = np.minimum(_apart(west, self.longitude), _apart(east, self.longitude))
         apart = np.where((west <= self.longitude) & (self.longitude <= east), 0.0, edge)
         highest = np.clip(self._peak(apart), south, north)
-        tried = [self._half_chords(at, apart) for at in (south, north, highest)]
-        found: Floats = np.minimum.reduce(tried)
+        found: Floats = self._half_chords(np.stack([south, north, highest]), apart).min(axis=0)
         return found
 
     def farthest(self, boxes: Boxes) -> Floats:
@@ -83,8 +103,7 @@ class Circle:
         apart = np.where((west <= opposite) & (opposite <= east), 180.0, edge)
         peak = self._peak(apart)
         lowest = np.clip(peak - np.copysign(180.0, peak), south, north)
-        tried = [self._half_chords(at, apart) for at in (south, north, lowest)]
-        found: Floats = np.maximum.reduce(tried)
+        found: Floats = self._half_chords(np.stack([south, north, lowest]), apart).max(axis=0)
         return found
 
     @property
@@ -95,7 +114,7 @@ class Circle:
 
     @property
     def _cosine_of_centre(self) -> float:
-        return float(_cosine(np.array([self.latitude]))[0])
+        return math.sin(math.radians(90.0 - abs(self.latitude)))
 
     def _half_chords(self, latitude: Floats, apart: Floats) -> Floats:
         north = np.sin(np.radians(latitude - self.latitude) / 2)

@@ -2,14 +2,16 @@
 
 A descent over geohash prefixes, all cells of one length at a time: a prefix outside the region
 is dropped, one wholly inside is kept as one range, one on the border is split into its 32
-children, until the cells reach their full length or their number its bound.
+children, until the cells reach their full length or their number its bound. It begins with the
+longest prefixes of which few make up the region's extent, so that a small region costs one step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -20,10 +22,12 @@ from galileo.geo.circles import Circle
 from galileo.geo.geohash import Cells
 from galileo.geo.patterns import Pattern
 from galileo.geo.ranges import Ranges
-from galileo.geo.regions import Boxes, Mask, Region
+from galileo.geo.regions import Boxes, Extent, Mask, Region
 
 CELLS_MAX = 4096
 """Bound on the cells that one step of the descent tests, and on the ranges of a cover."""
+FIRST_CELLS_MAX = 128
+"""Bound on the cells of the first step: a step of so many costs little more than one of few."""
 
 
 class Place(IntEnum):
@@ -35,13 +39,19 @@ class Place(IntEnum):
     UNTESTED = 3
 
 
-CellTest: TypeAlias = Callable[[Cells, int], Mask]
-"""A verdict on each of the cells of so many characters."""
+CellTest: TypeAlias = Callable[[Cells, int], tuple[Mask, Mask]]
+"""Which of the cells of so many characters share anything with the region, and which it holds.
+
+The first is never false of a cell whose part it is true of, the second never true without it.
+"""
+
+_MANY, _SPARSE = 1024, 4
+"""Of many cells, where few lie between the ends of a cover, only those are looked up."""
 
 _KINDS = (Place.BORDER, Place.INSIDE, Place.UNTESTED)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Cover:
     """What of the curve a region takes, at one precision.
 
@@ -55,23 +65,35 @@ class Cover:
     border: Ranges
     untested: Ranges
 
-    @property
+    @cached_property
     def possible(self) -> Ranges:
         """Outside of these ranges no cell shares a point with the region."""
         return ranges.union(self.inside, ranges.union(self.border, self.untested))
 
     def places(self, cells: Cells) -> npt.NDArray[np.int8]:
         """The `Place` of each cell."""
-        parts = (self.border, self.inside, self.untested)
-        lows, highs = (np.concatenate(ends) for ends in zip(*parts, strict=True))
+        lows, highs, kinds = self._by_place
         if len(lows) == 0:
             return np.zeros(len(cells), dtype=np.int8)
+        if len(cells) > _MANY:
+            near = np.flatnonzero((cells >= lows[0]) & (cells < highs[-1]))
+            if len(near) * _SPARSE < len(cells):
+                spread = np.zeros(len(cells), dtype=np.int8)
+                spread[near] = self.places(cells[near])
+                return spread
+        at = np.searchsorted(lows, cells, side="right") - 1
+        held = (at >= 0) & (cells < highs.take(at, mode="wrap"))
+        found: npt.NDArray[np.int8] = kinds.take(at, mode="wrap") * held
+        return found
+
+    @cached_property
+    def _by_place(self) -> tuple[Cells, Cells, npt.NDArray[np.int8]]:
+        """All ranges, ascending: their lows and highs, and the `Place` of each."""
+        parts = (self.border, self.inside, self.untested)
+        lows, highs = (np.concatenate(ends) for ends in zip(*parts, strict=True))
         kinds = np.repeat(np.array(_KINDS, dtype=np.int8), [len(part[0]) for part in parts])
         order = np.argsort(lows)
-        lows, highs, kinds = lows[order], highs[order], kinds[order]
-        at = np.searchsorted(lows, cells, side="right") - 1
-        found: npt.NDArray[np.int8] = np.where((at >= 0) & (cells < highs[at]), kinds[at], 0)
-        return found.astype(np.int8)
+        return lows[order], highs[order], kinds[order]
 
 
 def of_prefixes(prefixes: tuple[str, ...], precision: int) -> Cover:
@@ -100,40 +122,57 @@ def of_region(
         interior: whether an inner cell must keep clear of the region's edge.
         cells_max: bound on cells tested at a step and on ranges.
     """
-    encloses = region.surrounds if interior else region.covers
-    return _descent(
-        _by_box(region.meets), _by_box(encloses), precision=precision, cells_max=cells_max
-    )
+
+    def test(boxes: Boxes) -> tuple[Mask, Mask]:
+        return region.relations(boxes, interior=interior)
+
+    first = _first(region.extents, precision, cells_max)
+    return _descent(_by_box(test), first, precision=precision, cells_max=cells_max)
 
 
 def of_circle(circle: Circle, precision: int, *, cells_max: int = CELLS_MAX) -> Cover:
     """The cover of a circle; cells that rounding leaves in doubt are on its border."""
-    return _descent(
-        _by_box(circle.meets), _by_box(circle.covers), precision=precision, cells_max=cells_max
-    )
+    first = _first(circle.extents, precision, cells_max)
+    return _descent(_by_box(circle.relations), first, precision=precision, cells_max=cells_max)
 
 
 def of_pattern(pattern: Pattern, precision: int, *, cells_max: int = CELLS_MAX) -> Cover:
     """The cover of all cells that begin as a pattern; one longer than `precision` has borders."""
-    return _descent(pattern.meets, pattern.covers, precision=precision, cells_max=cells_max)
+
+    def test(cells: Cells, level: int) -> tuple[Mask, Mask]:
+        return pattern.meets(cells, level), pattern.covers(cells, level)
+
+    return _descent(test, _EVERY, precision=precision, cells_max=cells_max)
 
 
-def _descent(meets: CellTest, encloses: CellTest, *, precision: int, cells_max: int) -> Cover:
-    """The cover of what meets and encloses cells.
+_EVERY = (np.arange(32, dtype=np.uint64), 1)
+
+
+def _first(extents: Sequence[Extent], precision: int, cells_max: int) -> tuple[Cells, int]:
+    """The cells that make up the extents, as long as few will do, and their length."""
+    few = min(FIRST_CELLS_MAX, cells_max)
+    for level in range(precision, 1, -1):
+        if sum(geohash.count_meeting(*extent, level) for extent in extents) <= few:
+            cells = [geohash.meeting(*extent, level) for extent in extents]
+            return (cells[0] if len(cells) == 1 else np.unique(np.concatenate(cells))), level
+    return _EVERY
+
+
+def _descent(test: CellTest, first: tuple[Cells, int], *, precision: int, cells_max: int) -> Cover:
+    """The cover of what the test tells of cells.
 
     Args:
-        meets: whether they share anything with a cell; never false of a cell whose part they meet.
-        encloses: whether they hold all of a cell that they meet.
+        test: of the region.
+        first: cells of some length outside of which there is nothing of the region.
         precision: characters of the cells.
         cells_max: bound on cells tested at a step and on ranges.
     """
-    cells, level = np.arange(32, dtype=np.uint64), 1
+    cells, level = first
     inside: list[Ranges] = []
     while True:
-        cells = cells[meets(cells, level)]
-        enclosed = encloses(cells, level)
+        met, enclosed = test(cells, level)
         inside.append(_spans(cells[enclosed], precision - level))
-        cells = cells[~enclosed]
+        cells = cells[met & ~enclosed]
         kept = sum(len(lo) for lo, _ in inside)
         if level == precision or len(cells) == 0 or kept + 32 * len(cells) > cells_max:
             break
@@ -145,7 +184,7 @@ def _descent(meets: CellTest, encloses: CellTest, *, precision: int, cells_max: 
     return Cover(whole, ranges.none(), rest)
 
 
-def _by_box(test: Callable[[Boxes], Mask]) -> CellTest:
+def _by_box(test: Callable[[Boxes], tuple[Mask, Mask]]) -> CellTest:
     return lambda cells, level: test(geohash.bounds(cells, level))
 
 

@@ -9,6 +9,8 @@ Source: G. Niemeyer, geohash.org (2008); bit order longitude first.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -48,6 +50,21 @@ def bounds(cells: npt.ArrayLike, precision: int) -> tuple[Floats, Floats, Floats
     west = x.astype(np.float64) * width - 180.0
     south = y.astype(np.float64) * height - 90.0
     return west, south, west + width, south + height
+
+
+def meeting(west: float, south: float, east: float, north: float, precision: int) -> Cells:
+    """Ascending, the cells that share a point with a box within ±180 and ±90, and some near it."""
+    columns, rows = _meeting(west, south, east, north, precision)
+    x, y = np.arange(*columns, dtype=np.uint64), np.arange(*rows, dtype=np.uint64)
+    cells = _interleave(np.tile(x, len(y)), np.repeat(y, len(x)), precision)
+    cells.sort()
+    return cells
+
+
+def count_meeting(west: float, south: float, east: float, north: float, precision: int) -> int:
+    """How many cells `meeting` gives."""
+    columns, rows = _meeting(west, south, east, north, precision)
+    return (columns[1] - columns[0]) * (rows[1] - rows[0])
 
 
 def to_text(cells: npt.ArrayLike, precision: int) -> pa.StringArray:
@@ -140,6 +157,27 @@ def _check_precision(precision: int) -> None:
 def _bits(precision: int) -> tuple[int, int]:
     total = 5 * precision
     return (total + 1) // 2, total // 2
+
+
+def _meeting(
+    west: float, south: float, east: float, north: float, precision: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Half-open ranges of the columns and rows of the grid that meet a box."""
+    lon_bits, lat_bits = _bits(precision)
+    columns = _axis_span(west, east, extent=360.0, bits=lon_bits)
+    return columns, _axis_span(south, north, extent=180.0, bits=lat_bits)
+
+
+def _axis_span(low: float, high: float, *, extent: float, bits: int) -> tuple[int, int]:
+    """The cells along one axis that share a point with [low, high], and what rounding may hide."""
+    count = 1 << bits
+    first = math.floor((low - _NEAR + extent / 2) * count / extent)
+    last = math.floor((high + _NEAR + extent / 2) * count / extent)
+    return min(max(first, 0), count - 1), min(max(last, 0), count - 1) + 1
+
+
+_NEAR = 1e-9
+"""Degrees, 0.1 mm: far above what rounding can change, so that a box meets what it touches."""
 
 
 def _axis_index(values: Floats, *, extent: float, bits: int) -> Cells:

@@ -31,6 +31,8 @@ _TURN = 360.0
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Boxes: TypeAlias = tuple[Floats, Floats, Floats, Floats]
+Extent: TypeAlias = tuple[float, float, float, float]
+"""West, south, east and north of one box, degrees in [-180, 180] and [-90, 90]."""
 
 
 class Region:
@@ -75,6 +77,28 @@ class Region:
     def surrounds(self, boxes: Boxes) -> Mask:
         """Which boxes lie wholly in the region's interior, touching no edge."""
         return self._boxes(shapely.contains_properly, boxes)
+
+    def relations(self, boxes: Boxes, *, interior: bool) -> tuple[Mask, Mask]:
+        """Which boxes it meets, and which of them it covers; with `interior`, surrounds."""
+        west, south, east, north = boxes
+        encloses = shapely.contains_properly if interior else shapely.covers
+        met, enclosed = np.zeros((2, len(west)), dtype=np.bool_)
+        for turn in self.turns:
+            moved = shapely.box(west + turn, south, east + turn, north)
+            with self._asking:
+                near = shapely.intersects(self.shape, moved)
+                open_ = np.flatnonzero(near & ~enclosed)
+                enclosed[open_] = encloses(self.shape, moved[open_])
+            met |= near
+        return met, enclosed
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """Boxes outside of which there is nothing of it."""
+        west, south, east, north = shapely.bounds(self.shape).tolist()
+        return tuple(
+            (max(west - turn, -180.0), south, min(east - turn, 180.0), north) for turn in self.turns
+        )
 
     def _points(self, test: Callable[..., Any], latitude: Floats, longitude: Floats) -> Mask:
         found = np.zeros(len(latitude), dtype=np.bool_)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.errors import Bug
+from galileo.graph.arena import gathered
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE, column_micros
 from galileo.query.columns import (
@@ -92,6 +93,10 @@ class Paths:
             taken(self.rows, rows),
             taken(self.commit, rows),
         )
+
+    def gathered(self, rows: npt.NDArray[np.intp]) -> Paths:
+        """The same of many rows, in an arena."""
+        return self.like(gathered(self.arrays(), rows))
 
     def arrays(self) -> tuple[Array, ...]:
         """Every array, in the order of `dtypes`."""
@@ -244,8 +249,17 @@ def columns_of(schema: Schema, batch: pa.RecordBatch) -> Columns:
     return Columns(cell, column_micros(batch.column("bucket")), features)
 
 
-def paths_of(columns: Columns, batch: pa.RecordBatch, *, commit: int, texts: Texts) -> Paths:
-    """The paths of one commit, which has the number `commit`; `columns` are `columns_of` it."""
+def paths_of(
+    columns: Columns, batch: pa.RecordBatch, *, commit: int | npt.NDArray[np.int32], texts: Texts
+) -> Paths:
+    """The paths of a batch, of which `columns` are the columns.
+
+    Args:
+        columns: `columns_of` the batch.
+        batch: of the path schema.
+        commit: the number of the commit, or that of each path's.
+        texts: of the graph.
+    """
     features = {
         name: texts.encode(column) if isinstance(column, TextColumn) else column
         for name, column in columns.features.items()
@@ -259,9 +273,22 @@ def paths_of(columns: Columns, batch: pa.RecordBatch, *, commit: int, texts: Tex
 
 
 def to_labels(
-    label_schema: pa.Schema, paths: Paths, *, commits: Commits, texts: Texts
+    label_schema: pa.Schema, paths: Paths, *, commits: Commits, texts: Texts, large: bool = False
 ) -> pa.RecordBatch:
-    """The paths as a batch of the `label_schema` of their dataset."""
+    """The paths as a batch of the `label_schema` of their dataset.
+
+    Args:
+        label_schema: of the dataset.
+        paths: of a run.
+        commits: of the run.
+        texts: of the graph.
+        large: whether what is made on the way belongs in an arena.
+    """
+    sources = commits.partition, commits.sequence
+    if large:
+        partition, sequence = gathered(sources, paths.commit)
+    else:
+        partition, sequence = (source.take(paths.commit) for source in sources)
     columns = texts.bind(paths.columns)
     arrays = [
         pa.array(columns.cell),
@@ -269,7 +296,7 @@ def to_labels(
         *(columns.features[name].to_arrow() for name in label_schema.names[2:-4]),
         pa.array(paths.row),
         pa.array(paths.rows),
-        pa.array(commits.partition.take(paths.commit)),
-        pa.array(commits.sequence.take(paths.commit)),
+        pa.array(partition),
+        pa.array(sequence),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=label_schema)

@@ -80,6 +80,9 @@ class FeatureLeaf(ABC):
     def paths(self, columns: Columns) -> Mask:
         return self.match(columns.features[self.name])
 
+    def certain(self, columns: Columns) -> Mask:
+        return self.paths(columns)
+
     def points(self, points: Points) -> Mask:
         return self.match(points.features[self.name])
 

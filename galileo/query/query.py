@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,14 @@ class Query:
                 array of doubles or an Arrow array will do.
         """
         return evaluate.verdicts(self.tree, self._columns(columns), _on_paths)
+
+    def certain_paths(self, columns: Mapping[str, Any] | Columns) -> Mask:
+        """Which paths hold matching observations only; True is certain, False is not.
+
+        Args:
+            columns: as in `match_paths`.
+        """
+        return evaluate.verdicts(self.tree, self._columns(columns), _certainly)
 
     def match_observations(self, table: pa.Table) -> Mask:
         """Which rows of a table of `schema.observation_schema` match exactly."""
@@ -121,6 +130,22 @@ def parse(source: str | dict[str, Any], schema: Schema) -> Query:
         raise QuerySyntaxError(
             f"expected CQL2 as text or as a JSON object, got {type(source).__name__}", path="$"
         )
+    return _kept(source, schema) if len(source) <= _KEPT_CHARACTERS else _parsed(source, schema)
+
+
+_KEPT = 64
+"""Queries that are kept with the covers of their regions, 0.3 MB each at most."""
+_KEPT_CHARACTERS = 4096
+"""Longer texts are read anew each time."""
+
+
+@lru_cache(maxsize=_KEPT)
+def _kept(source: str, schema: Schema) -> Query:
+    """The same query for the same text: a node reads one several times on its way."""
+    return _parsed(source, schema)
+
+
+def _parsed(source: str, schema: Schema) -> Query:
     raw = syntax.read(source)
     try:
         return Query(schema, bind(raw, schema))
@@ -148,6 +173,10 @@ def _feature_column(values: Any) -> FeatureColumn:
 
 def _on_paths(leaf: Leaf, columns: Columns) -> Mask:
     return leaf.paths(columns)
+
+
+def _certainly(leaf: Leaf, columns: Columns) -> Mask:
+    return leaf.certain(columns)
 
 
 def _on_points(leaf: Leaf, points: Points) -> Mask:

@@ -63,6 +63,11 @@ class PlaceLeaf(ABC):
             found[unclear] = self.untested(cells)[inverse]
         return found
 
+    def certain(self, columns: Columns) -> Mask:
+        wanted = Place.OUTSIDE if self.negated else Place.INSIDE
+        found: Mask = self.cover.places(columns.cell) == wanted
+        return found
+
     def zones(self, zones: Zones) -> Mask:
         if self.negated:
             return ~ranges.holds(self.cover.inside, zones.cell_lo, zones.cell_hi)

@@ -43,6 +43,14 @@ class During:
     def paths(self, columns: Columns) -> Mask:
         return self._overlaps(columns.bucket, columns.bucket)
 
+    def certain(self, columns: Columns) -> Mask:
+        found = np.ones(len(columns), dtype=np.bool_)
+        if self.lo is not None:
+            found &= columns.bucket >= self.lo
+        if self.hi is not None:
+            found &= columns.bucket <= self.hi - self.bucket_us
+        return found
+
     def points(self, points: Points) -> Mask:
         found = np.ones(len(points), dtype=np.bool_)
         if self.lo is not None:

@@ -67,6 +67,10 @@ class Leaf(Protocol):
         """Which paths could hold an observation for which the condition is true."""
         ...
 
+    def certain(self, columns: Columns) -> Mask:
+        """Which paths hold only observations for which it is true; True is certain, False not."""
+        ...
+
     def points(self, points: Points) -> Mask:
         """For which observations the condition is true."""
         ...

@@ -2,7 +2,8 @@
 
 Both run in this process and return an Arrow table with all columns of a label table: cell,
 bucket, the features, row, rows, partition and sequence. DuckDB has two threads, the graph uses
-one. It is asked of its table in the order in which commits arrived.
+one. DuckDB's table stands in the order in which commits arrived: that of time or, in some layouts,
+sorted as a whole, from which the bounds of its row groups profit.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks import weather
-from benchmarks.figures import Figure, Peer
+from benchmarks.figures import Figure, Goal, Peer
 from benchmarks.measure import in_turn
-from benchmarks.sizes import Bench, NotInstalled
+from benchmarks.sizes import FULL, Bench, NotInstalled
 from galileo.geo import geohash
 from galileo.graph.metadata import MetadataGraph
 from galileo.model.schema import Feature, FeatureType, Schema
 from galileo.query import parse
 
 THREADS = 2
+RATIO_MAX = 1.3
+WIDE_MAX_S = 0.003
+"""Of question U with a million paths."""
 LARGE = 10
 """How many times the paths of the other benchmarks the larger graph has."""
 CELL = "9xp5"
@@ -40,12 +44,14 @@ class Layout:
     Attributes:
         name: for people.
         schema: its features in the order of levels.
-        whole: whether the values are rounded to integers.
+        step: what the values are rounded to multiples of; None: they are as drawn.
+        order: columns by which everything is sorted before it is committed; none: by time.
     """
 
     name: str
     schema: Schema
-    whole: bool = False
+    step: float | None = None
+    order: tuple[str, ...] = ()
 
 
 def _schema(names: Sequence[str], *, kind: FeatureType) -> Schema:
@@ -54,9 +60,15 @@ def _schema(names: Sequence[str], *, kind: FeatureType) -> Schema:
 
 
 NAMES = tuple(feature.name for feature in weather.SCHEMA.indexed)
-PLAIN = Layout("four floats", weather.SCHEMA)
-WHOLE = Layout("four integers", _schema(NAMES, kind="int"), whole=True)
+PLAIN = Layout("raw values", weather.SCHEMA)
+WHOLE = Layout("integers", _schema(NAMES, kind="int"), step=1.0)
+COARSE = Layout("values in steps of 0.5", weather.SCHEMA, step=0.5)
 TURNED = Layout("levels in reverse order", _schema(NAMES[::-1], kind="float"))
+BY_PLACE = Layout("sorted by space and time", weather.SCHEMA, order=("cell", "bucket"))
+BY_FEATURE = Layout("sorted by features", weather.SCHEMA, order=NAMES)
+BY_COARSE = Layout("steps of 0.5, sorted by features", weather.SCHEMA, step=0.5, order=NAMES)
+LAYOUTS = (PLAIN, WHOLE, COARSE, TURNED, BY_PLACE, BY_FEATURE, BY_COARSE)
+LARGE_LAYOUTS = (PLAIN, COARSE, BY_PLACE)
 
 PLACE = geohash.prefix_range(CELL, weather.SCHEMA.geohash_precision)
 QUESTIONS = {
@@ -80,7 +92,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
     except ImportError:
         raise NotInstalled("DuckDB is not installed: pip install duckdb") from None
     sizes = bench.sizes
-    for paths, layouts in ((sizes.paths, (PLAIN, WHOLE, TURNED)), (LARGE * sizes.paths, (PLAIN,))):
+    for paths, layouts in ((sizes.paths, LAYOUTS), (LARGE * sizes.paths, LARGE_LAYOUTS)):
         for layout in layouts:
             graph, peer = filled(layout, duckdb, paths=paths, batch=sizes.paths_per_batch)
             bench.say(f"{layout.name}: {graph.count():,} paths in {graph.runs} sealed runs")
@@ -92,8 +104,8 @@ def measure(bench: Bench) -> Iterator[Figure]:
 def filled(layout: Layout, duckdb: Any, *, paths: int, batch: int) -> tuple[MetadataGraph, Any]:
     """A graph and a database of the same paths."""
     graph, stored = MetadataGraph(layout.schema), []
-    for number, plain in enumerate(weather.path_batches(paths, size=batch, seed=1)):
-        place, commit = weather.place(number), arranged(plain, layout)
+    for number, commit in enumerate(commits(layout, paths=paths, batch=batch)):
+        place = weather.place(number)
         graph.insert(commit, **place)
         graph.maintain()
         stored.append(_placed(commit, place))
@@ -105,31 +117,55 @@ def filled(layout: Layout, duckdb: Any, *, paths: int, batch: int) -> tuple[Meta
     return graph, peer
 
 
+def commits(layout: Layout, *, paths: int, batch: int) -> Iterator[pa.RecordBatch]:
+    """The paths of `weather` in a layout, in commits of `batch`, each sorted as commits are."""
+    drawn = (arranged(one, layout) for one in weather.path_batches(paths, size=batch, seed=1))
+    if not layout.order:
+        yield from drawn
+        return
+    whole = pa.Table.from_batches(drawn)
+    whole = whole.sort_by([(name, "ascending") for name in layout.order]).combine_chunks()
+    for start in range(0, whole.num_rows, batch):
+        part = whole.slice(start, batch).sort_by([("cell", "ascending"), ("bucket", "ascending")])
+        rows = pa.array(np.arange(part.num_rows, dtype=np.int32))
+        at = part.schema.get_field_index("row")
+        [commit] = part.set_column(at, part.field("row"), rows).combine_chunks().to_batches()
+        yield commit
+
+
 def arranged(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
-    """The paths of `weather` in another layout."""
+    """Some paths of `weather` in another layout."""
 
     def column(field: pa.Field) -> pa.Array:
         values = batch.column(field.name)
-        return pc.round(values).cast(pa.int64()) if field.type != values.type else values
+        if layout.step is None or field.name not in NAMES:
+            return values
+        return pc.multiply(pc.round(pc.divide(values, layout.step)), layout.step).cast(field.type)
 
     schema = layout.schema.path_schema
     return pa.RecordBatch.from_arrays([column(field) for field in schema], schema=schema)
 
 
-def asked(name: str, layout: Layout, graph: MetadataGraph, peer: Any, *, runs: int) -> Figure:
+def asked(name: str, layout: Layout, graph: MetadataGraph, database: Any, *, runs: int) -> Figure:
     text, sql = QUESTIONS[name]
     query = parse(text, layout.schema)
     statement = f"SELECT * FROM paths WHERE {sql}"
     found = graph.scan(query)
-    if not np.array_equal(_identities(found), _identities(peer.sql(statement).to_arrow_table())):
+    if not np.array_equal(
+        _identities(found), _identities(database.sql(statement).to_arrow_table())
+    ):
         raise AssertionError(f"the graph and DuckDB differ about {text!r}")
     count = found.num_rows
     del found
     scan, select = in_turn(
-        lambda: graph.scan(query), lambda: peer.sql(statement).to_arrow_table(), runs=runs
+        lambda: graph.scan(query), lambda: database.sql(statement).to_arrow_table(), runs=runs
     )
     title = f"{name}, {layout.name}: {count:,} of {graph.count():,} paths, `{text}`"
-    return Figure(title, "s", scan, (Peer(f"DuckDB, {THREADS} threads", select),))
+    goals = [Goal("at most", RATIO_MAX, of_peer=True)]
+    if name == "U" and graph.count() == FULL.paths:
+        goals.append(Goal("at most", WIDE_MAX_S))
+    peer = Peer(f"DuckDB, {THREADS} threads", select)
+    return Figure(title, "s", scan, (peer,), tuple(goals))
 
 
 def _placed(batch: pa.RecordBatch, place: dict[str, int]) -> pa.RecordBatch:

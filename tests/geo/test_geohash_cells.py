@@ -237,3 +237,20 @@ def test_no_cells_are_no_texts() -> None:
     assert geohash.to_text(none, 7).to_pylist() == []
     assert geohash.from_text([]).tolist() == []
     assert [edge.tolist() for edge in geohash.bounds(none, 7)] == [[], [], [], []]
+
+
+@given(st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_cells_that_meet_a_box(precision: int, seed: int) -> None:
+    """Boxes on grid lines and off, shrunk to lines and points, too."""
+    random = np.random.default_rng(seed)
+    west = float(random.choice([random.uniform(-180, 180), random.integers(-16, 17) * 11.25]))
+    south = float(random.choice([random.uniform(-90, 90), random.integers(-16, 17) * 5.625]))
+    width, height = random.choice([0.0, 1e-3, 0.5, 3.0, 60.0], 2).tolist()
+    east, north = min(west + width, 180.0), min(south + height, 90.0)
+    found = geohash.meeting(west, south, east, north, precision)
+    assert len(found) == geohash.count_meeting(west, south, east, north, precision)
+    assert (np.diff(found.astype(np.int64)) > 0).all()
+    cells = np.arange(32**precision, dtype=np.uint64)
+    left, low, right, high = geohash.bounds(cells, precision)
+    meets = (left <= east) & (right >= west) & (low <= north) & (high >= south)
+    assert found.tolist() == cells[meets].tolist()

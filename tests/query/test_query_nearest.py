@@ -17,7 +17,7 @@ from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import micros, times_from_micros
 from galileo.query import from_arrow, parse
-from galileo.query.nearest import COUNT_MAX, CountBlocks, NearestTo, nearest
+from galileo.query.nearest import COUNT_MAX, CountBlocks, NearestTo, first, nearest
 
 SCHEMA = Schema(
     "world", [Feature("t"), Feature("s", type="text")], geohash_precision=4, time_bucket="1d"
@@ -77,6 +77,9 @@ def unit(latitude, longitude):
 
 def expected(table, sought):
     matching = table.filter(pa.array(sought.among.match_observations(table))).to_pylist()
+    limit = 2 * math.sin(min(sought.within_m / 2 / EARTH_RADIUS_M, math.pi / 2))
+    point = (sought.latitude, sought.longitude)
+    matching = [row for row in matching if key(row, *point)[0] <= limit + 1e-11]
     ordered = sorted(matching, key=lambda row: key(row, sought.latitude, sought.longitude))
     return ordered[: sought.count]
 
@@ -113,9 +116,18 @@ def query_of(text):
 
 
 @settings(max_examples=150)
-@given(worlds(), points, queries, st.integers(1, 30), st.sampled_from([1.0, 5e3, 5e4, 1e6, 3e7]))
-def test_nearest_are_those_that_sorting_everything_finds(table, point, text, count, first_m):
-    sought = NearestTo(*point, count, query_of(text), first_m)
+@given(
+    worlds(),
+    points,
+    queries,
+    st.integers(1, 30),
+    st.sampled_from([1.0, 5e3, 5e4, 1e6, 3e7]),
+    st.sampled_from([0.0, 10.0, 3e4, 2e6, math.inf]),
+)
+def test_nearest_are_those_that_sorting_everything_finds(
+    table, point, text, count, first_m, within_m
+):
+    sought = NearestTo(*point, count, query_of(text), first_m, within_m)
     store = Store(table)
     found = nearest(store.answer, sought)
     event(f"questions: {len(store.asked)}")
@@ -134,6 +146,33 @@ def test_order_of_answers_does_not_matter(table, point, count, seed):
     sought = NearestTo(*point, count, query_of(""))
     one, other = (nearest(Store(t).answer, sought).observations for t in (table, shuffled))
     assert one.equals(other)
+
+
+@given(worlds(), points, queries, st.integers(1, 30), st.integers(1, 4), st.data())
+def test_the_nearest_of_parts_make_the_nearest_of_all(table, point, text, count, parts, data):
+    """Each part by itself, its answers cut to what is wanted, in any order."""
+    sought = NearestTo(*point, count, query_of(text))
+    numbers = np.random.default_rng(7).integers(0, parts, table.num_rows)
+
+    def cut(store):
+        def answer(question):
+            found = store.answer(question)
+            counted = isinstance(question, CountBlocks)
+            return found if counted else first([found], sought).observations
+
+        return answer
+
+    stores = [Store(table.filter(pa.array(numbers == part))) for part in range(parts)]
+    found = [nearest(cut(store), sought).observations for store in stores]
+    merged = first(data.draw(st.permutations(found)), sought)
+    assert merged.observations.to_pylist() == expected(table, sought)
+
+
+def test_nothing_is_asked_beyond_the_greatest_distance():
+    store = Store(dense())
+    found = nearest(store.answer, NearestTo(-40.0, 75.0, 3, query_of(""), within_m=4e5))
+    assert len(found.distance_m) == 0
+    assert store.asked == ["CountBlocks", "CountBlocks", "ReadObservations"]
 
 
 def dense(size=5_000):
@@ -210,6 +249,8 @@ def test_the_opposite_point_is_found():
         ({"count": 0}, "count from 1 to 100,000, got 0"),
         ({"count": COUNT_MAX + 1}, "got 100001"),
         ({"first_m": 0.0}, "first radius above 0 metres"),
+        ({"within_m": -1.0}, "greatest distance of 0 metres or more"),
+        ({"within_m": math.nan}, "greatest distance of 0 metres or more"),
     ],
 )
 def test_searches_that_mean_nothing(wrong, message):

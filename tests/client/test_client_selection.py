@@ -1,0 +1,90 @@
+"""Observations found and read in one call, against labels and an exact read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import galileo
+from galileo.errors import InputError, UnknownDataset, UnknownProperty
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import micros, times_from_micros
+
+Fresh = Callable[[str], str]
+
+
+def schema(name: str) -> Schema:
+    features = [
+        Feature("temperature", "K"),
+        Feature("station", type="text"),
+        Feature("wet", type="bool"),
+        Feature("note", type="text", indexed=False),
+    ]
+    return Schema(name, features, geohash_precision=3, time_bucket="1h")
+
+
+def observations(name: str, rows: int) -> pa.Table:
+    """Over North America and two days, a tenth of each feature missing; `note` is unique."""
+    random = np.random.default_rng(3)
+
+    def some(values: Any) -> pa.Array:
+        return pa.array(values, mask=random.random(rows) < 0.1)
+
+    columns = [
+        pa.array(np.round(random.uniform(25, 50, rows), 3)),
+        pa.array(np.round(random.uniform(-125, -65, rows), 3)),
+        times_from_micros(micros("2014-03-01") + random.integers(0, 48 * 60, rows) * 60_000_000),
+        some(np.round(random.uniform(250, 310, rows))),
+        some(random.choice(np.array(["alpha", "beta", "gamma"], dtype=object), rows)),
+        some(random.random(rows) < 0.5),
+        pa.array([str(number) for number in range(rows)]),
+    ]
+    return pa.table(columns, schema=schema(name).observation_schema)
+
+
+@pytest.fixture(scope="module")
+def stored(client: galileo.Client, fresh_name: Fresh) -> str:
+    name = fresh_name("selected")
+    client.create_dataset(schema(name))
+    client.ingest(name, observations(name, 4000), batch_rows=1000)
+    return name
+
+
+def notes(table: pa.Table) -> list[str]:
+    return sorted(table.column("note").to_pylist())
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "temperature > 280 AND S_INTERSECTS(geometry, POLYGON((-110 30, -90 28, -95 45, -110 30)))",
+        "DWITHIN(geometry, POINT(-100 40), 500000) AND datetime < TIMESTAMP('2014-03-01T12:30Z')",
+        "NOT DWITHIN(geometry, POINT(-100 40), 500000) AND station IS NULL",
+        "temperature > 1000",
+    ],
+)
+def test_a_selection_is_an_exact_read_in_one_call(
+    client: galileo.Client, stored: str, query: str
+) -> None:
+    read = client.read(client.query(stored, query))
+    selected = client.select(stored, query)
+    assert selected.schema.equals(read.schema)
+    assert selected.sort_by("note").equals(read.sort_by("note"))
+    assert client.count(stored, query) == read.num_rows
+    some = client.select(stored, query, columns=["note", "wet"])
+    assert some.column_names == ["note", "wet"]
+    assert notes(some) == notes(read)
+
+
+def test_a_selection_says_what_is_wrong(client: galileo.Client, stored: str) -> None:
+    with pytest.raises(InputError, match="expected columns of dataset"):
+        client.select(stored, columns=["nope"])
+    with pytest.raises(UnknownProperty):
+        client.select(stored, "nope > 1")
+    with pytest.raises(UnknownDataset):
+        client.count("nowhere")

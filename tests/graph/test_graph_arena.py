@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.graph import arena, metadata
+from galileo.graph.metadata import MetadataGraph
+from galileo.query import parse
+
+
+@given(
+    st.lists(st.sampled_from(["u8", "i8", "i4", "f8", "i1", "?"]), max_size=6), st.integers(0, 300)
+)
+def test_arrays_of_an_arena_do_not_overlap(kinds, length):
+    arrays = arena.allocate([np.dtype(kind) for kind in kinds], length)
+    assert [(a.dtype.str.lstrip("<|"), len(a)) for a in arrays] == [
+        (np.dtype(kind).str.lstrip("<|"), length) for kind in kinds
+    ]
+    for number, array in enumerate(arrays):
+        array[:] = number % 2 if array.dtype == np.bool_ else number
+    for number, array in enumerate(arrays):
+        assert (array == (number % 2 if array.dtype == np.bool_ else number)).all()
+
+
+@given(st.integers(1, 50), st.integers(0, 2**32 - 1), st.sampled_from([np.intp, np.int32]))
+def test_gathered_rows_are_those_of_take(length, seed, kind):
+    random = np.random.default_rng(seed)
+    rows = random.integers(0, length, random.integers(0, 80)).astype(kind)
+    arrays = [random.random(length), np.broadcast_to(np.True_, length), np.arange(length)]
+    for found, array in zip(arena.gathered(arrays, rows), arrays, strict=True):
+        assert found.dtype == array.dtype
+        assert found.tolist() == array[rows].tolist()
+
+
+def test_large_answers_are_those_of_small_ones(monkeypatch, world, query_texts):
+    graph = MetadataGraph(world.schema, head_paths_max=200)
+    for number in range(9):
+        graph.insert(world.batch(number, 70), partition=number % 3, sequence=number // 3 + 1)
+    graph.maintain()
+    queries = [parse(text, world.schema) for text in ("", *query_texts)]
+    small = [graph.scan(query) for query in queries]
+    monkeypatch.setattr(metadata, "HEAP_BYTES", -1)
+    assert all(graph.scan(q).equals(found) for q, found in zip(queries, small, strict=True))
+    assert sum(found.num_rows for found in small) > 1000

@@ -1,0 +1,315 @@
+"""Standing queries find what a loop over single queries finds, whatever they ask."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.geo import geohash
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import micros
+from galileo.query import Columns, from_arrow, parse
+from galileo.query.query import Query
+from galileo.query.standing import Asks, StandingQueries, normal, pairs
+from galileo.query.standing.asks import UNASKED
+from galileo.query.standing.prefixes import prefixes_of
+
+FEATURES = [
+    Feature("t", "K"),
+    Feature("n", type="int"),
+    Feature("s", type="text"),
+    Feature("b", type="bool"),
+]
+COARSE = Schema("coarse", FEATURES, geohash_precision=2, time_bucket="1h")
+FINE = Schema("fine", FEATURES, geohash_precision=7, time_bucket="1h")
+START = micros("2012-03-01T00:00:00Z")
+HOUR = 3_600_000_000
+OTHERS = (
+    "CASEI(s) = CASEI('ALPHA')",
+    "s LIKE 'a%'",
+    "s IS NOT NULL",
+    "t IS NULL",
+    "n IN (1, 3)",
+    "n BETWEEN 1 AND 2",
+    "b = true",
+    "b",
+    "true",
+    "false",
+)
+TEXTS = ("alpha", "Alpha", "beta", "", "ä/ö")
+
+# --- made-up queries and paths ---------------------------------------------------------------
+
+
+def _place() -> st.SearchStrategy[str]:
+    lon, lat = st.integers(-175, 150), st.integers(-85, 60)
+    boxes = st.builds(
+        lambda x, y, w, h: f"S_INTERSECTS(geometry, BBOX({x}, {y}, {x + w}, {y + h}))",
+        *(lon, lat, st.integers(1, 25), st.integers(1, 25)),
+    )
+    triangles = st.builds(
+        lambda x, y, w, h: (
+            f"S_INTERSECTS(geometry, POLYGON(({x} {y}, {x + w} {y}, {x} {y + h}, {x} {y})))"
+        ),
+        *(lon, lat, st.integers(1, 25), st.integers(1, 25)),
+    )
+    circles = st.builds(
+        lambda x, y, r: f"DWITHIN(geometry, POINT({x} {y}), {r})",
+        *(lon, lat, st.integers(1_000, 2_000_000)),
+    )
+    cells = st.sampled_from(["9%", "9x%", "s0%", "e%", "_x%", "9xjq8y%"])
+    return st.one_of(boxes, triangles, circles, cells.map(lambda c: f"geohash LIKE '{c}'"))
+
+
+def _time() -> st.SearchStrategy[str]:
+    hours = st.integers(0, 23)
+    after = hours.map(lambda h: f"datetime >= TIMESTAMP('2012-03-01T{h:02}:30:00Z')")
+    before = hours.map(lambda h: f"datetime < TIMESTAMP('2012-03-01T{h:02}:00:00Z')")
+    return st.one_of(after, before)
+
+
+def _feature() -> st.SearchStrategy[str]:
+    number = st.sampled_from([-1.5, -1, 0, 0.5, 1, 2, 3, 1e18])
+    compared = st.builds(
+        lambda name, sign, value: f"{name} {sign} {value}",
+        *(st.sampled_from("tn"), st.sampled_from(["=", "<>", "<", "<=", ">", ">="]), number),
+    )
+    texts = st.builds(
+        lambda sign, text: f"s {sign} '{text}'",
+        *(st.sampled_from(["=", "=", "=", "<", "<>"]), st.sampled_from([*TEXTS, "none"])),
+    )
+    others = st.sampled_from(OTHERS)
+    return st.one_of(compared, texts, others)
+
+
+def _conditions() -> st.SearchStrategy[str]:
+    simple = st.one_of(_place(), _time(), _feature())
+    single = st.one_of(simple, simple, simple.map(lambda one: f"NOT ({one})"))
+    pair = st.builds(lambda one, other: f"({one} OR {other})", simple, simple)
+    return st.lists(st.one_of(single, single, single, pair), max_size=4).map(
+        lambda parts: " AND ".join(parts) or "true"
+    )
+
+
+def paths_of(schema: Schema, *, seed: int, size: int) -> Columns:
+    """Paths in few cells, some of their values missing."""
+    rng = np.random.default_rng(seed)
+    latitude, longitude = rng.uniform(-85, 85, 12), rng.uniform(-175, 175, 12)
+    latitude[:4], longitude[:4] = rng.uniform(39, 41, 4), rng.uniform(-106, -104, 4)
+    cells = geohash.encode(latitude, longitude, schema.geohash_precision)
+    null = rng.random((4, size)) < 0.2
+    features = {
+        "t": pa.array(rng.integers(-2, 4, size) / 2.0, mask=null[0]),
+        "n": pa.array(rng.integers(-1, 4, size), mask=null[1]),
+        "s": pa.array(
+            np.array(TEXTS, dtype=object)[rng.integers(0, 5, size)], mask=null[2], type=pa.string()
+        ),
+        "b": pa.array(rng.random(size) < 0.5, mask=null[3]),
+    }
+    return Columns(
+        cells[rng.integers(0, len(cells), size)],
+        START + HOUR * rng.integers(0, 24, size),
+        {name: from_arrow(array) for name, array in features.items()},
+    )
+
+
+def naive(queries: dict[int, Query], columns: Columns) -> set[tuple[int, int]]:
+    return {
+        (key, row)
+        for key, query in queries.items()
+        for row in np.flatnonzero(query.match_paths(columns)).tolist()
+    }
+
+
+def matched(standing: StandingQueries, columns: Columns, keys: list[int]) -> list[tuple[int, int]]:
+    slots = standing.slots(keys)
+    key_of = dict(zip(slots.tolist(), keys, strict=True))
+    found = standing.match(columns, slots=slots)
+    return [
+        (key_of[slot], row)
+        for part in found
+        for slot, row in zip(part.slots.tolist(), part.rows.tolist(), strict=True)
+    ]
+
+
+# --- equal to the loop -----------------------------------------------------------------------
+
+
+@settings(max_examples=150)
+@given(
+    texts=st.lists(_conditions(), min_size=1, max_size=20),
+    schema=st.sampled_from([COARSE, FINE]),
+    seed=st.integers(0, 1_000),
+    size=st.sampled_from([0, 1, 40]),
+)
+def test_finds_what_a_loop_over_the_queries_finds(texts, schema, seed, size):
+    queries = {key: parse(text, schema) for key, text in enumerate(texts)}
+    standing = StandingQueries(schema)
+    for key, query in queries.items():
+        standing.add(key, query)
+    columns = paths_of(schema, seed=seed, size=size)
+    found = matched(standing, columns, [*queries])
+    assert len(set(found)) == len(found)
+    assert set(found) == naive(queries, columns)
+
+
+@settings(max_examples=60)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.integers(0, 9), _conditions()),
+            st.tuples(st.just("remove"), st.integers(0, 9), st.just("")),
+            st.tuples(st.just("match"), st.integers(0, 1_000), st.just("")),
+        ),
+        max_size=40,
+    )
+)
+def test_adds_and_removes_in_any_order(steps):
+    standing, queries = StandingQueries(COARSE, dead_min=2), {}
+    for kind, number, text in [*steps, ("match", 0, "")]:
+        if kind == "add":
+            queries.setdefault(number, parse(text, COARSE))
+            standing.add(number, parse(text, COARSE))
+        elif kind == "remove":
+            queries.pop(number, None)
+            standing.remove(number)
+        else:
+            columns = paths_of(COARSE, seed=number, size=20)
+            assert set(matched(standing, columns, [*queries])) == naive(queries, columns)
+            assert standing.features() == {f for q in queries.values() for f in q.features}
+    assert len(standing) == len(queries)
+
+
+@given(
+    seed=st.integers(0, 1_000),
+    asks=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=12),
+)
+def test_each_ask_gets_what_lies_past_its_own_cursor(seed, asks):
+    rng = np.random.default_rng(seed)
+    texts = ["t > 0", "s = 'alpha'", "geohash LIKE '9%'", "true", "n = 1 OR b"]
+    queries = {key: parse(text, COARSE) for key, text in enumerate(texts)}
+    standing = StandingQueries(COARSE)
+    for key, query in queries.items():
+        standing.add(key, query)
+    columns = paths_of(COARSE, seed=seed, size=30)
+    partition = rng.integers(0, 5, 30).astype(np.int32)
+    sequence = rng.integers(1, 8, 30)
+    partitions = np.array([0, 2, 3], dtype=np.int32)
+    after = rng.integers(0, 8, (4, 3))
+    after[rng.random((4, 3)) < 0.2] = UNASKED
+    made = Asks(
+        standing.slots([key for key, _ in asks]),
+        np.array([cursor for _, cursor in asks], dtype=np.int32),
+        partitions,
+        after,
+    )
+    found = [
+        one
+        for part in standing.match(columns, slots=made.slots)
+        for one in _answers(made, part, partition, sequence)
+    ]
+    expected = {
+        (number, row)
+        for number, (key, cursor) in enumerate(asks)
+        for _, row in naive({key: queries[key]}, columns)
+        if partition[row] in partitions
+        and sequence[row] > after[cursor, np.searchsorted(partitions, partition[row])]
+    }
+    assert len(set(found)) == len(found)
+    assert set(found) == expected
+
+
+def _answers(made, part, partition, sequence):
+    found = made.answered(part, partition=partition, sequence=sequence)
+    return list(zip(found.asks.tolist(), found.rows.tolist(), strict=True))
+
+
+# --- parts of it -----------------------------------------------------------------------------
+
+
+@given(
+    precision=st.integers(1, 4),
+    edges=st.lists(st.integers(0, 32**4), max_size=12, unique=True),
+)
+def test_prefixes_make_up_the_ranges(precision, edges):
+    edges = sorted({edge % (32**precision + 1) for edge in edges})
+    edges = edges[: len(edges) // 2 * 2]
+    lo, hi = (np.array(edges[i::2], dtype=np.uint64) for i in (0, 1))
+    prefixes = prefixes_of((lo, hi), precision)
+    covered = sorted(
+        (prefix << 5 * (precision - length), (prefix + 1) << 5 * (precision - length))
+        for length, cells in enumerate(prefixes.by_length)
+        for prefix in cells.tolist()
+    )
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(covered))
+    assert sum(end - first for first, end in covered) == int((hi - lo).sum())
+    inside = [
+        any(a <= first and end <= b for a, b in zip(lo, hi, strict=True)) for first, end in covered
+    ]
+    assert all(inside)
+    short = prefixes.shortened(5)
+    assert len(short) <= max(5, 1)
+    spans = [
+        (prefix << 5 * (precision - length), (prefix + 1) << 5 * (precision - length))
+        for length, cells in enumerate(short.by_length)
+        for prefix in cells.tolist()
+    ]
+    assert all(any(a <= first and end <= b for a, b in spans) for first, end in covered)
+
+
+def test_more_prefixes_than_are_kept_are_tested_one_by_one(monkeypatch):
+    monkeypatch.setattr("galileo.query.standing.normal.PREFIXES_MAX", 4)
+    query = parse("S_INTERSECTS(geometry, POLYGON((-110 30, -80 30, -90 50, -110 30)))", COARSE)
+    form = normal.normal(query)
+    assert form.prefixes is not None
+    assert len(form.prefixes) <= 4
+    assert form.rest is not None
+    standing = StandingQueries(COARSE)
+    standing.add(0, query)
+    columns = paths_of(COARSE, seed=3, size=200)
+    assert set(matched(standing, columns, [0])) == naive({0: query}, columns)
+
+
+def test_candidates_come_in_bounded_portions(monkeypatch):
+    monkeypatch.setattr(pairs, "PAIRS_AT_ONCE", 16)
+    standing = StandingQueries(COARSE)
+    for key in range(30):
+        standing.add(key, parse(f"t >= {key / 10}", COARSE))
+    columns = paths_of(COARSE, seed=1, size=50)
+    parts = list(standing.match(columns))
+    queries = {key: parse(f"t >= {key / 10}", COARSE) for key in range(30)}
+    assert len(parts) > 3
+    assert max(map(len, parts)) <= 16 + 50
+    assert sum(map(len, parts)) == len(naive(queries, columns))
+
+
+@pytest.mark.parametrize(
+    "text", ["t > 1 AND s = 'alpha' AND geohash LIKE '9x%'", "n BETWEEN 1 AND 3 AND b = true"]
+)
+def test_conjunctions_of_simple_conditions_leave_no_rest(text):
+    assert normal.normal(parse(text, COARSE)).rest is None
+
+
+def test_equal_conditions_are_evaluated_once():
+    standing = StandingQueries(COARSE)
+    for key in range(50):
+        standing.add(key, parse(f"s LIKE 'a%' AND t > {key / 25}", COARSE))
+    assert len(standing._rest._conditions) == 1
+    for key in range(50):
+        standing.remove(key)
+    assert not standing._rest._conditions
+
+
+def test_memory_of_removed_queries_is_given_back():
+    standing = StandingQueries(COARSE, dead_min=2)
+    for key in range(400):
+        standing.add(key, parse(f"geohash LIKE '9%' AND s = '{key}'", COARSE))
+        standing.remove(key - 3)
+    standing._prefixes.settle()
+    assert standing.capacity == 64
+    assert standing.nbytes < 20_000
