@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.graph.columns import Paths, Texts, dtypes
+from galileo.graph.pieces import Check, unchecked
 from galileo.graph.runs import Run
 from galileo.model.schema import Feature, Schema
-from galileo.model.times import micros, times_from_micros
+from galileo.model.times import TIME_TYPE, micros, times_from_micros
 from galileo.query.columns import FeatureColumn, IntColumn, Mask, TextColumn
 from galileo.query.operands import DATETIME, GEOHASH
 
@@ -33,6 +35,7 @@ def children(
     prefix: Sequence[Any],
     order: Sequence[str],
     texts: Texts,
+    check: Check = unchecked,
 ) -> pa.Table:
     """The values of the level below a vertex, with what hangs under each.
 
@@ -44,6 +47,7 @@ def children(
         order: levels of the tree from the root down: "geohash", "datetime" and indexed features,
             all or some of them, each once.
         texts: of the graph.
+        check: called between pieces of the work; raises to stop it.
 
     Returns:
         Columns `value` (text, time or the feature's type), `paths` and `observations`, one row
@@ -53,26 +57,91 @@ def children(
         InputError: these are no levels, the prefix is longer than the tree is deep, or a value
             does not fit its level.
     """
-    _check(schema, prefix, order)
+    level = level_below(schema, prefix, order)
     wanted = _Vertex(schema, dict(zip(order, prefix, strict=False)), texts)
-    level = order[len(prefix)]
     kind = wanted.values_of(_empty(schema), level).type
-    chunks = [wanted.below(run, held) for run, held in parts]
-    table = pa.concat_tables(
-        [
-            pa.table({"value": pa.array([], kind), "rows": pa.array([], pa.int32())}),
-            *(pa.table({"value": wanted.values_of(p, level), "rows": p.rows}) for p in chunks),
-        ]
-    )
-    counted = table.group_by("value").aggregate([([], "count_all"), ("rows", "sum")])
-    ordered = counted.sort_by("value")
-    return pa.table(
-        {
-            "value": wanted.shown(ordered.column("value").combine_chunks(), level),
-            "paths": ordered.column("count_all"),
-            "observations": ordered.column("rows_sum"),
-        }
-    )
+    counted = [_none(kind)]
+    for run, held in parts:
+        check()
+        below = wanted.below(run, held)
+        values = wanted.values_of(below, level)
+        ones = pa.array(np.ones(len(below), dtype=np.int64))
+        columns = {"value": values, "paths": ones, "observations": pa.array(below.rows)}
+        counted.append(added([pa.table(columns)]))
+    whole = added(counted)
+    shown = wanted.shown(whole.column("value").combine_chunks(), level)
+    return whole.set_column(0, "value", shown)
+
+
+def level_below(schema: Schema, prefix: Sequence[Any], order: Sequence[str]) -> str:
+    """The level of the children of a vertex.
+
+    Raises:
+        InputError: these are no levels, or the prefix is longer than the tree is deep.
+    """
+    _check(schema, prefix, order)
+    return order[len(prefix)]
+
+
+def added(tables: Sequence[pa.Table]) -> pa.Table:
+    """Tables of children as one, the counts of equal values added; ascending with null last."""
+    together = pa.concat_tables(tables).group_by("value")
+    counted = together.aggregate([("paths", "sum"), ("observations", "sum")])
+    ordered = counted.rename_columns(["value", "paths", "observations"]).sort_by("value")
+    return ordered.combine_chunks()
+
+
+def page(table: pa.Table, *, after: Any, limit: int) -> tuple[pa.Table, bool]:
+    """The first children behind a value, and whether there are more.
+
+    Args:
+        table: of `children`.
+        after: the last value of the page before; None for the first page, which serves since a
+            null is the last of all.
+        limit: children of a page.
+
+    Raises:
+        InputError: the value is none of the level.
+    """
+    if after is not None:
+        values = table.column("value")
+        beyond = pc.or_kleene(pc.greater(values, _scalar(after, values.type)), pc.is_null(values))
+        table = table.filter(beyond)
+    return table.slice(0, limit), table.num_rows > limit
+
+
+def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    try:
+        return pa.scalar(micros(value) if pa.types.is_timestamp(kind) else value, kind)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InputError(f"expected a value of type {kind}, got {value!r}") from error
+
+
+def place(
+    schema: Schema, prefix: Sequence[Any], order: Sequence[str]
+) -> tuple[int | None, int | None]:
+    """The cell and the start of the time bucket that a vertex names, where it does.
+
+    Raises:
+        InputError: they are none.
+    """
+    above = dict(zip(order, prefix, strict=False))
+    cell = _cell(schema, above[GEOHASH]) if GEOHASH in above else None
+    return cell, micros(above[DATETIME]) if DATETIME in above else None
+
+
+def none(schema: Schema, level: str) -> pa.Table:
+    """No children of a level, as `children` gives them."""
+    return _none({GEOHASH: pa.string(), DATETIME: TIME_TYPE}.get(level) or _type(schema, level))
+
+
+def _type(schema: Schema, level: str) -> pa.DataType:
+    return next(feature.arrow_type for feature in schema.indexed if feature.name == level)
+
+
+def _none(kind: pa.DataType) -> pa.Table:
+    counts = pa.array([], pa.int64())
+    return pa.table({"value": pa.array([], kind), "paths": counts, "observations": counts})
 
 
 def _check(schema: Schema, prefix: Sequence[Any], order: Sequence[str]) -> None:
@@ -95,8 +164,7 @@ class _Vertex:
     def __init__(self, schema: Schema, above: dict[str, Any], texts: Texts) -> None:
         self._schema = schema
         self._texts = texts
-        self._cell = _cell(schema, above[GEOHASH]) if GEOHASH in above else None
-        self._bucket = micros(above[DATETIME]) if DATETIME in above else None
+        self._cell, self._bucket = place(schema, list(above.values()), list(above))
         named = [feature for feature in schema.indexed if feature.name in above]
         self._features = [(feature, _value(feature, above[feature.name])) for feature in named]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from galileo.graph.pieces import Check, found, unchecked
 from galileo.graph.runs import Run
 from galileo.graph.scan import Task
 from galileo.graph.sieve import Condition, Matching, Tally
@@ -66,7 +67,11 @@ class Explanation:
 
 
 def explained(
-    parts: Sequence[Run], plan: Callable[[], list[Task]], gather: Callable[[Run, Rows], Any]
+    parts: Sequence[Run],
+    plan: Callable[[], list[Task]],
+    gather: Callable[[Run, Rows], Any],
+    *,
+    check: Check = unchecked,
 ) -> Explanation:
     """Does a scan in its three stages, one after the other.
 
@@ -74,13 +79,15 @@ def explained(
         parts: runs and head of the graph.
         plan: prunes them.
         gather: makes a part of the result.
+        check: called between pieces of the work; raises to stop it.
     """
     started, tally = time.perf_counter(), Tally()
     tasks = plan()
     planned = time.perf_counter()
-    found = [(t.run, rows) for t in tasks for rows in t.portions(tally=tally)]
+    matching = list(found(tasks, check=check, tally=tally))
     sifted = time.perf_counter()
-    for run, rows in found:
+    for run, rows in matching:
+        check()
         gather(run, rows)
     gathered = time.perf_counter()
     placed = (c for c in tally.tested if isinstance(c, Matching) and c.placed)
@@ -93,7 +100,7 @@ def explained(
         paths_examined=sum(size_of(t.rows) for t in tasks),
         cells_tested=sum(tally.tested[c] for c in placed),
         steps=_steps(tally),
-        found=sum(size_of(rows) for _, rows in found),
+        found=sum(size_of(rows) for _, rows in matching),
         plan_s=planned - started,
         sift_s=sifted - planned,
         gather_s=gathered - sifted,

@@ -7,7 +7,7 @@ spared only up to the commit sequence that its synopsis covers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.graph.entries import Counts, Entries, bracket_ends, zones_of
+from galileo.graph.quantiles import Bounded, Quantile, check_quantiles, quantiles
 from galileo.graph.synopsis import SynopsisDelta, SynopsisState, Version
 from galileo.model.schema import Schema
 from galileo.query.columns import Mask
@@ -30,10 +31,12 @@ class Candidates:
     Attributes:
         maybe: may hold matching paths.
         spared: hold no matching path up to and including the commit sequence named.
+        since: of the spared ones; what retention dropped up to this commit may have matched.
     """
 
     maybe: frozenset[int]
     spared: dict[int, int]
+    since: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,8 @@ class FeatureGraph:
             for partition in sorted(asked)
             if partition in known.states and partition not in hit
         }
-        return Candidates(asked - spared.keys(), spared)
+        since = {partition: known.states[partition].since for partition in spared}
+        return Candidates(asked - spared.keys(), spared, since)
 
     def estimate(self, query: Query) -> Estimate:
         """Bounds on the number of matching paths in all partitions that are known.
@@ -135,6 +139,36 @@ class FeatureGraph:
         might, must = query.might_match(known.zones), _must_match(query, known.zones)
         high = int(bracket_ends(known.paths[might]).sum())
         return Estimate(int(known.paths[must].sum()), high, covered)
+
+    def quantiles(
+        self, query: Query, feature: str, shares: Sequence[float]
+    ) -> tuple[Quantile, ...]:
+        """Bounds on quantiles of a feature over the matching paths that have a value of it.
+
+        Args:
+            query: of this dataset.
+            feature: indexed, of type float, int or bool; a bool counts as 0 and 1.
+            shares: of the paths, each from 0 to 1.
+
+        Returns:
+            One for each share; none where no path can match.
+
+        Raises:
+            InputError: the feature has no numbers, or a share lies outside.
+        """
+        check_quantiles(self.schema, feature, shares)
+        known = self._current()
+        if len(known.zones) == 0:
+            return ()
+        zones = known.zones.features[feature]
+        might = query.might_match(known.zones) & zones.has_value
+        # Of an entry with nulls any number of paths, though not all, may lack a value.
+        full = _must_match(query, known.zones) & ~zones.has_null
+        low = np.where(full, known.paths, 0)[might]
+        assert zones.lo is not None
+        assert zones.hi is not None
+        high = bracket_ends(known.paths[might])
+        return quantiles(Bounded(zones.lo[might], zones.hi[might], low, high), shares)
 
     def _current(self) -> _Known:
         known = self._known

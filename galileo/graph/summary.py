@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.errors import InputError
+from galileo.graph.pieces import Check, found, unchecked
 from galileo.graph.scan import Task
 from galileo.model.schema import Schema
 from galileo.query.columns import NumberColumn, taken
@@ -83,31 +84,72 @@ def check_summary(schema: Schema, feature: str, bins: int | Sequence[float] | No
 
 
 def summarised(
-    tasks: Sequence[Task], feature: str, *, bins: int | Sequence[float] | None
+    tasks: Sequence[Task],
+    feature: str,
+    *,
+    bins: int | Sequence[float] | None,
+    check: Check = unchecked,
 ) -> Summary:
     """The summary of what `tasks` find; bins by number take a second pass."""
-    found = _Moments()
+    moments = _Moments()
     edges = None if bins is None or isinstance(bins, int) else np.asarray(bins, dtype=np.float64)
     counts = None if edges is None else np.zeros(len(edges) - 1, dtype=np.int64)
-    for values, weights, paths in _portions(tasks, feature):
-        found.add(values, weights, paths=paths)
+    for values, weights, paths in _portions(tasks, feature, check):
+        moments.add(values, weights, paths=paths)
         if edges is not None and counts is not None:
             counts += _binned(values, weights, edges)
-    if isinstance(bins, int) and found.valued:
-        edges = _equal_edges(found, bins)
-        portions = _portions(tasks, feature)
+    if isinstance(bins, int) and moments.valued:
+        edges = equal_edges(moments.minimum, moments.maximum, bins=bins)
+        portions = _portions(tasks, feature, check)
         counts = np.sum([_binned(v, w, edges) for v, w, _ in portions], axis=0)
     histogram = None if edges is None or counts is None else Histogram(edges, counts)
-    return found.summary(histogram)
+    return moments.summary(histogram)
 
 
-def _equal_edges(found: _Moments, bins: int) -> Numbers:
-    if not math.isfinite(found.maximum - found.minimum):
+def equal_edges(minimum: float, maximum: float, *, bins: int) -> Numbers:
+    """The edges of bins of equal width between two values; fewer where these are too close.
+
+    Raises:
+        InputError: the values are not finite.
+    """
+    if not math.isfinite(maximum - minimum):
         raise InputError(
-            f"expected finite values for bins of equal width, got {found.minimum} to "
-            f"{found.maximum}; give the edges of the bins"
+            f"expected finite values for bins of equal width, got {minimum} to "
+            f"{maximum}; give the edges of the bins"
         )
-    return np.histogram_bin_edges([found.minimum, found.maximum], bins)
+    wide = 0.5 if minimum == maximum else 0.0
+    # NumPy's own function of this refuses values that are too close.
+    edges = np.unique(np.linspace(minimum - wide, maximum + wide, bins + 1))
+    return edges if len(edges) > 1 else np.unique([minimum, np.nextafter(minimum, 0.0)])
+
+
+def merged(summaries: Sequence[Summary]) -> Summary:
+    """The summary of all together, of parts that share no path.
+
+    Args:
+        summaries: with histograms of the same edges, or all without.
+    """
+    minima = [s.minimum for s in summaries if s.minimum is not None]
+    maxima = [s.maximum for s in summaries if s.maximum is not None]
+    observations = sum(s.observations for s in summaries)
+    missing = sum(s.missing for s in summaries)
+    total = math.fsum(s.total for s in summaries)
+    histograms = [s.histogram for s in summaries if s.histogram is not None]
+    return Summary(
+        paths=sum(s.paths for s in summaries),
+        observations=observations,
+        missing=missing,
+        minimum=min(minima, default=None),
+        maximum=max(maxima, default=None),
+        total=total,
+        mean=total / (observations - missing) if observations > missing else None,
+        histogram=_stacked(histograms) if histograms else None,
+    )
+
+
+def _stacked(histograms: Sequence[Histogram]) -> Histogram:
+    counts: Weights = np.stack([histogram.counts for histogram in histograms]).sum(axis=0)
+    return Histogram(histograms[0].edges, counts)
 
 
 @dataclass(slots=True)
@@ -144,17 +186,15 @@ class _Moments:
 
 
 def _portions(
-    tasks: Sequence[Task], feature: str
+    tasks: Sequence[Task], feature: str, check: Check
 ) -> Iterator[tuple[Numbers, Weights, tuple[int, int]]]:
     """Values that are there, observations of each; number of paths and all their observations."""
-    for task in tasks:
-        paths = task.run.paths
-        for rows in task.portions():
-            column = cast(NumberColumn, paths.columns.features[feature].take(rows))
-            weights = taken(paths.rows, rows).astype(np.int64)
-            valid = column.valid
-            whole = (len(column), int(weights.sum()))
-            yield column.numbers[valid], weights[valid], whole
+    for run, rows in found(tasks, check=check):
+        column = cast(NumberColumn, run.paths.columns.features[feature].take(rows))
+        weights = taken(run.paths.rows, rows).astype(np.int64)
+        valid = column.valid
+        whole = (len(column), int(weights.sum()))
+        yield column.numbers[valid], weights[valid], whole
 
 
 def _binned(values: Numbers, weights: Weights, edges: Numbers) -> Weights:

@@ -19,6 +19,15 @@ class ClusterView:
     def __init__(self) -> None:
         self._sequences: dict[str, Cursor] = {}
         self._graphs: dict[str, FeatureGraph] = {}
+        self._heard: set[str] = set()
+
+    def hear_node(self, node: str) -> None:
+        """Remembers that a node has told what it has committed, if anything."""
+        self._heard.add(node)
+
+    def heard(self, node: str) -> bool:
+        """Whether a node has told anything since this one started."""
+        return node in self._heard
 
     def sequences(self, dataset: str) -> Cursor:
         return self._sequences.get(dataset, ORIGIN)
@@ -38,11 +47,18 @@ class ClusterView:
             self._graphs[schema.name] = FeatureGraph(schema)
         return self._graphs[schema.name]
 
-    def spared(self, query: Query, partitions: frozenset[int]) -> Cursor:
+    def spared(
+        self, query: Query, partitions: frozenset[int], *, after: Cursor | None = None
+    ) -> Cursor:
         """Up to which commit of each partition the feature graph rules a match out.
 
         Args:
             query: bound to its dataset's schema.
             partitions: those that placement allows.
+            after: what every commit past this holds is asked for, those included that retention
+                has dropped since, of which some synopses know nothing. None: what is stored.
         """
-        return Cursor(self.graph(query.schema).candidates(query, partitions).spared)
+        found = self.graph(query.schema).candidates(query, partitions)
+        if after is None:
+            return Cursor(found.spared)
+        return Cursor({p: s for p, s in found.spared.items() if found.since[p] <= after[p]})

@@ -90,6 +90,7 @@ class NearestTo:
         count: how many observations at most.
         among: which observations come into question.
         first_m: radius of the first circle; any is right, a good guess saves a question.
+        within_m: greatest distance of an observation that comes into question, metres.
     """
 
     latitude: float
@@ -97,6 +98,7 @@ class NearestTo:
     count: int
     among: Query
     first_m: float = FIRST_M
+    within_m: float = HALFWAY_M
 
     def __post_init__(self) -> None:
         if not (abs(self.latitude) <= 90 and abs(self.longitude) <= 180):
@@ -108,10 +110,19 @@ class NearestTo:
             raise InputError(f"expected a count from 1 to {COUNT_MAX:,}, got {self.count!r}")
         if not 0 < self.first_m < math.inf:
             raise InputError(f"expected a first radius above 0 metres, got {self.first_m!r}")
+        if not self.within_m >= 0:
+            raise InputError(
+                f"expected a greatest distance of 0 metres or more, got {self.within_m!r}"
+            )
 
     @property
     def schema(self) -> Schema:
         return self.among.schema
+
+    @property
+    def limit_m(self) -> float:
+        """The radius beyond which nothing is to be found."""
+        return min(self.within_m, HALFWAY_M)
 
     def circle(self, radius_m: float) -> Circle:
         return Circle(float(self.latitude), float(self.longitude), radius_m)
@@ -148,10 +159,13 @@ def nearest(answer: Callable[[Question], pa.Table], sought: NearestTo) -> Neighb
 
 
 def search(sought: NearestTo) -> Generator[Question, pa.Table, Neighbours]:
-    """The questions of a search one by one; each is sent its answer, the last one's is returned."""
-    blocks = _Blocks.of(
-        (yield _count(sought, sought.first_m)), sought, min(sought.first_m, HALFWAY_M)
-    )
+    """The questions of a search one by one; each is sent its answer, the last one's is returned.
+
+    Of the observations that a question asks for, an answer may leave out all but the `count`
+    that `first` puts first.
+    """
+    radius = min(sought.first_m, sought.limit_m)
+    blocks = _Blocks.of((yield _count(sought, radius)), sought, radius)
     wanted, read_m, found = sought.count, None, [sought.schema.observation_schema.empty_table()]
     while True:
         reach = blocks.reach_m(wanted)
@@ -163,13 +177,13 @@ def search(sought: NearestTo) -> Generator[Question, pa.Table, Neighbours]:
             found.append((yield ReadObservations(sought.within(reach, beyond_m=read_m))))
             read_m = reach
         rows = sum(table.num_rows for table in found)
-        if rows >= sought.count or read_m >= HALFWAY_M:
-            return _first(found, sought)
+        if rows >= sought.count or read_m >= sought.limit_m:
+            return first(found, sought)
         wanted = math.ceil(wanted * _bounded(_SPARE * sought.count / max(rows, 1), _MORE))
 
 
 def _count(sought: NearestTo, radius_m: float) -> CountBlocks:
-    return CountBlocks(sought.within(min(radius_m, HALFWAY_M)))
+    return CountBlocks(sought.within(radius_m))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,11 +192,13 @@ class _Blocks:
 
     Attributes:
         radius_m: of the circle.
+        limit_m: of all circles.
         farthest: half chords from its centre to the farthest point of each cell.
         rows: of each block and those before it.
     """
 
     radius_m: float
+    limit_m: float
     farthest: Floats
     rows: npt.NDArray[np.int64]
 
@@ -193,15 +209,15 @@ class _Blocks:
         farthest = sought.circle(radius_m).farthest(boxes)
         order = np.argsort(farthest, kind="stable")
         rows = np.cumsum(labels.column("rows").to_numpy()[order], dtype=np.int64)
-        return cls(radius_m, farthest[order], rows)
+        return cls(radius_m, sought.limit_m, farthest[order], rows)
 
     def reach_m(self, wanted: int) -> float | None:
         """How far away the last of so many rows can be; None if a wider circle has to say."""
         at = int(np.searchsorted(self.rows, wanted))
         if at < len(self.rows):
             bound = float(metres(self.farthest[at : at + 1])[0])
-            return min(bound * _ROUNDING + 1e-3, HALFWAY_M)
-        return HALFWAY_M if self.radius_m >= HALFWAY_M else None
+            return min(bound * _ROUNDING + 1e-3, self.limit_m)
+        return self.limit_m if self.radius_m >= self.limit_m else None
 
     def wider_m(self, wanted: int) -> float:
         """The radius at which this density gives so many rows, within bounds."""
@@ -209,15 +225,22 @@ class _Blocks:
         factor = (
             _bounded(_SPARE * math.sqrt(wanted / max(held, 1)), _GROWTH) if held else _GROWTH[1]
         )
-        return min(self.radius_m * factor, HALFWAY_M)
+        return min(self.radius_m * factor, self.limit_m)
 
 
 def _bounded(value: float, bounds: tuple[float, float]) -> float:
     return min(max(value, bounds[0]), bounds[1])
 
 
-def _first(found: Sequence[pa.Table], sought: NearestTo) -> Neighbours:
-    """The nearest of all rows, in the order that `nearest` promises."""
+def first(found: Sequence[pa.Table], sought: NearestTo) -> Neighbours:
+    """The nearest of all rows, in the order that `nearest` promises.
+
+    So the first of several answers' firsts are the first of all.
+
+    Args:
+        found: at least one table of the observation schema.
+        sought: what is searched; its count is how many are kept.
+    """
     table = pa.concat_tables(found).combine_chunks()
     places = [np.asarray(table.column(name).to_numpy()) for name in ("latitude", "longitude")]
     chords = sought.circle(0.0).half_chords(*places)

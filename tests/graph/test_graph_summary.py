@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.graph.metadata import MetadataGraph
+from galileo.graph.summary import equal_edges, merged
 from galileo.query.query import parse
 
 EDGES = st.lists(st.integers(-2, 12).map(float), min_size=2, max_size=6, unique=True).map(sorted)
@@ -83,3 +84,52 @@ def test_infinite_values_need_edges(world):
     found = graph.summarise(everything, "temperature", bins=[0.0, 1.5])
     assert found.maximum == np.inf
     assert found.histogram.counts.tolist() == [batch.column("rows")[0].as_py()]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    seed=st.integers(0, 2**32),
+    text=st.integers(0, 20),
+    feature=st.sampled_from(["temperature", "gusts", "raining"]),
+    bins=st.none() | EDGES,
+)
+@settings(max_examples=60)
+def test_summaries_of_parts_make_the_summary_of_all(
+    world, query_texts, sizes, seed, text, feature, bins
+):
+    query, whole, parts = parse(query_texts[text], world.schema), MetadataGraph(world.schema), []
+    for number, size in enumerate(sizes):
+        part, batch = MetadataGraph(world.schema), world.batch(seed + number, size)
+        for graph in (part, whole):
+            graph.insert(batch, partition=number, sequence=1)
+        parts.append(part.summarise(query, feature, bins=bins))
+    one, other = merged(parts), whole.summarise(query, feature, bins=bins)
+    same = ("paths", "observations", "missing", "minimum", "maximum")
+    assert [getattr(one, name) for name in same] == [getattr(other, name) for name in same]
+    assert (one.total, one.mean) == (pytest.approx(other.total), pytest.approx(other.mean))
+    if bins is not None:
+        assert one.histogram.edges.tolist() == bins
+        assert one.histogram.counts.tolist() == other.histogram.counts.tolist()
+
+
+def test_no_summary_at_all_is_that_of_nothing():
+    found = merged([])
+    assert (found.paths, found.observations, found.minimum, found.mean) == (0, 0, None, None)
+    assert found.histogram is None
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum"),
+    [
+        (1.0, np.nextafter(1.0, 2.0)),
+        (1e300, 1e300),
+        (-1.7976931348623157e308, -1.7976931348623157e308),
+        (-3.0, -3.0),
+        (0.0, 5e-324),
+    ],
+)
+def test_edges_ascend_however_close_the_values_are(minimum, maximum):
+    edges = equal_edges(minimum, maximum, bins=10)
+    assert 2 <= len(edges) <= 11
+    assert (np.diff(edges) > 0).all()
+    assert edges[0] <= minimum <= maximum <= edges[-1]

@@ -1,0 +1,150 @@
+"""The calls of `AsyncClient` that explore: the graphs answer, and no label crosses the cluster."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from galileo.client import exploration
+from galileo.client.exploration import CHILDREN, Tree
+from galileo.client.findings import (
+    Children,
+    Estimate,
+    FeatureSummary,
+    Neighbours,
+    QueryExplanation,
+    Vertex,
+)
+from galileo.client.transport import Transport
+from galileo.model.schema import Schema
+
+
+class AsyncExploration(ABC):
+    """A partial answer names the partitions that are `missing`; wrong input is an `InputError`."""
+
+    _transport: Transport
+
+    @abstractmethod
+    async def schema(self, dataset: str) -> Schema: ...
+
+    async def explain(self, dataset: str, query: str = "") -> QueryExplanation:
+        """How a query is answered, found by answering it: whom it asks, what they look at."""
+        return await exploration.explain(self._transport, dataset, query)
+
+    async def nearest(
+        self,
+        dataset: str,
+        query: str = "",
+        *,
+        latitude: float,
+        longitude: float,
+        k: int = 10,
+        within_m: float | None = None,
+    ) -> Neighbours:
+        """The k observations nearest to a point, of those that match the query exactly.
+
+        Distances are those of DWITHIN. Of observations equally far away the earlier come first,
+        then those farther south, farther west, and with lesser feature values in schema order,
+        missing ones last.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            latitude: degrees, -90 to 90.
+            longitude: degrees, -180 to 180.
+            k: how many at most, up to 100,000.
+            within_m: none farther away than so many metres, if given.
+        """
+        request = exploration.nearest_request(
+            dataset, query, latitude=latitude, longitude=longitude, k=k, within_m=within_m
+        )
+        return await exploration.nearest(self._transport, request)
+
+    async def summarise(
+        self,
+        dataset: str,
+        query: str = "",
+        *,
+        feature: str,
+        bins: int | Sequence[float] | None = None,
+    ) -> FeatureSummary:
+        """Statistics of a feature over the observations under the paths that match.
+
+        They are counted in the graphs, by what labels say: exact for conditions on features; a
+        block at the edge of a region or an interval counts as a whole.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            feature: indexed, of type float, int or bool; a bool counts as 0 and 1.
+            bins: of a histogram: so many of equal width between the extremes, or their edges.
+        """
+        return await exploration.summarise(
+            self._transport, dataset, query, feature=feature, bins=bins
+        )
+
+    async def children(
+        self,
+        dataset: str,
+        vertex: str | Sequence[Any] = "",
+        *,
+        order: Sequence[str] | None = None,
+        limit: int = CHILDREN,
+        after: Any = None,
+    ) -> Children:
+        """The vertices below one of the metadata graph, with the paths and observations of each.
+
+        Args:
+            dataset: its name.
+            vertex: its values from the root down, or its text such as "9xjqb/2012-03-01T06:00:00Z";
+                empty for the root.
+            order: of the levels "geohash", "datetime" and indexed features, all or some.
+            limit: children of this page, up to 100,000.
+            after: the last value of the page before (`Children.last`).
+        """
+        tree = Tree.of(self._transport, await self.schema(dataset), order)
+        return await tree.children(tree.values(vertex), limit=limit, after=after)
+
+    async def tree(
+        self,
+        dataset: str,
+        vertex: str | Sequence[Any] = "",
+        *,
+        order: Sequence[str] | None = None,
+        depth: int | None = None,
+    ) -> AsyncIterator[Vertex]:
+        """Walks the vertices below one, each before its own children, asking as it goes.
+
+        Args:
+            dataset: its name.
+            vertex: as in `children`.
+            order: likewise.
+            depth: levels below the vertex; None for all. Each vertex above the last level is
+                one call.
+        """
+        tree = Tree.of(self._transport, await self.schema(dataset), order)
+        async with aclosing(tree.walk(tree.values(vertex), depth=depth)) as vertices:
+            async for found in vertices:
+                yield found
+
+    async def estimate(
+        self,
+        dataset: str,
+        query: str = "",
+        *,
+        feature: str | None = None,
+        quantiles: Sequence[float] = (),
+    ) -> Estimate:
+        """Bounds on the number of matching paths, from what one node knows of all.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            feature: whose quantiles are wanted; indexed, with numbers.
+            quantiles: shares from 0 to 1, such as 0.5 for the median.
+        """
+        return await exploration.estimate(
+            self._transport, dataset, query, feature=feature, quantiles=quantiles
+        )

@@ -1,0 +1,95 @@
+"""What nodes ask one another about their graphs, as values and one protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.graph.explanation import Explanation
+from galileo.graph.summary import Summary
+from galileo.model.schema import Schema
+from galileo.query import Query
+from galileo.query.nearest import NearestTo
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one node is to speak of: the commits (after, until] of some of its partitions.
+
+    `until` None means: up to what is committed when the work starts.
+    """
+
+    partitions: frozenset[int]
+    after: Cursor = ORIGIN
+    until: Cursor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryOf:
+    """Which paths, which indexed feature, and the bins of a histogram as in `graph.summary`."""
+
+    query: Query
+    feature: str
+    bins: int | tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenOf:
+    """A page of the children of a vertex; see `graph.drill`.
+
+    Attributes:
+        schema: of the dataset.
+        prefix: values from the root to the vertex.
+        order: of the levels.
+        limit: children of the page.
+        after: the last value of the page before; None for the first.
+    """
+
+    schema: Schema
+    prefix: tuple[Any, ...]
+    order: tuple[str, ...]
+    limit: int
+    after: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    explanation: Explanation
+    reached: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Summarised:
+    summary: Summary
+    reached: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """A table of `graph.drill.children`, and whether there are more behind it."""
+
+    table: pa.Table
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Nearby:
+    """Observations, nearest first, of the observation schema."""
+
+    observations: pa.Table
+    reached: Cursor
+
+
+class Explorers(Protocol):
+    """Calls to another node by name; each raises `Unavailable` where it cannot be reached."""
+
+    async def explain(self, node: str, query: Query, share: Share) -> Explained: ...
+
+    async def summarise(self, node: str, question: SummaryOf, share: Share) -> Summarised: ...
+
+    async def children(self, node: str, question: ChildrenOf) -> Children: ...
+
+    async def nearest(self, node: str, sought: NearestTo, share: Share) -> Nearby: ...

@@ -1,0 +1,150 @@
+"""Exploration between nodes over gRPC: what `node.explorers.Explorers` promises."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from galileo.cursor import ORIGIN
+from galileo.errors import Unavailable
+from galileo.graph import drill
+from galileo.graph.explanation import Explanation, Step
+from galileo.graph.summary import Histogram, Summary
+from galileo.node.explorers import (
+    Children,
+    ChildrenOf,
+    Explained,
+    Nearby,
+    Share,
+    Summarised,
+    SummaryOf,
+)
+from galileo.query import Query
+from galileo.query.nearest import NearestTo
+from galileo.rpc.peers import GrpcPeers
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, table_of
+from galileo.wire.levels import values_to_json
+from galileo.wire.pb import query_pb2
+
+
+class GrpcExplorers:
+    """Asks other nodes about their share."""
+
+    def __init__(self, peers: GrpcPeers) -> None:
+        self._peers = peers
+
+    async def explain(self, node: str, query: Query, share: Share) -> Explained:
+        request = query_pb2.ExplainRequest(
+            dataset=query.schema.name, query=query.to_json(), share=share_to_pb(share)
+        )
+        reply: query_pb2.ExplainReply = await self._peers.explore(node, "Explain", request)
+        scan = reply.nodes[0].scan
+        return Explained(_explanation(scan), cursor_from_pb(reply.reached))
+
+    async def summarise(self, node: str, question: SummaryOf, share: Share) -> Summarised:
+        request = query_pb2.SummariseRequest(
+            dataset=question.query.schema.name,
+            query=question.query.to_json(),
+            feature=question.feature,
+            share=share_to_pb(share),
+        )
+        if isinstance(question.bins, int):
+            request.count = question.bins
+        elif question.bins is not None:
+            request.edges.edges.extend(question.bins)
+        reply: query_pb2.SummariseReply = await self._peers.explore(node, "Summarise", request)
+        return Summarised(_summary(reply), cursor_from_pb(reply.frontier))
+
+    async def children(self, node: str, question: ChildrenOf) -> Children:
+        request = query_pb2.ChildrenRequest(
+            dataset=question.schema.name,
+            prefix_json=values_to_json(question.prefix),
+            order=question.order,
+            limit=question.limit,
+            after_json="" if question.after is None else values_to_json((question.after,)),
+            local=True,
+        )
+        chunks, tail = await self._parts(node, "Children", request)
+        level = drill.level_below(question.schema, question.prefix, question.order)
+        return Children(table_of(chunks, drill.none(question.schema, level).schema), tail.more)
+
+    async def nearest(self, node: str, sought: NearestTo, share: Share) -> Nearby:
+        request = query_pb2.NearestRequest(
+            dataset=sought.schema.name,
+            query=sought.among.to_json(),
+            latitude=sought.latitude,
+            longitude=sought.longitude,
+            count=sought.count,
+            within_m=sought.within_m,
+            share=share_to_pb(share),
+        )
+        chunks, tail = await self._parts(node, "Nearest", request)
+        table: pa.Table = table_of(chunks, sought.schema.observation_schema)
+        return Nearby(table, cursor_from_pb(tail.frontier))
+
+    async def _parts(
+        self, node: str, method: str, request: Any
+    ) -> tuple[list[bytes], query_pb2.ExploreTail]:
+        chunks: list[bytes] = []
+        async with aclosing(self._peers.explore_parts(node, method, request)) as parts:
+            async for part in parts:
+                if part.HasField("tail"):
+                    return chunks, part.tail
+                if part.rows:
+                    chunks.append(part.rows)
+        raise Unavailable(f"node {node} ended its answer before it was complete", node=node)
+
+
+def share_to_pb(share: Share) -> query_pb2.Share:
+    return query_pb2.Share(
+        partitions=sorted(share.partitions),
+        after=cursor_to_pb(share.after),
+        until=cursor_to_pb(share.until or ORIGIN),
+        bounded=share.until is not None,
+    )
+
+
+def share_from_pb(value: query_pb2.Share) -> Share:
+    return Share(
+        frozenset(value.partitions),
+        cursor_from_pb(value.after),
+        cursor_from_pb(value.until) if value.bounded else None,
+    )
+
+
+def _explanation(value: query_pb2.ScanValue) -> Explanation:
+    return Explanation(
+        runs=value.runs,
+        runs_pruned=value.runs_pruned,
+        zones=value.zones,
+        zones_scanned=value.zones_scanned,
+        paths=value.paths,
+        paths_examined=value.paths_examined,
+        cells_tested=value.cells_tested,
+        steps=tuple(Step(step.condition, step.tested, step.passed) for step in value.steps),
+        found=value.found,
+        plan_s=value.plan_s,
+        sift_s=value.sift_s,
+        gather_s=value.gather_s,
+    )
+
+
+def _summary(value: query_pb2.SummariseReply) -> Summary:
+    valued = value.observations - value.nulls
+    return Summary(
+        paths=value.paths,
+        observations=value.observations,
+        missing=value.nulls,
+        minimum=value.minimum if value.HasField("minimum") else None,
+        maximum=value.maximum if value.HasField("maximum") else None,
+        total=value.total,
+        mean=value.total / valued if valued else None,
+        histogram=Histogram(
+            np.array(value.edges, dtype=np.float64), np.array(value.counts, dtype=np.int64)
+        )
+        if value.edges
+        else None,
+    )

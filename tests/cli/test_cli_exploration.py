@@ -1,0 +1,138 @@
+"""`explain`, `nearest`, `summarise`, `drill` and `estimate` against a real cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+
+import galileo
+from galileo.cli.main import main
+from galileo.model.schema import Feature, Schema
+
+Run = Callable[..., Result]
+ROWS = 90
+
+
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(5)
+    return pd.DataFrame(
+        {
+            "latitude": np.round(rng.uniform(25, 50, ROWS), 3),
+            "longitude": np.round(rng.uniform(-125, -65, ROWS), 3),
+            "time": "2014-03-01T06:30:00Z",
+            "temperature": rng.integers(0, 10, ROWS) * 1.0,
+            "station": rng.choice(["a/b", "c"], ROWS),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def dataset(client: galileo.Client, fresh_name: Callable[[str], str]) -> str:
+    name = fresh_name("told")
+    features = [Feature("temperature"), Feature("station", type="text")]
+    client.create_dataset(Schema(name, features, geohash_precision=3))
+    client.ingest(name, frame())
+    return name
+
+
+@pytest.fixture(scope="module")
+def run(cluster: galileo.LocalCluster) -> Run:
+    def ran(*words: str, fails: int = 0) -> Result:
+        nodes = [word for address in cluster.addresses for word in ("--node", address)]
+        done = CliRunner().invoke(main, [*nodes, *words])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == fails, done.output
+        return done
+
+    return ran
+
+
+def values(done: Result) -> Any:
+    return json.loads(done.stdout)
+
+
+def test_explain(run: Run, dataset: str) -> None:
+    warm = int((frame()["temperature"] > 4).sum())
+    told = values(run("explain", dataset, "temperature > 4", "--json"))
+    assert (told["found"], told["complete"], told["dataset"]) == (warm, True, dataset)
+    assert sum(node["found"] for node in told["nodes"]) == warm
+    assert {"runs_pruned", "cells_tested", "sift_s", "steps"} <= set(told["nodes"][0])
+    words = run("explain", dataset, "temperature > 4").stdout
+    assert f"{warm} paths in " in words
+    assert "can hold a match by placement" in words
+    assert "node-1" in words
+    assert '{"op":">","args":[{"property":"temperature"},4' in words
+
+
+def test_nearest(run: Run, dataset: str) -> None:
+    point = ["--latitude", "40", "--longitude", "-105.5"]
+    found = values(run("nearest", dataset, *point, "-k", "4", "--json"))
+    distances = [row["distance_m"] for row in found["rows"]]
+    assert len(distances) == 4
+    assert distances == sorted(distances)
+    assert found["complete"] is True
+    within = str(distances[1] + 0.01)
+    shown = run("nearest", dataset, "temperature >= 0", *point, "--within", within).stdout
+    assert "2 observations\n" in shown
+    refused = run("nearest", dataset, "--latitude", "99", "--longitude", "0", fails=2)
+    assert "expected a latitude from -90 to 90" in refused.stderr
+
+
+def test_summarise(run: Run, dataset: str) -> None:
+    told = values(run("summarise", dataset, "--feature", "temperature", "--bins", "3", "--json"))
+    temperatures = frame()["temperature"]
+    assert told["observations"] == ROWS
+    assert told["mean"] == pytest.approx(temperatures.mean())
+    assert told["counts"] == np.histogram(temperatures, 3)[0].tolist()
+    edges = ["--edges", "0,5,100"]
+    shown = run("summarise", dataset, "station = 'c'", "--feature", "temperature", *edges).stdout
+    cold = int((frame()["temperature"][frame()["station"] == "c"] < 5).sum())
+    assert str(cold) in shown
+    assert "█" in shown
+    for wrong in (["--edges", "a,b"], ["--edges", "1,2", "--bins", "2"], ["--bins", "0"]):
+        run("summarise", dataset, "--feature", "temperature", *wrong, fails=2)
+
+
+def test_drill(run: Run, dataset: str) -> None:
+    order = ["--order", "station,temperature"]
+    told = values(run("drill", dataset, *order, "--json"))
+    stations = frame()["station"].value_counts()
+    assert (told["level"], told["more"], told["missing"]) == ("station", False, [])
+    assert {c["vertex"]: c["observations"] for c in told["children"]} == {
+        "a%2Fb": stations["a/b"],
+        "c": stations["c"],
+    }
+    page = run("drill", dataset, "a%2Fb", *order, "--limit", "3").stdout
+    assert "3 of level temperature; more with --after a%2Fb/2\n" in page
+    rest = values(run("drill", dataset, "a%2Fb", *order, "--after", "a%2Fb/2", "--json"))
+    temperatures = frame()["temperature"][frame()["station"] == "a/b"]
+    wanted = sorted(set(temperatures[temperatures > 2]))
+    assert [child["value"] for child in rest["children"]] == wanted
+    run("drill", dataset, "a%2Fb", *order, "--after", "", fails=2)
+    run("drill", dataset, "a%2Fb/warm", *order, fails=2)
+
+
+def test_drill_from_the_root(run: Run, dataset: str) -> None:
+    told = values(run("drill", dataset, "--limit", "1000", "--json"))
+    assert told["level"] == "geohash"
+    assert sum(child["observations"] for child in told["children"]) == ROWS
+    cell = told["children"][0]["vertex"]
+    [time] = values(run("drill", dataset, cell, "--json"))["children"]
+    assert time["vertex"] == f"{cell}/2014-03-01T06:00:00Z"
+
+
+def test_estimate(run: Run, dataset: str) -> None:
+    told = values(run("estimate", dataset, "--feature", "temperature", "--json"))
+    assert told["low"] <= told["count"] <= told["high"]
+    assert len(told["quantiles"]) in (0, 5)
+    shown = run("estimate", dataset, "temperature > 4").stdout
+    assert "paths match, as node-" in shown
+    refused = run("estimate", dataset, "--quantiles", "0.5", fails=2)
+    assert "to tell quantiles of, got None" in refused.stderr

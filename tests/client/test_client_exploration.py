@@ -1,0 +1,331 @@
+"""Explain, nearest, summarise and estimate on a real cluster, against pandas."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import galileo
+from galileo.errors import InputError, UnknownDataset
+from galileo.geo.circles import EARTH_RADIUS_M
+from galileo.model.schema import Feature, Schema
+
+Fresh = Callable[[str], str]
+
+queries = st.integers(0, 5)
+
+
+# --- nearest -------------------------------------------------------------------------------------
+
+
+def unit(latitude: float, longitude: float) -> tuple[float, float, float]:
+    up, around = math.radians(latitude), math.radians(longitude)
+    return math.cos(up) * math.cos(around), math.cos(up) * math.sin(around), math.sin(up)
+
+
+def key(row: dict[str, Any], point: tuple[float, float]) -> tuple[Any, ...]:
+    """The order that is promised, by the straight line through the earth."""
+    line = round(math.dist(unit(*point), unit(row["latitude"], row["longitude"])), 11)
+    values = [row[name] for name in ("temperature", "count", "station", "wet", "note")]
+    last = [(value is None, value if value is not None else 0) for value in values]
+    return line, row["time"], row["latitude"], row["longitude"], last
+
+
+POINTS = [(90.0, 0.0), (89.5, -170.0), (0.0, 180.0), (0.0, -180.0), (12.5, 179.99), (-90.0, 5.0)]
+points = st.sampled_from(POINTS) | st.tuples(
+    st.integers(-90, 90).map(float), st.integers(-180, 180).map(float)
+)
+
+
+@given(
+    point=points,
+    k=st.integers(1, 80),
+    within=st.none() | st.sampled_from([0.0, 1e3, 2e5, 3e6, 1e8]),
+    number=queries,
+)
+@settings(max_examples=60)
+def test_the_nearest_are_those_that_sorting_everything_finds(
+    client: galileo.Client,
+    explored: Any,
+    point: tuple[float, float],
+    k: int,
+    within: float | None,
+    number: int,
+) -> None:
+    found = client.nearest(
+        explored.name,
+        explored.queries[number],
+        latitude=point[0],
+        longitude=point[1],
+        k=k,
+        within_m=within,
+    )
+    rows = explored.matching(number).astype(object).where(lambda f: f.notna(), None)
+    records = sorted(rows.to_dict("records"), key=lambda row: key(row, point))
+    reach = 2.0 if within is None else 2 * math.sin(min(within / 2 / EARTH_RADIUS_M, math.pi / 2))
+    wanted = [row for row in records if key(row, point)[0] <= reach + 1e-11][:k]
+    assert found.complete
+    assert found.to_arrow().column("note").to_pylist() == [row["note"] for row in wanted]
+    lines = np.array([key(row, point)[0] for row in wanted])
+    metres = 2 * EARTH_RADIUS_M * np.arcsin(np.minimum(lines / 2, 1))
+    distances = found.to_arrow().column("distance_m").to_numpy()
+    assert distances == pytest.approx(metres, rel=1e-6, abs=1.0)
+    assert (np.diff(distances) >= 0).all()
+
+
+def test_a_place_restricts_the_nearest_exactly(client: galileo.Client, explored: Any) -> None:
+    box = "S_INTERSECTS(geometry, BBOX(20, 10, 40, 30))"
+    found = client.nearest(explored.name, box, latitude=0.0, longitude=0.0, k=1000).to_pandas()
+    inside = explored.frame["longitude"].between(20, 40) & explored.frame["latitude"].between(
+        10, 30
+    )
+    assert sorted(found["note"]) == sorted(explored.frame[inside]["note"])
+
+
+def test_the_nearest_have_all_columns_and_a_distance(client: galileo.Client, explored: Any) -> None:
+    found = client.nearest(explored.name, latitude=90.0, longitude=7.0, k=3)
+    assert found.to_arrow().column_names == [*explored.frame.columns, "distance_m"]
+    assert found.to_arrow().column("distance_m").to_pylist() == [0.0, 0.0, 0.0]
+    assert repr(found) == "<Neighbours: 3 observations within 0.0 m>"
+    none = client.nearest(explored.name, "false", latitude=0.0, longitude=0.0)
+    assert (len(none), none.to_arrow().schema) == (0, found.to_arrow().schema)
+
+
+def test_a_feature_may_be_called_as_the_distance_is(
+    client: galileo.Client, fresh_name: Fresh
+) -> None:
+    name = fresh_name("named")
+    client.create_dataset(Schema(name, [Feature("distance_m")]))
+    rows = {"latitude": [1.0], "longitude": [0.0], "time": ["2014-03-01"], "distance_m": [7.0]}
+    client.ingest(name, pd.DataFrame(rows))
+    found = client.nearest(name, latitude=0.0, longitude=0.0).to_arrow()
+    assert found.column_names[-2:] == ["distance_m", "distance_m_"]
+    assert found.column("distance_m").to_pylist() == [7.0]
+    assert found.column("distance_m_")[0].as_py() == pytest.approx(111_195, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"latitude": 91.0}, "latitude from -90 to 90"),
+        ({"longitude": math.nan}, "longitude from -180 to 180"),
+        ({"k": 0}, "count from 1 to 100,000, got 0"),
+        ({"k": 100_001}, "got 100001"),
+        ({"k": -1}, "expected a number k"),
+        ({"within_m": -1.0}, "greatest distance of 0 metres or more"),
+    ],
+)
+def test_points_that_are_none_are_refused(
+    client: galileo.Client, explored: Any, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        client.nearest(explored.name, **{"latitude": 0.0, "longitude": 0.0} | wrong)
+
+
+# --- summaries -----------------------------------------------------------------------------------
+
+
+@given(
+    number=queries,
+    feature=st.sampled_from(["temperature", "count", "wet"]),
+    bins=st.none() | st.integers(1, 12) | st.just([-2.5, 0.0, 0.5, 255.0, 300.0]),
+)
+@settings(max_examples=40)
+def test_a_summary_is_that_of_the_observations(
+    client: galileo.Client, explored: Any, number: int, feature: str, bins: Any
+) -> None:
+    found = client.summarise(explored.name, explored.queries[number], feature=feature, bins=bins)
+    values = explored.matching(number)[feature]
+    known = values.dropna().to_numpy(dtype=np.float64)
+    assert found.complete
+    assert (found.observations, found.nulls) == (len(values), values.isna().sum())
+    assert 0 <= found.paths <= found.observations
+    assert found.total == pytest.approx(known.sum())
+    if len(known):
+        assert (found.minimum, found.maximum) == (known.min(), known.max())
+        assert found.mean == pytest.approx(known.mean())
+    else:
+        assert (found.minimum, found.maximum, found.mean) == (None, None, None)
+    if bins is None or (isinstance(bins, int) and len(known) == 0):
+        assert (found.edges, found.counts, found.to_arrow().num_rows) == ((), (), 0)
+    else:
+        counts, edges = np.histogram(known, bins)
+        assert found.edges == tuple(edges)
+        assert found.to_arrow().column("observations").to_pylist() == counts.tolist()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"feature": "station"}, "expected one of the indexed features"),
+        ({"feature": "temprature"}, "expected one of the indexed features"),
+        ({"bins": 0}, "1 to 10,000 bins"),
+        ({"bins": -1}, "expected a number of bins"),
+        ({"bins": [2.0, 1.0]}, "ascending"),
+    ],
+)
+def test_what_cannot_be_summarised_is_refused(
+    client: galileo.Client, explored: Any, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        client.summarise(explored.name, **{"feature": "temperature"} | wrong)
+
+
+# --- estimates -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def heard(client: galileo.Client, explored: Any) -> Any:
+    """The dataset when the feature graph of the node that is asked has all of it."""
+    deadline = time.monotonic() + 20
+    while not client.estimate(explored.name).complete:
+        assert time.monotonic() < deadline, "the synopses did not spread"
+        time.sleep(0.05)
+    return explored
+
+
+@given(
+    number=queries,
+    feature=st.sampled_from(["temperature", "count", "wet"]),
+    shares=st.lists(st.floats(0, 1), min_size=1, max_size=4),
+)
+@settings(max_examples=40)
+def test_the_truth_lies_within_the_bounds(
+    client: galileo.Client, heard: Any, number: int, feature: str, shares: list[float]
+) -> None:
+    text = heard.queries[number]
+    told = client.estimate(heard.name, text, feature=feature, quantiles=shares)
+    labels = client.query(heard.name, text).to_pandas()
+    assert told.complete
+    assert told.low <= len(labels) <= told.high
+    assert abs(told.count - len(labels)) <= told.error
+    values = np.sort(labels[feature].dropna().to_numpy(dtype=np.float64))
+    assert len(told.quantiles) in (0, len(shares))
+    assert len(told.quantiles) or len(values) == 0
+    for quantile in told.quantiles if len(values) else ():
+        truth = values[max(math.ceil(quantile.share * len(values)), 1) - 1]
+        assert quantile.low <= truth <= quantile.high
+        assert quantile.low <= quantile.value <= quantile.high
+
+
+def test_an_estimate_of_everything_is_close(client: galileo.Client, heard: Any) -> None:
+    told = client.estimate(heard.name)
+    assert told.low > 0.85 * told.high
+    assert told.quantiles == ()
+    assert told.node
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"quantiles": [0.5]}, "to tell quantiles of, got None"),
+        ({"quantiles": [0.5], "feature": "station"}, "to tell quantiles of, got 'station'"),
+        ({"quantiles": [1.5], "feature": "count"}, "quantiles from 0 to 1"),
+        ({"quantiles": [math.nan], "feature": "count"}, "quantiles from 0 to 1"),
+        ({"quantiles": [0.5] * 1001, "feature": "count"}, "at most 1,000 quantiles"),
+    ],
+)
+def test_quantiles_that_cannot_be_told_are_refused(
+    client: galileo.Client, explored: Any, keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        client.estimate(explored.name, **keywords)
+
+
+# --- explanations --------------------------------------------------------------------------------
+
+
+def test_an_explanation_tells_what_the_query_did(
+    client: galileo.Client, explored: Any, cluster: galileo.LocalCluster
+) -> None:
+    text = "temperature > 280 AND count = 1"
+    told = client.explain(explored.name, text)
+    assert told.complete
+    assert told.found == len(client.query(explored.name, text))
+    assert [node.node for node in told.nodes] == [node.name for node in cluster.nodes]
+    assert sum(node.paths for node in told.nodes) == len(client.query(explored.name))
+    assert {p for node in told.nodes for p in node.partitions} == set(told.partitions)
+    for node in told.nodes:
+        assert node.found <= node.paths_examined <= node.paths
+        assert node.steps[-1].passed >= node.found
+        assert 0 < node.plan_s + node.sift_s + node.gather_s <= node.seconds
+    assert told.plan_s < told.total_s
+    assert told.to_arrow().column("found").to_pylist() == [node.found for node in told.nodes]
+    assert repr(told).startswith(
+        f"<QueryExplanation {explored.name}: {told.found:,} paths found by"
+    )
+
+
+def test_an_explanation_shows_whom_placement_and_feature_graph_spare(
+    client: galileo.Client, heard: Any
+) -> None:
+    everywhere, there = client.explain(heard.name), client.explain(heard.name, "geohash LIKE '9x%'")
+    assert len(there.groups) == 1 < len(everywhere.groups) == 2
+    assert set(there.partitions) < set(everywhere.partitions)
+    cold = client.explain(heard.name, "temperature > 1000")
+    assert set(cold.spared) == set(cold.partitions)
+    assert sum(node.paths_examined for node in cold.nodes) == 0
+    assert all(node.runs_pruned == node.runs for node in cold.nodes)
+
+
+# --- all of them ---------------------------------------------------------------------------------
+
+
+def explorations(client: Any, dataset: str) -> list[Any]:
+    return [
+        lambda: client.explain(dataset),
+        lambda: client.nearest(dataset, latitude=0.0, longitude=0.0),
+        lambda: client.summarise(dataset, feature="temperature"),
+        lambda: client.estimate(dataset),
+    ]
+
+
+def test_an_unknown_dataset_and_a_wrong_query_are_refused(
+    client: galileo.Client, explored: Any
+) -> None:
+    for call in [*explorations(client, "nowhere"), lambda: client.children("nowhere")]:
+        with pytest.raises(UnknownDataset):
+            call()
+    with pytest.raises(InputError, match="temprature"):
+        client.summarise(explored.name, "temprature > 1", feature="temperature")
+
+
+def test_what_was_just_ingested_is_seen(
+    client: galileo.Client, fresh_name: Fresh, make_explored: Any
+) -> None:
+    schema, frame = make_explored
+    name, data = fresh_name("fresh"), frame(40, seed=3)
+    client.create_dataset(schema(name))
+    for number in range(1, 4):
+        client.ingest(name, data)
+        rows = number * len(data)
+        assert client.summarise(name, feature="count").observations == rows
+        assert len(client.nearest(name, latitude=0.0, longitude=0.0, k=1000)) == rows
+        children = client.children(name).to_arrow()
+        assert sum(children.column("observations").to_pylist()) == rows
+        assert client.explain(name).found == len(client.query(name))
+
+
+def test_coroutines_do_the_same(cluster: galileo.LocalCluster, explored: Any) -> None:
+    async def asked() -> list[Any]:
+        async with galileo.AsyncClient(*cluster.addresses) as client:
+            answers = await asyncio.gather(
+                *(call() for call in explorations(client, explored.name)),
+                client.children(explored.name, order=["station"]),
+            )
+            walked = [v.value async for v in client.tree(explored.name, order=["station"])]
+            return [*answers, walked]
+
+    told, near, summary, _, children, walked = asyncio.run(asked())
+    assert told.found == summary.paths
+    assert len(near) == 10
+    assert walked == children.to_arrow().column("value").to_pylist()

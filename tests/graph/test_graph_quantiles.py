@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.errors import InputError
+from galileo.graph.feature import FeatureGraph
+from galileo.graph.quantiles import Bounded, quantiles
+from galileo.graph.synopsis import Synopsis
+from galileo.query.query import parse
+
+SHARES = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]) | st.floats(0, 1)
+
+
+def truth(values: list[float], share: float) -> float:
+    return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
+
+
+@given(
+    spans=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)),
+        min_size=1,
+        max_size=4,
+    ),
+    share=SHARES,
+)
+@settings(max_examples=150)
+def test_the_bounds_are_the_tightest_that_hold(
+    spans: list[tuple[int, int, int, int]], share: float
+) -> None:
+    """Against every way in which the groups could be filled with values at their two ends."""
+    groups = [(lo, lo + wide, low, max(low + more, 1)) for lo, wide, low, more in spans]
+    lo, hi, low, high = (np.array(column) for column in zip(*groups, strict=True))
+    [found] = quantiles(Bounded(lo.astype(float), hi.astype(float), low, high), [share])
+    fillings = [
+        [
+            [a] * below + [b] * (count - below)
+            for count in range(n, m + 1)
+            for below in range(count + 1)
+        ]
+        for a, b, n, m in groups
+    ]
+    possible = [
+        truth([value for part in filling for value in part], share)
+        for filling in itertools.product(*fillings)
+        if any(filling)
+    ]
+    assert found.low <= min(possible)
+    assert max(possible) <= found.high
+    assert found.low <= found.value <= found.high
+    assert {found.low, found.high} <= {*lo.tolist(), *hi.tolist()}
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=4),
+    limit=st.integers(1, 40),
+    text=st.integers(0, 20),
+    feature=st.sampled_from(["temperature", "humidity", "gusts", "raining"]),
+    share=SHARES,
+)
+@settings(max_examples=150)
+def test_the_quantile_of_the_matching_paths_lies_within_the_bounds(
+    world, dumb_store, query_texts, seed, sizes, limit, text, feature, share
+):
+    store, graph = dumb_store(world.schema), FeatureGraph(world.schema)
+    for partition, size in enumerate(sizes):
+        synopsis = Synopsis(world.schema, partition=partition, epoch=1, entries_max=limit)
+        batch = world.batch(seed + partition, size)
+        store.insert(batch, partition=partition, sequence=1)
+        synopsis.add(batch, 1)
+        graph.apply(synopsis.changes_since(None))
+    query = parse(query_texts[text], world.schema)
+    values = [row[feature] for row in store.scan(query) if row[feature] is not None]
+    found = graph.quantiles(query, feature, [share])
+    assert found or not values
+    if found and values:
+        assert found[0].low <= truth(values, share) <= found[0].high
+
+
+def test_where_nothing_can_match_there_is_no_quantile(world) -> None:
+    graph = FeatureGraph(world.schema)
+    everything = parse("", world.schema)
+    assert graph.quantiles(everything, "gusts", [0.5]) == ()
+    synopsis = Synopsis(world.schema, partition=0, epoch=1)
+    synopsis.add(world.batch(1, 20), 1)
+    graph.apply(synopsis.changes_since(None))
+    assert graph.quantiles(parse("temperature > 1000", world.schema), "gusts", [0.5]) == ()
+    assert len(graph.quantiles(everything, "gusts", [0.5, 1.0])) == 2
+
+
+@pytest.mark.parametrize("feature", ["station", "note", "tempo"])
+def test_only_numbers_have_quantiles(world, feature) -> None:
+    with pytest.raises(InputError, match="expected one of the indexed features"):
+        FeatureGraph(world.schema).quantiles(parse("", world.schema), feature, [0.5])

@@ -1,0 +1,195 @@
+"""The exploration service over real sockets: partial answers, cancelled work, refused input."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from galileo.client import AsyncClient
+from galileo.dht import placement
+from galileo.errors import Cancelled, GalileoError, InputError, UnknownDataset
+from galileo.graph.metadata import MetadataGraph
+from galileo.labels import to_ipc
+from galileo.wire.pb import cluster_pb2, query_pb2, storage_pb2
+from galileo.wire.status import error_of_rpc
+
+Make = Callable[..., pa.Table]
+
+REQUESTS: dict[str, Any] = {
+    "Explain": query_pb2.ExplainRequest(dataset="nam"),
+    "Summarise": query_pb2.SummariseRequest(dataset="nam", feature="temperature", count=4),
+    "Estimate": query_pb2.EstimateRequest(dataset="nam"),
+    "Children": query_pb2.ChildrenRequest(dataset="nam"),
+    "Nearest": query_pb2.NearestRequest(dataset="nam", count=1000),
+}
+STREAMS = ("Children", "Nearest")
+
+
+@pytest.fixture
+async def filled(company: Any, make_observations: Make) -> Any:
+    text = company.schema.to_json()
+    await company["a"].cluster.CreateDataset(cluster_pb2.CreateDatasetRequest(schema_json=text))
+    request = storage_pb2.IngestRequest(
+        dataset="nam", producer="p", observations=to_ipc(make_observations(400))
+    )
+    assert (await company["a"].storage.Ingest(request)).rows == 400
+    return company
+
+
+async def ask(company: Any, method: str, request: Any = None, *, at: str = "a") -> Any:
+    """The reply, or the rows and the tail of a stream."""
+    call = getattr(company[at].explore, method)(request or REQUESTS[method])
+    if method not in STREAMS:
+        return await call
+    parts = [part async for part in call]
+    kinds = [part.WhichOneof("part") for part in parts]
+    assert kinds == ["head", *["rows"] * (len(parts) - 2), "tail"]
+    tables = [pa.ipc.open_stream(part.rows).read_all() for part in parts[1:-1]]
+    return pa.concat_tables(tables), parts[-1].tail
+
+
+async def error(call: Awaitable[Any]) -> GalileoError:
+    with pytest.raises(grpc.RpcError) as failed:
+        await call
+    return error_of_rpc(failed.value, asked="the test")
+
+
+async def test_every_node_answers_for_all(filled: Any, make_observations: Make) -> None:
+    table = make_observations(400)
+    temperatures = table.column("temperature").to_numpy()
+    counts, edges = np.histogram(temperatures, 4)
+    for name in "abc":
+        summary = await ask(filled, "Summarise", at=name)
+        assert (summary.observations, list(summary.counts)) == (400, counts.tolist())
+        assert list(summary.edges) == edges.tolist()
+        assert not summary.missing
+        near, tail = await ask(filled, "Nearest", at=name)
+        assert sorted(near.column("station").to_pylist()) == sorted(
+            table.column("station").to_pylist()
+        )
+        assert not tail.missing
+        children, tail = await ask(filled, "Children", at=name)
+        assert sum(children.column("observations").to_pylist()) == 400
+        told = await ask(filled, "Explain", at=name)
+        assert [node.node for node in told.nodes] == ["a", "b", "c"]
+        assert sum(node.scan.found for node in told.nodes) == 400
+
+
+async def test_a_node_that_is_gone_is_missing_in_every_answer(filled: Any) -> None:
+    await filled["b"].server.stop(None)
+    theirs = sorted(placement.partitions_by_node(filled.topology)["b"])
+    for method in ("Summarise", "Children", "Nearest"):
+        reply = await ask(filled, method)
+        tail = reply[1] if method in STREAMS else reply
+        assert list(tail.missing) == theirs
+    told = await ask(filled, "Explain")
+    outcomes = {node.node: node.WhichOneof("outcome") for node in told.nodes}
+    assert outcomes == {"a": "scan", "b": "error", "c": "scan"}
+    assert next(node for node in told.nodes if node.node == "b").error.kind == "unavailable"
+
+
+async def test_the_estimate_of_a_node_that_has_heard_nothing_says_so(filled: Any) -> None:
+    told = await ask(filled, "Estimate", at="c")
+    owned = placement.partitions_by_node(filled.topology)
+    assert (told.node, list(told.missing)) == ("c", sorted(owned["a"] | owned["b"]))
+    assert 0 < told.low <= told.high < 400
+
+
+@pytest.mark.parametrize("method", REQUESTS)
+async def test_a_dataset_that_nobody_has_is_unknown(filled: Any, method: str) -> None:
+    request = type(REQUESTS[method])()
+    request.CopyFrom(REQUESTS[method])
+    request.dataset = "nan"
+    refused = await error(ask(filled, method, request))
+    assert type(refused) is UnknownDataset
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "message"),
+    [
+        ("Explain", query_pb2.ExplainRequest(dataset="nam", query="temp > 1"), "temp"),
+        ("Nearest", query_pb2.NearestRequest(dataset="nam", count=0), "count from 1"),
+        ("Children", query_pb2.ChildrenRequest(dataset="nam", prefix_json="{}"), "JSON list"),
+        ("Children", query_pb2.ChildrenRequest(dataset="nam", limit=10**6), "limit from 1"),
+        ("Children", query_pb2.ChildrenRequest(dataset="nam", after_json="[7]"), "type string"),
+        ("Children", query_pb2.ChildrenRequest(dataset="nam", prefix_json="[7]"), "geohash of 2"),
+        ("Summarise", query_pb2.SummariseRequest(dataset="nam", feature="station"), "numbers"),
+        (
+            "Summarise",
+            query_pb2.SummariseRequest(dataset="nam", feature="temperature", count=0),
+            "1 to 10,000 bins",
+        ),
+        ("Estimate", query_pb2.EstimateRequest(dataset="nam", quantiles=[0.5]), "quantiles of"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(
+    filled: Any, method: str, request_: Any, message: str
+) -> None:
+    refused = await error(ask(filled, method, request_))
+    assert isinstance(refused, InputError)
+    assert message in refused.message
+
+
+@pytest.mark.parametrize("how", ["cancelled", "out of time"])
+@pytest.mark.parametrize(
+    ("method", "work"), [("Summarise", "summarise"), ("Nearest", "rows_by_cell")]
+)
+async def test_work_that_nobody_waits_for_stops_at_every_node(
+    filled: Any, monkeypatch: pytest.MonkeyPatch, how: str, method: str, work: str
+) -> None:
+    working, stopped = endless(monkeypatch, work)
+    call = getattr(filled["a"].explore, method)(
+        REQUESTS[method], timeout=20.0 if how == "cancelled" else 0.5
+    )
+    waiting = asyncio.ensure_future(call.code())
+    await thrice(working)
+    if how == "cancelled":
+        call.cancel()
+    await thrice(stopped)
+    ended = "CANCELLED" if how == "cancelled" else "DEADLINE_EXCEEDED"
+    assert (await waiting).name == ended
+
+
+async def test_cancelling_a_call_of_the_client_stops_the_work(
+    filled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    working, stopped = endless(monkeypatch, "rows_by_cell")
+    async with AsyncClient(filled.topology.by_name["a"].address) as client:
+        call = asyncio.create_task(client.nearest("nam", latitude=0.0, longitude=0.0))
+        await thrice(working)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await thrice(stopped)
+
+
+def endless(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> tuple[threading.Semaphore, threading.Semaphore]:
+    """Makes a method of graphs go on until it is stopped; both count the nodes that did so."""
+    working, stopped = threading.Semaphore(0), threading.Semaphore(0)
+
+    def work(*_: Any, check: Callable[[], None], **__: Any) -> None:
+        working.release()
+        try:
+            while True:
+                check()
+        except Cancelled:
+            stopped.release()
+            raise
+
+    monkeypatch.setattr(MetadataGraph, method, work)
+    return working, stopped
+
+
+async def thrice(semaphore: threading.Semaphore) -> None:
+    for _ in "abc":
+        assert await asyncio.to_thread(semaphore.acquire, timeout=10)
