@@ -13,18 +13,22 @@ from galileo.client.results import Receipt
 from galileo.client.transport import Transport
 from galileo.cursor import ORIGIN
 from galileo.errors import InputError, InvalidObservations
-from galileo.labels import to_ipc
 from galileo.model.observations import Observations, normalise
 from galileo.model.schema import Schema
+from galileo.wire.bulk import Bulk, BulkStub, stream_of
 from galileo.wire.codec import cursor_from_pb
-from galileo.wire.pb import storage_pb2, storage_pb2_grpc
+from galileo.wire.pb import storage_pb2
 
 BATCH_ROWS = 65_536
-BATCHES_IN_FLIGHT = 4
+BATCHES_IN_FLIGHT_MIN = 2
+BATCHES_IN_FLIGHT_MAX = 32
+BYTES_IN_FLIGHT_MAX = 16 << 20
+"""Of observations in Arrow, sent and not yet acknowledged; two batches may be under way anyway."""
 
 Progress = Callable[[int], None]
 Batches = Observations | Iterable[Observations]
-_Running: TypeAlias = set[asyncio.Task[storage_pb2.IngestReply]]
+_Running: TypeAlias = dict[asyncio.Task[storage_pb2.IngestReply], int]
+"""What is under way, with its bytes."""
 
 
 async def send_all(
@@ -39,15 +43,16 @@ async def send_all(
 ) -> Receipt:
     """Sends everything and returns when all of it is durable; see `AsyncClient.ingest`."""
     replies: list[storage_pb2.IngestReply] = []
-    running: _Running = set()
+    running: _Running = {}
     try:
         for number, table in enumerate(_batches(schema, data, batch_rows)):
-            if len(running) >= BATCHES_IN_FLIGHT:
+            head = storage_pb2.IngestRequest(dataset=schema.name, producer=producer, batch=number)
+            request = Bulk(head, stream_of(table))
+            size = request.observations.size
+            while _is_full(running, size):
                 replies += await _some(running, progress)
-            request = storage_pb2.IngestRequest(
-                dataset=schema.name, producer=producer, batch=number, observations=to_ipc(table)
-            )
-            running.add(asyncio.create_task(_send(transport, request, patience_s=patience_s)))
+            task = asyncio.create_task(_send(transport, request, patience_s=patience_s))
+            running[task] = size
         while running:
             replies += await _some(running, progress)
     finally:
@@ -58,10 +63,10 @@ async def send_all(
 
 
 async def _send(
-    transport: Transport, request: storage_pb2.IngestRequest, *, patience_s: float
+    transport: Transport, request: Bulk[storage_pb2.IngestRequest], *, patience_s: float
 ) -> storage_pb2.IngestReply:
     return await transport.call(
-        lambda channel: storage_pb2_grpc.StorageStub(channel).Ingest(request, timeout=TIMEOUT_S),
+        lambda channel: BulkStub(channel).Ingest(request, timeout=TIMEOUT_S),
         patience_s=patience_s,
     )
 
@@ -95,11 +100,20 @@ def _batches(schema: Schema, data: Batches, batch_rows: int) -> Iterator[pa.Tabl
             yield table.slice(start, batch_rows)
 
 
+def _is_full(running: _Running, size: int) -> bool:
+    """Whether a batch of `size` bytes has to wait for one that is under way."""
+    if len(running) < BATCHES_IN_FLIGHT_MIN:
+        return False
+    many = len(running) >= BATCHES_IN_FLIGHT_MAX
+    return many or sum(running.values()) + size > BYTES_IN_FLIGHT_MAX
+
+
 async def _some(running: _Running, progress: Progress | None) -> list[storage_pb2.IngestReply]:
     """Waits for at least one batch and takes those that are done out of `running`."""
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     replies = [task.result() for task in done]
-    running -= done
+    for task in done:
+        del running[task]
     if progress is not None:
         for reply in replies:
             progress(int(reply.rows))

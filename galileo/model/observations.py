@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.model.schema import COORDINATES, Feature, Schema, nearest_name
-from galileo.model.times import TIME_MAX_US, TIME_MIN_US, time_column
+from galileo.model.times import TIME_MAX_US, TIME_MIN_US, TIME_TYPE, time_column
 
 Observations: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | pd.DataFrame
 
@@ -77,15 +77,30 @@ def _with_hint(name: str, wanted: list[str]) -> str:
 
 
 def _latitude(table: pa.Table) -> pa.ChunkedArray:
+    values = table.column("latitude")
+    if values.type == pa.float64() and _all_within(values, -90.0, 90.0):
+        return values
     return _in_range(_coordinate(table, "latitude"), "latitude", -90.0, 90.0)
 
 
 def _longitude(table: pa.Table) -> pa.ChunkedArray:
+    values = table.column("longitude")
+    if values.type == pa.float64() and _all_within(values, -180.0, 180.0):
+        return values
     values = _in_range(_coordinate(table, "longitude"), "longitude", -180.0, 360.0)
     east = pc.less_equal(values, 180.0)
     if pc.all(east).as_py() in (True, None):
         return values
     return pc.if_else(east, values, pc.subtract(values, 360.0))
+
+
+def _all_within(values: pa.ChunkedArray, low: float, high: float) -> bool:
+    """Whether every row has a number from `low` to `high`, at the cost of reading them once."""
+    if values.null_count:
+        return False
+    chunks = [chunk.to_numpy() for chunk in values.chunks if len(chunk)]
+    # Where there is a NaN it is both least and greatest, and no comparison with it holds.
+    return all(chunk.min() >= low and chunk.max() <= high for chunk in chunks)
 
 
 def _coordinate(table: pa.Table, name: str) -> pa.ChunkedArray:
@@ -110,8 +125,11 @@ def _in_range(values: pa.ChunkedArray, name: str, low: float, high: float) -> pa
 
 
 def _time(table: pa.Table) -> pa.ChunkedArray:
+    given = table.column("time")
+    if given.type == TIME_TYPE and _all_within(given.cast(pa.int64()), TIME_MIN_US, TIME_MAX_US):
+        return given
     try:
-        values = time_column(table.column("time"))
+        values = time_column(given)
     except InputError as error:
         raise InvalidObservations(error.message, **error.details) from error
     chunked = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
@@ -161,12 +179,20 @@ def _cast(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
 
 def nan_to_null(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     """The column with null for NaN; itself where there is none."""
-    if not pa.types.is_floating(values.type):
+    if not pa.types.is_floating(values.type) or _is_all_numbers(values):
         return values
     nan = pc.is_nan(values)
     if not pc.any(nan).as_py():
         return values
     return pc.if_else(nan, pa.scalar(None, values.type), values)
+
+
+def _is_all_numbers(values: pa.ChunkedArray | pa.Array) -> bool:
+    """Whether no row is null or NaN; may say no wrongly."""
+    if values.null_count or values.type == pa.float16():
+        return False
+    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+    return not any(np.isnan(chunk.to_numpy().min()) for chunk in chunks if len(chunk))
 
 
 def _fits(given: pa.DataType, wanted: str) -> bool:

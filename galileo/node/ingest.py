@@ -1,28 +1,33 @@
 """Ingest: any node takes a batch, splits it by partition, and has each owner commit its rows.
 
 The split is a pure function of the rows and the topology, so a retried batch meets the same
-partitions, and each of them recognises it by producer and batch number.
+partitions, and each of them recognises it by producer and batch number. Sorting, splitting and
+deriving the paths are one step for the whole batch: a share of its own is ready to be written,
+and one that goes to another node is sorted there for next to nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
 import pyarrow as pa
 
 from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology import Topology
-from galileo.errors import InputError, InvalidObservations
+from galileo.errors import GalileoError, InputError, InvalidObservations
 from galileo.model import paths
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
 from galileo.node.peers import CommitAnswer, CommitTask, Peers
+from galileo.storage.journal import Commit, Committed
 
 _PRODUCER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -66,13 +71,14 @@ class Ingest:
                 f"expected at most {self._rows_max:,} rows in a batch, got {table.num_rows:,}; "
                 "send several"
             )
-        split = await asyncio.to_thread(self._split, schema, table)
-        tasks = [
-            CommitTask(dataset, partition, producer, batch, rows)
-            for partition, rows in split.items()
-        ]
-        answers = await asyncio.gather(*map(self._send, tasks), return_exceptions=True)
-        return _joined(dict(zip(split, answers, strict=True)))
+        local, elsewhere = await asyncio.to_thread(self._hand_in, schema, table, producer, batch)
+        calls = (self._peers.commit(self._owner(task), task) for task in elsewhere)
+        stored = _all_done(local.values())
+        remote = await asyncio.gather(*calls, return_exceptions=True)
+        await stored
+        answers = {partition: _outcome(future) for partition, future in local.items()}
+        answers |= zip((task.partition for task in elsewhere), remote, strict=True)
+        return _joined(answers)
 
     async def commit(self, task: CommitTask) -> CommitAnswer:
         """Commits rows of one of this node's own partitions.
@@ -86,29 +92,65 @@ class Ingest:
                 "check that all nodes have one topology"
             )
         writer = self._catalog.writer(task.dataset, task.partition)
-        done = await writer.commit(task.producer, task.batch, task.observations)
-        return CommitAnswer(done.sequence, done.rows, done.paths, done.duplicate)
+        return _answer(await writer.commit(task.producer, task.batch, task.observations))
 
-    async def _send(self, task: CommitTask) -> CommitAnswer:
-        node = placement.owner(self._topology, task.partition)
-        if node == self._name:
-            return await self.commit(task)
-        return await self._peers.commit(node, task)
+    def _owner(self, task: CommitTask) -> str:
+        return placement.owner(self._topology, task.partition)
 
-    def _split(self, schema: Schema, data: pa.Table) -> dict[int, pa.Table]:
-        table = normalise(schema, data)
-        cells, buckets = paths.cells_of(schema, table), paths.buckets_of(schema, table)
-        partitions = placement.partitions_of(self._topology, schema, cells, buckets)
-        order = np.argsort(partitions, kind="stable")
-        found, starts = np.unique(partitions[order], return_index=True)
-        stops = np.append(starts, table.num_rows)[1:]
-        ordered = table.take(pa.array(order))
-        return {
-            int(partition): ordered.slice(start, stop - start).combine_chunks()
-            for partition, start, stop in zip(
-                found.tolist(), starts.tolist(), stops.tolist(), strict=True
-            )
-        }
+    def _hand_in(
+        self, schema: Schema, data: pa.Table, producer: str, batch: int
+    ) -> tuple[dict[int, Future[Committed]], list[CommitTask]]:
+        """Splits a batch; what is this node's own is on its way to the disk, the rest returned."""
+        place = partial(placement.partitions_of, self._topology, schema)
+        parts = paths.index_parts(schema, normalise(schema, data), place=place)
+        local: dict[int, Future[Committed]] = {}
+        elsewhere = []
+        for partition, (rows, derived) in parts.items():
+            task = CommitTask(schema.name, partition, producer, batch, rows)
+            if self._owner(task) == self._name:
+                local[partition] = self._submitted(task, derived)
+            else:
+                elsewhere.append(task)
+        return local, elsewhere
+
+    def _submitted(self, task: CommitTask, derived: pa.RecordBatch) -> Future[Committed]:
+        """The commit's future; one that has failed already where it was not taken."""
+        commit = Commit(task.producer, task.batch, task.observations, derived)
+        try:
+            return self._catalog.writer(task.dataset, task.partition).submit(commit)
+        except GalileoError as error:
+            refused: Future[Committed] = Future()
+            refused.set_exception(error)
+            return refused
+
+
+def _all_done(futures: Collection[Future[Committed]]) -> asyncio.Future[None]:
+    """Done when all of them are, be it with errors; the event loop is woken once for all."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    left = itertools.count(len(futures) - 1, -1)
+
+    def settle() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def count(_: Future[Committed]) -> None:
+        if next(left) == 0 and not loop.is_closed():
+            loop.call_soon_threadsafe(settle)
+
+    if not futures:
+        settle()
+    for future in futures:
+        future.add_done_callback(count)
+    return done
+
+
+def _outcome(future: Future[Committed]) -> CommitAnswer | BaseException:
+    return future.exception() or _answer(future.result())
+
+
+def _answer(done: Committed) -> CommitAnswer:
+    return CommitAnswer(done.sequence, done.rows, done.paths, done.duplicate)
 
 
 def _check_identity(producer: str, batch: int) -> None:
@@ -123,7 +165,7 @@ def _check_identity(producer: str, batch: int) -> None:
 
 def _joined(answers: Mapping[int, CommitAnswer | BaseException]) -> IngestAnswer:
     done: dict[int, CommitAnswer] = {}
-    for partition, answer in answers.items():
+    for partition, answer in sorted(answers.items()):
         if isinstance(answer, BaseException):
             raise answer
         done[partition] = answer

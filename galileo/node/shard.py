@@ -8,27 +8,27 @@ one: the reason why a continuous query cannot miss.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import GalileoError, Overloaded
+from galileo.errors import GalileoError
 from galileo.graph.metadata import MetadataGraph
 from galileo.graph.synopsis import Synopsis
-from galileo.model import paths
 from galileo.model.schema import Schema
+from galileo.query import parse
 from galileo.storage.journal import Commit, Committed, PartitionJournal
+from galileo.storage.recovery import Replayed
+from galileo.storage.retention import Dropped
 
-COMMITS_TOGETHER_MAX = 256
 UNSUMMARISED_PATHS_MAX = 65_536
-
-log = logging.getLogger(__name__)
+NARROWED_PATHS_MAX = 262_144
+"""Up to so many paths of a partition its synopsis is made anew when commits were dropped."""
+_REMADE = 1 << 40
+"""What making a synopsis anew adds to its epoch; far above all epochs of a store."""
 
 
 class Shard:
@@ -45,20 +45,38 @@ class Shard:
         self._epoch = epoch
         self._published: dict[int, int] = {}
         self._synopses: dict[int, Synopsis] = {}
-        self._unsummarised: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
+        self._unsummarised: dict[int, list[Replayed]] = {}
         self._unsummarised_paths: dict[int, int] = {}
+        self._remade: dict[int, int] = {}
         self._summarising = threading.Lock()
+        self._runs_maintained = 0
 
-    def replay(self, partition: int, sequence: int, batch: pa.RecordBatch) -> None:
-        """Takes a commit that the journal already holds; used at start, before `attach`."""
-        self._index(partition, sequence, batch)
+    def replay(self, partition: int, replayed: Replayed) -> None:
+        """Takes commits that the journal already holds; used at start, before `attach`."""
+        self.graph.insert_many(
+            replayed.paths,
+            partition=partition,
+            first_sequence=replayed.first_sequence,
+            counts=replayed.counts,
+        )
+        self._note(partition, replayed)
 
     def attach(self, partition: int, journal: PartitionJournal) -> None:
-        self.journals[partition] = journal
+        # Another dictionary, for others may be going through this one.
+        self.journals = {**self.journals, partition: journal}
+        if journal.last_sequence:  # of which none was replayed where retention dropped them all
+            self._published[partition] = journal.last_sequence
 
     def published(self) -> Cursor:
         """The last commit of each partition that a scan sees."""
         return Cursor(dict(self._published))
+
+    def dropped(self) -> Cursor:
+        """Up to where retention has dropped each partition's commits.
+
+        Looked at after a scan has begun, it is at least what that scan misses.
+        """
+        return Cursor({p: journal.dropped for p, journal in self.journals.items()})
 
     def synopses(self) -> dict[int, Synopsis]:
         """The synopsis of each partition, of all that is published by now."""
@@ -75,19 +93,46 @@ class Shard:
                 self._index(partition, result.sequence, commit.paths)
         return results
 
+    def drop(self, partition: int, until: int) -> Dropped:
+        """Drops the oldest files of a partition and forgets what they held, in a thread.
+
+        First the journal says durably what is gone, then the graph forgets it: whoever misses a
+        commit in the graph finds it under the mark. Errors as `PartitionJournal.drop`.
+        """
+        journal = self.journals[partition]
+        before = journal.dropped
+        try:
+            return journal.drop(until)
+        finally:
+            if journal.dropped > before:
+                self.graph.drop_before(partition, journal.dropped + 1)
+                self.maintain()
+                self._narrow(partition)
+
     def maintain(self) -> None:
         """Merges runs of the graph where that is due; beside reads and writes, in a thread."""
-        self.graph.maintain()
+        self._runs_maintained = self.graph.runs
+        if self.graph.maintain():
+            self._runs_maintained = self.graph.runs
+
+    @property
+    def wants_maintenance(self) -> bool:
+        """Whether runs have come since `maintain` last looked."""
+        return self.graph.runs != self._runs_maintained
 
     def _index(self, partition: int, sequence: int, batch: pa.RecordBatch) -> None:
         self.graph.insert(batch, partition=partition, sequence=sequence)
+        self._note(partition, Replayed(sequence, np.array([batch.num_rows]), batch))
+
+    def _note(self, partition: int, commits: Replayed) -> None:
+        """Keeps commits for the synopsis, and publishes them."""
         with self._summarising:
-            self._unsummarised.setdefault(partition, []).append((sequence, batch))
-            waiting = self._unsummarised_paths.get(partition, 0) + batch.num_rows
+            self._unsummarised.setdefault(partition, []).append(commits)
+            waiting = self._unsummarised_paths.get(partition, 0) + commits.paths.num_rows
             self._unsummarised_paths[partition] = waiting
             if waiting >= UNSUMMARISED_PATHS_MAX:
                 self._summarise(partition)
-        self._published[partition] = sequence
+        self._published[partition] = commits.last_sequence
 
     def _summarise(self, partition: int) -> None:
         """Gives the synopsis the commits that wait, as one that ends with the last of them.
@@ -95,118 +140,41 @@ class Shard:
         Its entries then say "changed with the last one", and a receiver that knows less gets
         them all. The caller holds the lock.
         """
-        synopsis = self._synopses.get(partition)
-        if synopsis is None:
-            synopsis = Synopsis(self.schema, partition=partition, epoch=self._epoch)
-            self._synopses[partition] = synopsis
         waiting = self._unsummarised.pop(partition, [])
         self._unsummarised_paths.pop(partition, None)
+        synopsis = self._synopses.get(partition)
+        if synopsis is None:
+            since = waiting[0].first_sequence - 1 if waiting else self.journals[partition].dropped
+            synopsis = self._synopses[partition] = self._synopsis(partition, since)
         if waiting:
-            synopsis.add(pa.concat_batches([batch for _, batch in waiting]), waiting[-1][0])
+            paths = pa.concat_batches([commits.paths for commits in waiting])
+            synopsis.add(paths, waiting[-1].last_sequence)
+
+    def _synopsis(self, partition: int, since: int) -> Synopsis:
+        epoch = self._epoch + _REMADE * self._remade.get(partition, 0)
+        return Synopsis(self.schema, partition=partition, epoch=epoch, since=since)
+
+    def _narrow(self, partition: int) -> None:
+        """Makes a partition's synopsis of what is left, where that is cheap; else it stays wide."""
+        journal = self.journals[partition]
+        if journal.paths_total > NARROWED_PATHS_MAX:
+            return
+        with self._summarising:
+            self._summarise(partition)
+            until = self._synopses[partition].version.sequence
+            labels = self.graph.scan(
+                parse("", self.schema),
+                until=Cursor({partition: until}),
+                partitions=frozenset([partition]),
+            )
+            self._remade[partition] = self._remade.get(partition, 0) + 1
+            fresh = self._synopsis(partition, journal.dropped)
+            if until:
+                left = labels.select(self.schema.path_schema.names).combine_chunks()
+                nothing = pa.RecordBatch.from_pylist([], schema=self.schema.path_schema)
+                fresh.add(next(iter(left.to_batches()), nothing), until)
+            self._synopses[partition] = fresh
 
     def close(self) -> None:
         for journal in self.journals.values():
             journal.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    commit: Commit
-    done: asyncio.Future[Committed]
-
-
-class GroupCommit:
-    """Commits of one partition that wait together share one fsync."""
-
-    def __init__(
-        self, shard: Shard, partition: int, *, executor: Executor, waiting_max: int
-    ) -> None:
-        self._shard = shard
-        self._partition = partition
-        self._executor = executor
-        self._waiting_max = waiting_max
-        self._indexing = 0
-        self._waiting: list[_Waiting] = []
-        self._writer: asyncio.Task[None] | None = None
-
-    @property
-    def waiting(self) -> int:
-        """Commits that are ready and wait for the disk."""
-        return len(self._waiting)
-
-    async def commit(self, producer: str, batch: int, table: pa.Table) -> Committed:
-        """Durable when it returns.
-
-        Args:
-            producer: with `batch` the identity of these rows, for retries.
-            batch: number of the batch.
-            table: normalised observations of this partition.
-
-        Raises:
-            Overloaded: too many commits wait already.
-            PartitionStopped: the disk failed.
-            BatchConflict: the batch number was used for other rows.
-        """
-        taken = self._indexing + len(self._waiting)
-        if taken >= self._waiting_max:
-            raise Overloaded(
-                f"{taken} commits wait for partition {self._partition} already; "
-                "try again in a moment",
-                after_s=0.2,
-            )
-        loop = asyncio.get_running_loop()
-        ordered, batch_of_paths = await self._indexed(table)
-        waiting = _Waiting(
-            Commit(producer=producer, batch=batch, observations=ordered, paths=batch_of_paths),
-            loop.create_future(),
-        )
-        self._waiting.append(waiting)
-        if self._writer is None or self._writer.done():
-            self._writer = loop.create_task(self._drain())
-        return await waiting.done
-
-    async def _indexed(self, table: pa.Table) -> tuple[pa.Table, pa.RecordBatch]:
-        self._indexing += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._executor, paths.index, self._shard.schema, table
-            )
-        finally:
-            self._indexing -= 1
-
-    async def drained(self) -> None:
-        """Returns when nothing is being written."""
-        if self._writer is not None:
-            await asyncio.wait([self._writer])
-
-    async def _drain(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            together = self._waiting[:COMMITS_TOGETHER_MAX]
-            del self._waiting[:COMMITS_TOGETHER_MAX]
-            commits = [waiting.commit for waiting in together]
-            try:
-                results: list[Committed | GalileoError] | list[Exception]
-                results = await loop.run_in_executor(
-                    self._executor, self._shard.write, self._partition, commits
-                )
-            except Exception as error:
-                results = [error] * len(together)
-            for waiting, result in zip(together, results, strict=True):
-                _settle(waiting.done, result)
-            maintained = loop.run_in_executor(self._executor, self._shard.maintain)
-            maintained.add_done_callback(_report)
-
-
-def _report(maintained: asyncio.Future[None]) -> None:
-    if not maintained.cancelled() and maintained.exception() is not None:
-        log.error("merging runs of a graph failed", exc_info=maintained.exception())
-
-
-def _settle(done: asyncio.Future[Committed], result: Committed | Exception) -> None:
-    if done.done():
-        return
-    if isinstance(result, Exception):
-        done.set_exception(result)
-    else:
-        done.set_result(result)

@@ -135,7 +135,7 @@ class _Journal:
             schema=schema,
             partition=0,
             options=JournalOptions(),
-            replay=lambda sequence, batch: None,
+            replay=lambda commits: None,
             wall=time.time,
         )
         return cls(journal, indexed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InvalidObservations
-from galileo.model.observations import float_values, normalise
+from galileo.model.observations import float_values, nan_to_null, normalise
 from galileo.model.schema import Feature, Schema
 
 SCHEMA = Schema(
@@ -362,3 +363,30 @@ def test_numeric_columns_become_doubles_with_nan() -> None:
     values = float_values(pa.chunked_array([[1, None], [3]]))
     assert values.dtype == np.float64
     assert np.array_equal(values, [1.0, np.nan, 3.0], equal_nan=True)
+
+
+numbers = st.sampled_from([None, 0.0, -0.0, 1.5, math.nan, math.inf, -math.inf])
+
+
+@given(st.lists(st.lists(numbers, max_size=4), min_size=1, max_size=3))
+def test_nan_is_null_wherever_it_stands(chunks: list[list[float | None]]) -> None:
+    """Among infinities, in a later chunk, beside a null."""
+    column = pa.chunked_array(chunks, pa.float64())
+    flat = [value for chunk in chunks for value in chunk]
+    expected = [None if value is None or math.isnan(value) else value for value in flat]
+    assert nan_to_null(column).to_pylist() == expected
+
+
+@given(st.lists(st.lists(numbers, max_size=3), min_size=1, max_size=3))
+def test_a_place_is_refused_wherever_it_is_none(chunks: list[list[float | None]]) -> None:
+    column = pa.chunked_array(chunks, pa.float64())
+    flat = column.to_pylist()
+    others = {name: [values[0]] * len(flat) for name, values in columns().items()}
+    data = pa.table(others).set_column(0, "latitude", column)
+    wrong = [value is None or not -90.0 <= value <= 90.0 for value in flat]
+    if any(wrong):
+        with pytest.raises(InvalidObservations) as caught:
+            normalise(SCHEMA, data)
+        assert wrong[caught.value.details["row"]]
+    elif flat:
+        assert normalise(SCHEMA, data).column("latitude").to_pylist() == flat

@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
@@ -177,3 +178,76 @@ def test_cells_are_those_of_the_geohash() -> None:
     cells = paths.cells_of(SCHEMA, normalised([row | dict.fromkeys(["depth", *INDEXED])]))
     assert cells.dtype == np.uint64
     assert geohash.to_text(cells, 3).to_pylist() == ["u4p"]
+
+
+# --- against sorting all rows ---------------------------------------------------------------------
+
+
+def order_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Nulls are last among floats and first among the rest; texts are in the order of bytes."""
+    cell, bucket, t, station, count, wet = key_of(row)
+    text = (station is not None, (station or "").encode())
+    others = [(value is not None, value or 0) for value in (count, wet)]
+    return (cell, bucket, (t is None, t or 0.0), text, *others, row["time"])
+
+
+@st.composite
+def stretches(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Rows as producers bring them: some of one tuple together, mostly in the order of time."""
+    few = draw(st.lists(observations, min_size=1, max_size=4))
+    rows = []
+    for _ in range(draw(st.integers(1, 6))):
+        row = draw(st.sampled_from(few))
+        times = draw(st.lists(st.integers(0, 5), min_size=1, max_size=8))
+        if draw(st.booleans()):
+            times.sort()
+        rows += [row | {"time": row["time"] + time, "depth": float(len(rows))} for time in times]
+    return rows
+
+
+@given(st.one_of(stretches(), tables))
+def test_the_rows_lie_as_a_stable_sort_of_all_of_them_puts_them(rows: list[dict[str, Any]]) -> None:
+    """A batch that is sent again is compared with what is stored, so the order is a promise."""
+    table, _ = paths.index(SCHEMA, normalised(rows))
+    expected = pa.Table.from_pylist(sorted(rows, key=order_key), schema=SCHEMA.observation_schema)
+    assert plain(table) == plain(expected)
+
+
+def places(cells: geohash.Cells, buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Three partitions, told apart by cell and bucket."""
+    numbers = cells.astype(np.int64) + buckets // HOUR_US
+    return (numbers % 3).astype(np.int32)
+
+
+@given(st.one_of(stretches(), tables))
+def test_parts_are_what_each_partition_would_make_of_its_rows(rows: list[dict[str, Any]]) -> None:
+    table = normalised(rows)
+    mine = places(paths.cells_of(SCHEMA, table), paths.buckets_of(SCHEMA, table))
+    found = paths.index_parts(SCHEMA, table, place=places)
+    assert sorted(found) == sorted(set(mine.tolist()))
+    for partition, (part, batch) in found.items():
+        expected, derived = paths.index(SCHEMA, table.filter(pa.array(mine == partition)))
+        assert plain(part) == plain(expected)
+        assert plain(batch) == plain(derived)
+        part.validate(full=True)
+        batch.validate(full=True)
+
+
+def test_no_rows_have_no_paths() -> None:
+    table, found = paths.index(SCHEMA, SCHEMA.observation_schema.empty_table())
+    assert (table.num_rows, found.num_rows) == (0, 0)
+    assert found.schema.equals(SCHEMA.path_schema)
+
+
+def test_no_rows_make_no_parts() -> None:
+    assert paths.index_parts(SCHEMA, SCHEMA.observation_schema.empty_table(), place=places) == {}
+
+
+def test_rows_that_lie_right_are_not_copied() -> None:
+    level = dict.fromkeys(["depth", *INDEXED])
+    table = normalised(
+        [{"latitude": 1.0, "longitude": 1.0, "time": time} | level for time in range(9)]
+    )
+    found, _ = paths.index(SCHEMA, table)
+    addresses = [t.column("latitude").chunk(0).buffers()[1].address for t in (table, found)]
+    assert addresses[0] == addresses[1]

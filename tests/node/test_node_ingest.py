@@ -14,6 +14,7 @@ from galileo.errors import (
     BatchConflict,
     InputError,
     InvalidObservations,
+    Overloaded,
     Unavailable,
     UnknownDataset,
 )
@@ -110,6 +111,24 @@ async def test_what_a_node_missed_is_completed_by_a_retry(
     answer = await cluster.ingest(table, at="c")
     assert answer.rows == 400
     assert answer.duplicate_rows == partial
+    assert stored(cluster) == {p: [sorted(r)] for p, r in by_partition(cluster, table).items()}
+
+
+async def test_what_a_full_partition_refused_is_completed_by_a_retry(
+    cluster: Any, make_observations: Make
+) -> None:
+    """Each partition takes its part or refuses it by itself; one that refuses fails the batch."""
+    table = make_observations(400)
+    cluster.options = NodeOptions(commits_waiting_max=0)
+    await cluster.restart("a")
+    with pytest.raises(Overloaded, match="0 commits wait for partition"):
+        await cluster.ingest(table)
+    partial = sum(len(commit) for commits in stored(cluster).values() for commit in commits)
+    assert 0 < partial < 400
+    cluster.options = NodeOptions()
+    await cluster.restart("a")
+    answer = await cluster.ingest(table)
+    assert (answer.rows, answer.duplicate_rows) == (400, partial)
     assert stored(cluster) == {p: [sorted(r)] for p, r in by_partition(cluster, table).items()}
 
 

@@ -1,260 +1,81 @@
+"""The one write path: what a scan sees is what is published."""
+
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
-from galileo.cursor import ORIGIN, Cursor
-from galileo.errors import BatchConflict, GalileoError, Overloaded, PartitionStopped
+from galileo.cursor import ORIGIN
+from galileo.errors import GalileoError
 from galileo.model import paths
 from galileo.model.schema import Schema
-from galileo.node.shard import GroupCommit, Shard
+from galileo.node.shard import Shard
 from galileo.query import parse
-from galileo.storage.disk import RealDisk
 from galileo.storage.journal import Commit, Committed
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
 PARTITION = 3
-TIMEOUT_S = 20
 
 Make = Callable[..., pa.Table]
 
 
-class GatedDisk(RealDisk):
-    """Counts syncs; while the gate is shut they wait, when told so they fail."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.fails = False
-        self.forget()
-
-    def forget(self) -> None:
-        self.syncs = 0
-        self.entered = threading.Semaphore(0)
-
-    def fdatasync(self, descriptor: int) -> None:
-        self.syncs += 1
-        self.entered.release()
-        assert self.gate.wait(TIMEOUT_S), "nobody opened the gate"
-        if self.fails:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        super().fdatasync(descriptor)
-
-
-@dataclass
-class Bench:
-    """One partition whose disk can be held up."""
-
-    disk: GatedDisk
-    shard: Shard
-    group: GroupCommit
-    executor: ThreadPoolExecutor
-    make: Make
-
-    def start(
-        self, batch: int, *, rows: int = 5, seed: int | None = None
-    ) -> asyncio.Task[Committed]:
-        table = self.make(rows, seed=batch if seed is None else seed)
-        return asyncio.ensure_future(self.group.commit("p", batch, table))
-
-    async def hold(self) -> asyncio.Task[Committed]:
-        """A first commit that is at the disk and stays there until `gate.set()`."""
-        self.disk.gate.clear()
-        first = self.start(0)
-        assert await asyncio.to_thread(self.disk.entered.acquire, timeout=TIMEOUT_S)
-        return first
-
-    async def until_waiting(self, count: int) -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            while self.group.waiting < count:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-
-    def seen(self) -> list[int]:
-        """Sequences that a scan finds."""
-        query = parse("", self.shard.schema)
-        table = self.shard.graph.scan(query, after=ORIGIN, until=self.shard.published())
-        return sorted(set(table.column("sequence").to_pylist()))
-
-
-@pytest.fixture
-async def bench(tmp_path: Path, schema: Schema, make_observations: Make) -> AsyncIterator[Bench]:
-    disk = GatedDisk()
-    with Store.open(tmp_path, JournalOptions(disk=disk), wall=lambda: 0.0) as store:
+async def test_a_scan_sees_all_up_to_what_is_published(
+    tmp_path: Path, schema: Schema, make_observations: Make
+) -> None:
+    """The reason why a continuous query cannot miss, with a writer in another thread."""
+    commits = [
+        Commit("p", batch, *paths.index(schema, make_observations(3, seed=batch)))
+        for batch in range(60)
+    ]
+    query = parse("", schema)
+    with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
         store.create_dataset(schema)
         store.recover(lambda *_: None)
         shard = Shard(schema, epoch=store.epoch)
         shard.attach(PARTITION, store.journal(schema.name, PARTITION))
-        with ThreadPoolExecutor(4) as executor:
-            disk.forget()
-            group = GroupCommit(shard, PARTITION, executor=executor, waiting_max=20)
-            yield Bench(disk, shard, group, executor, make_observations)
-            disk.gate.set()
-            await group.drained()
+
+        def seen() -> set[int]:
+            table = shard.graph.scan(query, after=ORIGIN, until=shard.published())
+            return set(table.column("sequence").to_pylist())
+
+        done = threading.Event()
+
+        def write() -> list[list[Committed | GalileoError]]:
+            try:
+                return [shard.write(PARTITION, [commit]) for commit in commits]
+            finally:
+                done.set()
+
+        with ThreadPoolExecutor(1) as executor:
+            writing = asyncio.get_running_loop().run_in_executor(executor, write)
+            looks = 0
+            while not done.is_set():
+                published = shard.published()
+                table = shard.graph.scan(query, after=ORIGIN, until=published)
+                found = set(table.column("sequence").to_pylist())
+                assert found == set(range(1, published[PARTITION] + 1))
+                looks += 1
+                await asyncio.sleep(0)
+            await writing
+        assert looks > 1
+        assert seen() == set(range(1, 61))
 
 
-async def test_commits_that_wait_together_share_one_sync(bench: Bench) -> None:
-    first = await bench.hold()
-    others = [bench.start(batch) for batch in range(1, 11)]
-    await bench.until_waiting(10)
-    assert bench.disk.syncs == 1
-    bench.disk.gate.set()
-    results = await asyncio.gather(first, *others)
-    assert bench.disk.syncs == 2
-    assert sorted(result.sequence for result in results) == list(range(1, 12))
-    assert bench.shard.published() == Cursor({PARTITION: 11})
-    assert bench.seen() == list(range(1, 12))
-
-
-async def test_commits_one_after_the_other_have_a_sync_each(bench: Bench) -> None:
-    for batch in range(3):
-        assert (await bench.start(batch)).sequence == batch + 1
-    assert bench.disk.syncs == 3
-
-
-async def test_nothing_is_acknowledged_or_seen_before_the_sync(bench: Bench) -> None:
-    first = await bench.hold()
-    assert not first.done()
-    assert bench.shard.published() == ORIGIN
-    assert bench.seen() == []
-    bench.disk.gate.set()
-    assert await first == Committed(1, 5, 5, duplicate=False)
-    assert bench.seen() == [1]
-
-
-async def test_a_full_queue_is_overloaded_and_says_when_to_come_back(bench: Bench) -> None:
-    first = await bench.hold()
-    others = [bench.start(batch) for batch in range(1, 21)]
-    await bench.until_waiting(20)
-    with pytest.raises(Overloaded, match="20 commits wait for partition 3 already") as refused:
-        await bench.start(99)
-    assert refused.value.details["after_s"] > 0
-    bench.disk.gate.set()
-    await asyncio.gather(first, *others)
-    assert bench.shard.published() == Cursor({PARTITION: 21})
-    assert (await bench.start(99)).sequence == 22
-
-
-async def test_the_queue_is_bounded_for_commits_that_come_at_once(bench: Bench) -> None:
-    """Commits whose paths are still being made count too."""
-    results = await asyncio.gather(
-        *(bench.start(batch) for batch in range(50)), return_exceptions=True
-    )
-    refused = [result for result in results if isinstance(result, Overloaded)]
-    assert len(refused) == 30
-    assert bench.shard.published() == Cursor({PARTITION: 20})
-
-
-async def test_a_failed_sync_fails_all_that_waited_for_it(bench: Bench) -> None:
-    first = await bench.hold()
-    others = [bench.start(batch) for batch in range(1, 6)]
-    await bench.until_waiting(5)
-    bench.disk.fails = True
-    bench.disk.gate.set()
-    results = await asyncio.gather(first, *others, return_exceptions=True)
-    assert [type(result) for result in results] == [PartitionStopped] * 6
-    assert bench.shard.published() == ORIGIN
-    assert bench.seen() == []
-    with pytest.raises(PartitionStopped, match="restart the node"):
-        await bench.start(9)
-
-
-async def test_what_breaks_unforeseen_reaches_all_that_waited(bench: Bench) -> None:
-    journal = bench.shard.journals.pop(PARTITION)
-    results = await asyncio.gather(bench.start(1), bench.start(2), return_exceptions=True)
-    assert [type(result) for result in results] == [KeyError, KeyError]
-    bench.shard.attach(PARTITION, journal)
-    assert (await bench.start(3)).sequence == 1
-
-
-async def test_one_wrong_commit_fails_alone(bench: Bench) -> None:
-    await bench.start(0, rows=7)
-    wrong, right = bench.start(0, rows=8), bench.start(1)
-    results = await asyncio.gather(wrong, right, return_exceptions=True)
-    assert isinstance(results[0], BatchConflict)
-    assert results[1] == Committed(2, 5, 5, duplicate=False)
-
-
-async def test_a_retry_that_meets_its_first_attempt_is_its_duplicate(bench: Bench) -> None:
-    first = await bench.hold()
-    twice = [bench.start(1), bench.start(1)]
-    await bench.until_waiting(2)
-    bench.disk.gate.set()
-    results = await asyncio.gather(first, *twice)
-    assert [result.sequence for result in results] == [1, 2, 2]
-    assert sorted(result.duplicate for result in results[1:]) == [False, True]
-    assert bench.seen() == [1, 2]
-    assert bench.shard.journals[PARTITION].rows_total == 10
-
-
-async def test_two_batches_of_one_number_that_meet_are_a_conflict(bench: Bench) -> None:
-    first = await bench.hold()
-    twice = [bench.start(1), bench.start(1, seed=77)]
-    await bench.until_waiting(2)
-    bench.disk.gate.set()
-    results = await asyncio.gather(first, *twice, return_exceptions=True)
-    assert sorted(type(result).__name__ for result in results[1:]) == ["BatchConflict", "Committed"]
-    assert bench.seen() == [1, 2]
-
-
-async def test_a_cancelled_waiter_harms_nobody(bench: Bench) -> None:
-    first = await bench.hold()
-    gone, *others = [bench.start(batch) for batch in range(1, 4)]
-    await bench.until_waiting(3)
-    gone.cancel()
-    bench.disk.gate.set()
-    with pytest.raises(asyncio.CancelledError):
-        await gone
-    sequences = [result.sequence for result in await asyncio.gather(first, *others)]
-    assert len(set(sequences)) == 3
-    again = await bench.start(1)
-    assert again.duplicate, "it had been taken, and is recognised"
-    assert bench.shard.published() == Cursor({PARTITION: 4})
-
-
-async def test_drained_waits_for_what_is_being_written(bench: Bench) -> None:
-    first = await bench.hold()
-    drained = asyncio.ensure_future(bench.group.drained())
-    done, _ = await asyncio.wait([drained], timeout=0.05)
-    assert not done
-    bench.disk.gate.set()
-    await drained
-    assert first.done()
-
-
-async def test_a_scan_sees_all_up_to_what_is_published(bench: Bench) -> None:
-    """The reason why a continuous query cannot miss, with a writer in another thread."""
-    commits = [
-        Commit("p", batch, *paths.index(bench.shard.schema, bench.make(3, seed=batch)))
-        for batch in range(60)
-    ]
-    done = threading.Event()
-
-    def write() -> list[list[Committed | GalileoError]]:
-        try:
-            return [bench.shard.write(PARTITION, [commit]) for commit in commits]
-        finally:
-            done.set()
-
-    writing = asyncio.get_running_loop().run_in_executor(bench.executor, write)
-    looks = 0
-    query = parse("", bench.shard.schema)
-    while not done.is_set():
-        published = bench.shard.published()
-        table = bench.shard.graph.scan(query, after=ORIGIN, until=published)
-        found = set(table.column("sequence").to_pylist())
-        assert found == set(range(1, published[PARTITION] + 1))
-        looks += 1
-        await asyncio.sleep(0)
-    await writing
-    assert looks > 1
-    assert bench.seen() == list(range(1, 61))
+def test_who_goes_through_the_journals_is_not_disturbed_by_a_new_one(
+    tmp_path: Path, schema: Schema
+) -> None:
+    """Partitions are opened in threads, while others count over those that are there."""
+    with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
+        store.create_dataset(schema)
+        store.recover(lambda *_: None)
+        shard = Shard(schema, epoch=store.epoch)
+        shard.attach(0, store.journal(schema.name, 0))
+        for partition in shard.journals:
+            shard.attach(partition + 1, store.journal(schema.name, partition + 1))
+        assert sorted(shard.journals) == [0, 1]

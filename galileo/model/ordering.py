@@ -1,0 +1,105 @@
+"""The order of rows by several keys, for arrays that are sorted on the way to the disk.
+
+What `numpy.lexsort` finds by a stable sort for every key, this finds by sorting numbers of 64
+bits that need not be stable, for which NumPy has vector instructions: integers that lie beside
+each other are packed into one number, and a key is looked at only in rows that are equal in all
+keys before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Key: TypeAlias = npt.NDArray[Any]
+_WORD_BITS = 64
+
+
+def order_of(keys: Sequence[Key]) -> Ints:
+    """Where each row of the sorted order comes from; rows equal in all keys stay in theirs.
+
+    Args:
+        keys: most significant first, at least one; integers, booleans or floats, each of shape
+            (n,). NaN is equal to NaN and greater than all else, 0.0 is equal to -0.0.
+    """
+    first, *others = _packed(keys)
+    order = np.argsort(first)
+    changed = differs(first[order])
+    for key in [*others, np.arange(len(order))]:
+        tied = _tied(changed)
+        if len(tied) == 0:
+            break
+        rows, starts = order[tied], changed[tied]
+        values = key[rows]
+        if not (differs(values) & ~starts).any():
+            continue
+        within = _within(np.cumsum(starts) - 1, values)
+        by = np.argsort(within)
+        order[tied] = rows[by]
+        changed[tied] |= differs(within[by])
+    return order
+
+
+def differs(key: Key) -> npt.NDArray[np.bool_]:
+    """Whether each element is another than the one before it; the first one is."""
+    changed = np.ones(len(key), dtype=np.bool_)
+    np.not_equal(key[1:], key[:-1], out=changed[1:])
+    if key.dtype.kind == "f":
+        changed[1:] &= ~(np.isnan(key[1:]) & np.isnan(key[:-1]))
+    return changed
+
+
+def _tied(changed: npt.NDArray[np.bool_]) -> Ints:
+    """The positions of rows that are equal to a neighbour, where `changed` starts groups."""
+    ends = np.ones(len(changed), dtype=np.bool_)
+    ends[:-1] = changed[1:]
+    return np.flatnonzero(~(changed & ends))
+
+
+def _within(groups: Ints, key: Key) -> Key:
+    """Numbers that sort and compare as (group, key) does."""
+    codes = _compact(key)
+    if codes is None or int(groups[-1] + 1) * (int(codes.max()) + 1) >= 1 << _WORD_BITS:
+        codes = _ranks(key)
+    numbers: Key = groups.astype(np.uint64) * (codes.max() + np.uint64(1)) + codes
+    return numbers
+
+
+def _ranks(key: Key) -> npt.NDArray[np.uint64]:
+    """0, 1, 2 … for the distinct values in ascending order."""
+    order = np.argsort(key)
+    ranks = np.empty(len(key), dtype=np.uint64)
+    ranks[order] = np.cumsum(differs(key[order])) - 1
+    return ranks
+
+
+def _packed(keys: Sequence[Key]) -> list[Key]:
+    """Fewer keys of the same order: integers beside each other share a word where they fit."""
+    packed: list[Key] = []
+    room = 0
+    for key in keys:
+        codes = _compact(key)
+        bits = _WORD_BITS + 1 if codes is None else int(codes.max(initial=0)).bit_length()
+        if packed and bits <= room and codes is not None:
+            packed[-1] = (packed[-1] << np.uint64(bits)) | codes
+            room -= bits
+        else:
+            packed.append(key if codes is None else codes)
+            room = _WORD_BITS - bits
+    return packed
+
+
+def _compact(key: Key) -> npt.NDArray[np.uint64] | None:
+    """Integers counted from their least one; None where that is not possible."""
+    if key.dtype.kind == "f":
+        return None
+    if len(key) == 0 or key.dtype.kind == "b":
+        return key.astype(np.uint64)
+    # Differences of 64-bit integers are right modulo 2^64, even where they leave the signed range.
+    words = key.astype(np.uint64) if key.dtype.kind == "u" else key.astype(np.int64).view(np.uint64)
+    counted: npt.NDArray[np.uint64] = words - words[np.argmin(key)]
+    return counted

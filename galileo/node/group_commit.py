@@ -1,0 +1,138 @@
+"""Group commit: what waits for one partition is written and synced together.
+
+Commits are handed in from any thread and written in threads of the executor, one group at a time
+and without a detour through the event loop, so that the disk has its next group when it is done
+with one. A partition that has more to write queues up anew behind the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from galileo.errors import GalileoError, Overloaded
+from galileo.model import paths
+from galileo.node.shard import Shard
+from galileo.storage.journal import Commit, Committed
+
+COMMITS_TOGETHER_MAX = 256
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    commit: Commit
+    done: Future[Committed] = field(default_factory=Future)
+
+
+class GroupCommit:
+    """Commits of one partition that wait together share one fsync."""
+
+    def __init__(
+        self, shard: Shard, partition: int, *, executor: Executor, waiting_max: int
+    ) -> None:
+        self._shard = shard
+        self._partition = partition
+        self._executor = executor
+        self._waiting_max = waiting_max
+        self._lock = threading.Lock()
+        self._reserved = 0
+        self._waiting: list[_Waiting] = []
+        self._writing: Future[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Commits that are ready and wait for the disk."""
+        return len(self._waiting)
+
+    async def commit(self, producer: str, batch: int, table: pa.Table) -> Committed:
+        """Derives the paths of one partition's rows and commits both; durable when it returns.
+
+        Args:
+            producer: with `batch` the identity of these rows, for retries.
+            batch: number of the batch.
+            table: normalised observations of this partition.
+
+        Raises:
+            Overloaded: too many commits wait already.
+            PartitionStopped: the disk failed.
+            BatchConflict: the batch number was used for other rows.
+        """
+        with self._lock:
+            self._check_room()
+            self._reserved += 1
+        loop = asyncio.get_running_loop()
+        try:
+            indexed = await loop.run_in_executor(
+                self._executor, paths.index, self._shard.schema, table
+            )
+        finally:
+            with self._lock:
+                self._reserved -= 1
+        return await asyncio.wrap_future(self.submit(Commit(producer, batch, *indexed)))
+
+    def submit(self, commit: Commit) -> Future[Committed]:
+        """Hands in rows with their paths, from any thread; durable when the future has a result.
+
+        Raises:
+            Overloaded: too many commits wait already.
+        """
+        waiting = _Waiting(commit)
+        with self._lock:
+            self._check_room()
+            self._waiting.append(waiting)
+            if self._writing is None:
+                self._writing = self._executor.submit(self._write_group)
+        return waiting.done
+
+    async def drained(self) -> None:
+        """Returns when nothing is being written."""
+        while (writing := self._writing) is not None:
+            await asyncio.wait([asyncio.wrap_future(writing)])
+
+    def _check_room(self) -> None:
+        taken = self._reserved + len(self._waiting)
+        if taken >= self._waiting_max:
+            raise Overloaded(
+                f"{taken} commits wait for partition {self._partition} already; "
+                "try again in a moment",
+                after_s=0.2,
+            )
+
+    def _write_group(self) -> None:
+        with self._lock:
+            together = self._waiting[:COMMITS_TOGETHER_MAX]
+            del self._waiting[:COMMITS_TOGETHER_MAX]
+        results: list[Committed | GalileoError] | list[Exception]
+        try:
+            results = self._shard.write(self._partition, [each.commit for each in together])
+        except Exception as error:
+            results = [error] * len(together)
+        for each, result in zip(together, results, strict=True):
+            _settle(each.done, result)
+        with self._lock:
+            more = bool(self._waiting)
+            self._writing = self._executor.submit(self._write_group) if more else None
+        if self._shard.wants_maintenance:
+            self._executor.submit(self._maintain)
+
+    def _maintain(self) -> None:
+        try:
+            self._shard.maintain()
+        except Exception:
+            log.exception("merging runs of a graph failed")
+
+
+def _settle(done: Future[Committed], result: Committed | Exception) -> None:
+    if not done.set_running_or_notify_cancel():
+        return
+    if isinstance(result, Exception):
+        done.set_exception(result)
+    else:
+        done.set_result(result)

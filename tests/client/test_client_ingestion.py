@@ -1,0 +1,110 @@
+"""How many batches are under way, with a transport that answers when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from galileo.client.ingestion import (
+    BATCHES_IN_FLIGHT_MAX,
+    BATCHES_IN_FLIGHT_MIN,
+    BYTES_IN_FLIGHT_MAX,
+    send_all,
+)
+from galileo.errors import Unavailable
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import times_from_micros
+from galileo.wire.pb import storage_pb2
+
+SCHEMA = Schema("s", [Feature("t")])
+ROW_BYTES = 32
+TIMEOUT_S = 20
+
+
+class SlowTransport:
+    """Takes calls and answers them one by one, only when nothing more comes."""
+
+    def __init__(self, *, fails_at: int | None = None) -> None:
+        self.waiting: list[asyncio.Future[None]] = []
+        self.most = 0
+        self.calls = 0
+        self._fails_at = fails_at
+
+    async def call(
+        self, attempt: Callable[[Any], Awaitable[Any]], *, patience_s: float | None = None
+    ) -> storage_pb2.IngestReply:
+        self.calls += 1
+        mine = self.calls
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting.append(answered)
+        self.most = max(self.most, len(self.waiting))
+        await answered
+        if mine == self._fails_at:
+            raise Unavailable("no node could be reached")
+        return storage_pb2.IngestReply(rows=1, paths=1)
+
+    async def answer(self) -> None:
+        while True:
+            await asyncio.sleep(0.001)
+            if self.waiting:
+                self.waiting.pop(0).set_result(None)
+
+
+def table(rows: int) -> pa.Table:
+    numbers = np.zeros(rows)
+    columns = [pa.array(numbers), pa.array(numbers), times_from_micros(np.zeros(rows, np.int64))]
+    return pa.table([*columns, pa.array(numbers)], schema=SCHEMA.observation_schema)
+
+
+async def sent(transport: SlowTransport, rows: int, *, batch_rows: int) -> int:
+    """How many batches were acknowledged."""
+    answering = asyncio.ensure_future(transport.answer())
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            receipt = await send_all(
+                transport,  # type: ignore[arg-type]
+                SCHEMA,
+                data=table(rows),
+                producer="p",
+                batch_rows=batch_rows,
+                patience_s=1.0,
+                progress=None,
+            )
+    finally:
+        answering.cancel()
+    return receipt.batches
+
+
+async def test_many_small_batches_are_under_way_together() -> None:
+    transport = SlowTransport()
+    assert await sent(transport, 400, batch_rows=4) == 100
+    assert transport.most == BATCHES_IN_FLIGHT_MAX
+
+
+@pytest.mark.parametrize(("share", "most"), [(2, 2), (4, 3), (8, 7)])
+async def test_large_batches_are_as_many_as_their_bytes_allow(share: int, most: int) -> None:
+    """A stream has a schema beside its rows, so those that would just fit do not."""
+    rows = BYTES_IN_FLIGHT_MAX // share // ROW_BYTES
+    transport = SlowTransport()
+    assert await sent(transport, 12 * rows, batch_rows=rows) == 12
+    assert transport.most == most
+
+
+async def test_the_largest_batches_are_two_at_a_time() -> None:
+    rows = 2 * BYTES_IN_FLIGHT_MAX // ROW_BYTES
+    transport = SlowTransport()
+    assert await sent(transport, 3 * rows, batch_rows=rows) == 3
+    assert transport.most == BATCHES_IN_FLIGHT_MIN
+
+
+async def test_what_fails_ends_all_that_is_under_way() -> None:
+    transport = SlowTransport(fails_at=3)
+    with pytest.raises(Unavailable):
+        await sent(transport, 400, batch_rows=4)
+    assert transport.calls < 100
+    assert all(future.done() for future in transport.waiting)
