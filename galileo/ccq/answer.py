@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from galileo.ccq.cache import Selection
+from galileo.ccq.packs import PackedLabels
 from galileo.cursor import Cursor
-from galileo.labels import LabelSet, first_commits
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    labels: LabelSet | None
+    labels: PackedLabels | None
     cursor: Cursor
     is_cut: bool
 
 
-def compose(backfilled: LabelSet | None, selection: Selection, *, labels_max: int) -> Answer:
+def compose(backfilled: PackedLabels | None, selection: Selection, *, labels_max: int) -> Answer:
     """Joins what a rescan and what the cache found, and cuts it to size.
 
     Args:
@@ -28,9 +28,8 @@ def compose(backfilled: LabelSet | None, selection: Selection, *, labels_max: in
         selection: of the cache, past what the rescan reached.
         labels_max: bound of the answer; its first commit may exceed it.
     """
-    parts = [part for part in (backfilled, selection.labels) if part is not None and len(part)]
-    if not parts:
+    found = PackedLabels.concat([backfilled, selection.labels])
+    if found is None:
         return Answer(None, selection.covered, is_cut=False)
-    found = LabelSet.concat(parts[0].schema, parts)
-    labels, cursor = first_commits(found, reached=selection.covered, labels_max=labels_max)
+    labels, cursor = found.cut(reached=selection.covered, labels_max=labels_max)
     return Answer(labels, cursor, is_cut=cursor != selection.covered)

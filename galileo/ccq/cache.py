@@ -4,21 +4,29 @@ The two cursors say what the cache *knows*, the chunks what it found there. A la
 cache exactly when it matches and its commit lies past `base` and not past `until`; each method
 keeps that so. Chunk k knows the stretch between the `until` of chunk k-1 and its own.
 Nothing here depends on time: a cache is a function of the log between two cursors.
+
+Chunks are kept packed (`packs`), and what is asked of them is answered from the lists of their
+commits. Nothing is packed or unpacked here: where cycles have left many small chunks, `gather`
+hands them out to be put together elsewhere, and `take_gathered` takes them back.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
+from galileo.ccq.gone import GoneStretches
+from galileo.ccq.packs import PackedLabels
+from galileo.cursor import ORIGIN, Cursor
 
-from galileo.ccq.packing import PackedTable, pack, unpack
-from galileo.cursor import Cursor
-from galileo.labels import LabelSet
-from galileo.model.schema import Schema
-
-CHUNK_LABELS = 4096
-"""Cycles are gathered into one chunk up to about so many labels."""
+CHUNK_LABELS = 65_536
+"""Small chunks are gathered into one of at most so many labels."""
+CHUNKS_GATHERED = 16
+"""As soon as there are so many of them;"""
+LABELS_FEW, CHUNKS_GATHERED_SOON = 1_024, 4
+"""as soon as there are four, where they hold more than a few labels: readers unpack each one."""
+GROWTH = 4
+"""A chunk is left alone while it is so many times what came after it, lest it be packed anew
+with every few labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +39,15 @@ class Selection:
         whole: whether that is as far as the cache knows.
     """
 
-    labels: LabelSet | None
+    labels: PackedLabels | None
     covered: Cursor
     whole: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    schema: Schema
-    packed: PackedTable
+    packed: PackedLabels
     until: Cursor
-
-    def labels(self) -> LabelSet:
-        return LabelSet(self.schema, unpack(self.packed))
 
 
 class LabelCache:
@@ -51,42 +55,45 @@ class LabelCache:
 
     Args:
         base: where the cache begins, empty.
-        compressed: whether chunks are compressed with LZ4.
+        chunks_gathered: how many small chunks are put together.
+
+    Attributes:
+        gone: what retention dropped between `base` and `until` before it was evaluated.
     """
 
-    def __init__(self, base: Cursor, *, compressed: bool = False) -> None:
+    def __init__(self, base: Cursor, *, chunks_gathered: int = CHUNKS_GATHERED) -> None:
         self.base = base
         self.until = base
-        self._compressed = compressed
+        self.gone = GoneStretches()
+        self._chunks_gathered = chunks_gathered
         self._chunks: list[_Chunk] = []
+        self._gathering: tuple[_Chunk, ...] = ()
 
     def __len__(self) -> int:
         """Labels held, some of which a later `append` may find to be dropped."""
-        return sum(chunk.packed.rows for chunk in self._chunks)
+        return sum(len(chunk.packed) for chunk in self._chunks)
 
     @property
     def bytes(self) -> int:
-        return sum(chunk.packed.bytes for chunk in self._chunks)
+        return sum(chunk.packed.size for chunk in self._chunks)
 
-    def append(self, labels: LabelSet | None, *, reached: Cursor) -> int:
+    def append(self, labels: PackedLabels | None, *, reached: Cursor, gone: Cursor = ORIGIN) -> int:
         """Learns all labels up to `reached`; what is known already is skipped.
 
         Args:
             labels: at least all matches past `until` and at or before `reached`.
             reached: how far those go, per partition; others are left alone.
+            gone: up to where they are not there any more.
 
         Returns:
             How many labels were new.
         """
         fresh = labels.after(self.until).until(reached) if labels is not None else None
+        self.gone.add(self.until, gone.meet(reached))
         self.until = self.until.join(reached)
-        if fresh is None or len(fresh) == 0:
+        if fresh is None or not fresh.packs:
             return 0
-        parts = [fresh]
-        last = self._chunks[-1] if self._chunks else None
-        if last is not None and last.packed.rows + len(fresh) <= CHUNK_LABELS:
-            parts.insert(0, self._chunks.pop().labels().after(self.base))
-        self._add(LabelSet.concat(fresh.schema, parts).in_commit_order())
+        self._add(fresh)
         return len(fresh)
 
     def advance(self, cursor: Cursor) -> None:
@@ -98,6 +105,7 @@ class LabelCache:
         """Forgets the labels at or before `cursor`, as far as the cache reaches."""
         self.base = self.base.join(cursor.meet(self.until))
         self._chunks = [c for c in self._chunks if not self.base.covers(c.until)]
+        self.gone.forget(self.base)
 
     def select(self, after: Cursor, *, labels_max: int) -> Selection:
         """The labels past `after`, oldest chunks first, until about `labels_max` are found.
@@ -105,19 +113,19 @@ class LabelCache:
         In partitions where `after` lies before the base the cache knows nothing of use; they
         contribute nothing and `covered` stays at `after`.
         """
-        behind = [p for p in self.base if after[p] < self.base[p]]
-        parts: list[LabelSet] = []
+        behind = {p: self.until[p] for p in self.base if after[p] < self.base[p]}
+        past = Cursor({**after, **behind})
+        parts: list[PackedLabels] = []
         covered, found = after, 0
         for number, chunk in enumerate(self._chunks):
             if found >= labels_max:
-                return self._selection(parts, self._covered(after, self._chunks[number - 1].until))
-            if after.covers(chunk.until):
-                continue
-            part = _past(chunk.labels(), after, behind=behind)
-            parts.append(part)
-            found += len(part)
+                covered = self._covered(after, self._chunks[number - 1].until)
+                return Selection(PackedLabels.concat(parts), covered, whole=False)
+            if not after.covers(chunk.until):
+                parts.append(chunk.packed.after(past))
+                found += len(parts[-1])
         covered = self._covered(after, self.until)
-        return self._selection(parts, covered, whole=True)
+        return Selection(PackedLabels.concat(parts), covered, whole=True)
 
     def shrink(self) -> bool:
         """Forgets the oldest chunk, to save memory; a later rescan finds its labels again.
@@ -130,32 +138,58 @@ class LabelCache:
         self.drop(self._chunks[0].until)
         return True
 
+    def gather(self) -> PackedLabels | None:
+        """The newest chunks, where they are many and small, to be packed as one.
+
+        None where they are not, and until the last ones handed out are back.
+        """
+        newest, count = self._crowd()
+        is_few = count <= LABELS_FEW
+        least = self._chunks_gathered if is_few else CHUNKS_GATHERED_SOON
+        if self._gathering or len(newest) < min(least, self._chunks_gathered):
+            return None
+        self._gathering = tuple(newest)
+        return PackedLabels.concat(chunk.packed for chunk in newest)
+
+    def take_gathered(self, labels: PackedLabels | None) -> None:
+        """Takes back what `gather` handed out, packed as one; None leaves the chunks as they are.
+
+        Some of them may have been dropped since; chunks go oldest first and come last.
+        """
+        gathered, self._gathering = self._gathering, ()
+        kept = [chunk for chunk in self._chunks if not any(chunk is one for one in gathered)]
+        if labels is None or len(kept) == len(self._chunks):
+            return
+        start = next(i for i, chunk in enumerate(self._chunks) if any(chunk is g for g in gathered))
+        left = labels.after(self.base)
+        together = [_Chunk(left, gathered[-1].until)] if left.packs else []
+        self._chunks = [*kept[:start], *together, *kept[start:]]
+
     def check(self) -> None:
         assert self.until.covers(self.base), f"base {self.base} past {self.until}"
+        self.gone.check(self.base, self.until)
         before = Cursor()
         for chunk in self._chunks:
             assert self.until.covers(chunk.until), "a chunk past the cache"
             assert chunk.until.covers(before), "chunks out of order"
             before = chunk.until
 
-    def _add(self, labels: LabelSet) -> None:
-        packed = pack(labels.table, compressed=self._compressed)
-        self._chunks.append(_Chunk(labels.schema, packed, self.until))
+    def _add(self, labels: PackedLabels) -> None:
+        self._chunks.append(_Chunk(labels, self.until))
+
+    def _crowd(self) -> tuple[list[_Chunk], int]:
+        """The newest chunks that are worth putting together, and how many labels they hold."""
+        crowd: list[_Chunk] = []
+        count = 0
+        for chunk in reversed(self._chunks):
+            size = len(chunk.packed)
+            is_large = crowd and size > GROWTH * count
+            if is_large or count + size > CHUNK_LABELS:
+                break
+            crowd.append(chunk)
+            count += size
+        return crowd[::-1], count
 
     def _covered(self, after: Cursor, until: Cursor) -> Cursor:
         known = {p: s for p, s in until.items() if after[p] >= self.base[p]}
         return after.join(known)
-
-    @staticmethod
-    def _selection(parts: list[LabelSet], covered: Cursor, *, whole: bool = False) -> Selection:
-        parts = [part for part in parts if len(part)]
-        if not parts:
-            return Selection(None, covered, whole)
-        return Selection(LabelSet.concat(parts[0].schema, parts), covered, whole)
-
-
-def _past(labels: LabelSet, after: Cursor, *, behind: list[int]) -> LabelSet:
-    mask = after.past(labels.partitions, labels.sequences)
-    if behind:
-        mask &= ~np.isin(labels.partitions, behind)
-    return labels.where(mask)

@@ -1,4 +1,5 @@
-"""Elections of coordinators: for CCQs that are submitted, and for those whose coordinator died.
+"""Elections of coordinators: for CCQs that are submitted, for those whose coordinator died, and for
+those that a node gives away before it is stopped.
 
 Theory of operation. An election (`galileo.election.machine`) says to whom to offer the CCQ. Each
 offer is a record with that node as coordinator, in a term of its own that is made of a round
@@ -71,6 +72,7 @@ class Campaigns:
         self._count = 0
         self._seen: dict[str, Candidate] = {}
         self._orphans: dict[str, tuple[int, float]] = {}
+        self._given: dict[str, float] = {}
 
     def __contains__(self, ccq_id: str) -> bool:
         return ccq_id in self._running
@@ -107,6 +109,27 @@ class Campaigns:
                 if len(self._running) >= CAMPAIGNS_MAX:
                     return effects
                 effects += self._consider(ccq_id, now)
+        return effects
+
+    def hand_over(self, now: float) -> Effects:
+        """Starts elections for what a draining node coordinates, and again where one failed.
+
+        The successor begins at what clients have acknowledged to this node by now.
+        """
+        if not self._state.is_draining:
+            self._given.clear()
+            return []
+        effects: Effects = []
+        for ccq_id, led in list(self._state.led.items()):
+            if len(self._running) >= CAMPAIGNS_MAX:
+                break
+            if ccq_id in self._running or now < self._given.get(ccq_id, now):
+                continue
+            self._given[ccq_id] = now + self._state.options.submit_timeout_s
+            self._state.tracker.acknowledge(ccq_id, led.retrieved)
+            record = self._state.tracker.records[ccq_id]
+            campaign = self._new(record, need_bytes=led.cache.bytes, now=now)
+            effects += self._start(campaign, (), now)
         return effects
 
     # --- what moves it on ------------------------------------------------------------------------
@@ -227,11 +250,15 @@ class Campaigns:
         return self._step(campaign, Started(campaign.need_bytes, groups), now)
 
     def _groups(self, first: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-        """Live nodes by group: those of `first`, then the others by workload and latency."""
-        dead = self._state.dead
-        alive = [tuple(n for n in g if n not in dead) for g in self._state.options.groups]
-        named = [group for group in alive if set(group) & set(first)]
-        others = [group for group in alive if group and group not in named]
+        """Live nodes by group: those of `first`, then the others by workload and latency.
+
+        A node that drains leaves itself out.
+        """
+        out = self._state.dead | ({self._state.me} if self._state.is_draining else set())
+        groups = sorted(self._state.options.groups, key=lambda group: not set(group) & set(first))
+        count = sum(bool(set(group) & set(first)) for group in groups)
+        alive = [tuple(node for node in group if node not in out) for group in groups]
+        named, others = alive[:count], [group for group in alive[count:] if group]
         return (*named, *sorted(others, key=self._burden))
 
     def _burden(self, group: tuple[str, ...]) -> float:

@@ -11,6 +11,7 @@ from galileo.ccq.events import (
     ContinuousEffect,
     CycleResult,
     FetchRequested,
+    GatherPacks,
     SequencesConfirmed,
 )
 from galileo.ccq.fetches import Fetches
@@ -35,8 +36,7 @@ class Coordination:
     def __init__(self, record: Record, *, now: float, options: ContinuousOptions) -> None:
         self.ccq = record.ccq
         self.term = record.term
-        compressed = record.ccq.compression == "lz4"
-        self.cache = self.cache_type(record.retrieved, compressed=compressed)
+        self.cache = self.cache_type(record.retrieved, chunks_gathered=options.chunks_gathered)
         self.cycles = self.cycles_type(
             record.ccq, term=record.term, cache=self.cache, now=now, options=options
         )
@@ -53,7 +53,11 @@ class Coordination:
     def take_over(self, result: CycleResult, now: float) -> Effects:
         """A cycle's result for this CCQ."""
         found = self.cycles.finish(result, now)
-        return self.fetches.wake(now) if found or result.failure else []
+        effects = self.fetches.wake(now) if found or result.failure or result.gone else []
+        crowd = self.cache.gather()
+        if crowd is not None:
+            effects.append(GatherPacks(self.ccq, self.term, crowd))
+        return effects
 
     def learn_retrieved(self, cursor: Cursor, now: float) -> Effects:
         """A client acknowledged this much to another coordinator."""

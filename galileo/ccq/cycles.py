@@ -25,6 +25,7 @@ class Cycles:
         running: id of the cycle in flight, of which there is at most one.
         failure: why the CCQ itself fails, while it does.
         fresh_at: when it was last known that nothing lies beyond the cache.
+        is_resting: nothing is known to lie beyond it now, until `rouse` says otherwise.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Cycles:
         self.running: int | None = None
         self.failure: Failure | None = None
         self.fresh_at = now
+        self.is_resting = False
         self._cache = cache
         self._options = options
         self._due_at = now
@@ -42,15 +44,30 @@ class Cycles:
         self._goal = ORIGIN
         self._fruitless = 0
 
+    @property
+    def due_at(self) -> float:
+        """When there is something to do, at the earliest."""
+        return self._due_at
+
+    def age_s(self, now: float) -> float:
+        """Since when something may lie beyond the cache, in seconds; 0 while nothing does."""
+        return 0.0 if self.is_resting else max(0.0, now - self.fresh_at)
+
+    def rouse(self, now: float) -> None:
+        """There is news for a CCQ that rests: it is due at the next multiple of its interval."""
+        self.is_resting, self.fresh_at = False, now
+        if self._due_at <= now:
+            self._due_at = self._next_due(now)
+
     def item(self, known: Cursor, now: float) -> CycleItem | None:
-        """What there is to do now; None when it is not due or nothing is new."""
+        """What there is to do now; None when it is not due, or nothing is new and it rests."""
         if self.running is not None or now < self._due_at:
             return None
         self._due_at = self._next_due(now)
         until = self._cache.until
         news = tuple(p for p, sequence in known.items() if sequence > until[p])
         if not news:
-            self.fresh_at = now
+            self.is_resting, self.fresh_at = True, now
             return None
         return CycleItem(self.ccq, self.term, until, news)
 
@@ -69,7 +86,7 @@ class Cycles:
             self._back_off(now)
             return 0
         before = self._cache.until
-        found = self._cache.append(result.labels, reached=result.reached)
+        found = self._cache.append(result.labels, reached=result.reached, gone=result.gone)
         if self._cache.until == before:
             self._back_off(now)  # The partitions with news could not be asked.
         else:

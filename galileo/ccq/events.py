@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from galileo.ccq.messages import Message
 from galileo.ccq.model import Ccq, Failure, Record
-from galileo.cursor import ORIGIN, Cursor
+from galileo.ccq.packs import PackedLabels
+from galileo.cursor import ORIGIN, Cursor, Stretch
 from galileo.dht.membership import PeerDied, PeerRevived
 from galileo.election.messages import UsageStatistics
-from galileo.labels import LabelSet
 
 # --- events: from the node -----------------------------------------------------------------------
 
@@ -38,6 +38,13 @@ class UsageMeasured:
     """This node's own statistics, for the polls of others and its own elections."""
 
     usage: UsageStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """Give away what this node coordinates and take nothing on, or (`is_on` false) no more so."""
+
+    is_on: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +124,21 @@ class CycleResult:
     Attributes:
         term: as in the item.
         after: as in the item.
-        labels: sampled matches; all of those with `after < sequence <= reached`. None: none.
+        labels: sampled matches, packed; all of those with `after < sequence <= reached`.
+            None: none.
         reached: for each partition, how far it is known; a partition that could not be asked
             is absent or stands at `after`.
         failure: why this CCQ failed (its sampler raised); then nothing is taken over.
+        gone: up to where retention has dropped what lies past `after`; no labels are of there.
     """
 
     ccq_id: str
     term: int
     after: Cursor
-    labels: LabelSet | None
+    labels: PackedLabels | None
     reached: Cursor
     failure: Failure | None = None
+    gone: Cursor = ORIGIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +161,14 @@ class BackfillFinished:
         labels: sampled matches; all of those with `after < sequence <= reached`. None: none.
         reached: for each partition of the effect, how far; may be less than asked for.
         missing: partitions that could not be asked.
+        gone: as in `CycleResult`.
     """
 
     request: int
-    labels: LabelSet | None
+    labels: PackedLabels | None
     reached: Cursor
     missing: tuple[int, ...] = ()
+    gone: Cursor = ORIGIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +186,20 @@ class SequencesConfirmed:
     unreachable: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PacksGathered:
+    """The labels of a GatherPacks in as few packs as may be; None where that failed."""
+
+    ccq_id: str
+    term: int
+    labels: PackedLabels | None
+
+
 ContinuousEvent = (
     Restored
     | Ticked
     | UsageMeasured
+    | DrainRequested
     | SequencesSeen
     | MessageArrived
     | PeerDied
@@ -191,6 +213,7 @@ ContinuousEvent = (
     | BackfillFinished
     | BackfillFailed
     | SequencesConfirmed
+    | PacksGathered
 )
 
 
@@ -277,6 +300,15 @@ class ConfirmSequences:
 
 
 @dataclass(frozen=True, slots=True)
+class GatherPacks:
+    """Pack these labels of many small cycles anew, together; answered by PacksGathered."""
+
+    ccq: Ccq
+    term: int
+    labels: PackedLabels
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerSubmit:
     request: int
     ccq_id: str
@@ -296,23 +328,26 @@ class AnswerFetch:
 
     Attributes:
         after: the cursor that was asked with.
-        labels: every sampled match in (after, cursor]; None: there are none.
+        labels: every sampled match in (after, cursor]; of each partition in the order of its
+            commits. None: there are none.
         cursor: of the new resume token; at or past `after` in each partition.
         frontier: how far the coordinator has evaluated.
         frontier_age_s: since it last knew of nothing beyond the frontier.
         missing: partitions that this answer could not consider.
         more: whether a further fetch would find more at once.
+        gone: between the two cursors, what retention had dropped before it was evaluated.
     """
 
     request: int
     ccq_id: str
     after: Cursor
-    labels: LabelSet | None
+    labels: PackedLabels | None
     cursor: Cursor
     frontier: Cursor = ORIGIN
     frontier_age_s: float = 0.0
     missing: tuple[int, ...] = ()
     more: bool = False
+    gone: tuple[Stretch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +384,7 @@ ContinuousEffect = (
     | AbandonCycle
     | Backfill
     | ConfirmSequences
+    | GatherPacks
     | AnswerSubmit
     | RefuseSubmit
     | AnswerFetch

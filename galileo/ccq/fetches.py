@@ -14,6 +14,9 @@ lies in one of three places:
   reached, the partition stays where the token has it and the others are answered.
 
 Where a fetch waits for news, it is served afresh, by the same rules, when the cache grew.
+Where retention dropped commits before they were evaluated, the answer names their stretch; it
+is no news that one could wait for, so it is told at once.
+
 Each answer is "all labels in (after, cursor]" and a function of the log, the token and the
 cursor alone: whoever asks twice gets the same labels twice, each client that goes on from the
 cursor gets every label once.
@@ -40,10 +43,10 @@ from galileo.ccq.events import (
     RefuseFetch,
     SequencesConfirmed,
 )
+from galileo.ccq.gone import stretches, within
 from galileo.ccq.model import Failure
 from galileo.ccq.options import ContinuousOptions
-from galileo.cursor import ORIGIN, Cursor
-from galileo.labels import LabelSet
+from galileo.cursor import ORIGIN, Cursor, Stretch
 
 Effects = list[ContinuousEffect]
 
@@ -117,7 +120,8 @@ class Fetches:
         base = self._cache.base
         is_short = any(rescanned[p] < base[p] for p in base if p not in missing)
         more = is_short or answer.is_cut or not selection.whole
-        return self._answer(fetch, answer, now=now, missing=missing, more=more)
+        gone = stretches(fetch.cursor, event.gone.meet(rescanned))
+        return self._answer(fetch, answer, now=now, missing=missing, more=more, gone=gone)
 
     def refuse(self, request: int, failure: Failure) -> Effects:
         found = self._open.pop(request, None)
@@ -169,7 +173,8 @@ class Fetches:
         if behind:
             return self._rescan(fetch, Cursor(behind), now)
         selection = self._cache.select(fetch.cursor, labels_max=fetch.labels_max)
-        if selection.labels is None and self._may_wait(fetch, now):
+        gone = self._cache.gone.between(fetch.cursor, selection.covered)
+        if selection.labels is None and not gone and self._may_wait(fetch, now):
             fetch.stage, fetch.deadline = "waiting", fetch.wait_until or now
             return []
         answer = self.compose(None, selection, labels_max=fetch.labels_max)
@@ -192,23 +197,34 @@ class Fetches:
         return [Backfill(fetch.request, ccq, fetch.cursor, until, fetch.labels_max)]
 
     def _answer(
-        self, fetch: _Fetch, answer: Answer, *, now: float, missing: tuple[int, ...], more: bool
+        self,
+        fetch: _Fetch,
+        answer: Answer,
+        *,
+        now: float,
+        missing: tuple[int, ...],
+        more: bool,
+        gone: tuple[Stretch, ...] = (),
     ) -> Effects:
+        """`gone`: of a rescan; what lies within the cache it knows itself."""
         failure = self._cycles.failure
         if answer.labels is None and failure is not None:
             return self.refuse(fetch.request, failure)
         del self._open[fetch.request]
+        rescanned = within(gone, after=fetch.cursor, until=answer.cursor)
+        cached = self._cache.gone.between(fetch.cursor, answer.cursor)
         return [
             AnswerFetch(
                 fetch.request,
                 self._cycles.ccq.id,
                 after=fetch.cursor,
-                labels=_named(answer, query=self._cycles.ccq.query, missing=missing),
+                labels=answer.labels,
                 cursor=answer.cursor,
                 frontier=self._cache.until,
-                frontier_age_s=max(0.0, now - self._cycles.fresh_at),
+                frontier_age_s=self._cycles.age_s(now),
                 missing=missing,
                 more=more,
+                gone=tuple(sorted((*rescanned, *cached))),
             )
         ]
 
@@ -235,10 +251,3 @@ class Fetches:
             (("partition", partition), ("sequence", fetch.cursor[partition])),
         )
         return self.refuse(fetch.request, failure)
-
-
-def _named(answer: Answer, *, query: str, missing: tuple[int, ...]) -> LabelSet | None:
-    """The labels with what they are the answer to."""
-    if answer.labels is None:
-        return None
-    return answer.labels.answering(frontier=answer.cursor, missing=missing, query=query)

@@ -47,10 +47,11 @@ class Gossip:
             effects.append(Send(sender, Noted(entries)))
         return effects
 
-    def on_digest(self, sender: str, message: Digest) -> Effects:
+    def on_digest(self, sender: str, message: Digest, now: float) -> Effects:
         """Sends the next page of terms where the records differ."""
         tracker = self._state.tracker
         if message == tracker.digest:
+            self._state.agreed[sender] = now
             self._page_after.pop(sender, None)
             return []
         page = tracker.summary(after=self._page_after.get(sender, ""))

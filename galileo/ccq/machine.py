@@ -26,6 +26,7 @@ acknowledged never exceeds what was evaluated; at most one cycle of a CCQ is in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from galileo.ccq.campaigns import Campaigns
@@ -40,9 +41,11 @@ from galileo.ccq.events import (
     ContinuousEvent,
     CycleFailed,
     CycleFinished,
+    DrainRequested,
     FetchAbandoned,
     FetchRequested,
     MessageArrived,
+    PacksGathered,
     PurgeRecord,
     RedirectFetch,
     RefuseCancel,
@@ -78,7 +81,14 @@ from galileo.election.messages import Poll, PollAnswer, UsageStatistics
 
 IDS_PER_MESSAGE = 512
 _FETCH_ANSWERS = (AnswerFetch, RefuseFetch, RedirectFetch)
-_BEFORE_RESTORED = (Restored, UsageMeasured, SequencesSeen, PeerDied, PeerRevived)
+_BEFORE_RESTORED = (
+    Restored,
+    UsageMeasured,
+    DrainRequested,
+    SequencesSeen,
+    PeerDied,
+    PeerRevived,
+)
 
 
 class Continuous:
@@ -105,6 +115,7 @@ class Continuous:
             Restored: self._on_restored,
             Ticked: self._on_ticked,
             UsageMeasured: self._on_usage,
+            DrainRequested: self._on_drain,
             SequencesSeen: self._on_sequences,
             MessageArrived: self._on_message,
             PeerDied: self._on_peer_died,
@@ -118,6 +129,7 @@ class Continuous:
             BackfillFinished: self._on_backfilled,
             BackfillFailed: self._on_backfill_failed,
             SequencesConfirmed: self._on_confirmed,
+            PacksGathered: self._on_gathered,
         }
         self._receivers: dict[type, Callable[[str, Any, float], Effects]] = {
             Poll: self._on_poll,
@@ -127,7 +139,7 @@ class Continuous:
             AppointRefused: self._campaigns.on_refused,
             Announce: self._gossip.on_announce,
             Noted: lambda _, message, __: self._campaigns.on_noted(message),
-            Digest: lambda sender, message, _: self._gossip.on_digest(sender, message),
+            Digest: self._gossip.on_digest,
             Summary: lambda sender, message, _: self._gossip.on_summary(sender, message),
             RecordsWanted: lambda sender, message, _: self._gossip.on_wanted(sender, message),
             RecordsDenied: lambda sender, message, _: self._searches.on_denied(sender, message),
@@ -148,6 +160,18 @@ class Continuous:
     @property
     def usage(self) -> UsageStatistics:
         return self.state.usage
+
+    def live_records(self, dataset: str, now: float) -> tuple[Record, ...] | None:
+        """The CCQs of a dataset that have not ended; may be called from any thread.
+
+        None while this node cannot be certain that it knows all of them: until its own records
+        are back and, lately, every peer was heard to have the same ones.
+        """
+        since = now - self.state.options.agreement_s
+        agreed = self.state.agreed
+        if not self._is_restored or any(agreed.get(p, -inf) < since for p in self.state.peers):
+            return None
+        return tuple(r for r in self.records if r.ended is None and r.ccq.dataset == dataset)
 
     # --- the machine -----------------------------------------------------------------------------
 
@@ -201,11 +225,13 @@ class Continuous:
             *self._retire(now),
             *self._campaigns.tick(now),
             *self._campaigns.take_over(now),
+            *self._campaigns.hand_over(now),
             *self._searches.tick(now),
             *self._schedule.tick(now),
         ]
-        for led in self.state.led.values():
-            effects += led.fetches.tick(now)
+        for ccq_id in dict.fromkeys(self._asked.values()):
+            led = self.state.led.get(ccq_id)  # What has just ended is asked for until it is told.
+            effects += led.fetches.tick(now) if led is not None else []
         if now >= self._sync_at:
             self._sync_at = now + self.state.options.sync_interval_s
             effects += self._gossip.tick()
@@ -215,10 +241,15 @@ class Continuous:
         self.state.measured = event.usage
         return []
 
+    def _on_drain(self, event: DrainRequested, now: float) -> Effects:
+        self.state.is_draining = event.is_on
+        return self._campaigns.hand_over(now)
+
     def _on_sequences(self, event: SequencesSeen, now: float) -> Effects:
         known = self.state.known_of(event.dataset)
         if not known.covers(event.sequences):
             self.state.known[event.dataset] = known.join(event.sequences)
+            self._schedule.rouse(event.dataset, now)
         return []
 
     def _on_peer_died(self, event: PeerDied, now: float) -> Effects:
@@ -243,7 +274,7 @@ class Continuous:
             return [Send(sender, AppointRefused(ccq_id, record.term, mine))]
         effects: Effects = []
         if mine is None or mine.term < record.term:
-            if len(state.led) >= state.options.coordinated_max:
+            if state.is_draining or len(state.led) >= state.options.coordinated_max:
                 return [Send(sender, AppointRefused(ccq_id, record.term, None))]
             effects = [*state.learn(record, now), *state.announce([record])]
         if ccq_id not in state.led:
@@ -343,6 +374,12 @@ class Continuous:
         dataset = led.ccq.dataset
         self._on_sequences(SequencesSeen(dataset, event.sequences), now)
         return led.confirm(event, self.state.known_of(dataset), now)
+
+    def _on_gathered(self, event: PacksGathered, now: float) -> Effects:
+        led = self.state.led.get(event.ccq_id)
+        if led is not None and led.term == event.term:
+            led.cache.take_gathered(event.labels)
+        return []
 
     def _led_for(self, request: int) -> Coordination | None:
         """The coordination that an open fetch belongs to."""

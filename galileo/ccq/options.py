@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from galileo.ccq.cache import CHUNKS_GATHERED
 from galileo.election.machine import ElectionOptions
 
 
@@ -18,6 +19,7 @@ class ContinuousOptions:
         cycle_retry_s: pause after a failed cycle, doubled up to `cycle_retry_max_s`.
         cycle_items_max: CCQs in one cycle; the others wait for the next tick.
         cache_bytes_max: of all caches of this node together.
+        chunks_gathered: how many small chunks of a cache are put together.
         coordinated_max: CCQs that this node accepts.
         records_max: CCQs of the cluster; over it submissions are refused.
         fetches_max: fetches that may be unanswered at a time.
@@ -31,6 +33,7 @@ class ContinuousOptions:
         takeover_stagger_s: how long each further node waits for the one before it to act.
         resume_check_s: how long a restarted coordinator listens for a successor.
         sync_interval_s: of digests, and of saving and announcing retrieved cursors.
+        agreement_s: how long the word of a peer counts that it has the same records.
         expiry_grace_s: how long trackers wait for the coordinator to end an expired CCQ.
         tombstone_slack_s: how long past its expiration the end of a CCQ is remembered.
         tombstone_max_s: the longest that an end is remembered.
@@ -42,8 +45,9 @@ class ContinuousOptions:
     cycle_timeout_s: float = 60.0
     cycle_retry_s: float = 0.5
     cycle_retry_max_s: float = 30.0
-    cycle_items_max: int = 10_000
+    cycle_items_max: int = 100_000
     cache_bytes_max: int = 256 << 20
+    chunks_gathered: int = CHUNKS_GATHERED
     coordinated_max: int = 100_000
     records_max: int = 1_000_000
     fetches_max: int = 10_000
@@ -57,6 +61,7 @@ class ContinuousOptions:
     takeover_stagger_s: float = 1.0
     resume_check_s: float = 1.0
     sync_interval_s: float = 1.0
+    agreement_s: float = 10.0
     expiry_grace_s: float = 30.0
     tombstone_slack_s: float = 600.0
     tombstone_max_s: float = 30 * 86400.0

@@ -1,7 +1,13 @@
-"""The processing cycles of one node: what is due at a tick goes into one job."""
+"""The processing cycles of one node: what is due at a tick goes into one job.
+
+A CCQ is planned for the time at which it is due, in a cycle, or rests because nothing is new in its
+dataset. Only what is due is looked at, and what rests is due only after its dataset has news: a
+CCQ that has nothing to do costs nothing.
+"""
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 from galileo.ccq.coordination import Coordination
@@ -13,6 +19,9 @@ from galileo.ccq.events import (
     StartCycle,
 )
 from galileo.ccq.state import Effects, NodeState
+
+RESTING_SLACK = 64
+"""Ended CCQs that a dataset's list of resting ones may hold, on top of as many as there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +37,18 @@ class Schedule:
         self._state = state
         self._running: dict[int, _Running] = {}
         self._count = 0
+        self._planned: dict[str, float] = {}
+        self._agenda: list[tuple[float, int, str]] = []
+        self._entries = 0
+        self._resting: dict[str, dict[str, None]] = {}
+
+    def rouse(self, dataset: str, now: float) -> None:
+        """There are new commits in a dataset."""
+        for ccq_id in self._resting.pop(dataset, ()):
+            led = self._state.led.get(ccq_id)
+            if led is not None and led.cycles.is_resting:
+                led.cycles.rouse(now)
+                self._plan(ccq_id)
 
     def tick(self, now: float) -> Effects:
         return [*self._abandon(now), *self._start(now)]
@@ -42,6 +63,7 @@ class Schedule:
             led = self._state.led.get(result.ccq_id)
             if led is not None and led.term == result.term:
                 effects += led.take_over(result, now)
+        self._plan_all(running)
         self._keep_to_budget()
         return effects
 
@@ -55,15 +77,20 @@ class Schedule:
         for led in self._state.led.values():
             running = led.cycles.running
             assert running is None or running in self._running, "waits for a cycle that is over"
+            is_resting = led.ccq.id in self._resting.get(led.ccq.dataset, ())
+            is_planned = led.ccq.id in self._planned or led.ccq.id in self._state.begun
+            assert is_planned or is_resting or running is not None, "will never be looked at"
 
     def _start(self, now: float) -> Effects:
-        items = []
-        for led in self._state.led.values():
-            item = led.cycles.item(self._state.known_of(led.ccq.dataset), now)
-            if item is not None:
-                items.append(item)
-            if len(items) == self._state.options.cycle_items_max:
+        for begun in self._state.begun:
+            self._plan(begun)
+        self._state.begun.clear()
+        items: list[CycleItem] = []
+        while len(items) < self._state.options.cycle_items_max:
+            due = self._next_due(now)
+            if due is None:
                 break
+            items += self._look_at(due, now)
         if not items:
             return []
         self._count += 1
@@ -74,6 +101,47 @@ class Schedule:
         self._running[self._count] = _Running(tuple(items), deadline)
         return [StartCycle(self._count, tuple(items))]
 
+    def _look_at(self, ccq_id: str, now: float) -> list[CycleItem]:
+        """What there is to do for a CCQ that is due; where there is nothing, it rests."""
+        led = self._state.led.get(ccq_id)
+        if led is None or led.cycles.running is not None:
+            return []
+        if led.cycles.due_at > now:
+            self._plan(ccq_id)  # It was put off since.
+            return []
+        item = led.cycles.item(self._state.known_of(led.ccq.dataset), now)
+        if item is None:
+            self._let_rest(ccq_id, led.ccq.dataset)
+            return []
+        return [item]
+
+    def _let_rest(self, ccq_id: str, dataset: str) -> None:
+        resting = self._resting.setdefault(dataset, {})
+        resting[ccq_id] = None
+        led = self._state.led
+        if len(resting) > 2 * len(led) + RESTING_SLACK:
+            self._resting[dataset] = {one: None for one in resting if one in led}
+
+    def _next_due(self, now: float) -> str | None:
+        while self._agenda and self._agenda[0][0] <= now:
+            at, _, ccq_id = heapq.heappop(self._agenda)
+            if self._planned.get(ccq_id) == at:
+                del self._planned[ccq_id]
+                return ccq_id
+        return None
+
+    def _plan(self, ccq_id: str) -> None:
+        led = self._state.led.get(ccq_id)
+        if led is None:
+            return
+        at = self._planned[ccq_id] = led.cycles.due_at
+        self._entries += 1
+        heapq.heappush(self._agenda, (at, self._entries, ccq_id))
+
+    def _plan_all(self, running: _Running | None) -> None:
+        for item in running.items if running else ():
+            self._plan(item.ccq.id)
+
     def _abandon(self, now: float) -> Effects:
         late = [i for i, running in self._running.items() if running.deadline <= now]
         for cycle_id in late:
@@ -83,6 +151,7 @@ class Schedule:
     def _fail(self, cycle_id: int, running: _Running, now: float) -> None:
         for led in self._in_flight(cycle_id, running):
             led.cycles.fail(now)
+        self._plan_all(running)
 
     def _in_flight(self, cycle_id: int, running: _Running | None) -> list[Coordination]:
         """Those that wait for this cycle; all of its CCQs unless they ended or were re-elected."""

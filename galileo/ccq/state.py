@@ -28,9 +28,12 @@ class NodeState:
     Attributes:
         known: durable commits by dataset.
         dead: peers that are thought dead.
+        agreed: when each peer was last heard to have the same live records as this node.
         resuming: CCQs that this node coordinated in its last life, and when to go on with them.
         news: records that changed in this step, for the parts that wait for such.
+        begun: CCQs that this node began to coordinate since the schedule last looked.
         wall: of the last event that told it.
+        is_draining: whether this node gives away what it coordinates.
     """
 
     coordination_type = Coordination
@@ -43,16 +46,24 @@ class NodeState:
         self.led: dict[str, Coordination] = {}
         self.known: dict[str, Cursor] = {}
         self.dead: set[str] = set()
+        self.agreed: dict[str, float] = {}
         self.resuming: dict[str, float] = {}
         self.news: list[Record] = []
+        self.begun: list[str] = []
         self.measured = UsageStatistics()
         self.wall = 0.0
+        self.is_draining = False
 
     @property
     def usage(self) -> UsageStatistics:
         """This node's statistics, what it coordinates included."""
         cache_bytes = sum(led.cache.bytes for led in self.led.values())
-        return replace(self.measured, ccq_count=len(self.led), cache_bytes=cache_bytes)
+        return replace(
+            self.measured,
+            ccq_count=len(self.led),
+            cache_bytes=cache_bytes,
+            is_draining=self.is_draining,
+        )
 
     def known_of(self, dataset: str) -> Cursor:
         return self.known.get(dataset, ORIGIN)
@@ -123,6 +134,7 @@ class NodeState:
         if record.coordinator == self.me and record.ended is None:
             kept = self.tracker.records[ccq_id]
             self.led[ccq_id] = self.coordination_type(kept, now=now, options=self.options)
+            self.begun.append(ccq_id)
         if led is None:
             return []
         if record.ended is not None:

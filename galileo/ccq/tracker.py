@@ -81,9 +81,13 @@ class Tracker:
     def acknowledge(self, ccq_id: str, cursor: Cursor) -> None:
         """Joins what clients have acknowledged to the record."""
         mine = self.records[ccq_id]
-        if not mine.retrieved.covers(cursor):
-            self.records[ccq_id] = replace(mine, retrieved=mine.retrieved.join(cursor))
-            self.dirty[ccq_id] = None
+        if mine.retrieved is cursor or mine.retrieved.covers(cursor):
+            return
+        joined = mine.retrieved.join(cursor)
+        # The same object where it says the same, so that the next look need not compare.
+        retrieved = cursor if cursor == joined else joined
+        self.records[ccq_id] = replace(mine, retrieved=retrieved)
+        self.dirty[ccq_id] = None
 
     def take_dirty(self) -> list[Record]:
         """Records whose retrieved cursor alone has changed since the last call."""

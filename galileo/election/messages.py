@@ -15,6 +15,7 @@ class UsageStatistics:
         load: runnable threads per core, averaged over a minute.
         ccq_count: CCQs that it coordinates.
         cache_bytes: that those hold.
+        is_draining: whether it gives away what it coordinates and takes nothing on.
     """
 
     cpu_share: float = 0.0
@@ -22,6 +23,7 @@ class UsageStatistics:
     load: float = 0.0
     ccq_count: int = 0
     cache_bytes: int = 0
+    is_draining: bool = False
 
 
 # --- messages ----------------------------------------------------------------------------------

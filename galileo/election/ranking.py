@@ -59,7 +59,8 @@ _MEMORY_MIN_BYTES = 1
 
 def is_suitable(usage: UsageStatistics, *, need_bytes: int, limits: Suitability) -> bool:
     return (
-        usage.memory_free_bytes >= need_bytes + limits.memory_reserve_bytes
+        not usage.is_draining
+        and usage.memory_free_bytes >= need_bytes + limits.memory_reserve_bytes
         and usage.cpu_share <= limits.cpu_share_max
         and usage.ccq_count < limits.ccqs_max
     )

@@ -1,50 +1,86 @@
-"""Bytes of a result's labels in the forms that they take (as the paper's Table I asks)."""
+"""Bytes of a result's labels in the forms that they take, and how fast these are made and undone.
+
+The rows are those of the paper's Table I (text labels, compacted, compressed), with the codecs that
+come with Arrow beside them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.figures import Figure, Peer, Spread
+from benchmarks.measure import in_turn
 from benchmarks.sizes import Bench
 from galileo.ccq.cache import LabelCache
+from galileo.ccq.packs import PackedLabels, packed
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht.placement import partitions_of
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.generate import NamLike
 from galileo.graph.metadata import MetadataGraph
-from galileo.labels import LabelSet, to_ipc
+from galileo.labels import LabelSet, from_ipc, parse_label, to_ipc
 from galileo.model import paths
 from galileo.model.schema import Schema
 from galileo.query import parse
 
 QUERY = "humidity < 60"
 START = "2014-03-01T00:00:00Z"
-HOURS = 2
+LABELS_PER_HOUR = 50_000
+PARSED = 1_000
+RUN_S = 0.05
 ONE_NODE = Topology("bench", (Group("group", (NodeInfo("node", "127.0.0.1:1"),)),), even_ranges(1))
+# Bytes of a label, its time and value compacted, and compressed with LZW (the paper, Table I).
+PAPER_RESULTS, PAPER_COMPACTED, PAPER_COMPRESSED = 100_000, 27.4, 7.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """One form of the same labels.
+
+    Attributes:
+        size: bytes of all of them.
+        make: puts all of them into the form; `undo` takes `undone` of them out of it.
+        paper: bytes of a label that the paper has for it, if it has.
+    """
+
+    name: str
+    size: int
+    make: Callable[[], Any]
+    undo: Callable[[], Any]
+    undone: int
+    paper: float = 0.0
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
-    result = nam_result(bench.sizes.stride)
-    bench.say(f"{len(result):,} paths of {HOURS} hours match {QUERY!r}")
+    most = max(bench.sizes.labels)
+    result = nam_result(bench.sizes.stride, least=most)
+    bench.say(f"{len(result):,} paths match {QUERY!r}")
     for wanted in bench.sizes.labels:
-        if wanted > len(result):
-            raise AssertionError(f"expected {wanted} labels of {QUERY!r}, got {len(result)}")
-        yield from sizes_of(result.slice(0, wanted))
+        yield from figures_of(result.slice(0, wanted), runs=bench.sizes.runs)
+        gc.collect()
 
 
-def nam_result(stride: int) -> LabelSet:
-    """All matches of some hours of a generated forecast, in commit order."""
+def nam_result(stride: int, *, least: int) -> LabelSet:
+    """All matches of as many hours of a generated forecast as that takes, in commit order."""
     model = NamLike(seed=7, stride=stride)
     schema = model.schema()
     graph = MetadataGraph(schema)
-    for number, table in enumerate(model.stream(START, hours=HOURS), start=1):
+    query = parse(QUERY, schema)
+    hours = 1 + least * stride**2 // LABELS_PER_HOUR
+    for number, table in enumerate(model.stream(START, hours=hours), start=1):
         for partition, batch in split(schema, table):
             graph.insert(batch, partition=partition, sequence=number)
-    return LabelSet(schema, graph.scan(parse(QUERY, schema))).in_commit_order()
+    found = LabelSet(schema, graph.scan(query)).in_commit_order()
+    if len(found) < least:
+        raise AssertionError(f"expected {least} labels of {QUERY!r}, got {len(found)}")
+    return LabelSet(schema, found.table.combine_chunks())
 
 
 def split(schema: Schema, table: pa.Table) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -55,30 +91,88 @@ def split(schema: Schema, table: pa.Table) -> Iterator[tuple[int, pa.RecordBatch
         yield partition, paths.index(schema, table.filter(pa.array(placed == partition)))[1]
 
 
-def sizes_of(labels: LabelSet) -> Iterator[Figure]:
-    texts = int(pc.sum(pc.binary_length(labels.texts())).as_py())
-    table = labels.table.combine_chunks()
-    forms = {
-        "path labels as text": texts,
-        "Arrow IPC": len(to_ipc(table)),
-        "Arrow IPC, lz4": len(to_ipc(table, compression="lz4")),
-        "cache of a continuous query": cached_bytes(labels, compressed=False),
-        "cache of a continuous query, lz4": cached_bytes(labels, compressed=True),
-    }
-    peer = Peer("the texts", Spread.of([texts / len(labels)]))
-    for name, size in forms.items():
-        spread = Spread.of([size / len(labels)])
-        peers = () if size == texts else (peer,)
-        yield Figure(f"{len(labels):,} labels: {name}", "B/label", spread, peers)
+def figures_of(labels: LabelSet, *, runs: int) -> Iterator[Figure]:
+    """Bytes of a label in each form, then how many labels a second go into it and out of it."""
+    count = len(labels)
+    forms = _forms(labels)
+    texts = forms[0].size / count
+    for form in forms:
+        peers = [] if form is forms[0] else [Peer("the texts", Spread.of([texts]))]
+        if form.paper:
+            peers.append(Peer("the paper's", Spread.of([form.paper])))
+        size = Spread.of([form.size / count])
+        yield Figure(f"{count:,} labels: {form.name}", "B/label", size, tuple(peers))
+    yield from _speeds(forms, count, runs=runs)
 
 
-def cached_bytes(labels: LabelSet, *, compressed: bool) -> int:
-    """Bytes of the cache, which learns the labels commit by commit as cycles bring them."""
-    cache = LabelCache(ORIGIN, compressed=compressed)
-    partitions = np.unique(labels.partitions).tolist()
-    for sequence in np.unique(labels.sequences).tolist():
-        reached = Cursor(dict.fromkeys(partitions, sequence))
-        cache.append(labels.where(labels.sequences == sequence), reached=reached)
-    if len(cache) != len(labels):
-        raise AssertionError(f"expected {len(labels)} labels in the cache, got {len(cache)}")
-    return cache.bytes
+def _speeds(forms: list[_Form], count: int, *, runs: int) -> Iterator[Figure]:
+    makes = in_turn(*(form.make for form in forms), runs=runs, run_s=RUN_S)
+    undoes = in_turn(*(form.undo for form in forms), runs=runs, run_s=RUN_S)
+    for form, make, undo in zip(forms, makes, undoes, strict=True):
+        yield Figure(f"{count:,} labels into {form.name}", "labels/s", make.per_second(count))
+        yield Figure(
+            f"{count:,} labels out of {form.name}", "labels/s", undo.per_second(form.undone)
+        )
+
+
+def _forms(labels: LabelSet) -> list[_Form]:
+    return [
+        _texts(labels),
+        *(_ipc(labels, codec) for codec in (None, "lz4", "zstd")),
+        _cached(labels, compressed=False, paper=PAPER_COMPACTED),
+        _cached(labels, compressed=True, paper=PAPER_COMPRESSED),
+    ]
+
+
+def _texts(labels: LabelSet) -> _Form:
+    """Parsed one by one, which is slow; some of them tell how slow."""
+    texts = labels.texts()
+    some = texts.slice(0, PARSED).to_pylist()
+    size = int(pc.sum(pc.binary_length(texts)).as_py())
+    return _Form(
+        "path labels as text",
+        size,
+        labels.texts,
+        lambda: [parse_label(labels.schema, text) for text in some],
+        undone=len(some),
+    )
+
+
+def _ipc(labels: LabelSet, codec: str | None) -> _Form:
+    table, schema = labels.table, labels.schema.label_schema
+    data = to_ipc(table, compression=codec)
+    name = f"Arrow IPC, {codec}" if codec else "Arrow IPC"
+    return _Form(
+        name,
+        len(data),
+        lambda: to_ipc(table, compression=codec),
+        lambda: from_ipc(data, schema),
+        undone=len(labels),
+    )
+
+
+def _cached(labels: LabelSet, *, compressed: bool, paper: float) -> _Form:
+    """As the cache of a continuous query has them."""
+    cache = LabelCache(ORIGIN)
+    found = _whole(labels, compressed=compressed)
+    reached = Cursor({p: int(labels.sequences.max()) for p in np.unique(labels.partitions)})
+    cache.append(found, reached=reached)
+    held = cache.select(ORIGIN, labels_max=len(labels)).labels
+    if held is None or not held.labels().in_commit_order().table.equals(labels.table):
+        raise AssertionError("expected the labels that the cache was given, got others")
+    name = "the cache, compressed with lz4" if compressed else "the cache, compacted"
+    return _Form(
+        name,
+        cache.bytes,
+        lambda: _whole(labels, compressed=compressed),
+        held.labels,
+        undone=len(labels),
+        paper=paper if len(labels) == PAPER_RESULTS else 0.0,
+    )
+
+
+def _whole(labels: LabelSet, *, compressed: bool) -> PackedLabels:
+    found = packed(labels, compressed=compressed)
+    if found is None:
+        raise AssertionError("expected labels, got none")
+    return found

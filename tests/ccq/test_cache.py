@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from galileo.ccq import cache as module
 from galileo.ccq.answer import compose
 from galileo.ccq.cache import LabelCache
+from galileo.ccq.packs import PackedLabels
 from galileo.cursor import ORIGIN, Cursor
 from galileo.testing.simulator.logs import Path, to_labels, to_paths
 
@@ -27,27 +28,35 @@ def paths_of(log, after: Cursor, until: Cursor) -> list[Path]:
 
 
 operations = st.lists(
-    st.tuples(st.sampled_from(["append", "append", "drop", "advance", "shrink"]), cursors),
+    st.tuples(
+        st.sampled_from(["append", "append", "drop", "advance", "shrink", "gather", "gathered"]),
+        cursors,
+    ),
     max_size=14,
 )
 
 
-@given(logs, cursors, operations, cursors, st.booleans(), st.integers(1, 30), st.integers(1, 8))
+@given(logs, cursors, operations, cursors, st.integers(1, 3), st.integers(1, 30), st.integers(1, 8))
 def test_the_cache_holds_what_the_log_has_between_its_cursors(
-    log, base, steps, after, compressed, labels_max, chunk_labels
+    log, base, steps, after, gathered, labels_max, chunk_labels
 ):
     original, module.CHUNK_LABELS = module.CHUNK_LABELS, chunk_labels
     try:
-        cache = LabelCache(base, compressed=compressed)
+        cache = LabelCache(base, chunks_gathered=gathered)
+        out: list[PackedLabels] = []
         for kind, cursor in steps:
-            apply(cache, kind, cursor, log)
+            apply(cache, kind, cursor, log, out)
             cache.check()
         judge(cache, log, after, labels_max)
     finally:
         module.CHUNK_LABELS = original
 
 
-def apply(cache: LabelCache, kind: str, cursor: Cursor, log) -> None:
+def everything(cache: LabelCache) -> PackedLabels | None:
+    return cache.select(cache.base, labels_max=10_000).labels
+
+
+def apply(cache: LabelCache, kind: str, cursor: Cursor, log, out: list[PackedLabels]) -> None:
     base, until = cache.base, cache.until
     if kind == "append":
         labels = to_labels(paths_of(log, until.meet(Cursor({0: 2})), cursor))
@@ -59,6 +68,17 @@ def apply(cache: LabelCache, kind: str, cursor: Cursor, log) -> None:
     elif kind == "advance":
         cache.advance(cursor)
         assert (cache.base, cache.until) == (base.join(cursor), until.join(cursor))
+    elif kind == "gather":
+        held = list(cache._chunks)
+        crowd = cache.gather()
+        out.extend([] if crowd is None else [crowd])
+        assert cache._chunks == held
+    elif kind == "gathered":
+        held = sorted(to_paths(everything(cache)))
+        for crowd in out:
+            cache.take_gathered(crowd.gathered(compressed=True))
+        out.clear()
+        assert sorted(to_paths(everything(cache))) == held
     else:
         held = len(cache)
         assert cache.shrink() == (held > 0)
@@ -106,7 +126,7 @@ def test_a_backfill_is_joined_with_the_cache():
     found = to_labels([(0, 5, 0, 1), (1, 2, 0, 1)])
     reached = Cursor({0: 5, 1: 3})
     answer = compose(found, cache.select(reached, labels_max=9), labels_max=9)
-    assert [path[:2] for path in to_paths(answer.labels)] == [(0, 5), (0, 6), (1, 2)]
+    assert [path[:2] for path in to_paths(answer.labels)] == [(0, 5), (1, 2), (0, 6)]
     assert answer.cursor == Cursor({0: 6, 1: 3})
 
 

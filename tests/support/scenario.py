@@ -16,6 +16,7 @@ command leaves, up to an empty line. Lines that begin with `#` say what it is ab
     tick 0.5                  time passes, and every node looks at its clock
     run 3                     time passes in steps of a tenth; messages arrive at once
     crash b / suspect b       b ends; all others take b for dead (whether or not it is)
+    drain b / undrain b       b gives away what it coordinates, or takes on again
     restart b                 b begins again with the records that it saved
 """
 
@@ -158,6 +159,12 @@ class Stage:
         for _ in range(round(float(seconds) / STEP_S)):
             self._do_tick(str(STEP_S))
             self._do_deliver()
+
+    def _do_drain(self, node: str) -> None:
+        self._feed(node, ev.DrainRequested())
+
+    def _do_undrain(self, node: str) -> None:
+        self._feed(node, ev.DrainRequested(is_on=False))
 
     def _do_crash(self, node: str) -> None:
         del self._machines[node]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from galileo.ccq.coordination import Coordination
 from galileo.ccq.events import AnswerFetch
 from galileo.ccq.model import Ccq
-from galileo.cursor import Cursor
+from galileo.cursor import Cursor, Stretch
 from galileo.testing.simulator.logs import Log, Path, scan, to_paths
 from galileo.testing.simulator.loop import Violation
 
@@ -23,7 +23,12 @@ class _Seen:
 
 
 class Checker:
-    """Sees the logs and the machines, changes nothing."""
+    """Sees the logs and the machines, changes nothing.
+
+    Attributes:
+        spares_readers: whether retention must not pass what no reader has fetched.
+        agreement_s: for how long after a submission some nodes may not know of it.
+    """
 
     def __init__(
         self, logs: Mapping[int, Log], counters: Counter[str], *, has_cursors: bool
@@ -31,11 +36,16 @@ class Checker:
         self._logs = logs
         self._counters = counters
         self._has_cursors = has_cursors
+        self.spares_readers = True
+        self.agreement_s = 0.0
         self._leaders: dict[tuple[str, int], str] = {}
         self._seen: dict[tuple[str, int], _Seen] = {}
         self._terms: dict[str, dict[str, int]] = {}
         self._newest: dict[str, tuple[int, str]] = {}
         self._acknowledged: dict[tuple[int, tuple[str, int]], int] = {}
+        self._drops: list[tuple[float, int, int]] = []
+        self._tokens: dict[str, Cursor] = {}
+        self._submitted: dict[str, float] = {}
 
     def observe(self, node: str, led: Mapping[str, Coordination]) -> None:
         """Invariants 3 and 4, after a step of `node`."""
@@ -81,7 +91,7 @@ class Checker:
 
     def verify_answer(self, ccq: Ccq, answer: AnswerFetch, *, asked_with: Cursor) -> None:
         """Genuine, reliable, ordered: exactly the matches in (after, cursor], and those of each
-        partition in the order of its commits.
+        partition in the order of its commits, but for what the answer says to be gone.
         """
         if not self._has_cursors:
             return
@@ -92,6 +102,8 @@ class Checker:
             demand(until <= self._logs[partition].end, f"{ccq.id}: a token past the log")
             after = answer.after[partition]
             expected += scan(ccq, self._logs[partition], after=after, until=until)
+        self._verify_gone(ccq, answer)
+        expected = [path for path in expected if not is_gone(path, answer.gone)]
         # Sorting is stable: it puts partitions behind each other and changes nothing within one.
         got = sorted(to_paths(answer.labels), key=lambda path: path[0])
         demand(
@@ -99,13 +111,42 @@ class Checker:
             f"{ccq.id}: expected {expected} after {answer.after} until {answer.cursor}, got {got}",
         )
 
-    def verify_initial(self, ccq: Ccq, paths: list[Path], reached: Cursor) -> None:
+    def verify_initial(
+        self, ccq: Ccq, paths: list[Path], reached: Cursor, *, dropped: Cursor, now: float
+    ) -> None:
+        """Of what was stored; `dropped` at the moment of the scan."""
         expected = [
             path
             for partition, until in reached.items()
-            for path in scan(ccq, self._logs[partition], after=0, until=until)
+            for path in scan(ccq, self._logs[partition], after=dropped[partition], until=until)
         ]
         demand(paths == expected, f"{ccq.id}: a wrong initial result")
+        self._submitted.setdefault(ccq.id, now)
+
+    def drop(self, partition: int, *, until: int, now: float) -> None:
+        """Retention has dropped the beginning of a log."""
+        self._drops.append((now, partition, until))
+
+    def present(self, ccq_id: str, token: Cursor) -> None:
+        """Remembers that a client has shown a token, which says what some reader has."""
+        self._tokens[ccq_id] = self._tokens.get(ccq_id, Cursor()).join(token)
+
+    def _verify_gone(self, ccq: Ccq, answer: AnswerFetch) -> None:
+        """What is said to be gone lies in the answer and is gone. Where readers must not be
+        passed, one has it; or it went before the CCQ was known, whose first result lacked it.
+        """
+        self._counters["answers that name what is gone"] += bool(answer.gone)
+        for one in answer.gone:
+            partition = one.partition
+            inside = answer.after[partition] < one.first <= one.last <= answer.cursor[partition]
+            demand(inside, f"{ccq.id}: {one} lies outside the answer")
+            dropped = self._logs[partition].dropped
+            demand(one.last <= dropped, f"{ccq.id}: {one} is there, only {dropped} are dropped")
+            if self.spares_readers:
+                known_at = self._submitted.get(ccq.id, 0.0) + self.agreement_s
+                before = [u for at, p, u in self._drops if p == partition and at <= known_at]
+                has = max([self._tokens.get(ccq.id, Cursor())[partition], *before])
+                demand(one.last <= has, f"{ccq.id}: retention passed its readers to {one}")
 
     def acknowledge(self, partition: int, *, batch: tuple[str, int], sequence: int) -> None:
         """Remembers that a producer was told that its batch is durable."""
@@ -122,9 +163,19 @@ class Checker:
         for key, sequence in self._acknowledged.items():
             demand(found.get(key) == [sequence], f"batch {key} was acknowledged and is not there")
 
+    def owed(self, ccq: Ccq, gone: Iterable[Stretch]) -> set[Path]:
+        """What a reader must have in the end that was told that some is gone."""
+        gone = tuple(gone)
+        return {path for path in self.truth(ccq) if not is_gone(path, gone)}
+
     def truth(self, ccq: Ccq) -> set[Path]:
         """Everything committed that matches (invariant 1)."""
         return {p for log in self._logs.values() for p in scan(ccq, log, after=0, until=log.end)}
+
+
+def is_gone(path: Path, gone: Iterable[Stretch]) -> bool:
+    """Whether a path lies in one of the stretches."""
+    return any(one.partition == path[0] and one.first <= path[1] <= one.last for one in gone)
 
 
 def demand(holds: bool, otherwise: str) -> None:

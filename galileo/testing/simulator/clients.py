@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from galileo.ccq import token
@@ -18,8 +19,9 @@ from galileo.ccq.events import (
     RefuseSubmit,
     SubmitRequested,
 )
+from galileo.ccq.gone import stretches
 from galileo.ccq.model import Ccq, Failure
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import ORIGIN, Cursor, Stretch
 from galileo.testing.simulator.checker import Checker, demand
 from galileo.testing.simulator.logs import Log, Path, scan, to_paths
 from galileo.testing.simulator.loop import Loop, Violation
@@ -115,6 +117,7 @@ class Reader(_Client):
     Attributes:
         ccq: None for one that has not begun to follow another's CCQ.
         delivered: the paths that its application has, by answer.
+        gone: what it was told that retention had dropped, or had dropped before it began.
         ended: the kind of the final refusal.
     """
 
@@ -123,6 +126,7 @@ class Reader(_Client):
         self.ccq = ccq
         self.token: str | None = None
         self.delivered: dict[Path, None] = {}
+        self.gone: list[Stretch] = []
         self.ended = ""
         self.answered: set[Cursor] = set()
         self._awaited: int | None = None
@@ -137,13 +141,14 @@ class Reader(_Client):
         node = self.world.any_node()
 
         def ask() -> None:
-            paths, reached = _initial(self.world, node, self.ccq)
-            event = SubmitRequested(request, self.ccq, reached, need_bytes=1 << 20)
-            node.ask(event, lambda effect: self.back(node, lambda: take(effect, paths, reached)))
+            initial = _initial(self.world, node, self.ccq)
+            self.world.checker.present(self.ccq.id, initial.reached)
+            event = SubmitRequested(request, self.ccq, initial.reached, need_bytes=1 << 20)
+            node.ask(event, lambda effect: self.back(node, lambda: take(effect, initial)))
 
-        def take(effect: ContinuousEffect, paths: list[Path], reached: Cursor) -> None:
+        def take(effect: ContinuousEffect, initial: _Initial) -> None:
             if self._awaited == request:
-                self._on_submitted(effect, paths, reached)
+                self._on_submitted(effect, initial)
 
         self.call(node, ask)
 
@@ -155,6 +160,7 @@ class Reader(_Client):
         self.ccq = other.ccq
         self.token = token.encode(self.ccq.id, ORIGIN) if is_from_start else other.token
         self.delivered = {} if is_from_start else dict(other.delivered)
+        self.gone = [] if is_from_start else list(other.gone)
         self._fetch()
 
     def crash(self) -> None:
@@ -186,7 +192,7 @@ class Reader(_Client):
         if self._awaited == request:
             self._fetch()
 
-    def _on_submitted(self, effect: ContinuousEffect, paths: list[Path], reached: Cursor) -> None:
+    def _on_submitted(self, effect: ContinuousEffect, initial: _Initial) -> None:
         if isinstance(effect, RefuseSubmit):
             self.loop.counters["submissions refused"] += 1
             if effect.failure.kind == "unavailable":
@@ -195,8 +201,11 @@ class Reader(_Client):
                 self._on_final(effect.failure)
             return
         assert isinstance(effect, AnswerSubmit)
-        self.world.checker.verify_initial(self.ccq, paths, reached)
-        self._store(paths, reached)
+        paths, reached, dropped = initial.paths, initial.reached, initial.dropped
+        self.world.checker.verify_initial(
+            self.ccq, paths, reached, dropped=dropped, now=self.loop.now
+        )
+        self._store(paths, reached, stretches(ORIGIN, dropped))
         self._target = effect.coordinator
         for act in self._followers:
             act()
@@ -206,6 +215,7 @@ class Reader(_Client):
         assert self.token is not None
         request = self._await(self._fetch)
         cursor = token.decode(self.token, ccq_id=self.ccq.id)
+        self.world.checker.present(self.ccq.id, cursor)
         self._request(request, cursor, lambda effect: self._on_answer(request, effect))
 
     def _request(
@@ -248,7 +258,7 @@ class Reader(_Client):
         if not self.world.is_calm and self.loop.chance(0.03):
             self.crash()  # The answer has come and is not stored: it has to come again.
             return
-        self._store(to_paths(answer.labels), answer.cursor)
+        self._store(to_paths(answer.labels), answer.cursor, answer.gone)
         if answer.more:
             self.loop.counters["answers cut"] += 1
             self._fetch()
@@ -271,7 +281,8 @@ class Reader(_Client):
         demand(allowed.get(failure.kind, False), f"{self.name}: {failure.message}")
         self.ended, self._awaited = failure.kind, None
 
-    def _store(self, paths: list[Path], cursor: Cursor) -> None:
+    def _store(self, paths: list[Path], cursor: Cursor, gone: Iterable[Stretch]) -> None:
+        self.gone += gone
         for path in paths:
             if path in self.delivered:
                 raise Violation(f"{self.name}: {path} was delivered twice")
@@ -316,13 +327,22 @@ class Reader(_Client):
         self.loop.after(PATIENCE_S, again)
 
 
-def _initial(world: Service, node: Node, ccq: Ccq) -> tuple[list[Path], Cursor]:
+@dataclass(frozen=True, slots=True)
+class _Initial:
+    """A CCQ's first result: what is stored up to `reached`, which lacks what was dropped."""
+
+    paths: list[Path]
+    reached: Cursor
+    dropped: Cursor
+
+
+def _initial(world: Service, node: Node, ccq: Ccq) -> _Initial:
     """The initial result, as far as the partitions answer to `node`."""
     paths: list[Path] = []
-    reached = {}
+    reached, dropped = {}, {}
     for partition, log in world.logs.items():
         owner = world.owner(partition)
         if owner.serves and world.network.connects(node.name, owner.name):
-            reached[partition] = log.end
-            paths += scan(ccq, log, after=0, until=log.end)
-    return paths, Cursor(reached)
+            reached[partition], dropped[partition] = log.end, log.dropped
+            paths += scan(ccq, log, after=log.dropped, until=log.end)
+    return _Initial(paths, Cursor(reached), Cursor(dropped))

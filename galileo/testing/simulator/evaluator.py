@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from galileo.ccq.events import (
@@ -18,7 +18,7 @@ from galileo.ccq.events import (
     StartCycle,
 )
 from galileo.ccq.model import Failure
-from galileo.cursor import Cursor
+from galileo.cursor import ORIGIN, Cursor
 from galileo.testing.simulator.logs import Log, Path, scan, to_labels
 from galileo.testing.simulator.loop import Loop
 
@@ -52,7 +52,10 @@ USUAL_TROUBLE = Trouble(fails=0.01, is_lost=0.01, is_slow=0.06, falls_short=0.1)
 class Evaluator:
     """See the module. Answers go to `answer`, which drops those of an earlier life."""
 
-    def __init__(self, loop: Loop, *, reachable: Reachable, evaluate: Evaluate) -> None:
+    def __init__(
+        self, loop: Loop, *, reachable: Reachable, evaluate: Evaluate, conceals: bool = False
+    ) -> None:
+        self._conceals = conceals
         self._loop = loop
         self._reachable = reachable
         self._evaluate = evaluate
@@ -105,32 +108,45 @@ class Evaluator:
             end = log.end
             if end > least and self._loop.chance(trouble.falls_short):
                 end = self._loop.random.randint(least, end)
-            logs[partition] = Log(partition, log.commits[:end])
-        return self._evaluate(item, logs, wall=wall)
+            logs[partition] = Log(partition, log.commits[:end], dropped=min(log.dropped, end))
+        found = self._evaluate(item, logs, wall=wall)
+        return replace(found, gone=ORIGIN) if self._conceals else found
 
     def _rescan(self, effect: Backfill) -> BackfillFinished:
         paths: list[Path] = []
-        reached, missing = {}, []
+        reached, missing, gone = {}, [], {}
         for partition, until in effect.until.items():
             log = self._reachable(partition)
             if log is None:
                 missing.append(partition)
                 continue
             reached[partition] = effect.after[partition]
+            bound = min(until, log.dropped)
+            if bound > reached[partition] and not self._conceals:
+                gone[partition] = bound
+            reached[partition] = max(bound, reached[partition])
             while reached[partition] < until and len(paths) < effect.labels_max:
                 at = reached[partition]
                 paths += scan(effect.ccq, log, after=at, until=at + 1)
                 reached[partition] = at + 1
         self._loop.counters["backfills"] += 1
-        return BackfillFinished(effect.request, to_labels(paths), Cursor(reached), tuple(missing))
+        found = to_labels(paths)
+        told = Cursor(reached), tuple(missing), Cursor(gone)
+        return BackfillFinished(effect.request, found, *told)
 
 
 def by_sequence(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:
-    """What production does: all commits past the item's cursor, up to what the log has."""
+    """What production does: all commits past the item's cursor, up to what the log has; those
+    that were dropped are named instead.
+    """
     paths: list[Path] = []
-    reached = {}
+    reached, gone = {}, {}
     for partition, log in logs.items():
-        paths += scan(item.ccq, log, after=item.after[partition], until=log.end)
+        after = max(item.after[partition], log.dropped)
+        paths += scan(item.ccq, log, after=after, until=log.end)
         reached[partition] = max(log.end, item.after[partition])
-    labels = to_labels(paths)
-    return CycleResult(item.ccq.id, item.term, item.after, labels, Cursor(reached))
+        if log.dropped > item.after[partition]:
+            gone[partition] = log.dropped
+    return CycleResult(
+        *(item.ccq.id, item.term, item.after, to_labels(paths), Cursor(reached)), gone=Cursor(gone)
+    )

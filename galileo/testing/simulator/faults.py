@@ -24,6 +24,7 @@ FAULTS = (
     "crash_client",
     "forge",
     "crash_leader",
+    "drain",
 )
 """What strikes at random, each as often as the others."""
 ALWAYS = ("crash_in_step", "trouble", "stragglers")
@@ -76,6 +77,7 @@ class Faults:
         for node in world.nodes:
             node.wake()
             self._boot(node)
+            node.drain(is_on=False)
 
     def _again(self) -> None:
         def strike() -> None:
@@ -108,6 +110,15 @@ class Faults:
     def _boot(node: Node) -> None:
         if not node.is_up:
             node.boot()
+
+    def _drain(self) -> None:
+        """A node gives away what it coordinates; nothing is broken by that."""
+        node = self._random.choice(self._world.nodes)
+        self._loop.counters["drains of coordinators"] += bool(
+            node.is_up and node.machine.coordinated
+        )
+        node.drain(is_on=True)
+        self._for_a_while(6.0, lambda: node.drain(is_on=False))
 
     def _pause(self) -> None:
         node = self._random.choice(self._world.nodes)

@@ -32,11 +32,16 @@ class Commit:
 
 @dataclass(slots=True)
 class Log:
-    """One partition: durable commits, then those that the disk may still lose."""
+    """One partition: durable commits, then those that the disk may still lose.
+
+    Attributes:
+        dropped: commits up to here are gone for all but the judge, and recognised for ever.
+    """
 
     partition: int
     commits: list[Commit] = field(default_factory=list)
     pending: list[Commit] = field(default_factory=list)
+    dropped: int = 0
 
     def append(self, values: tuple[int, ...], batch: tuple[str, int], wall: float) -> Commit:
         sequence = len(self.commits) + len(self.pending) + 1
@@ -84,7 +89,7 @@ def keeps(sampler: SamplerSpec, path: Path) -> bool:
 
 
 def scan(ccq: Ccq, log: Log, *, after: int, until: int) -> list[Path]:
-    """The sampled matches with after < sequence <= until."""
+    """The sampled matches with after < sequence <= until, whether they were dropped or not."""
     return [path for commit in log.commits[after:until] for path in matches(ccq, commit)]
 
 

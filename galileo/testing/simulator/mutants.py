@@ -65,7 +65,7 @@ def _on(state: type[NodeState]) -> type[Continuous]:
 class _PaperCache(LabelCache):
     """Keeps what it is given, whatever it had before."""
 
-    def append(self, labels: PackedLabels | None, *, reached: Cursor) -> int:
+    def append(self, labels: PackedLabels | None, *, reached: Cursor, gone: Cursor = ORIGIN) -> int:
         self.until = self.until.join(reached)
         if labels is not None:
             self._add(labels)
@@ -172,7 +172,7 @@ class _NoBackfill(Fetches):
 class _TakeAll(LabelCache):
     """Appends a result without a look at what it knows already."""
 
-    def append(self, labels: PackedLabels | None, *, reached: Cursor) -> int:
+    def append(self, labels: PackedLabels | None, *, reached: Cursor, gone: Cursor = ORIGIN) -> int:
         self.until = self.until.join(reached)
         if labels is not None:
             self._add(labels)
@@ -265,6 +265,7 @@ class _ResumeInTerm(Continuous):
         for ccq_id in self.state.resuming:
             record = self.state.tracker.records[ccq_id]
             self.state.led[ccq_id] = Coordination(record, now=now, options=self.state.options)
+            self.state.begun.append(ccq_id)
         self.state.resuming = {}
         return effects
 
@@ -289,6 +290,8 @@ VARIANTS: dict[str, Variant] = {
     "no_producer_dedup": Variant(conduct=Conduct(stores_batches_again=True)),
     "advance_before_store": Variant(conduct=Conduct(stores_token_first=True)),
     "accept_stale_reply": Variant(conduct=Conduct(takes_stale_answers=True)),
+    "drop_past_readers": Variant(conduct=Conduct(drops_what_is_unfetched=True)),
+    "conceal_what_is_gone": Variant(conduct=Conduct(conceals_what_is_gone=True)),
     "ignore_terms": Variant(_on(_IgnoreTerms)),
     "reuse_terms": Variant(_on(_ReuseTerms)),
     "count_terms": Variant(_on(_CountTerms)),

@@ -16,8 +16,11 @@ from galileo.ccq.events import (
     ConfirmSequences,
     ContinuousEffect,
     ContinuousEvent,
+    DrainRequested,
     FetchRequested,
+    GatherPacks,
     MessageArrived,
+    PacksGathered,
     PurgeRecord,
     RedirectFetch,
     RefuseCancel,
@@ -48,6 +51,7 @@ from galileo.testing.simulator.variants import Variant
 
 TICK_S = 0.1
 SYNC_MEAN_S = 0.06
+GATHER_S = 0.05
 EPOCH_WALL = 1_700_000_000.0
 MEMBERSHIP = membership.MembershipOptions(heartbeat_interval_s=0.4, dead_after_s=1.6, lag_max_s=0.8)
 
@@ -107,7 +111,10 @@ class Node:
         self._inbox: list[Callable[[], None]] = []
         self._replies: dict[int, Reply] = {}
         self._evaluator = Evaluator(
-            self._loop, reachable=self._reachable, evaluate=world.variant.evaluate
+            self._loop,
+            reachable=self._reachable,
+            evaluate=world.variant.evaluate,
+            conceals=world.variant.conduct.conceals_what_is_gone,
         )
 
     @property
@@ -163,6 +170,10 @@ class Node:
             inbox, self._inbox = self._inbox, []
             for action in inbox:
                 self.receive(action)
+
+    def drain(self, *, is_on: bool) -> None:
+        if self.serves:
+            self.feed(DrainRequested(is_on))
 
     def receive(self, action: Callable[[], None]) -> None:
         """Something comes in: now, after the pause, or never."""
@@ -273,7 +284,7 @@ class Node:
             return None
         log = self._world.logs[partition]
         if self._world.variant.conduct.evaluates_unsynced:
-            return Log(partition, log.commits + log.pending)
+            return Log(partition, log.commits + log.pending, dropped=log.dropped)
         return log
 
     def _answer(self, event: ContinuousEvent) -> None:
@@ -311,6 +322,10 @@ class Node:
             case ConfirmSequences():
                 self._loop.counters["tokens ahead"] += 1
                 self._loop.after(self._loop.delay(0.02), lambda: answer(self._confirm(effect)))
+            case GatherPacks(ccq, term, labels):
+                self._loop.counters["packs gathered"] += 1
+                done = PacksGathered(ccq.id, term, labels.gathered(compressed=False))
+                self._loop.after(GATHER_S, lambda: answer(done))
             case AbandonCycle():
                 self._loop.counters["cycles abandoned"] += 1
 

@@ -18,6 +18,8 @@ class Conduct:
         stores_batches_again: storage does not recognise a repeated batch.
         stores_token_first: readers store the token, and their labels in a second step.
         takes_stale_answers: readers take an answer that they no longer wait for.
+        drops_what_is_unfetched: retention passes readers though it must not.
+        conceals_what_is_gone: scans say that they saw everything, what was dropped included.
     """
 
     replies_before_sync: bool = False
@@ -25,6 +27,8 @@ class Conduct:
     stores_batches_again: bool = False
     stores_token_first: bool = False
     takes_stale_answers: bool = False
+    drops_what_is_unfetched: bool = False
+    conceals_what_is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from galileo.testing.simulator.loop import Loop
 from galileo.testing.simulator.mutants import VARIANTS
 from galileo.testing.simulator.network import Network
 from galileo.testing.simulator.node import EPOCH_WALL, Node
+from galileo.testing.simulator.retention import AGREEMENT_S, Retention
 
 FAULTS_UNTIL_S = 18.0
 DRAIN_MAX_S = 25.0
@@ -70,6 +71,9 @@ class World:
         self.producers = [Producer(f"p{i}", self) for i in range(2)]
         self.readers = self._make_readers()
         self.faults = Faults(self, without=without)
+        self.retention = Retention(self, seed)
+        self.checker.spares_readers = not self.retention.past_readers
+        self.checker.agreement_s = AGREEMENT_S
 
     # --- what nodes and clients see -----------------------------------------------------
 
@@ -94,12 +98,14 @@ class World:
             cycle_timeout_s=2.0,
             cycle_retry_max_s=2.0,
             cache_bytes_max=self._cache_bytes_max,
+            chunks_gathered=3,
             confirm_timeout_s=0.5,
             backfill_timeout_s=2.0,
             submit_timeout_s=3.0,
             locate_timeout_s=1.5,
             takeover_stagger_s=0.7,
             resume_check_s=0.6,
+            agreement_s=AGREEMENT_S,
             expiry_grace_s=4.0,
             tombstone_slack_s=12.0,
         )
@@ -123,6 +129,7 @@ class World:
         if len(self.readers) > 3:
             loop.after(loop.random.uniform(4.0, 20.0), self.readers[2].cancel)
         loop.after(1.5, self.faults.start)
+        self.retention.start()
         loop.run_until(FAULTS_UNTIL_S)
         self._end_well()
         delivered = sum(len(reader.delivered) for reader in self.readers)
@@ -148,7 +155,7 @@ class World:
 
     def _is_quiet(self) -> bool:
         live = [reader for reader in self.readers if not reader.ended]
-        is_read = all(set(r.delivered) == self.checker.truth(r.ccq) for r in live)
+        is_read = all(set(r.delivered) >= self.checker.owed(r.ccq, r.gone) for r in live)
         return is_read and self._are_led_once() and self._ends_are_known()
 
     def _are_led_once(self) -> bool:
@@ -167,7 +174,8 @@ class World:
         for reader in self.readers:
             if not reader.ended:
                 truth, got = self.checker.truth(reader.ccq), set(reader.delivered)
-                demand(not truth - got, f"{reader.name} lacks {sorted(truth - got)[:5]}")
+                lacking = self.checker.owed(reader.ccq, reader.gone) - got
+                demand(not lacking, f"{reader.name} lacks {sorted(lacking)[:5]}")
                 demand(not got - truth, f"{reader.name} made up {sorted(got - truth)[:5]}")
         demand(self._are_led_once(), f"not one coordinator each: {self._leaders()}")
         demand(self._ends_are_known(), "an ended CCQ lives on")

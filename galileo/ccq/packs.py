@@ -1,0 +1,199 @@
+"""Labels of continuous queries as caches keep them: packed, with a list of their commits.
+
+What a fetch or a cycle decides about labels it decides commit by commit: which are new, which a
+client has, where an answer is cut. The list says where each commit's labels are, so all of that is
+done without unpacking, and takes as long as there are commits. Packing, unpacking and sorting cost
+time in proportion to the labels; only `packed`, `labels` and `to_bytes` do it, and they belong into
+a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from galileo.cursor import Cursor
+from galileo.labels import LabelSet, cut_between_commits
+from galileo.model.schema import Schema
+from galileo.packing import ROWS_MAX, pack, unpack
+
+PACK_BYTES_MAX = 16 << 20
+"""Labels of one pack before they are packed; a single label may exceed it."""
+
+Commits = npt.NDArray[np.int64]
+_PARTITION, _SEQUENCE, _START, _COUNT = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Some labels, packed in the order of their commits.
+
+    Attributes:
+        data: of `rows` labels.
+        commits: partitions, sequences, first rows and numbers of rows, one column for each
+            commit that counts; what else `data` holds does not.
+        share: labels of `data` that came with this pack, where others hold the rest; 0: all.
+    """
+
+    data: bytes
+    rows: int
+    commits: Commits
+    share: int = 0
+
+    @staticmethod
+    def of(labels: LabelSet, *, compressed: bool) -> Pack:
+        """The labels, which are in commit order, packed."""
+        partitions, sequences = labels.partitions, labels.sequences
+        differs = (np.diff(partitions) != 0) | (np.diff(sequences) != 0)
+        starts = np.flatnonzero(np.concatenate(([True], differs)))
+        counts = np.diff(np.append(starts, len(labels)))
+        commits = np.stack((partitions[starts], sequences[starts], starts, counts))
+        data = pack(labels.table, compressed=compressed)
+        return Pack(data, len(labels), commits.astype(np.int64))
+
+    def __len__(self) -> int:
+        return int(self.commits[_COUNT].sum())
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory; of labels that are packed with others' its share."""
+        share = len(self.data) * self.share // self.rows if self.share else len(self.data)
+        return share + self.commits.nbytes
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self) == self.rows
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> Pack:
+        """The commits of the mask alone; shares the packed labels."""
+        return self if mask.all() else Pack(self.data, self.rows, self.commits[:, mask], self.share)
+
+    def past(self, cursor: Cursor) -> npt.NDArray[np.bool_]:
+        """Which commits lie after `cursor`."""
+        return cursor.past(self.commits[_PARTITION].astype(np.int32), self.commits[_SEQUENCE])
+
+    def table(self, schema: pa.Schema) -> pa.Table:
+        table = unpack(self.data, schema)
+        if self.is_whole:
+            return table
+        edges = np.zeros(self.rows + 1, dtype=np.int8)
+        edges[self.commits[_START]] += 1
+        edges[self.commits[_START] + self.commits[_COUNT]] -= 1
+        return table.filter(pa.array(np.cumsum(edges[:-1]) > 0))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PackedLabels:
+    """Labels of one dataset in packs; of each partition in the order of its commits.
+
+    Between partitions there is no order.
+    """
+
+    schema: Schema
+    packs: tuple[Pack, ...]
+
+    @staticmethod
+    def concat(parts: Iterable[PackedLabels | None]) -> PackedLabels | None:
+        """All labels, those of a partition in the order of the parts; None where there are none."""
+        some = [part for part in parts if part is not None and part.packs]
+        if not some:
+            return None
+        return PackedLabels(some[0].schema, tuple(pack for part in some for pack in part.packs))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.packs))
+
+    def __repr__(self) -> str:
+        return f"<PackedLabels {self.schema.name}: {len(self):,} labels>"
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        return sum(pack.size for pack in self.packs)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its packs hold nothing else, so that they can be passed on as they are."""
+        return all(pack.is_whole for pack in self.packs)
+
+    def after(self, cursor: Cursor) -> PackedLabels:
+        """The labels whose commits lie past `cursor`."""
+        return self._where((pack, pack.past(cursor)) for pack in self.packs)
+
+    def until(self, cursor: Cursor) -> PackedLabels:
+        """The labels whose commits lie at or before `cursor`."""
+        return self._where((pack, ~pack.past(cursor)) for pack in self.packs)
+
+    def cut(self, *, reached: Cursor, labels_max: int) -> tuple[PackedLabels, Cursor]:
+        """As many whole commits as `labels_max` allows; see `galileo.labels.first_commits`.
+
+        Returns:
+            What is kept, and up to where it is complete.
+        """
+        if len(self) <= labels_max:
+            return self, reached
+        commits = np.concatenate([pack.commits for pack in self.packs], axis=1)
+        commits = commits[:, np.lexsort((commits[_SEQUENCE], commits[_PARTITION]))]
+        # A large commit can lie in several packs.
+        differs = np.diff(commits[:_START]).any(axis=0)
+        starts = np.flatnonzero(np.concatenate(([True], differs)))
+        until = cut_between_commits(
+            commits[_PARTITION, starts].astype(np.int32),
+            commits[_SEQUENCE, starts],
+            np.add.reduceat(commits[_COUNT], starts),
+            reached=reached,
+            labels_max=labels_max,
+        )
+        return self.until(until), until
+
+    def gathered(self, *, compressed: bool) -> PackedLabels | None:
+        """The same labels in as few packs as may be; None where there are none."""
+        return packed(self.labels(), compressed=compressed)
+
+    def labels(self) -> LabelSet:
+        """The labels, unpacked."""
+        tables = [pack.table(self.schema.label_schema) for pack in self.packs]
+        empty = self.schema.label_schema.empty_table()
+        return LabelSet(self.schema, pa.concat_tables(tables) if tables else empty)
+
+    def to_bytes(self, *, compressed: bool = False) -> list[bytes]:
+        """What `galileo.packing.unpack` takes; packs that hold more are packed anew."""
+        schema = self.schema.label_schema
+        return [
+            one.data if one.is_whole else pack(one.table(schema), compressed=compressed)
+            for one in self.packs
+        ]
+
+    def _where(self, masked: Iterable[tuple[Pack, npt.NDArray[np.bool_]]]) -> PackedLabels:
+        packs = tuple(pack.where(mask) for pack, mask in masked if mask.any())
+        return PackedLabels(self.schema, packs)
+
+
+def packed(labels: LabelSet, *, compressed: bool) -> PackedLabels | None:
+    """The labels, in any order, packed; None where there are none."""
+    if len(labels) == 0:
+        return None
+    if not _is_in_commit_order(labels):
+        labels = labels.in_commit_order()
+    packs = tuple(Pack.of(piece, compressed=compressed) for piece in _pieces(labels))
+    return PackedLabels(labels.schema, packs)
+
+
+def _is_in_commit_order(labels: LabelSet) -> bool:
+    """By partition, then sequence, then row; much cheaper to see than to sort."""
+    steps = [np.diff(key) for key in (labels.partitions, labels.sequences, labels.rows)]
+    partition, sequence, row = steps
+    same = partition == 0
+    is_sorted = (partition > 0) | (same & (sequence > 0)) | (same & (sequence == 0) & (row >= 0))
+    return bool(is_sorted.all())
+
+
+def _pieces(labels: LabelSet) -> Iterator[LabelSet]:
+    size = labels.table.nbytes
+    rows = max(1, min(ROWS_MAX, len(labels) * PACK_BYTES_MAX // max(size, 1)))
+    for start in range(0, len(labels), rows):
+        yield labels.slice(start, start + rows)

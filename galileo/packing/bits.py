@@ -1,0 +1,100 @@
+"""Whole numbers of `width` bits each, side by side.
+
+Many numbers are laid out in as many rows as a word has bits, number i in lane i modulo their
+count, and each lane's numbers fill `width` words: every shift then works on all lanes at once. A
+word is the narrowest that holds a number. Few numbers take the bytes that their bits need and no
+more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from galileo.packing.streams import Reader, Writer
+
+Numbers = npt.NDArray[np.uint64]
+
+WORD = 64
+LANES_MIN = 4
+"""Fewer lanes are not worth it: their last words would be empty for the most part."""
+_TYPES: dict[int, Any] = {
+    8: np.dtype("<u1"),
+    16: np.dtype("<u2"),
+    32: np.dtype("<u4"),
+    64: np.dtype("<u8"),
+}
+
+
+def put_bits(writer: Writer, numbers: Numbers, *, width: int) -> None:
+    """Appends numbers below 2**width; how many and how wide is for the reader to know."""
+    if width == 0 or len(numbers) == 0:
+        return
+    if width in _TYPES:
+        writer.put(numbers.astype(_TYPES[width]).tobytes())
+    elif len(numbers) < LANES_MIN * _word(width):
+        places = np.arange(width, dtype=np.uint64)
+        flags = ((numbers[:, None] >> places) & np.uint64(1)).astype(np.uint8)
+        writer.put(np.packbits(flags, bitorder="little").tobytes())
+    else:
+        writer.put(_to_words(numbers, width).tobytes())
+
+
+def take_bits(reader: Reader, *, count: int, width: int) -> Numbers:
+    """The numbers that `put_bits` appended."""
+    if width == 0 or count == 0:
+        return np.zeros(count, dtype=np.uint64)
+    word = _word(width)
+    if width in _TYPES:
+        data = reader.take(count * width // 8)
+        return np.frombuffer(data, dtype=_TYPES[width]).astype(np.uint64)
+    if count < LANES_MIN * word:
+        bits = np.frombuffer(reader.take(-(-count * width // 8)), dtype=np.uint8)
+        flags = np.zeros((count, WORD), dtype=np.uint8)
+        flags[:, :width] = np.unpackbits(bits, count=count * width, bitorder="little").reshape(
+            count, width
+        )
+        numbers: Numbers = np.packbits(flags, axis=1, bitorder="little").view("<u8").reshape(-1)
+        return numbers
+    lanes = -(-count // word)
+    words = np.frombuffer(reader.take(word // 8 * width * lanes), dtype=_TYPES[word])
+    return _from_words(words.reshape(width, lanes), width)[:count].astype(np.uint64)
+
+
+def _word(width: int) -> int:
+    """Bits of the words that numbers of this width are laid out in."""
+    return next(word for word in _TYPES if width <= word)
+
+
+def _to_words(numbers: Numbers, width: int) -> npt.NDArray[Any]:
+    word = _word(width)
+    kind, lanes = _TYPES[word], -(-len(numbers) // word)
+    rows = np.zeros(word * lanes, dtype=kind)
+    rows[: len(numbers)] = numbers
+    rows = rows.reshape(word, lanes)
+    words = np.zeros((width, lanes), dtype=kind)
+    shifted = np.empty(lanes, dtype=kind)
+    for position in range(word):
+        at, offset = divmod(position * width, word)
+        words[at] |= np.left_shift(rows[position], kind.type(offset), out=shifted)
+        if offset + width > word:
+            words[at + 1] |= np.right_shift(rows[position], kind.type(word - offset), out=shifted)
+    return words
+
+
+def _from_words(words: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
+    word, lanes = _word(width), words.shape[1]
+    kind = _TYPES[word]
+    rows = np.empty((word, lanes), dtype=kind)
+    shifted = np.empty(lanes, dtype=kind)
+    mask = kind.type(2**width - 1)
+    for position in range(word):
+        at, offset = divmod(position * width, word)
+        row = rows[position]
+        np.right_shift(words[at], kind.type(offset), out=row)
+        if offset + width > word:
+            row |= np.left_shift(words[at + 1], kind.type(word - offset), out=shifted)
+        row &= mask
+    return rows.reshape(-1)

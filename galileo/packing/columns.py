@@ -1,0 +1,213 @@
+"""Arrow columns as columns of 64-bit numbers, and back, bit for bit.
+
+Integers, times and truth values are numbers already. Texts become codes into the list of those
+that occur. Most floats are decimals: 290.5 is 2905 tenths. Where nearly all values of a column
+are a whole number of some power of ten, these are written, and the others (NaN, -0.0, thirds)
+beside them as they are; other columns by the bits of their floats, in half as many bits where
+all are single-precision values. Missing values take the place of the value before them.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.packing.bits import Numbers
+from galileo.packing.integers import checked_codes, put_numbers, take_numbers
+from galileo.packing.streams import Reader, Writer, damaged
+
+DECIMALS_MAX = 6
+SAMPLE = 64
+ODD_SHARE = 16
+"""A column may have one odd value among so many and still be written as decimals."""
+
+_WHOLE_MAX = 2.0**52
+_TEXT_BYTES_MAX = 1 << 30
+
+Mask = npt.NDArray[np.bool_]
+
+
+class _Floats(enum.IntEnum):
+    DECIMAL = 0
+    SINGLE = 1
+    DOUBLE = 2
+
+
+def put_column(writer: Writer, column: pa.Array) -> None:
+    """Appends a column of int32, int64, uint64, float64, bool, string or timestamps."""
+    writer.put_number(int(column.null_count > 0))
+    if column.null_count:
+        put_numbers(writer, column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint64))
+        column = _filled(column)
+    kind = column.type
+    if pa.types.is_string(kind):
+        _put_texts(writer, column)
+    elif pa.types.is_floating(kind):
+        _put_floats(writer, column.to_numpy())
+    elif pa.types.is_boolean(kind):
+        put_numbers(writer, column.to_numpy(zero_copy_only=False).astype(np.uint64))
+    else:
+        put_numbers(writer, to_numbers(column))
+
+
+def take_column(reader: Reader, kind: pa.DataType, *, count: int) -> pa.Array:
+    """The column that `put_column` appended."""
+    missing = None
+    if reader.take_number(most=1):
+        missing = take_numbers(reader, count=count) == 0
+    if pa.types.is_string(kind):
+        return _take_texts(reader, count=count, missing=missing)
+    if pa.types.is_floating(kind):
+        return pa.array(_take_floats(reader, count), mask=missing, from_pandas=False)
+    numbers = take_numbers(reader, count=count)
+    if pa.types.is_boolean(kind):
+        return pa.array(numbers.astype(np.bool_), mask=missing)
+    return from_numbers(numbers, kind, missing=missing)
+
+
+def to_numbers(column: pa.Array) -> Numbers:
+    """A column without missing values of int32, int64, uint64 or timestamps."""
+    if pa.types.is_uint64(column.type):
+        numbers: Numbers = column.to_numpy()
+    elif pa.types.is_int32(column.type):
+        numbers = column.to_numpy().astype(np.int64).view(np.uint64)
+    else:
+        numbers = column.view(pa.int64()).to_numpy().view(np.uint64)
+    return numbers
+
+
+def from_numbers(numbers: Numbers, kind: pa.DataType, *, missing: Mask | None = None) -> pa.Array:
+    """The inverse of `to_numbers`, without a look at missing values."""
+    if pa.types.is_uint64(kind):
+        return pa.array(numbers, mask=missing)
+    signed = numbers.view(np.int64)
+    if pa.types.is_int32(kind):
+        return pa.array(signed.astype(np.int32), mask=missing)
+    return pa.array(signed, mask=missing).view(kind)
+
+
+def _filled(column: pa.Array) -> pa.Array:
+    """Missing values replaced by the one before them, so that neighbours stay alike."""
+    filled = pc.fill_null_forward(column)
+    if filled.null_count:
+        first = filled.drop_null()[:1]
+        filled = filled.fill_null(first[0] if len(first) else _zero(column.type))
+    return filled
+
+
+def _zero(kind: pa.DataType) -> pa.Scalar:
+    return pa.scalar("", kind) if pa.types.is_string(kind) else pa.scalar(0, pa.int64()).cast(kind)
+
+
+# --- texts ------------------------------------------------------------------------------------
+
+
+def _put_texts(writer: Writer, column: pa.Array) -> None:
+    coded = column.dictionary_encode()
+    distinct = [text.encode() for text in coded.dictionary.to_pylist()]
+    writer.put_number(len(distinct))
+    put_numbers(writer, np.array([len(text) for text in distinct], dtype=np.uint64))
+    writer.put(b"".join(distinct))
+    put_numbers(writer, coded.indices.to_numpy().astype(np.uint64))
+
+
+def _take_texts(reader: Reader, *, count: int, missing: Mask | None) -> pa.Array:
+    distinct = reader.take_number(most=count)
+    lengths = take_numbers(reader, count=distinct)
+    if distinct and int(lengths.max()) > _TEXT_BYTES_MAX // distinct:
+        raise damaged("texts of less than 1 GiB", f"one of {lengths.max()} bytes")
+    ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    data = reader.take(int(ends[-1]))
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
+    texts = pa.Array.from_buffers(pa.string(), distinct, buffers)
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise damaged("texts in UTF-8", str(error)) from error
+    codes = checked_codes(take_numbers(reader, count=count), count=distinct)
+    return texts.take(pa.array(codes, mask=missing))
+
+
+# --- floats -----------------------------------------------------------------------------------
+
+
+def _put_floats(writer: Writer, values: npt.NDArray[np.float64]) -> None:
+    with np.errstate(invalid="ignore", over="ignore"):
+        decimals = _decimals(values)
+        if decimals is not None and _put_decimals(writer, values, decimals):
+            return
+        singles = values.astype(np.float32)
+        is_single = np.array_equal(_bits(singles.astype(np.float64)), _bits(values))
+    if is_single:
+        writer.put_number(_Floats.SINGLE)
+        put_numbers(writer, _bits(singles).astype(np.uint64))
+    else:
+        writer.put_number(_Floats.DOUBLE)
+        put_numbers(writer, _bits(values))
+
+
+def _take_floats(reader: Reader, count: int) -> npt.NDArray[np.float64]:
+    way = _Floats(reader.take_number(most=max(_Floats)))
+    if way is _Floats.DECIMAL:
+        return _take_decimals(reader, count)
+    numbers = take_numbers(reader, count=count)
+    if way is _Floats.DOUBLE:
+        return numbers.view(np.float64)
+    with np.errstate(invalid="ignore"):
+        return numbers.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def _decimals(values: npt.NDArray[np.float64]) -> int | None:
+    """How many decimals nearly all of a sample have; None where they have too many."""
+    sample = values[:: max(1, len(values) // SAMPLE)]
+    for decimals in range(DECIMALS_MAX + 1):
+        if len(_odd(sample, _whole(sample, decimals), decimals)) * ODD_SHARE <= len(sample):
+            return decimals
+    return None
+
+
+def _whole(values: npt.NDArray[np.float64], decimals: int) -> npt.NDArray[np.float64]:
+    """The values in units of the last decimal; 0 where that is not a number that fits."""
+    whole = np.rint(values * 10.0**decimals)
+    whole[~(np.abs(whole) < _WHOLE_MAX)] = 0.0
+    return whole
+
+
+def _odd(
+    values: npt.NDArray[np.float64], whole: npt.NDArray[np.float64], decimals: int
+) -> npt.NDArray[np.intp]:
+    """Where the whole numbers do not give the values back, to the bit."""
+    # Through integers as when they are read, where -0.0 is 0.
+    back = whole.astype(np.int64) / 10.0**decimals
+    return np.flatnonzero(_bits(back) != _bits(values))
+
+
+def _put_decimals(writer: Writer, values: npt.NDArray[np.float64], decimals: int) -> bool:
+    whole = _whole(values, decimals)
+    odd = _odd(values, whole, decimals)
+    if len(odd) * ODD_SHARE > len(values):
+        return False
+    writer.put_number(_Floats.DECIMAL)
+    writer.put_number(decimals)
+    put_numbers(writer, whole.astype(np.int64).view(np.uint64))
+    writer.put_number(len(odd))
+    put_numbers(writer, odd.astype(np.uint64))
+    put_numbers(writer, _bits(values[odd]))
+    return True
+
+
+def _take_decimals(reader: Reader, count: int) -> npt.NDArray[np.float64]:
+    decimals = reader.take_number(most=DECIMALS_MAX)
+    values = take_numbers(reader, count=count).view(np.int64) / 10.0**decimals
+    odd = reader.take_number(most=count)
+    places = checked_codes(take_numbers(reader, count=odd), count=count)
+    values[places] = take_numbers(reader, count=odd).view(np.float64)
+    return values
+
+
+def _bits(values: npt.NDArray[np.floating]) -> npt.NDArray[np.unsignedinteger]:
+    return values.view(np.uint64 if values.dtype == np.float64 else np.uint32)

@@ -1,0 +1,74 @@
+"""Bytes that are written piece by piece, and read back with every length checked."""
+
+from __future__ import annotations
+
+from galileo.errors import DataDamaged
+
+_SEVEN = 0x7F
+_VARINT_BYTES_MAX = 10
+
+
+class Writer:
+    """Gathers bytes."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def put(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def put_number(self, number: int) -> None:
+        """A number from 0 to 2**64 - 1, in 1 to 10 bytes of seven bits each, lowest first."""
+        parts = bytearray()
+        while number > _SEVEN:
+            parts.append(number & _SEVEN | 0x80)
+            number >>= 7
+        parts.append(number)
+        self._parts.append(bytes(parts))
+
+    def bytes(self) -> bytes:
+        return b"".join(self._parts)
+
+
+class Reader:
+    """Reads what a `Writer` gathered.
+
+    Raises DataDamaged where it ends early or holds a number out of range.
+    """
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._at == len(self._data)
+
+    def take(self, count: int) -> memoryview:
+        end = self._at + count
+        if end > len(self._data):
+            raise damaged(f"{count} bytes at {self._at}", f"{len(self._data) - self._at}")
+        data = self._data[self._at : end]
+        self._at = end
+        return data
+
+    def rest(self) -> memoryview:
+        return self.take(len(self._data) - self._at)
+
+    def take_number(self, *, most: int = 2**64 - 1) -> int:
+        number = 0
+        for position in range(_VARINT_BYTES_MAX):
+            byte = self.take(1)[0]
+            number |= (byte & _SEVEN) << 7 * position
+            if byte <= _SEVEN:
+                break
+        if number > most:
+            raise damaged(f"a number of at most {most}", str(number))
+        return number
+
+
+def damaged(expected: str, came: str) -> DataDamaged:
+    return DataDamaged(
+        f"expected {expected} in packed labels, got {came}; they were damaged on the way or in "
+        "memory. Fetch them again; if that does not help, look after the machine's memory"
+    )

@@ -1,0 +1,170 @@
+"""Tables of labels as bytes: in memory, and on the wire.
+
+    magic, version | checksum | flags | rows | columns | plain size | body
+
+The body is the columns one behind the other, compressed with LZ4 where that was asked for and
+pays. `unpack(pack(table))` equals the table bit for bit, NaN payloads and signed zeros included.
+The bytes may come from another process: every length in them is checked, and so are they all by
+a CRC-32C.
+"""
+
+from __future__ import annotations
+
+import google_crc32c
+import lz4.block
+import numpy as np
+import pyarrow as pa
+
+from galileo.errors import InputError
+from galileo.packing.bits import Numbers
+from galileo.packing.columns import from_numbers, put_column, take_column, to_numbers
+from galileo.packing.integers import put_numbers, take_numbers
+from galileo.packing.streams import Reader, Writer, damaged
+
+FORMAT_VERSION = 1
+ROWS_MAX = 65_536
+"""Of one packed table; `pack` takes no more."""
+PLAIN_BYTES_MAX = 64 << 20
+
+_MAGIC = b"GL"
+_CHECKSUM_BYTES = 4
+_LZ4 = 1
+
+
+def pack(table: pa.Table, *, compressed: bool) -> bytes:
+    """The table as bytes.
+
+    Args:
+        table: at most `ROWS_MAX` rows of columns of int32, int64, uint64, float64, bool, string
+            or timestamp. Any order will do; labels in commit order take the least.
+        compressed: whether LZ4 may make it smaller.
+    """
+    if table.num_rows > ROWS_MAX:
+        raise ValueError(f"expected at most {ROWS_MAX} rows, got {table.num_rows}")
+    body = _body(table)
+    flags, packed = 0, body
+    if compressed:
+        smaller = lz4.block.compress(body, store_size=False)
+        if len(smaller) < len(body):
+            flags, packed = _LZ4, smaller
+    writer = Writer()
+    for number in (flags, table.num_rows, table.num_columns, len(body)):
+        writer.put_number(number)
+    writer.put(packed)
+    content = writer.bytes()
+    head = _MAGIC + bytes([FORMAT_VERSION])
+    checksum: bytes = google_crc32c.value(content).to_bytes(_CHECKSUM_BYTES, "little")
+    return head + checksum + content
+
+
+def unpack(data: bytes | memoryview, schema: pa.Schema) -> pa.Table:
+    """The table that was packed.
+
+    Args:
+        data: of `pack`.
+        schema: that it had.
+
+    Raises:
+        InputError: it is of another format version or has other columns.
+        DataDamaged: its checksum or a length in it is wrong.
+    """
+    reader = Reader(_checked(data))
+    flags, rows = reader.take_number(most=_LZ4), reader.take_number(most=ROWS_MAX)
+    columns, size = reader.take_number(), reader.take_number(most=PLAIN_BYTES_MAX)
+    if columns != len(schema):
+        raise InputError(f"expected packed labels of {len(schema)} columns, got {columns}")
+    body = Reader(_plain(reader.rest(), size) if flags & _LZ4 else reader.rest())
+    arrays = _columns(body, schema, rows)
+    if not body.is_at_end:
+        raise damaged("nothing behind the last column", "more")
+    for field, array in zip(schema, arrays, strict=True):
+        if array.null_count and not field.nullable:
+            raise InputError(f"expected a value in every row of {field.name!r}, got a null")
+    return pa.table(arrays, schema=schema)
+
+
+def _checked(data: bytes | memoryview) -> memoryview:
+    view = memoryview(data)
+    start = len(_MAGIC) + 1
+    if len(view) < start + _CHECKSUM_BYTES or bytes(view[: len(_MAGIC)]) != _MAGIC:
+        raise damaged("packed labels", f"{len(view)} other bytes")
+    if view[len(_MAGIC)] != FORMAT_VERSION:
+        raise InputError(
+            f"expected labels packed by format {FORMAT_VERSION}, got format {view[len(_MAGIC)]}; "
+            "use the same version of Galileo on both sides"
+        )
+    content = view[start + _CHECKSUM_BYTES :]
+    stored = int.from_bytes(view[start : start + _CHECKSUM_BYTES], "little")
+    if google_crc32c.value(bytes(content)) != stored:
+        raise damaged("the checksum that was written with them", "another")
+    return content
+
+
+def _plain(data: memoryview, size: int) -> bytes:
+    try:
+        plain: bytes = lz4.block.decompress(data, uncompressed_size=size)
+    except lz4.block.LZ4BlockError as error:
+        raise damaged("an LZ4 block", str(error)) from error
+    if len(plain) != size:
+        raise damaged(f"{size} bytes in an LZ4 block", str(len(plain)))
+    return plain
+
+
+def _body(table: pa.Table) -> bytes:
+    writer = Writer()
+    for name in table.column_names:
+        column = _contiguous(table.column(name))
+        if _follows_rows(table.schema, name):
+            counts = to_numbers(_contiguous(table.column("rows")))
+            put_numbers(writer, _without_counts(to_numbers(column), counts))
+        else:
+            put_column(writer, column)
+    return writer.bytes()
+
+
+def _columns(body: Reader, schema: pa.Schema, rows: int) -> list[pa.Array]:
+    arrays: list[pa.Array] = []
+    gaps = None
+    for field in schema:
+        if _follows_rows(schema, field.name):
+            gaps = take_numbers(body, count=rows)
+            arrays.append(None)
+        else:
+            arrays.append(take_column(body, field.type, count=rows))
+    if gaps is not None:
+        counts = to_numbers(arrays[schema.get_field_index("rows")])
+        place = schema.get_field_index("row")
+        arrays[place] = from_numbers(_with_counts(gaps, counts), schema.field(place).type)
+    return arrays
+
+
+def _follows_rows(schema: pa.Schema, name: str) -> bool:
+    """Whether a column is the first row of each path, which follows from those before it."""
+    fields = {field.name: field for field in schema}
+    return (
+        name == "row"
+        and "rows" in fields
+        and all(
+            pa.types.is_int32(fields[one].type) and not fields[one].nullable
+            for one in ("row", "rows")
+        )
+    )
+
+
+def _without_counts(firsts: Numbers, counts: Numbers) -> Numbers:
+    """Each first row less the end of the path before it: 0 where nothing lies between."""
+    ends = firsts + counts
+    gaps = firsts.copy()
+    gaps[1:] -= ends[:-1]
+    return gaps
+
+
+def _with_counts(gaps: Numbers, counts: Numbers) -> Numbers:
+    steps = gaps.copy()
+    steps[1:] += counts[:-1]
+    return np.cumsum(steps, dtype=np.uint64)
+
+
+def _contiguous(column: pa.ChunkedArray) -> pa.Array:
+    joined = column.combine_chunks()
+    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined

@@ -1,0 +1,90 @@
+"""Retention in the simulated world: beginnings of logs are dropped while all else goes on.
+
+The owner of a partition drops as production does: never past what a reader has fetched, unless the
+world's policy lets it; nothing while it is not certain which CCQs there are; and nothing that was
+committed a moment ago. What it drops stays in the log's `commits` for the judge, and is gone for
+everybody else. It draws from a generator of its own, so that a world without retention is what it
+would be if there were none.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Protocol
+
+from galileo.testing.simulator.checker import Checker
+from galileo.testing.simulator.logs import SCHEMA, Log
+from galileo.testing.simulator.loop import Loop
+from galileo.testing.simulator.node import Node
+from galileo.testing.simulator.variants import Variant
+
+CHECK_MEAN_S = 0.5
+SETTLE_S = 7.0
+"""Longer than a submission takes, its first scan included, and until all nodes know of it."""
+AGREEMENT_S = 2.0
+
+
+class Kept(Protocol):
+    """What retention sees of the world."""
+
+    loop: Loop
+    checker: Checker
+    variant: Variant
+    nodes: list[Node]
+
+
+class Retention:
+    """Looks at a random node every now and then, in some worlds.
+
+    Attributes:
+        past_readers: whether it may pass readers; None where there is no retention.
+    """
+
+    def __init__(self, world: Kept, seed: int) -> None:
+        self._world = world
+        self._random = Random(f"retention {seed}")
+        self._seen: dict[tuple[str, int], list[tuple[float, dict[int, int]]]] = {}
+        self.past_readers = self._random.choice((None, None, False, True))
+
+    def start(self) -> None:
+        if self.past_readers is not None:
+            pause_s = self._random.expovariate(1.0 / CHECK_MEAN_S)
+            self._world.loop.after(pause_s, self._look)
+
+    def _look(self) -> None:
+        node = self._random.choice(self._world.nodes)
+        if node.serves:
+            logs = list(node.own_logs())
+            settled = self._settled(node, logs)
+            for log in logs:
+                self._drop(node, log, settled=settled.get(log.partition, 0))
+        self.start()
+
+    def _settled(self, node: Node, logs: list[Log]) -> dict[int, int]:
+        """How far the logs were some time ago, in this life of the node."""
+        seen = self._seen.setdefault((node.name, node.epoch), [])
+        now = self._world.loop.now
+        seen.append((now, {log.partition: log.end for log in logs}))
+        old = [ends for at, ends in seen if at <= now - SETTLE_S]
+        return old[-1] if old else {}
+
+    def _drop(self, node: Node, log: Log, *, settled: int) -> None:
+        wanted = self._random.randint(0, log.end)
+        until = min(wanted, self._allowed(node, log, settled=settled))
+        if until > log.dropped:
+            self._world.loop.note(f"{node.name} drops {log.partition} up to {until}")
+            self._world.loop.counters["drops"] += 1
+            log.dropped = until
+            self._world.checker.drop(log.partition, until=until, now=self._world.loop.now)
+
+    def _allowed(self, node: Node, log: Log, *, settled: int) -> int:
+        if self.past_readers or self._world.variant.conduct.drops_what_is_unfetched:
+            return log.end
+        records = node.machine.live_records(SCHEMA.name, node.now_plus(0.0))
+        if records is None:
+            self._world.loop.counters["drops put off"] += 1
+            return 0
+        fetched = [record.retrieved[log.partition] for record in records]
+        allowed = min([settled, *fetched])
+        self._world.loop.counters["drops held back by readers"] += bool(allowed < settled)
+        return allowed

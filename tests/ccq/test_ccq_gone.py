@@ -1,0 +1,175 @@
+"""What retention dropped before it was evaluated: remembered, told once, told in time."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from ccq_driver import CCQ, Driver, only, path
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.ccq.events import (
+    AnswerFetch,
+    Backfill,
+    BackfillFinished,
+    CycleFinished,
+    CycleResult,
+    FetchRequested,
+    SequencesSeen,
+    StartCycle,
+)
+from galileo.ccq.gone import GoneStretches, stretches, within
+from galileo.ccq.messages import Announce, Digest
+from galileo.ccq.model import Record
+from galileo.cursor import ORIGIN, Cursor, Stretch
+from galileo.testing.simulator.logs import to_labels, to_paths
+
+PARTITIONS = (0, 3)
+cursors = st.builds(lambda a, b: Cursor({0: a, 3: b}), st.integers(0, 12), st.integers(0, 12))
+
+
+def commits(found: tuple[Stretch, ...]) -> set[tuple[int, int]]:
+    """Every single commit; fails where one is named twice."""
+    named = [(s.partition, n) for s in found for n in range(s.first, s.last + 1)]
+    assert len(named) == len(set(named))
+    return set(named)
+
+
+def between(after: Cursor, until: Cursor) -> set[tuple[int, int]]:
+    return {(p, n) for p in PARTITIONS for n in range(after[p] + 1, until[p] + 1)}
+
+
+@given(st.lists(st.tuples(cursors, cursors), max_size=6), cursors, cursors, cursors)
+def test_stretches_against_sets(
+    steps: list[tuple[Cursor, Cursor]], base: Cursor, after: Cursor, until: Cursor
+) -> None:
+    """Steps as the cache takes them: each (until so far, gone], then on to what was reached."""
+    gone, truth, at = GoneStretches(), set(), ORIGIN
+    for lost, reached in steps:
+        reached = at.join(reached)
+        lost = lost.meet(reached)
+        gone.add(at, lost)
+        truth |= between(at, lost)
+        at = reached
+    gone.check(ORIGIN, at)
+    everything = gone.between(ORIGIN, at)
+    assert commits(everything) == truth
+    assert commits(gone.between(after, until)) == truth & between(after, until)
+    assert commits(within(everything, after=after)) == truth & between(after, at)
+    for one, other in itertools.pairwise(everything):
+        assert one.partition < other.partition or one.last + 1 < other.first, "neighbours are one"
+    gone.forget(base)
+    assert commits(gone.between(ORIGIN, at)) == truth - between(ORIGIN, base)
+    assert commits(stretches(after, until)) == between(after, until)
+
+
+def cycle(driver: Driver, paths: list, reached: dict, gone: dict, *, now: float) -> list:
+    driver.feed(SequencesSeen("d", Cursor(reached)))
+    (start,) = only(driver.tick(now), StartCycle)
+    item = start.items[0]
+    found = to_labels(paths), Cursor(reached)
+    result = CycleResult("q", item.term, item.after, *found, gone=Cursor(gone))
+    return driver.feed(CycleFinished(start.cycle_id, (result,)))
+
+
+def test_what_is_gone_is_told_at_once_and_once() -> None:
+    driver = Driver()
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    (answer,) = only(cycle(driver, [], {0: 4}, {0: 4}, now=1.0), AnswerFetch)
+    assert (answer.labels, answer.gone) == (None, (Stretch(0, 1, 4),))
+    assert answer.cursor == Cursor({0: 4})
+    driver.feed(FetchRequested(2, "q", answer.cursor, wait_until=50.0))
+    (answer,) = only(cycle(driver, [path(0, 6)], {0: 6}, {}, now=2.0), AnswerFetch)
+    assert (to_paths(answer.labels), answer.gone) == ([path(0, 6)], ())
+
+
+def test_labels_that_the_cache_still_has_are_delivered() -> None:
+    driver = Driver()
+    driver.lead()
+    cycle(driver, [path(0, 2)], {0: 3}, {}, now=1.0)
+    cycle(driver, [path(0, 9)], {0: 9}, {0: 7}, now=2.0)  # 1 to 7 were dropped in between
+    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    assert to_paths(answer.labels) == [path(0, 2), path(0, 9)]
+    assert answer.gone == (Stretch(0, 4, 7),)
+
+
+def test_an_answer_that_is_cut_names_what_lies_within_it() -> None:
+    driver = Driver()
+    driver.lead()
+    cycle(driver, [path(0, 1)], {0: 1}, {}, now=1.0)
+    cycle(driver, [path(0, 5)], {0: 5, 1: 3}, {0: 4, 1: 2}, now=2.0)
+    token, told, got = ORIGIN, [], []
+    for request in (1, 2):
+        (answer,) = driver.feed(FetchRequested(request, "q", token, labels_max=1))
+        token, got = answer.cursor, got + to_paths(answer.labels)
+        told += answer.gone
+        assert answer.more is (request == 1)
+    assert got == [path(0, 1), path(0, 5)]
+    assert commits(tuple(told)) == {(0, 2), (0, 3), (0, 4), (1, 1), (1, 2)}
+
+
+def test_a_rescan_that_comes_too_late_names_it() -> None:
+    driver = Driver()
+    driver.lead(retrieved=Cursor({0: 6}))
+    cycle(driver, [path(0, 8)], {0: 8}, {0: 7}, now=1.0)
+    (rescan,) = driver.feed(FetchRequested(1, "q", Cursor({0: 2})))
+    assert isinstance(rescan, Backfill)
+    found = to_labels([path(0, 6)])
+    done = BackfillFinished(1, found, Cursor({0: 6}), gone=Cursor({0: 5}))
+    (answer,) = driver.feed(done)
+    assert to_paths(answer.labels) == [path(0, 6), path(0, 8)]
+    assert answer.gone == (Stretch(0, 3, 5), Stretch(0, 7, 7))
+    assert answer.cursor == Cursor({0: 8})
+
+
+def test_an_acknowledged_stretch_is_forgotten() -> None:
+    driver = Driver()
+    driver.lead()
+    cycle(driver, [], {0: 4}, {0: 4}, now=1.0)
+    driver.feed(FetchRequested(1, "q", Cursor({0: 4})))
+    cache = driver.machine.coordinated["q"].cache
+    assert cache.gone.between(ORIGIN, cache.until) == ()
+
+
+# --- whom retention must not pass -----------------------------------------------------------------
+
+
+def agree(driver: Driver, *peers: str) -> None:
+    for peer in peers:
+        driver.hear(peer, driver.machine.state.tracker.digest)
+
+
+def test_nobody_knows_the_readers_before_every_peer_agrees() -> None:
+    driver = Driver(agreement_s=10.0)
+    assert driver.machine.live_records("d", driver.now) is None
+    driver.lead()
+    agree(driver, "b")
+    assert driver.machine.live_records("d", driver.now) is None
+    driver.hear("c", Digest(1, 1))
+    assert driver.machine.live_records("d", driver.now) is None, "it knows something else"
+    agree(driver, "c")
+    [record] = driver.machine.live_records("d", driver.now)
+    assert record.ccq == CCQ
+    assert driver.machine.live_records("other", driver.now) == ()
+    assert driver.machine.live_records("d", driver.now + 10.0)
+    assert driver.machine.live_records("d", driver.now + 10.1) is None, "that was long ago"
+
+
+def test_an_ended_query_holds_nothing_back() -> None:
+    driver = Driver()
+    driver.lead()
+    [record] = driver.machine.records
+    ended = Record(CCQ, record.term, "a", ended="cancelled", ended_at=1.0)
+    driver.hear("b", Announce((ended,)))
+    agree(driver, "b", "c")
+    assert driver.machine.live_records("d", driver.now) == ()
+
+
+@pytest.mark.parametrize("nodes", [("a",)])
+def test_a_node_alone_is_certain_once_its_records_are_back(nodes: tuple[str, ...]) -> None:
+    driver = Driver(nodes=nodes)
+    assert driver.machine.live_records("d", driver.now) == ()
+    fresh = type(driver.machine)("a", driver.machine.state.options)
+    assert fresh.live_records("d", 0.0) is None

@@ -1,0 +1,154 @@
+"""Packed labels against plain ones: what is decided by commits must not depend on the packing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from ccq_driver import Driver, only
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.ccq import packs as module
+from galileo.ccq.events import (
+    BackfillFinished,
+    CycleFinished,
+    CycleResult,
+    FetchRequested,
+    SequencesSeen,
+    StartCycle,
+)
+from galileo.ccq.packs import PackedLabels, packed
+from galileo.cursor import ORIGIN, Cursor
+from galileo.labels import LabelSet, first_commits
+from galileo.packing import unpack
+from galileo.testing.simulator.logs import Path, to_labels, to_paths
+
+PARTITIONS = (0, 1, 4)
+cursors = st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 6), max_size=3).map(Cursor)
+paths = st.lists(
+    st.tuples(st.sampled_from(PARTITIONS), st.integers(1, 6), st.integers(0, 9), st.just(7)),
+    min_size=1,
+    max_size=40,
+    unique=True,
+)
+
+
+def plain(of: list[Path]) -> LabelSet:
+    made = to_labels(of)
+    assert made is not None
+    return made.labels()
+
+
+def in_small_packs(of: list[Path], rows: int, monkeypatch: pytest.MonkeyPatch) -> PackedLabels:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "ROWS_MAX", rows)
+        made = packed(plain(of), compressed=False)
+    assert made is not None
+    assert all(pack.rows <= rows for pack in made.packs)
+    return made
+
+
+@given(paths, cursors, cursors, st.integers(1, 9), st.integers(1, 12))
+def test_packed_labels_are_taken_apart_as_plain_ones_are(of, after, until, rows, labels_max):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        labels = in_small_packs(of, rows, monkeypatch)
+    found, expected = labels.after(after).until(until), plain(of).after(after).until(until)
+    assert len(found) == len(expected)
+    assert to_paths(found) == list(map(tuple, places(expected)))
+    assert found.is_whole == all(len(pack) == pack.rows for pack in found.packs)
+    reached = Cursor(dict.fromkeys(PARTITIONS, 6))
+    kept, cut = labels.cut(reached=reached, labels_max=labels_max)
+    plainly, cut_plainly = first_commits(plain(of), reached=reached, labels_max=labels_max)
+    assert cut == cut_plainly
+    assert to_paths(kept) == places(plainly)
+
+
+def places(labels: LabelSet) -> list[Path]:
+    return to_paths(packed(labels, compressed=False)) if len(labels) else []
+
+
+@given(paths, cursors)
+def test_what_is_sent_holds_nothing_that_was_left_out(of, after):
+    left = plain(of).after(after)
+    sent = packed(plain(of), compressed=True)
+    assert sent is not None
+    schema = left.schema.label_schema
+    tables = [unpack(data, schema) for data in sent.after(after).to_bytes(compressed=True)]
+    assert pa.concat_tables([schema.empty_table(), *tables]).equals(left.in_commit_order().table)
+
+
+def test_whole_packs_are_sent_as_they_are() -> None:
+    labels = to_labels([(0, 1, 0, 7), (0, 2, 0, 7), (1, 1, 0, 7)])
+    assert labels is not None
+    assert labels.to_bytes()[0] is labels.packs[0].data
+    assert labels.until(Cursor({0: 2, 1: 1})).to_bytes()[0] is labels.packs[0].data
+    assert labels.after(Cursor({0: 1})).to_bytes()[0] is not labels.packs[0].data
+
+
+@given(st.lists(paths, min_size=1, max_size=4), cursors)
+def test_gathering_changes_nothing_but_the_packs(parts, after):
+    joined = PackedLabels.concat(to_labels(part).after(after) for part in parts)
+    if joined is None:
+        return
+    together = joined.gathered(compressed=True)
+    assert together is not None
+    assert len(together.packs) == 1
+    assert sorted(to_paths(together)) == sorted(to_paths(joined))
+
+
+def test_nothing_is_nothing() -> None:
+    labels = to_labels([(0, 1, 0, 7)])
+    assert labels is not None
+    assert packed(labels.labels().slice(0, 0), compressed=True) is None
+    assert PackedLabels.concat([None, labels.after(Cursor({0: 1}))]) is None
+
+
+def test_packs_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = plain([(0, 1, row, row) for row in range(100)])
+    monkeypatch.setattr(module, "PACK_BYTES_MAX", labels.table.nbytes // 4)
+    made = packed(labels, compressed=False)
+    assert made is not None
+    assert 4 <= len(made.packs) <= 5
+    assert made.labels().table.equals(labels.table)
+
+
+def test_commits_are_told_from_the_list_without_unpacking() -> None:
+    """A million labels are searched in the time that their commits take."""
+    labels = to_labels([(0, sequence, 0, 7) for sequence in range(1, 50)])
+    assert labels is not None
+    damaged = module.Pack(b"nothing", 49, labels.packs[0].commits)
+    blind = PackedLabels(labels.schema, (damaged,))
+    assert len(blind.after(Cursor({0: 40}))) == 9
+    kept, cut = blind.cut(reached=Cursor({0: 49}), labels_max=10)
+    assert (len(kept), cut) == (10, Cursor({0: 10}))
+    assert np.array_equal(kept.packs[0].commits[1], np.arange(1, 11))
+
+
+def test_the_machine_itself_neither_packs_nor_unpacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs on the event loop, where the labels of one answer would take many milliseconds."""
+    driver = Driver()
+    driver.lead(retrieved=Cursor({1: 2}))
+    parts = [[(0, sequence, row, 7) for row in range(30)] for sequence in (1, 2, 3)]
+    made = [to_labels(part) for part in parts]
+    old = to_labels([(1, 1, 0, 7), (1, 2, 0, 7)])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the event loop is held up")
+
+    with monkeypatch.context() as patch:
+        for name in ("pack", "unpack", "packed"):
+            patch.setattr(module, name, refuse)
+        for sequence, labels in enumerate(made, start=1):
+            driver.feed(SequencesSeen("d", Cursor({0: sequence})))
+            (start,) = only(driver.tick(float(sequence)), StartCycle)
+            item, reached = start.items[0], Cursor({0: sequence})
+            result = CycleResult("q", item.term, item.after, labels, reached)
+            driver.feed(CycleFinished(start.cycle_id, (result,)))
+        (cut,) = driver.feed(FetchRequested(1, "q", Cursor({1: 2}), labels_max=40))
+        driver.feed(FetchRequested(2, "q", ORIGIN))
+        (joined,) = driver.feed(BackfillFinished(2, old, Cursor({1: 2})))
+    assert to_paths(cut.labels) == parts[0]
+    assert sorted(to_paths(joined.labels)) == sorted(
+        [*parts[0], *parts[1], *parts[2], (1, 1, 0, 7), (1, 2, 0, 7)]
+    )

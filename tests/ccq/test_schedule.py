@@ -1,0 +1,166 @@
+"""Who is looked at when: what has nothing to do is not looked at at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from ccq_driver import CCQ, Driver, only, path
+
+from galileo.ccq import schedule as module
+from galileo.ccq.cycles import Cycles
+from galileo.ccq.events import (
+    CancelRequested,
+    CycleFailed,
+    FetchRequested,
+    GatherPacks,
+    PacksGathered,
+    SequencesSeen,
+    StartCycle,
+)
+from galileo.ccq.model import NODES_MAX, Failure
+from galileo.cursor import ORIGIN, Cursor
+from galileo.testing.simulator.logs import to_paths
+
+FAILURE = Failure("unavailable", "spark")
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The CCQs that were looked at, in turn."""
+    seen: list[str] = []
+    look = Cycles.item
+
+    def item(self, known, now):
+        seen.append(self.ccq.id)
+        return look(self, known, now)
+
+    monkeypatch.setattr(Cycles, "item", item)
+    return seen
+
+
+def test_what_has_nothing_to_do_is_looked_at_once(looks: list[str]) -> None:
+    driver = Driver(nodes=("a", "b"))
+    for number in range(20):
+        driver.lead(replace(CCQ, id=f"q{number}"))
+    for now in range(1, 30):
+        assert driver.tick(float(now)) == []
+    assert looks == [f"q{number}" for number in range(20)]
+
+
+def test_news_of_a_dataset_rouse_its_ccqs_alone_at_the_next_multiple(looks: list[str]) -> None:
+    driver = Driver()
+    driver.lead()
+    driver.lead(replace(CCQ, id="r", dataset="other"))
+    driver.tick(1.0)
+    looks.clear()
+    driver.feed(SequencesSeen("d", Cursor({0: 1})), now=7.3)
+    assert driver.tick(7.9) == []
+    (start,) = driver.tick(8.0)
+    assert [item.ccq.id for item in start.items] == ["q"]
+    assert looks == ["q"]
+
+
+def test_news_that_are_none_rouse_nobody(looks: list[str]) -> None:
+    driver = Driver()
+    driver.lead()
+    driver.cycle([], {0: 4}, now=1.0)
+    driver.tick(2.0)
+    looks.clear()
+    driver.feed(SequencesSeen("d", Cursor({0: 3})))
+    driver.tick(9.0)
+    assert looks == []
+
+
+def test_the_age_of_an_answer_is_zero_while_nothing_is_new_and_grows_with_news() -> None:
+    driver = Driver()
+    driver.lead()
+    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    driver.tick(2.0)
+    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN), now=50.0)
+    assert answer.frontier_age_s == 0.0
+    driver.feed(SequencesSeen("d", Cursor({0: 2})), now=60.0)
+    (answer,) = driver.feed(FetchRequested(2, "q", ORIGIN), now=60.4)
+    assert answer.frontier_age_s == pytest.approx(0.4)
+
+
+def test_a_failed_cycle_is_planned_again_and_an_ended_ccq_is_not() -> None:
+    driver = Driver(nodes=("a",), cycle_retry_s=0.5)
+    driver.lead()
+    driver.lead(replace(CCQ, id="r"))
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    (start,) = only(driver.tick(1.0), StartCycle)
+    driver.feed(CycleFailed(start.cycle_id, FAILURE))
+    driver.feed(CancelRequested(1, "r"))
+    (again,) = only(driver.tick(1.5), StartCycle)
+    assert [item.ccq.id for item in again.items] == ["q"]
+
+
+def test_what_has_no_room_in_a_cycle_comes_with_the_next_tick() -> None:
+    driver = Driver(cycle_items_max=2)
+    for number in range(5):
+        driver.lead(replace(CCQ, id=f"q{number}"))
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    found = [only(driver.tick(now), StartCycle)[0].items for now in (1.0, 1.05, 1.1)]
+    assert [[item.ccq.id for item in items] for items in found] == [
+        ["q0", "q1"],
+        ["q2", "q3"],
+        ["q4"],
+    ]
+    assert driver.tick(1.15) == []
+
+
+def test_ended_ccqs_do_not_rest_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RESTING_SLACK", 3)
+    driver = Driver(nodes=("a",))
+    for number in range(20):
+        driver.lead(replace(CCQ, id=f"q{number}"), term=NODES_MAX)
+        driver.tick(float(number + 1))
+        driver.feed(CancelRequested(number, f"q{number}"))
+    assert len(driver.machine._schedule._resting["d"]) <= 5
+
+
+# --- many small chunks ---------------------------------------------------------------------------
+
+
+def test_many_small_cycles_are_put_together_outside_the_machine() -> None:
+    driver = Driver(chunks_gathered=3)
+    driver.lead()
+    effects: list = []
+    for sequence in (1, 2, 3):
+        effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
+    (gather,) = only(effects, GatherPacks)
+    assert to_paths(gather.labels) == [path(0, 1), path(0, 2), path(0, 3)]
+    effects = driver.cycle([path(0, 4)], {0: 4}, now=4.0)
+    assert only(effects, GatherPacks) == []
+    driver.feed(PacksGathered("q", gather.term, gather.labels.gathered(compressed=False)))
+    cache = driver.machine.coordinated["q"].cache
+    assert [len(chunk.packed) for chunk in cache._chunks] == [3, 1]
+    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    assert to_paths(answer.labels) == [path(0, sequence) for sequence in (1, 2, 3, 4)]
+
+
+def test_what_was_acknowledged_meanwhile_does_not_come_back() -> None:
+    driver = Driver(chunks_gathered=3)
+    driver.lead()
+    for sequence in (1, 2, 3):
+        effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
+    (gather,) = only(effects, GatherPacks)
+    driver.feed(FetchRequested(1, "q", Cursor({0: 2})))
+    together = gather.labels.gathered(compressed=False)
+    driver.feed(PacksGathered("q", gather.term + 1, together))
+    driver.feed(PacksGathered("q", gather.term, together))
+    cache = driver.machine.coordinated["q"].cache
+    assert [len(chunk.packed) for chunk in cache._chunks] == [1]
+    driver.feed(PacksGathered("q", gather.term, together))
+    assert len(cache) == 1
+
+
+def test_packing_that_failed_leaves_the_cache_as_it_was() -> None:
+    driver = Driver(chunks_gathered=2)
+    driver.lead()
+    for sequence in (1, 2):
+        effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
+    (gather,) = only(effects, GatherPacks)
+    driver.feed(PacksGathered("q", gather.term, None))
+    assert len(driver.machine.coordinated["q"].cache._chunks) == 2

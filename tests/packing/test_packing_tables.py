@@ -1,0 +1,256 @@
+"""What is packed comes back to the bit, and what is damaged is never believed."""
+
+from __future__ import annotations
+
+import struct
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from galileo.errors import DataDamaged, InputError
+from galileo.labels import to_ipc
+from galileo.model.times import TIME_TYPE
+from galileo.packing import FORMAT_VERSION, ROWS_MAX, pack, unpack
+
+int64s = st.integers(-(2**63), 2**63 - 1)
+int32s = st.integers(-(2**31), 2**31 - 1)
+decimals = st.integers(-40_000, 40_000).map(lambda tenths: tenths / 10)
+floats = decimals | decimals | st.floats(width=64) | st.floats(width=32)
+rows = st.lists(
+    st.tuples(
+        st.integers(0, 2**64 - 1) | st.integers(0, 3),
+        int64s | st.integers(0, 3),
+        st.none() | floats,
+        st.none() | st.floats(width=32),
+        st.none() | int64s,
+        st.none() | st.text(max_size=5),
+        st.none() | st.booleans(),
+        int32s | st.integers(0, 5),
+        int32s | st.integers(1, 3),
+    ),
+    max_size=40,
+)
+SCHEMA = pa.schema(
+    [
+        pa.field("cell", pa.uint64(), nullable=False),
+        pa.field("bucket", TIME_TYPE, nullable=False),
+        pa.field("f", pa.float64()),
+        pa.field("single", pa.float64()),
+        pa.field("i", pa.int64()),
+        pa.field("t", pa.string()),
+        pa.field("b", pa.bool_()),
+        pa.field("row", pa.int32(), nullable=False),
+        pa.field("rows", pa.int32(), nullable=False),
+    ]
+)
+
+
+def table_of(lines) -> pa.Table:
+    columns = list(zip(*lines, strict=True)) or [()] * len(SCHEMA)
+    arrays = [
+        pa.array(list(column), pa.int64()).cast(TIME_TYPE)
+        if field.type == TIME_TYPE
+        else pa.array(list(column), field.type)
+        for column, field in zip(columns, SCHEMA, strict=True)
+    ]
+    return pa.table(arrays, schema=SCHEMA)
+
+
+def bits(table: pa.Table) -> list:
+    """Values in a form in which NaN payloads and signed zeros differ."""
+
+    def plain(value):
+        return struct.pack("d", value) if isinstance(value, float) else value
+
+    columns = [
+        table.column(f.name).cast(pa.int64()) if f.type == TIME_TYPE else table.column(f.name)
+        for f in table.schema
+    ]
+    return [[plain(value) for value in column.to_pylist()] for column in columns]
+
+
+def there_and_back(table: pa.Table, *, compressed: bool) -> pa.Table:
+    back = unpack(pack(table, compressed=compressed), table.schema)
+    back.validate(full=True)
+    return back
+
+
+NOTHING = (0, 0, None, None, None, None, None, 0, 1)
+
+
+@given(rows, st.booleans(), st.integers(1, 60))
+@example([NOTHING], True, 1)
+@example([NOTHING], False, 80)
+def test_packing_round_trips_bit_for_bit(lines, compressed, repeats):
+    table = table_of(lines * repeats)
+    back = there_and_back(table, compressed=compressed)
+    assert back.schema == table.schema
+    assert bits(back) == bits(table)
+
+
+@given(rows)
+def test_chunked_and_sliced_columns_pack_too(lines):
+    table = table_of(lines)
+    whole = pa.concat_tables([table, table.slice(1)]).slice(1)
+    assert bits(there_and_back(whole, compressed=False)) == bits(whole)
+
+
+PAYLOADS = np.array(
+    [0x7FF8000000000001, 0xFFF8DEADBEEF0001, 0x8000000000000000, 0x7FF0000000000001, 1],
+    dtype=np.uint64,
+).view(np.float64)
+
+
+@pytest.mark.parametrize("every", [1, 7, 40])
+def test_odd_floats_among_decimals_keep_their_bits(every: int) -> None:
+    values = np.round(np.random.default_rng(2).normal(290, 5, 3_000), 1)
+    values[::every] = np.resize(PAYLOADS, len(values[::every]))
+    table = pa.table({"f": pa.array(values, from_pandas=False)})
+    back = there_and_back(table, compressed=True)["f"].to_numpy()
+    assert np.array_equal(back.view(np.uint64), values.view(np.uint64))
+
+
+@pytest.mark.parametrize("values", [[], [7], [2**64 - 1, 0], [0] * 5_000])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_tables_without_much_in_them(values: list[int], compressed: bool) -> None:
+    table = pa.table({"cell": pa.array(values, pa.uint64())})
+    assert there_and_back(table, compressed=compressed).equals(table)
+
+
+def many(count: int, *, seed: int = 1) -> pa.Table:
+    """Labels as nodes make them: by commit, then cell, then values."""
+    rng = np.random.default_rng(seed)
+    steps = rng.integers(1, 4, count).astype(np.int32)
+    schema = pa.schema(
+        [
+            pa.field("cell", pa.uint64(), nullable=False),
+            pa.field("bucket", TIME_TYPE, nullable=False),
+            pa.field("f", pa.float64()),
+            pa.field("t", pa.string()),
+            pa.field("row", pa.int32(), nullable=False),
+            pa.field("rows", pa.int32(), nullable=False),
+            pa.field("partition", pa.int32(), nullable=False),
+            pa.field("sequence", pa.int64(), nullable=False),
+        ]
+    )
+    columns = [
+        np.sort(rng.integers(0, count * 50, count)).astype(np.uint64) + (1 << 24),
+        pa.array(np.repeat(3_600_000_000, count)).cast(TIME_TYPE),
+        np.round(290 + np.cumsum(rng.normal(0, 0.2, count)), 1),
+        pa.array(np.array(["north", "south"])[rng.integers(0, 2, count)]),
+        (np.cumsum(steps) - steps).astype(np.int32),
+        steps,
+        np.sort(rng.integers(0, 4, count)).astype(np.int32),
+        np.sort(rng.integers(1, 9, count)),
+    ]
+    return pa.table(columns, schema=schema)
+
+
+@pytest.mark.parametrize("count", [65, 1_000, 20_000, ROWS_MAX])
+def test_many_labels_in_any_order(count: int) -> None:
+    table = many(count)
+    assert there_and_back(table, compressed=True).equals(table)
+    shuffled = table.take(np.random.default_rng(3).permutation(count))
+    assert there_and_back(shuffled, compressed=False).equals(shuffled)
+
+
+def test_packed_labels_take_a_fraction_of_their_memory() -> None:
+    table = many(50_000)
+    plain, packed = len(pack(table, compressed=False)), len(pack(table, compressed=True))
+    assert packed <= plain < 3.0 * len(table)
+    assert plain < len(to_ipc(table, compression="lz4")) / 3
+
+
+def test_rows_that_follow_from_those_before_cost_nothing() -> None:
+    table = many(50_000)
+    scattered = table.set_column(
+        table.schema.get_field_index("row"),
+        table.schema.field("row"),
+        table["row"].take(np.random.default_rng(3).permutation(len(table))),
+    )
+    assert len(pack(scattered, compressed=True)) - len(pack(table, compressed=True)) > 50_000
+
+
+def test_each_column_takes_what_is_new_in_it() -> None:
+    """Bits of a value, for columns that each have one thing to be found."""
+    rng, count = np.random.default_rng(4), 20_000
+    hours = pa.array(rng.integers(0, 200, count) * 3_600_000_000).cast(TIME_TYPE)
+    columns = {
+        "the same": (pa.array(np.full(count, 7)), 0.1),
+        "ascending": (pa.array(np.cumsum(rng.integers(0, 8, count))), 5.0),
+        "a few runs": (pa.array(np.repeat(rng.integers(0, 2**60, 20), count // 20)), 0.2),
+        "few wide numbers, shuffled": (hours, 10.0),
+        "tenths": (pa.array(np.round(rng.uniform(0, 100, count), 1)), 10.1),
+        "single precision": (pa.array(rng.random(count).astype(np.float32), pa.float64()), 32.1),
+        "doubles": (pa.array(rng.random(count)), 64.1),
+        "few texts": (pa.array(np.array(["a", "b", "c"])[rng.integers(0, 3, count)]), 2.1),
+        "mostly missing": (pa.array([None] * (count - 9) + [1.5] * 9, pa.float64()), 0.2),
+    }
+    for name, (column, most) in columns.items():
+        data = pack(pa.table({"c": column}), compressed=False)
+        assert 8 * len(data) / count <= most, name
+
+
+def test_more_rows_than_one_pack_takes_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 65536 rows"):
+        pack(pa.table({"cell": np.zeros(ROWS_MAX + 1, dtype=np.uint64)}), compressed=False)
+
+
+# --- what comes over the wire --------------------------------------------------------------------
+
+
+def test_every_flipped_byte_is_noticed() -> None:
+    table = many(70)
+    data = pack(table, compressed=True)
+    for place in range(len(data)):
+        flipped = bytearray(data)
+        flipped[place] ^= 0x40
+        with pytest.raises((DataDamaged, InputError)):
+            unpack(bytes(flipped), table.schema)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 6, 40])
+def test_what_is_cut_short_is_noticed(cut: int) -> None:
+    data = pack(many(70), compressed=False)
+    with pytest.raises(DataDamaged, match="packed labels"):
+        unpack(data[:cut], many(70).schema)
+
+
+def test_another_version_says_so() -> None:
+    data = bytearray(pack(many(3), compressed=False))
+    data[2] = FORMAT_VERSION + 1
+    with pytest.raises(InputError, match="the same version of Galileo on both sides"):
+        unpack(bytes(data), many(3).schema)
+
+
+def test_other_columns_are_refused() -> None:
+    data = pack(many(3), compressed=False)
+    with pytest.raises(InputError, match="expected packed labels of 1 columns, got 8"):
+        unpack(data, pa.schema([pa.field("cell", pa.uint64())]))
+
+
+def test_a_null_where_none_may_be_is_refused() -> None:
+    holey = pa.table({"cell": pa.array([1, None, 3], pa.uint64())})
+    data = pack(holey, compressed=False)
+    with pytest.raises(InputError, match="expected a value in every row of 'cell'"):
+        unpack(data, pa.schema([pa.field("cell", pa.uint64(), nullable=False)]))
+
+
+@given(st.data())
+def test_forged_bytes_with_a_right_checksum_raise_nothing_else(data) -> None:
+    """Whoever can send us packed labels can also compute a checksum."""
+    table = many(data.draw(st.sampled_from([3, 70, 1_200])))
+    packed = bytearray(pack(table, compressed=data.draw(st.booleans())))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(7, len(packed) - 1) | st.integers(7, 60))
+        packed[place] = data.draw(st.integers(0, 255))
+    packed[3:7] = google_crc32c.value(bytes(packed[7:])).to_bytes(4, "little")
+    try:
+        back = unpack(bytes(packed), table.schema)
+    except (DataDamaged, InputError):
+        return
+    back.validate(full=True)

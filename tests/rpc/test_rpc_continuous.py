@@ -1,0 +1,135 @@
+"""Fetched labels over a real connection: packed as the cache has them, or as Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc.aio
+import pytest
+
+from galileo.ccq.packs import packed
+from galileo.client import decode
+from galileo.cursor import Cursor
+from galileo.errors import DataDamaged
+from galileo.labels import LabelSet, from_ipc
+from galileo.packing import FORMAT_VERSION
+from galileo.rpc import continuous as module
+from galileo.rpc.continuous import ContinuousServicer, Fetched
+from galileo.testing.simulator.logs import SCHEMA, to_labels
+from galileo.wire.channel import open_channel, server_options
+from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
+
+PATHS = [(p, sequence, row, 7) for p in (0, 1) for sequence in (1, 2, 3) for row in range(40)]
+
+
+@dataclass
+class Face:
+    """Has one answer; notes what it was asked for."""
+
+    answer: Fetched
+    asked: list[str] = field(default_factory=list)
+
+    async def fetch(self, ccq_id: str, **_: object) -> Fetched:
+        self.asked.append(ccq_id)
+        return self.answer
+
+
+def fetched(*parts: list[tuple[int, int, int, int]]) -> Fetched:
+    made = [to_labels(part) for part in parts]
+    return Fetched(
+        schema_json=SCHEMA.to_json(),
+        query_json="{}",
+        packed=[data for one in made if one is not None for data in one.to_bytes()],
+        token="after",
+        cursor=Cursor({0: 3, 1: 3}),
+        missing=(4,),
+        frontier=Cursor({0: 5}),
+        age_s=1.5,
+        more=True,
+    )
+
+
+@pytest.fixture
+async def face() -> Face:
+    return Face(fetched(PATHS[:100], PATHS[100:]))
+
+
+@pytest.fixture
+async def stub(face: Face) -> AsyncIterator[continuous_pb2_grpc.ContinuousStub]:
+    server = grpc.aio.server(options=server_options())
+    servicer = ContinuousServicer(face)  # type: ignore[arg-type]
+    continuous_pb2_grpc.add_ContinuousServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        yield continuous_pb2_grpc.ContinuousStub(channel)
+    await server.stop(None)
+
+
+def request(*, packing: int = FORMAT_VERSION) -> continuous_pb2.FetchRequest:
+    return continuous_pb2.FetchRequest(ccq_id="ccq-1", packing=packing)
+
+
+def expected() -> LabelSet:
+    made = to_labels(PATHS)
+    assert made is not None
+    return made.labels()
+
+
+async def test_a_client_gets_the_packed_labels_in_one_message(stub, face: Face) -> None:
+    parts = [part async for part in stub.Fetch(request())]
+    assert len(parts) == 1
+    assert list(parts[0].packed) == face.answer.packed
+    update = await decode.next_update(stub.Fetch(request()))
+    assert update.labels.table.equals(expected().table)
+    assert (update.token, update.more, update.age_s) == ("after", True, 1.5)
+    assert (update.frontier, update.labels.frontier) == (Cursor({0: 5}), Cursor({0: 3, 1: 3}))
+    assert (update.labels.missing, update.labels.query) == ((4,), "{}")
+    assert face.asked == ["ccq-1", "ccq-1"]
+
+
+async def test_large_answers_are_several_messages(stub, monkeypatch) -> None:
+    monkeypatch.setattr(module, "PART_BYTES", 1)
+    monkeypatch.setattr(decode, "_DECODE_IN_THREAD_BYTES", 0)
+    parts = [part async for part in stub.Fetch(request())]
+    assert [len(part.packed) for part in parts] == [1, 1]
+    assert [part.HasField("head") for part in parts] == [True, False]
+    assert [part.HasField("tail") for part in parts] == [False, True]
+    update = await decode.next_update(stub.Fetch(request()))
+    assert update.labels.table.equals(expected().table)
+
+
+async def test_who_does_not_know_the_packing_gets_arrow(stub) -> None:
+    parts = [part async for part in stub.Fetch(request(packing=0))]
+    tables = [from_ipc(part.labels, SCHEMA.label_schema) for part in parts]
+    assert sum(map(len, tables)) == len(PATHS)
+    assert not any(part.packed for part in parts)
+    update = await decode.next_update(stub.Fetch(request(packing=0)))
+    assert update.labels.table.equals(expected().table)
+
+
+@pytest.mark.parametrize("packing", [0, FORMAT_VERSION])
+async def test_an_empty_answer_has_a_token_too(stub, face: Face, packing: int) -> None:
+    face.answer = fetched()
+    update = await decode.next_update(stub.Fetch(request(packing=packing)))
+    assert (len(update.labels), update.token) == (0, "after")
+    assert update.labels.table.schema == SCHEMA.label_schema
+
+
+async def test_watching_is_fetching_again_and_again(stub, face: Face) -> None:
+    call = stub.Watch()
+    for _ in range(3):
+        await call.write(request())
+        assert len((await decode.next_update(call)).labels) == len(PATHS)
+    call.cancel()
+
+
+async def test_labels_that_were_damaged_on_the_way_are_not_taken(stub, face: Face) -> None:
+    made = packed(expected(), compressed=True)
+    assert made is not None
+    damaged = bytearray(made.packs[0].data)
+    damaged[-1] ^= 1
+    face.answer.packed[:] = [bytes(damaged)]  # type: ignore[index]
+    with pytest.raises(DataDamaged, match="checksum"):
+        await decode.next_update(stub.Fetch(request()))
