@@ -175,10 +175,12 @@ def spool(session: Session, *, path: Path, output: Path | None, forget: int | No
                 "labels": len(held),
                 "last_number": held.last_number,
                 "token": held.token,
+                "gone": held.gone,
             },
             words=(
                 f"{len(held):,} labels of {held.ccq_id or 'no query yet'}, "
                 f"last update number {held.last_number}"
+                + (f"; {len(held.gone)} stretches gone by retention" if held.gone else "")
             ),
         )
 
@@ -253,10 +255,14 @@ def _show(session: Session, update: Update) -> None:
                 "frontier": update.frontier,
                 "age_s": update.age_s,
                 "more": update.more,
+                "gone": update.gone,
             }
         )
         return
     show_labels(session, update.labels)
+    for one in update.gone:
+        place = f"partition {one.partition}, commits {one.first} to {one.last}"
+        session.output.value(None, words=f"gone: {place}: dropped by retention before they came")
     session.output.value(None, words=f"token {update.token}")
 
 

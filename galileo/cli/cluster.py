@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from pathlib import Path
 
 import click
@@ -12,13 +13,17 @@ import click
 from galileo import config as configuration
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
+from galileo.client import Client, NodeStatus
 from galileo.cluster import LocalCluster
+from galileo.errors import TryAgain
+from galileo.model.times import seconds
 from galileo.server.evaluation import evaluator_options
 from galileo.server.logs import start_logging
 from galileo.server.main import serve as serve_node
 from galileo.spark import evaluator as spark_evaluator
 
 PORT = 7701
+DRAIN_LOOK_S = 0.2
 
 _config = click.option(
     "--config",
@@ -128,10 +133,64 @@ def status(session: Session) -> None:
             "CPU %": 100 * node.cpu_share,
             "CCQs": node.ccqs_coordinated,
             "stopped": "; ".join(node.stopped),
+            "held back": _held_back(node),
         }
         for node in found.nodes
     ]
     session.output.rows(rows)
+
+
+@click.command()
+@click.argument("node")
+@click.option("--undo", is_flag=True, help="Let the node take continuous queries on again.")
+@click.option("--timeout", default="60s", show_default=True, help="How long to wait for the end.")
+@json_option
+@click.pass_obj
+@failing_well
+def drain(session: Session, *, node: str, undo: bool, timeout: str) -> None:
+    """Hand a node's continuous queries to others, so that it can be stopped without a gap.
+
+    Waits until the node coordinates none. Its data stays; while the node is down, answers lack it.
+
+    \b
+    Example:
+      galileo drain n2
+    """
+    with session.client() as client:
+        client.drain(node, undo=undo)
+        left = 0 if undo else _drained(session, client, node, timeout_s=seconds(timeout))
+    if left:
+        raise TryAgain(
+            f"node {node!r} still coordinates {left} continuous queries after {timeout}; is "
+            "another node there to take them? It goes on giving them away"
+        )
+    words = "takes continuous queries on again" if undo else "coordinates no continuous query"
+    session.output.value({"node": node, "draining": not undo}, words=f"node {node} {words}")
+
+
+def _drained(session: Session, client: Client, node: str, *, timeout_s: float) -> int:
+    """How many the node still coordinates when that is none, or when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    with session.output.progress(unit="queries left") as bar:
+        task = bar.add_task(f"draining {node}")
+        while True:
+            found = next(one for one in client.status().nodes if one.name == node)
+            left = found.ccqs_coordinated
+            bar.update(task, completed=left)
+            if (found.state == "draining" and not left) or time.monotonic() >= deadline:
+                return left
+            time.sleep(DRAIN_LOOK_S)
+
+
+def _held_back(node: NodeStatus) -> str:
+    """What retention would drop, did not readers hold it back."""
+    told = []
+    for one in node.datasets:
+        size = sum(held["bytes"] for held in one["held_back"])
+        by = sorted({ccq for held in one["held_back"] for ccq in held["ccqs"]})
+        if size:
+            told.append(f"{one['dataset']}: {size / 1e6:,.1f} MB by {', '.join(by) or 'a restart'}")
+    return "; ".join(told)
 
 
 @click.command()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import pyarrow as pa
@@ -12,11 +13,13 @@ import pyarrow as pa
 from galileo.cli.ccq import LABELS_SHOWN, show_labels
 from galileo.cli.output import Output, failing_well
 from galileo.cli.session import Session, json_option
-from galileo.cli.table_files import write_table
-from galileo.client import Client, Receipt
+from galileo.cli.table_streams import FORMATS, STDOUT, format_of, writing
+from galileo.client import Client, Labels, QueryEnd, Receipt
 from galileo.errors import UnknownDataset
 from galileo.formats import Mapping, Source, open_source, suggest_schema
 from galileo.model.schema import Feature, Schema
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -104,30 +107,60 @@ def ingest(
             _ingest_file(session.output, client, source, dataset=dataset)
 
 
+def _output_options(what: str) -> Callable[[F], F]:
+    """`--output` and `--format`, of a command that can write `what` to a file."""
+
+    def decorated(command: F) -> F:
+        output = click.option(
+            "--output",
+            "--out",
+            "output",
+            metavar="FILE",
+            help=f"Write all {what} to a file (.parquet, .arrow, .csv, .ndjson), or - for stdout.",
+        )
+        file_format = click.option(
+            "--format",
+            "file_format",
+            type=click.Choice(FORMATS),
+            help="Of --output, where its name does not tell.",
+        )
+        return output(file_format(command))
+
+    return decorated
+
+
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
 @click.option("--limit", default=LABELS_SHOWN, show_default=True, help="Labels to show.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write all labels to a file instead.")
+@_output_options("labels")
 @json_option
 @click.pass_obj
 @failing_well
-def query(session: Session, *, dataset: str, query: str, limit: int, out: Path | None) -> None:
+def query(
+    session: Session,
+    *,
+    dataset: str,
+    query: str,
+    limit: int,
+    output: str | None,
+    file_format: str | None,
+) -> None:
     """Ask once: the labels of all blocks that match a CQL2 query.
+
+    With --output they are written as they come, however many there are.
 
     \b
     Example:
       galileo query nam "temperature > 290 AND S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"
+      galileo query nam "temperature > 290" --output - --format csv | head
     """
     with session.client() as client:
+        if output is not None:
+            _write_labels(session.output, client, dataset, query, Target(output, file_format))
+            return
         labels = client.query(dataset, query)
-    if out is not None:
-        write_table(labels.to_arrow(), out)
-        session.output.value(
-            {"labels": len(labels), "complete": labels.complete, "file": str(out)},
-            words=f"{len(labels):,} labels written to {out}",
-        )
-    elif session.output.as_json:
+    if session.output.as_json:
         session.output.value(
             {
                 "labels": labels.to_arrow().to_pylist(),
@@ -142,7 +175,7 @@ def query(session: Session, *, dataset: str, query: str, limit: int, out: Path |
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
-@click.option("--out", type=click.Path(path_type=Path), help="CSV, Parquet or Arrow file.")
+@_output_options("observations")
 @click.option("--whole-blocks", is_flag=True, help="All observations of the matching paths.")
 @click.option("--limit", default=LABELS_SHOWN, show_default=True, help="Rows to show.")
 @json_option
@@ -153,31 +186,92 @@ def read(
     *,
     dataset: str,
     query: str,
-    out: Path | None,
+    output: str | None,
+    file_format: str | None,
     whole_blocks: bool,
     limit: int,
 ) -> None:
     """Download the observations that match a query.
 
+    With --output they are written as they come, however many there are.
+
     \b
     Example:
-      galileo read nam "temperature > 290" --out warm.parquet
+      galileo read nam "temperature > 290" --output warm.parquet
     """
     with session.client() as client:
+        if output is not None:
+            target = Target(output, file_format)
+            _write_rows(session.output, client, dataset, query, target, exact=not whole_blocks)
+            return
         labels = client.query(dataset, query)
         table = client.read(labels, exact=not whole_blocks)
-    if out is not None:
-        write_table(table, out)
-        session.output.value(
-            {"rows": table.num_rows, "complete": labels.complete, "file": str(out)},
-            words=f"{table.num_rows:,} observations written to {out}",
-        )
-        return
     if session.output.as_json:
         session.output.value({"rows": table.to_pylist(), "complete": labels.complete})
         return
     session.output.rows(table.slice(0, limit).to_pylist())
     session.output.value(None, words=f"{table.num_rows:,} observations")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a command writes to, and the format that it was told."""
+
+    output: str
+    format: str | None
+
+
+def _write_labels(output: Output, client: Client, dataset: str, query: str, target: Target) -> None:
+    schema = client.schema(dataset)
+    columns = Labels.empty(schema).to_arrow().schema
+    with client.query_batches(dataset, query) as batches:
+        tables = (labels.to_arrow() for labels in batches)
+        rows = _write(output, tables, columns, target=target, unit="labels")
+        _tell_written(output, batches.end, target, unit="labels", rows=rows)
+
+
+def _write_rows(
+    output: Output, client: Client, dataset: str, query: str, target: Target, *, exact: bool
+) -> None:
+    """Reads the observations of each batch of labels while the next one waits."""
+    columns = client.schema(dataset).observation_schema
+    with client.query_batches(dataset, query) as batches:
+        tables = (table for labels in batches for table in client.read_batches(labels, exact=exact))
+        rows = _write(output, tables, columns, target=target, unit="observations")
+        _tell_written(output, batches.end, target, unit="observations", rows=rows)
+
+
+def _write(
+    output: Output, tables: Iterable[pa.Table], columns: pa.Schema, *, target: Target, unit: str
+) -> int:
+    """Writes tables as they come; how many rows they had."""
+    rows = 0
+    file_format = format_of(target.output, target.format)
+    with (
+        writing(target.output, columns, format=file_format) as writer,
+        output.progress(unit=unit) as bar,
+    ):
+        task = bar.add_task(target.output, total=None)
+        for table in tables:
+            writer.write(table)
+            rows += table.num_rows
+            bar.advance(task, table.num_rows)
+    return rows
+
+
+def _tell_written(
+    output: Output, end: QueryEnd | None, target: Target, *, unit: str, rows: int
+) -> None:
+    missing = end.missing if end is not None else ()
+    note = f"; partitions {list(missing)} are missing" if missing else ""
+    words = f"{rows:,} {unit} written to {target.output}{note}"
+    if target.output == STDOUT:
+        if missing or not output.as_json:
+            click.echo(words, err=True)
+        return
+    kind = "labels" if unit == "labels" else "rows"
+    told = {kind: rows, "complete": not missing, "missing": missing, "file": target.output}
+    output.value(told, words=words)
 
 
 def _feature(text: str) -> Feature:

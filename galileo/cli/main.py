@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from galileo import __version__
-from galileo.cli import ccq, cluster, data, explore, maintenance
+from galileo.cli import ccq, cluster, data, exploration, explore, maintenance, retention
 from galileo.cli.session import PATIENCE, Session
 
 
@@ -45,11 +45,18 @@ for command in (
     cluster.up,
     cluster.status,
     cluster.topology,
+    cluster.drain,
     data.create,
     data.ingest,
     data.query,
     data.read,
     explore.sparql,
+    exploration.explain,
+    exploration.nearest,
+    exploration.summarise,
+    exploration.drill,
+    exploration.estimate,
+    retention.retention,
     maintenance.verify,
     maintenance.backup,
     maintenance.restore,

@@ -4,43 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
 import pyarrow as pa
 
-from galileo.client import decode
+from galileo.client import decode, queries, selection
+from galileo.client.async_exploration import AsyncExploration
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.ingestion import BATCH_ROWS, Batches, Progress, send_all
-from galileo.client.results import Ccq, CcqInfo, ClusterStatus, Labels, Receipt, Update
+from galileo.client.queries import LabelBatches
+from galileo.client.results import (
+    Ccq,
+    CcqInfo,
+    ClusterStatus,
+    Labels,
+    Receipt,
+    RetentionReport,
+    Update,
+)
 from galileo.client.spool import Spool
 from galileo.client.transport import Transport
 from galileo.errors import InputError, TryAgain
-from galileo.labels import LabelSet, from_ipc
+from galileo.labels import LabelSet
+from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Schema, unknown_dataset
 from galileo.model.times import Duration, seconds
+from galileo.packing import FORMAT_VERSION
 from galileo.samplers import SamplerSpec
-from galileo.wire.codec import table_chunks
 from galileo.wire.pb import (
     cluster_pb2,
     cluster_pb2_grpc,
     continuous_pb2,
     continuous_pb2_grpc,
     query_pb2,
-    query_pb2_grpc,
-    storage_pb2,
-    storage_pb2_grpc,
 )
 
-PARTS_PER_READ = 100_000
 PATIENCE_S = 15.0
 PATIENCE_INGEST_S = 60.0
 WATCH_WAIT_S = 10.0
 WATCH_PAUSE_S = 0.2
 
 
-class AsyncClient:
+class AsyncClient(AsyncExploration):
     """A cluster, from the outside.
 
     Args:
@@ -66,8 +74,13 @@ class AsyncClient:
 
     # --- datasets ----------------------------------------------------------------------------
 
-    async def create_dataset(self, schema: Schema) -> None:
+    async def create_dataset(self, schema: Schema, *, retention: Retention | None = None) -> None:
         """Creates a dataset.
+
+        Args:
+            schema: of it.
+            retention: for how long observations are kept; None: for ever. Set in a second step:
+                where that fails the dataset is there and keeps everything until `set_retention`.
 
         Raises:
             DatasetExists: the name is taken; `details["same"]` says whether by this schema.
@@ -79,6 +92,58 @@ class AsyncClient:
             )
         )
         self._schemas[schema.name] = schema
+        if retention is not None:
+            await self.set_retention(schema.name, retention)
+
+    async def set_retention(self, dataset: str, retention: Retention | None) -> None:
+        """Says for how long a dataset's observations are kept; every node learns of it.
+
+        Args:
+            dataset: its name.
+            retention: None keeps everything from now on.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        request = cluster_pb2.SetRetentionRequest(
+            dataset=dataset, retention_json=retention.to_json() if retention else ""
+        )
+        await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).SetRetention(
+                request, timeout=TIMEOUT_S
+            )
+        )
+
+    async def retention(self, dataset: str) -> Retention | None:
+        """The retention policy of a dataset; None where everything is kept.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        request = cluster_pb2.GetRetentionRequest(dataset=dataset)
+        reply = await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).GetRetention(
+                request, timeout=TIMEOUT_S
+            )
+        )
+        return NumberedRetention.from_json(reply.numbered_json).retention
+
+    async def apply_retention(self, dataset: str) -> tuple[RetentionReport, ...]:
+        """Does at once what the dataset's retention demands, which nodes else do in their time.
+
+        Returns:
+            A report of each node, also of those that could not be reached.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        request = cluster_pb2.ApplyRetentionRequest(dataset=dataset)
+        reply = await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).ApplyRetention(
+                request, timeout=ANSWER_TIMEOUT_S
+            )
+        )
+        return tuple(decode.retention_report(one) for one in reply.reports)
 
     async def datasets(self) -> list[Schema]:
         """The schemas of all datasets."""
@@ -148,12 +213,22 @@ class AsyncClient:
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
         """
         request = query_pb2.QueryRequest(dataset=dataset, query=query)
+        return await queries.collected(self._transport, request)
 
-        async def attempt(channel: grpc.aio.Channel) -> Labels:
-            call = query_pb2_grpc.QueryStub(channel).Run(request, timeout=ANSWER_TIMEOUT_S)
-            return await decode.collect_query(call)
+    def query_batches(self, dataset: str, query: str = "") -> LabelBatches:
+        """The same, a bounded set of labels at a time; memory stays bounded here and at the nodes.
 
-        return await self._transport.call(attempt)
+        Its `end` says, once all labels were given, how far they go and which partitions are
+        missing. What a node that is lost on the way had sent by then was given, too;
+        `end.known(labels)` leaves it out.
+
+        Raises:
+            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+            Unavailable: while it is read: the node that answers was lost. Ask again then, and
+                drop what was given.
+        """
+        request = query_pb2.QueryRequest(dataset=dataset, query=query)
+        return LabelBatches(self._transport, request)
 
     async def read(self, labels: LabelSet, *, exact: bool = True) -> pa.Table:
         """The observations behind labels.
@@ -170,24 +245,38 @@ class AsyncClient:
     async def read_batches(
         self, labels: LabelSet, *, exact: bool = True
     ) -> AsyncIterator[pa.Table]:
-        """The same in pieces, so that memory stays bounded."""
-        parts = labels.in_commit_order().table.select(["partition", "sequence", "row", "rows"])
-        schema = labels.schema.observation_schema
-        for chunk in table_chunks(parts, PARTS_PER_READ):
-            request = storage_pb2.ReadRequest(
-                dataset=labels.schema.name,
-                parts=chunk,
-                query_json=labels.query if exact else "",
-            )
+        """The same in pieces, ordered by partition, commit and row; memory stays bounded.
 
-            async def attempt(
-                channel: grpc.aio.Channel, request: storage_pb2.ReadRequest = request
-            ) -> list[pa.Table]:
-                call = storage_pb2_grpc.StorageStub(channel).Read(request, timeout=ANSWER_TIMEOUT_S)
-                return [from_ipc(part.observations, schema) async for part in call]
-
-            for table in await self._transport.call(attempt):
+        Where a connection breaks, the next piece comes from another node, and no row twice.
+        """
+        async with aclosing(queries.read_batches(self._transport, labels, exact=exact)) as tables:
+            async for table in tables:
                 yield table
+
+    async def select(
+        self, dataset: str, query: str = "", *, columns: Sequence[str] = ()
+    ) -> pa.Table:
+        """The observations that match a CQL2 query exactly, found and read in one call.
+
+        What `query` and then `read` give, without the labels; all at once, in any order. Where
+        there are too many for memory, use `query_batches` and `read_batches`.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            columns: of the answer; all where none is named.
+
+        Raises:
+            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+            InputError: there is no such column.
+            Unavailable: a node that may keep some of them cannot be reached.
+        """
+        schema = await self.schema(dataset)
+        return await selection.select(self._transport, schema, query, columns=columns)
+
+    async def count(self, dataset: str, query: str = "") -> int:
+        """How many observations match a CQL2 query exactly; errors as `select`."""
+        return await selection.count(self._transport, dataset, query)
 
     # --- continuous queries ------------------------------------------------------------------
 
@@ -281,7 +370,7 @@ class AsyncClient:
             try:
                 async for update in updates:
                     token = update.token
-                    if len(update.labels):
+                    if len(update.labels) or update.gone:
                         if spool is not None:
                             await asyncio.to_thread(spool.store, ccq_id, update)
                         yield update
@@ -344,6 +433,24 @@ class AsyncClient:
         )
         return ClusterStatus(tuple(decode.node_status(node) for node in reply.nodes))
 
+    async def drain(self, node: str, *, undo: bool = False) -> None:
+        """Has a node give away the continuous queries that it coordinates, and take none on.
+
+        Returns at once; `status` shows the node as "draining" and how many it still coordinates.
+        What it stores stays there. A restart of the node ends it.
+
+        Args:
+            node: its name in the topology.
+            undo: lets it take queries on again.
+
+        Raises:
+            InputError: there is no such node.
+        """
+        request = cluster_pb2.DrainRequest(node=node, undo=undo)
+        await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).Drain(request, timeout=TIMEOUT_S)
+        )
+
     async def topology_json(self) -> str:
         """Groups, nodes, ranges and partitions, as JSON."""
         reply = await self._transport.call(
@@ -368,5 +475,9 @@ def _fetch_request(
     ccq_id: str, token: str, *, wait_s: float, labels_max: int
 ) -> continuous_pb2.FetchRequest:
     return continuous_pb2.FetchRequest(
-        ccq_id=ccq_id, token=token, wait_s=wait_s, labels_max=labels_max
+        ccq_id=ccq_id,
+        token=token,
+        wait_s=wait_s,
+        labels_max=labels_max,
+        packing=FORMAT_VERSION,
     )

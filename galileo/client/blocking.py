@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from galileo.client.async_client import AsyncClient
+from galileo.client.exploration import CHILDREN
+from galileo.client.findings import (
+    Children,
+    Estimate,
+    FeatureSummary,
+    Neighbours,
+    QueryExplanation,
+    Vertex,
+)
 from galileo.client.ingestion import BATCH_ROWS, Batches, Progress
-from galileo.client.results import Ccq, CcqInfo, ClusterStatus, Labels, Receipt, Update
+from galileo.client.queries import LabelBatches
+from galileo.client.results import (
+    Ccq,
+    CcqInfo,
+    ClusterStatus,
+    Labels,
+    QueryEnd,
+    Receipt,
+    RetentionReport,
+    Update,
+)
 from galileo.client.spool import Spool
 from galileo.errors import Cancelled, InputError
 from galileo.labels import LabelSet
+from galileo.model.retention import Retention
 from galileo.model.schema import Schema
 from galileo.model.times import Duration
 from galileo.samplers import SamplerSpec
@@ -68,8 +88,17 @@ class Client:
             asyncio.run_coroutine_threadsafe(_end(self._client), self._loop).result()
             self._stop()
 
-    def create_dataset(self, schema: Schema) -> None:
-        self._run(self._client.create_dataset(schema))
+    def create_dataset(self, schema: Schema, *, retention: Retention | None = None) -> None:
+        self._run(self._client.create_dataset(schema, retention=retention))
+
+    def set_retention(self, dataset: str, retention: Retention | None) -> None:
+        self._run(self._client.set_retention(dataset, retention))
+
+    def retention(self, dataset: str) -> Retention | None:
+        return self._run(self._client.retention(dataset))
+
+    def apply_retention(self, dataset: str) -> tuple[RetentionReport, ...]:
+        return self._run(self._client.apply_retention(dataset))
 
     def datasets(self) -> list[Schema]:
         return self._run(self._client.datasets())
@@ -95,11 +124,85 @@ class Client:
     def query(self, dataset: str, query: str = "") -> Labels:
         return self._run(self._client.query(dataset, query))
 
+    def query_batches(self, dataset: str, query: str = "") -> BlockingLabelBatches:
+        batches = self._client.query_batches(dataset, query)
+        return BlockingLabelBatches(batches, self._iterate(batches))
+
     def read(self, labels: LabelSet, *, exact: bool = True) -> pa.Table:
         return self._run(self._client.read(labels, exact=exact))
 
     def read_batches(self, labels: LabelSet, *, exact: bool = True) -> Iterator[pa.Table]:
         return self._iterate(self._client.read_batches(labels, exact=exact))
+
+    def select(self, dataset: str, query: str = "", *, columns: Sequence[str] = ()) -> pa.Table:
+        return self._run(self._client.select(dataset, query, columns=columns))
+
+    def count(self, dataset: str, query: str = "") -> int:
+        return self._run(self._client.count(dataset, query))
+
+    def explain(self, dataset: str, query: str = "") -> QueryExplanation:
+        return self._run(self._client.explain(dataset, query))
+
+    def nearest(
+        self,
+        dataset: str,
+        query: str = "",
+        *,
+        latitude: float,
+        longitude: float,
+        k: int = 10,
+        within_m: float | None = None,
+    ) -> Neighbours:
+        return self._run(
+            self._client.nearest(
+                dataset, query, latitude=latitude, longitude=longitude, k=k, within_m=within_m
+            )
+        )
+
+    def summarise(
+        self,
+        dataset: str,
+        query: str = "",
+        *,
+        feature: str,
+        bins: int | Sequence[float] | None = None,
+    ) -> FeatureSummary:
+        return self._run(self._client.summarise(dataset, query, feature=feature, bins=bins))
+
+    def children(
+        self,
+        dataset: str,
+        vertex: str | Sequence[Any] = "",
+        *,
+        order: Sequence[str] | None = None,
+        limit: int = CHILDREN,
+        after: Any = None,
+    ) -> Children:
+        return self._run(
+            self._client.children(dataset, vertex, order=order, limit=limit, after=after)
+        )
+
+    def tree(
+        self,
+        dataset: str,
+        vertex: str | Sequence[Any] = "",
+        *,
+        order: Sequence[str] | None = None,
+        depth: int | None = None,
+    ) -> Iterator[Vertex]:
+        return self._iterate(self._client.tree(dataset, vertex, order=order, depth=depth))
+
+    def estimate(
+        self,
+        dataset: str,
+        query: str = "",
+        *,
+        feature: str | None = None,
+        quantiles: Sequence[float] = (),
+    ) -> Estimate:
+        return self._run(
+            self._client.estimate(dataset, query, feature=feature, quantiles=quantiles)
+        )
 
     def submit(
         self,
@@ -143,6 +246,9 @@ class Client:
     def status(self) -> ClusterStatus:
         return self._run(self._client.status())
 
+    def drain(self, node: str, *, undo: bool = False) -> None:
+        self._run(self._client.drain(node, undo=undo))
+
     def topology_json(self) -> str:
         return self._run(self._client.topology_json())
 
@@ -159,7 +265,7 @@ class Client:
         except CancelledError:
             raise Cancelled("the client was closed while this call waited") from None
 
-    def _iterate(self, items: Any) -> Iterator[Any]:
+    def _iterate(self, items: Any) -> Generator[Any, None, None]:
         """Steps through an async generator; closing the iterator closes it too."""
         try:
             while True:
@@ -176,6 +282,38 @@ class Client:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_TIMEOUT_S)
         self._loop.close()
+
+
+class BlockingLabelBatches:
+    """`LabelBatches` for `for`; leave a `with` block or `close` it where it is not read to its end.
+
+    Attributes:
+        end: how far the answer goes; None until all labels were given.
+    """
+
+    def __init__(self, batches: LabelBatches, steps: Generator[Labels, None, None]) -> None:
+        self._batches = batches
+        self._steps = steps
+
+    @property
+    def end(self) -> QueryEnd | None:
+        return self._batches.end
+
+    def __iter__(self) -> BlockingLabelBatches:
+        return self
+
+    def __next__(self) -> Labels:
+        return next(self._steps)
+
+    def __enter__(self) -> BlockingLabelBatches:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the answer at the nodes, too; harmless where it has ended."""
+        self._steps.close()
 
 
 async def _end(client: AsyncClient) -> None:

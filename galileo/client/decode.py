@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
+from functools import lru_cache
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
+import pyarrow as pa
 
-from galileo.client.results import Ccq, CcqInfo, Labels, NodeStatus, Update
-from galileo.cursor import Cursor
+from galileo.client.results import Ccq, CcqInfo, Labels, NodeStatus, RetentionReport, Update
 from galileo.errors import GalileoError, Unavailable
+from galileo.labels import from_ipc
 from galileo.model.schema import Schema
+from galileo.packing import unpack
 from galileo.samplers import SamplerSpec
-from galileo.wire.codec import cursor_from_pb, table_of
-from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2, query_pb2
+from galileo.wire.codec import cursor_from_pb, stretches_from_pb, table_of
+from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2
 from galileo.wire.status import error_of_rpc
 
 TIMEOUT_S = 40.0
 ANSWER_TIMEOUT_S = 300.0
+_SCHEMAS_KEPT = 256
+_DECODE_IN_THREAD_BYTES = 512 << 10
+
+_schema = lru_cache(_SCHEMAS_KEPT)(Schema.from_json)
 
 
 class _Head(Protocol):
     schema_json: str
     query_json: str
-
-
-async def collect_query(call: AsyncIterator[query_pb2.QueryPart]) -> Labels:
-    head, tail, chunks = await _collect(call)
-    labels = _labels(head, chunks, tail.frontier, tail.missing)
-    if labels.complete:
-        return labels
-    # A node that failed midway may have sent labels of partitions that now count as missing.
-    gone = set(labels.missing)
-    told = Cursor({p: s for p, s in labels.frontier.items() if p not in gone})
-    trusted: Labels = labels.until(told)  # type: ignore[assignment]
-    return trusted
 
 
 async def collect_submission(call: AsyncIterator[continuous_pb2.SubmitPart]) -> Ccq:
@@ -46,13 +43,40 @@ async def collect_submission(call: AsyncIterator[continuous_pb2.SubmitPart]) -> 
 
 async def next_update(call: AsyncIterator[continuous_pb2.FetchPart]) -> Update:
     """The next whole update of a stream that may go on behind it."""
-    head, tail, chunks = await _collect(call)
+    parts = [await _next_part(call)]
+    while not parts[-1].HasField("tail"):
+        parts.append(await _next_part(call))
+    if sum(len(data) for part in parts for data in part.packed) < _DECODE_IN_THREAD_BYTES:
+        return _update(parts)
+    return await asyncio.to_thread(_update, parts)
+
+
+async def _next_part(call: Any) -> continuous_pb2.FetchPart:
+    part: Any = await call.read()
+    if part is grpc.aio.EOF:
+        raise await ended(call)
+    told: continuous_pb2.FetchPart = part
+    return told
+
+
+def _update(parts: list[continuous_pb2.FetchPart]) -> Update:
+    head, tail = parts[0].head, parts[-1].tail
+    schema = _schema(head.schema_json)
+    tables = [unpack(data, schema.label_schema) for part in parts for data in part.packed]
+    tables += [from_ipc(part.labels, schema.label_schema) for part in parts if part.labels]
     return Update(
-        labels=_labels(head, chunks, tail.cursor, tail.missing),
+        labels=Labels(
+            schema,
+            pa.concat_tables(tables) if tables else schema.label_schema.empty_table(),
+            frontier=cursor_from_pb(tail.cursor),
+            missing=tail.missing,
+            query=head.query_json,
+        ),
         token=tail.token,
         frontier=cursor_from_pb(tail.frontier),
         age_s=tail.age_s,
         more=tail.more,
+        gone=stretches_from_pb(tail.gone),
     )
 
 
@@ -61,7 +85,7 @@ async def _collect(call: Any) -> tuple[Any, Any, list[bytes]]:
     while True:
         part = await call.read()
         if part is grpc.aio.EOF:
-            raise await _ended(call)
+            raise await ended(call)
         kind = part.WhichOneof("part")
         if kind == "head":
             head = part.head
@@ -71,7 +95,7 @@ async def _collect(call: Any) -> tuple[Any, Any, list[bytes]]:
             return head, part.tail, chunks
 
 
-async def _ended(call: Any) -> Exception:
+async def ended(call: Any) -> Exception:
     """Why a stream ended before its tail."""
     code = await call.code()
     if code is grpc.StatusCode.OK:
@@ -96,6 +120,25 @@ def _labels(
 
 def watch_error(error: grpc.RpcError) -> GalileoError:
     return error_of_rpc(error, asked="the watched node")
+
+
+def held_back(value: cluster_pb2.HeldBackValue) -> dict[str, Any]:
+    return {
+        "partition": value.partition,
+        "bytes": value.bytes,
+        "ccqs": list(value.ccq_ids),
+    }
+
+
+def retention_report(value: cluster_pb2.RetentionReport) -> RetentionReport:
+    return RetentionReport(
+        node=value.node,
+        files=value.files,
+        commits=value.commits,
+        bytes=value.bytes,
+        held_back=tuple(held_back(one) for one in value.held),
+        failures=tuple(value.failures),
+    )
 
 
 def ccq_info(value: continuous_pb2.CcqValue) -> CcqInfo:
@@ -137,6 +180,9 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
                 "bytes_on_disk": one.bytes_on_disk,
                 "graph_bytes": one.graph_bytes,
                 "sequences": dict(cursor_from_pb(one.sequences)),
+                "retention": json.loads(one.retention_json) if one.retention_json else None,
+                "dropped": dict(cursor_from_pb(one.dropped)),
+                "held_back": [held_back(held) for held in one.held],
             }
             for one in value.datasets
         ),

@@ -9,7 +9,7 @@ import shapely
 from rdflib import Graph
 
 from galileo import rdf
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import ORIGIN, Cursor, Stretch
 from galileo.errors import ConfigError
 from galileo.geo import geohash
 from galileo.labels import LabelSet
@@ -57,6 +57,32 @@ class Labels(LabelSet):
         if graph is None:
             graph = self._graph = rdf.open_labels(self)
         return graph.sparql(text, timeout_s=timeout_s, rows_max=rows_max)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryEnd:
+    """How far an answer goes that was given in batches.
+
+    Attributes:
+        labels: that were given.
+        frontier: up to which commit of each partition it is an answer.
+        missing: partitions of which it is not known whether all labels were given, since a node
+            was away or was lost on the way. What was given of them is stored and matches.
+    """
+
+    labels: int
+    frontier: Cursor
+    missing: tuple[int, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every partition that could hold a match was asked, and answered to its end."""
+        return not self.missing
+
+    def known(self, labels: LabelSet) -> LabelSet:
+        """Those of the labels that belong to partitions which are not missing."""
+        gone = set(self.missing)
+        return labels.until(Cursor({p: s for p, s in self.frontier.items() if p not in gone}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +150,8 @@ class Update:
         frontier: up to which commit of each partition the CCQ is answered.
         age_s: how long ago the frontier was reached.
         more: whether the next fetch has more at once.
+        gone: commits that lie between the token before and this one and that the dataset's
+            retention dropped before they were looked at; whether they matched nobody knows.
     """
 
     labels: Labels
@@ -131,11 +159,32 @@ class Update:
     frontier: Cursor = ORIGIN
     age_s: float = 0.0
     more: bool = False
+    gone: tuple[Stretch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionReport:
+    """What a node dropped when a dataset's retention was applied.
+
+    Attributes:
+        files, commits, bytes: that it dropped.
+        held_back: for each partition that holds more than the policy wants since readers have
+            not fetched it: "partition", "bytes" and "ccqs"; none of these where the node is not
+            certain yet which continuous queries there are.
+        failures: what went wrong, partition by partition, or that the node could not be reached.
+    """
+
+    node: str
+    files: int
+    commits: int
+    bytes: int
+    held_back: tuple[dict[str, Any], ...] = ()
+    failures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node's state; sizes in bytes, `state` "up" or "unreachable"."""
+    """One node's state; sizes in bytes, `state` "up", "draining" or "unreachable"."""
 
     name: str
     group: str
@@ -160,4 +209,4 @@ class ClusterStatus:
     @property
     def complete(self) -> bool:
         """Whether every node answered."""
-        return all(node.state == "up" for node in self.nodes)
+        return all(node.state != "unreachable" for node in self.nodes)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from galileo.client.results import Labels, Update
+from galileo.cursor import Stretch
 from galileo.errors import DataDamaged, GalileoError, InputError, SpoolConflict, TryAgain
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.schema import Schema
@@ -32,6 +33,10 @@ CREATE TABLE reader (
 );
 CREATE TABLE updates (
     number INTEGER PRIMARY KEY AUTOINCREMENT, labels INTEGER NOT NULL, arrow BLOB NOT NULL
+);
+CREATE TABLE gone (
+    partition INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    PRIMARY KEY (partition, first)
 );
 """
 
@@ -135,7 +140,17 @@ class Spool:
                     "INSERT INTO updates (labels, arrow) VALUES (?, ?)",
                     (len(labels), to_ipc(labels.table, compression="lz4")),
                 )
+            database.executemany(
+                "INSERT INTO gone VALUES (?, ?, ?)",
+                [(one.partition, one.first, one.last) for one in update.gone],
+            )
         self._known = update.token
+
+    @property
+    def gone(self) -> tuple[Stretch, ...]:
+        """All that the updates named as dropped by retention before it was looked at."""
+        rows = self._all("SELECT partition, first, last FROM gone ORDER BY partition, first")
+        return tuple(Stretch(*row) for row in rows)
 
     def check(self, ccq_id: str) -> None:
         """Raises `InputError` where the spool holds another CCQ's updates."""

@@ -7,6 +7,7 @@ reader's view needs neither a copy nor a lock.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from galileo.graph.columns import Array, Commits, Paths, dtypes
 from galileo.graph.runs import Run
@@ -44,9 +45,14 @@ class Head:
 
     def append(self, paths: Paths, *, partition: int, sequence: int) -> None:
         """Adds a commit; its number in `paths` is `commits`."""
+        self.append_many(paths, partition=partition, sequences=np.array([sequence]))
+
+    def append_many(
+        self, paths: Paths, *, partition: int, sequences: npt.NDArray[np.int64]
+    ) -> None:
+        """Adds commits of one partition; the number of the first in `paths` is `commits`."""
         self._paths.extend(paths.arrays())
-        place = (np.array([partition], dtype=np.int32), np.array([sequence], dtype=np.int64))
-        self._commits.extend(place)
+        self._commits.extend((np.full(len(sequences), partition, dtype=np.int32), sequences))
 
     def view(self) -> Run:
         """What is there now; later appends do not show in it."""

@@ -9,26 +9,34 @@ runs and a view of the head that nobody changes, and neither waits nor makes wai
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.cursor import ORIGIN, Cursor
+from galileo.graph.arena import HEAP_BYTES
+from galileo.graph.cells import rows_by_cell
 from galileo.graph.columns import Texts, columns_of, paths_of, to_labels
 from galileo.graph.drill import children, default_order
 from galileo.graph.explanation import Explanation, explained
 from galileo.graph.head import Head
+from galileo.graph.matching import Pass, Question
+from galileo.graph.pieces import Check, unchecked
 from galileo.graph.runs import BLOCK_PATHS, Run, merge, merge_start, seal
 from galileo.graph.scan import Coverage, Search, Task, Window, delta
-from galileo.graph.stretches import Rows
+from galileo.graph.stretches import Rows, positions
 from galileo.graph.summary import Summary, check_summary, summarised
+from galileo.matches import Matches
 from galileo.model.schema import Schema
 from galileo.query.columns import Mask
 from galileo.query.query import Query
+
+Counts: TypeAlias = npt.NDArray[np.integer[Any]]
 
 HEAD_PATHS_MAX = 65_536
 """Paths at which the head becomes a run."""
@@ -133,6 +141,32 @@ class MetadataGraph:
         if len(self._snapshot.runs) > RUNS_MAX:
             self.maintain()
 
+    def insert_many(
+        self, batch: pa.RecordBatch, *, partition: int, first_sequence: int, counts: Counts
+    ) -> None:
+        """Adds the paths of consecutive commits, all visible at once; from any thread.
+
+        Args:
+            batch: of `schema.path_schema`, the paths of one commit behind those of another; copied.
+            partition: of all of them.
+            first_sequence: of the first commit.
+            counts: how many paths each commit has.
+
+        Raises:
+            Bug: the batch has other columns.
+        """
+        columns, held = columns_of(self.schema, batch), np.flatnonzero(counts)
+        if len(held) == 0:
+            return
+        with self._writing:
+            numbers = np.arange(len(held), dtype=np.int32) + np.int32(self._head.commits)
+            commit = numbers.repeat(counts[held])
+            paths = paths_of(columns, batch, commit=commit, texts=self._texts)
+            self._head.append_many(paths, partition=partition, sequences=first_sequence + held)
+            self._publish(seal_head=len(self._head) >= self._head_paths_max)
+        if len(self._snapshot.runs) > RUNS_MAX:
+            self.maintain()
+
     def _publish(self, *, seal_head: bool) -> None:
         runs, view = self._snapshot.runs, self._head.view()
         if seal_head:
@@ -224,14 +258,49 @@ class MetadataGraph:
         self, query: Query, window: Window, *, snapshot: Snapshot | None = None
     ) -> list[Task]:
         """What is left to be looked at, run by run, of one snapshot; None: the current one."""
-        snapshot, search = snapshot or self._snapshot, Search.of(query, self._texts)
+        return list(self._plans(query, window, snapshot=snapshot or self._snapshot))
+
+    def _plans(self, query: Query, window: Window, *, snapshot: Snapshot) -> Iterator[Task]:
+        """The same, a run at a time."""
+        search = Search.of(query, self._texts)
         window = replace(window, after=snapshot.since(window.after))
-        covered = [(run, window.coverage(run)) for run in snapshot.parts]
-        return [
-            Task.of(run, search, commits=None if c is Coverage.ALL else window.holds(run.commits))
-            for run, c in covered
-            if c is not Coverage.NONE
-        ]
+        for run in snapshot.parts:
+            coverage = window.coverage(run)
+            if coverage is not Coverage.NONE:
+                held = None if coverage is Coverage.ALL else window.holds(run.commits)
+                yield Task.of(run, search, commits=held)
+
+    def scan_pieces(
+        self,
+        query: Query,
+        *,
+        labels_max: int,
+        after: Cursor = ORIGIN,
+        until: Cursor | None = None,
+        partitions: frozenset[int] | None = None,
+    ) -> Iterator[pa.RecordBatch | None]:
+        """The labels of `scan` a piece at a time, all of the moment of this call.
+
+        What it takes is the snapshot, one piece, and eight bytes for each path of one run that no
+        bound rules out. After each chunk of paths that yields no piece yet comes None, so that
+        its caller gets to decide whether to go on.
+
+        Args:
+            query: of this dataset.
+            labels_max: labels of a piece, at most.
+            after: as in `scan`.
+            until: as in `scan`.
+            partitions: as in `scan`.
+
+        Returns:
+            Batches of `schema.label_schema`, none of them empty, and None.
+        """
+        plans = self._plans(query, Window(after, until, partitions), snapshot=self._snapshot)
+        return (
+            None if rows is None else self._labels(task.run, rows)
+            for task in plans
+            for rows in task.pieces(labels_max)
+        )
 
     def scan_many(
         self,
@@ -267,13 +336,36 @@ class MetadataGraph:
                     tasks[number].append(Task.of(part, searches[number], commits=held))
         return [self._table(each) for each in tasks]
 
+    def match(self, question: Question) -> Matches | None:
+        """What matches each of very many standing queries, found in one pass over what is new.
+
+        Returns:
+            Of one moment of the graph, with the numbers of asks for items. None where there are
+            more pairs than the question allows.
+        """
+        snapshot = self._snapshot
+        work = Pass(question, snapshot.dropped, self._texts, self._label_schema)
+        for run in snapshot.parts:
+            work.visit(run)
+            if work.is_over:
+                return None
+        return work.matches()
+
     def _table(self, tasks: Sequence[Task]) -> pa.Table:
-        batches = [self._labels(task.run, rows) for task in tasks for rows in task.portions()]
+        batches: list[pa.RecordBatch] = []
+        size = 0
+        for task in tasks:
+            for rows in task.portions():
+                batches.append(self._labels(task.run, rows, large=size > HEAP_BYTES))
+                size += batches[-1].nbytes
         return pa.Table.from_batches(batches, schema=self._label_schema)
 
-    def _labels(self, run: Run, rows: Rows) -> pa.RecordBatch:
-        paths = run.paths.take(rows)
-        return to_labels(self._label_schema, paths, commits=run.commits, texts=self._texts)
+    def _labels(self, run: Run, rows: Rows, *, large: bool = False) -> pa.RecordBatch:
+        large = large and not isinstance(rows, slice)
+        paths = run.paths.gathered(positions(rows)) if large else run.paths.take(rows)
+        return to_labels(
+            self._label_schema, paths, commits=run.commits, texts=self._texts, large=large
+        )
 
     def explain(
         self,
@@ -282,12 +374,32 @@ class MetadataGraph:
         after: Cursor = ORIGIN,
         until: Cursor | None = None,
         partitions: frozenset[int] | None = None,
+        check: Check = unchecked,
     ) -> Explanation:
-        """What a scan with these arguments does, found by doing it; see `Explanation`."""
+        """What a scan with these arguments does, found by doing it; see `Explanation`.
+
+        `check` is called between pieces of the work and raises to stop it, here as below.
+        """
         snapshot, window = self._snapshot, Window(after, until, partitions)
         return explained(
-            snapshot.parts, lambda: self._tasks(query, window, snapshot=snapshot), self._labels
+            snapshot.parts,
+            lambda: self._tasks(query, window, snapshot=snapshot),
+            self._labels,
+            check=check,
         )
+
+    def rows_by_cell(
+        self,
+        query: Query,
+        *,
+        after: Cursor = ORIGIN,
+        until: Cursor | None = None,
+        partitions: frozenset[int] | None = None,
+        check: Check = unchecked,
+    ) -> pa.Table:
+        """Cells of the paths that match with their observations; see `graph.cells`."""
+        window = Window(after, until, partitions)
+        return rows_by_cell(self._tasks(query, window), check=check)
 
     def summarise(
         self,
@@ -298,6 +410,7 @@ class MetadataGraph:
         after: Cursor = ORIGIN,
         until: Cursor | None = None,
         partitions: frozenset[int] | None = None,
+        check: Check = unchecked,
     ) -> Summary:
         """Counts and statistics of an indexed feature over the paths that match; see `Summary`.
 
@@ -309,6 +422,7 @@ class MetadataGraph:
             after: as in `scan`.
             until: as in `scan`.
             partitions: as in `scan`.
+            check: called between pieces of the work; raises to stop it.
 
         Raises:
             InputError: the feature is not indexed or a text, these are no bins, or bins by number
@@ -316,16 +430,22 @@ class MetadataGraph:
         """
         check_summary(self.schema, feature, bins)
         tasks = self._tasks(query, Window(after, until, partitions))
-        return summarised(tasks, feature, bins=bins)
+        return summarised(tasks, feature, bins=bins, check=check)
 
     def children(
-        self, prefix: Sequence[Any] = (), *, order: Sequence[str] | None = None
+        self,
+        prefix: Sequence[Any] = (),
+        *,
+        order: Sequence[str] | None = None,
+        check: Check = unchecked,
     ) -> pa.Table:
         """The vertices below one, for drilling down; see `galileo.graph.drill.children`."""
         snapshot = self._snapshot
         parts = [(run, snapshot.held(run)) for run in snapshot.parts]
         levels = default_order(self.schema) if order is None else order
-        return children(self.schema, parts, prefix=prefix, order=levels, texts=self._texts)
+        return children(
+            self.schema, parts, prefix=prefix, order=levels, texts=self._texts, check=check
+        )
 
     def count(self) -> int:
         """Number of paths."""

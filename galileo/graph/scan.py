@@ -19,7 +19,16 @@ from galileo.geo.ranges import Ranges
 from galileo.graph.columns import Commits, Paths, Texts
 from galileo.graph.runs import Run, Spans, seal
 from galileo.graph.sieve import Committed, Judge, Matching, Sieve, Tally, chunks, conditions
-from galileo.graph.stretches import NO_ROWS, Positions, Rows, Stretches, joined, positions
+from galileo.graph.stretches import (
+    NO_ROWS,
+    Positions,
+    Rows,
+    Stretches,
+    joined,
+    one,
+    positions,
+    size_of,
+)
 from galileo.query.columns import Columns, Mask
 from galileo.query.query import Query
 
@@ -145,6 +154,26 @@ class Task:
         else:
             sifted = (self.sieve.sift(chunk, tally=tally) for chunk in chunks(self.rows))
         return joined(sifted, least=PORTION_PATHS)
+
+    def pieces(self, most: int) -> Iterator[Rows | None]:
+        """Rows that match, ascending, at most `most` at a time; None after each look in between.
+
+        A look is at no more than a chunk of paths, so whoever asks can stop or do something else
+        in time, however little matches.
+        """
+        found: list[Rows] = []
+        count = 0
+        for chunk in chunks(self.rows, most=most):
+            rows = self.sieve.sift(chunk) if self.sieve.conditions else chunk
+            if count + size_of(rows) > most:
+                yield one(found)
+                found, count = [], 0
+            if size_of(rows):
+                found.append(rows)
+                count += size_of(rows)
+            yield None
+        if found:
+            yield one(found)
 
     def matches(self) -> Positions:
         """All rows that match, ascending."""

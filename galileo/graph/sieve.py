@@ -188,9 +188,11 @@ class Sieve:
         return rows if mask is None else kept(rows, mask)
 
 
-def chunks(rows: Rows) -> Iterator[Rows]:
-    for start in range(0, size_of(rows), CHUNK_PATHS):
-        yield part_of(rows, start, start + CHUNK_PATHS)
+def chunks(rows: Rows, *, most: int | None = None) -> Iterator[Rows]:
+    """The rows in pieces of at most `CHUNK_PATHS`, and of at most `most`."""
+    size = CHUNK_PATHS if most is None else min(CHUNK_PATHS, most)
+    for start in range(0, size_of(rows), size):
+        yield part_of(rows, start, start + size)
 
 
 def _sample(rows: Rows) -> Positions:

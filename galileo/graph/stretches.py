@@ -51,13 +51,14 @@ def joined(pieces: Iterable[Rows], *, least: int) -> Iterator[Rows]:
             small.append(piece)
             count += size_of(piece)
         if count >= least:
-            yield _one(small)
+            yield one(small)
             small, count = [], 0
     if count:
-        yield _one(small)
+        yield one(small)
 
 
-def _one(pieces: list[Rows]) -> Rows:
+def one(pieces: list[Rows]) -> Rows:
+    """All rows of some pieces, at least one."""
     return pieces[0] if len(pieces) == 1 else np.concatenate([positions(p) for p in pieces])
 
 

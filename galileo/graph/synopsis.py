@@ -41,6 +41,7 @@ class SynopsisState:
 
     Attributes:
         version: what it covers.
+        since: commits up to here are not in it: retention had dropped them.
         step: which of `grids(schema)` its entries are of.
         entries: its content.
     """
@@ -48,6 +49,7 @@ class SynopsisState:
     version: Version
     step: int
     entries: Entries
+    since: int = 0
 
     def applied(self, delta: SynopsisDelta) -> SynopsisState:
         """The state after a delta, or this one where the delta does not continue from it."""
@@ -58,7 +60,8 @@ class SynopsisState:
             return delta.state if delta.base == 0 else self
         if delta.state.step != self.step:
             return delta.state
-        return SynopsisState(theirs, self.step, self.entries.updated(delta.state.entries))
+        entries = self.entries.updated(delta.state.entries)
+        return SynopsisState(theirs, self.step, entries, delta.state.since)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +116,7 @@ class SynopsisDelta:
     def _stamp(self) -> dict[str, str]:
         version = self.state.version
         numbers = {"partition": self.partition, "base": self.base, "step": self.state.step}
+        numbers |= {"since": self.state.since}
         numbers |= {"epoch": version.epoch, "sequence": version.sequence}
         return {"dataset": self.dataset} | {name: str(n) for name, n in numbers.items()}
 
@@ -132,6 +136,7 @@ def _read(batch: pa.RecordBatch) -> SynopsisDelta:
             Version(int(stamp[b"epoch"]), int(stamp[b"sequence"])),
             int(stamp[b"step"]),
             Entries(key, changed, tuple(bounds)),
+            int(stamp[b"since"]),
         ),
     )
 
@@ -144,19 +149,26 @@ class Synopsis:
     Args:
         schema: of the dataset.
         partition: whose commits these are.
-        epoch: another number after each restart or move of the partition, so that receivers
-            that knew the earlier owner get everything.
+        epoch: another number after each restart or move of the partition, and after each time
+            that it is made anew, so that receivers that knew an earlier one get everything.
+        since: commits up to here will not be in it.
         entries_max: above it the grid becomes coarser.
     """
 
     def __init__(
-        self, schema: Schema, *, partition: int, epoch: int, entries_max: int = ENTRIES_MAX
+        self,
+        schema: Schema,
+        *,
+        partition: int,
+        epoch: int,
+        since: int = 0,
+        entries_max: int = ENTRIES_MAX,
     ) -> None:
         self.schema = schema
         self.partition = partition
         self._entries_max = entries_max
         self._grids = grids(schema)
-        self._state = SynopsisState(Version(epoch, 0), 0, Entries.empty(schema))
+        self._state = SynopsisState(Version(epoch, 0), 0, Entries.empty(schema), since)
 
     @property
     def version(self) -> Version:
@@ -184,14 +196,14 @@ class Synopsis:
         found = Entries.of(self.schema, columns, grid=grid, sequence=sequence)
         entries = state.entries.updated(state.entries.widening(found, self.schema))
         version = Version(state.version.epoch, sequence)
-        self._state = self._bounded(SynopsisState(version, state.step, entries))
+        self._state = self._bounded(SynopsisState(version, state.step, entries, state.since))
 
     def _bounded(self, state: SynopsisState) -> SynopsisState:
         while len(state.entries) > self._entries_max and state.step + 1 < len(self._grids):
             step, sequence = state.step + 1, state.version.sequence
             grid = self._grids[step]
             entries = state.entries.coarsened(self.schema, grid=grid, sequence=sequence)
-            state = SynopsisState(state.version, step, entries)
+            state = SynopsisState(state.version, step, entries, state.since)
         return state
 
     def changes_since(self, known: Version | None) -> SynopsisDelta:
@@ -208,7 +220,8 @@ class Synopsis:
         )
         base = known.sequence if known is not None and continues else 0
         changed: Any = state.entries.changed > base
-        news = SynopsisState(state.version, state.step, state.entries.take(changed))
+        entries = state.entries.take(changed)
+        news = SynopsisState(state.version, state.step, entries, state.since)
         return SynopsisDelta(self.schema.name, self.partition, base, news)
 
     def check(self) -> None:

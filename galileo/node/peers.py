@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
-from galileo.cursor import Cursor
+from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import GalileoError
+from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Schema
 
 
@@ -57,10 +58,16 @@ class ScanLabels:
 
 @dataclass(frozen=True, slots=True)
 class ScanDone:
-    """The last of an item: it is answered in `reached`'s partitions, up to there."""
+    """The last of an item: it is answered in `reached`'s partitions, up to there.
+
+    Attributes:
+        gone: the partitions in which retention has dropped commits past the task's `after`, and
+            up to which commit. Labels up to there may have been sent or not: leave them out.
+    """
 
     item: int
     reached: Cursor
+    gone: Cursor = ORIGIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +98,52 @@ PARTS_SCHEMA = pa.schema(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What a retention policy demands to drop and readers hold back.
+
+    Attributes:
+        bytes: of the files.
+        ccq_ids: of the continuous queries that have not been fetched so far; none where it is
+            not certain yet which ones there are.
+    """
+
+    partition: int
+    bytes: int
+    ccq_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionReport:
+    """What a node has dropped, what is held back, and what failed."""
+
+    files: int = 0
+    commits: int = 0
+    bytes: int = 0
+    held: tuple[HeldBack, ...] = ()
+    failures: tuple[str, ...] = ()
+
+
 class Peers(Protocol):
-    """Calls to another node by name; each raises `Unavailable` where it cannot be reached."""
+    """Calls to another node by name; each raises `Unavailable` where it cannot be reached.
+
+    Closing a stream ends it at the other node, too.
+    """
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer: ...
 
-    def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]: ...
+    def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]: ...
 
-    def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncIterator[pa.Table]: ...
+    def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncGenerator[pa.Table, None]: ...
 
     async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> None: ...
 
     async def datasets(self, node: str) -> list[Schema]: ...
+
+    async def set_retention(
+        self, node: str, dataset: str, retention: Retention | None
+    ) -> NumberedRetention: ...
+
+    async def apply_retention(
+        self, node: str, dataset: str, retention: NumberedRetention
+    ) -> RetentionReport: ...

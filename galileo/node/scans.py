@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,6 +19,7 @@ from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import AskElsewhere, Cancelled, GalileoError, TryAgain, UnknownDataset
 from galileo.labels import LabelSet, first_commits
+from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
 from galileo.node.peers import Peers, ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
 from galileo.node.shard import Shard
@@ -24,21 +27,39 @@ from galileo.node.view import ClusterView
 from galileo.query import Query, parse
 
 LABELS_PER_PART = 32_768
-PARTS_WAITING_MAX = 8
+PARTS_WAITING_MAX = 4
+"""Parts of one answer that wait for its reader; the scans behind them wait with it."""
+STEP_BYTES_MAX = 4 << 20
+"""Of labels that one step of a scan makes; what an answer in flight takes is a few times this."""
+STEP_S = 0.025
+"""After so long a step ends with what it has, so that other scans get their turn."""
+_TEXT_BYTES = 32
+_PATH_BYTES = 36
 
 log = logging.getLogger(__name__)
 
 
 class LocalScans:
-    """Answers scan tasks from this node's graphs."""
+    """Answers scan tasks from this node's graphs.
+
+    A task that comes alone and wants everything is answered in steps: the executor's threads are
+    free between two of them, and the next is not made before the last is taken. Tasks that come
+    together share one pass over what is new, and those with a bound are small by it.
+    """
 
     def __init__(self, catalog: Catalog, *, executor: Executor) -> None:
         self._catalog = catalog
         self._executor = executor
 
-    async def scan(self, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
+    async def scan(self, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         """Each task's labels in parts, then its `ScanDone`, or a `ScanFailed` of its own."""
         loop = asyncio.get_running_loop()
+        if len(tasks) == 1 and not tasks[0].labels_max:
+            stepwise = _Stepwise(self._catalog, tasks[0])
+            while not stepwise.done:
+                for answer in await loop.run_in_executor(self._executor, stepwise.step):
+                    yield answer
+            return
         for dataset in sorted({task.dataset for task in tasks}):
             group = [task for task in tasks if task.dataset == dataset]
             for answer in await loop.run_in_executor(self._executor, self._scan, dataset, group):
@@ -56,10 +77,90 @@ class LocalScans:
             alike.setdefault((task.until, task.partitions), []).append(task)
         answers: list[ScanAnswer] = []
         for (until, partitions), group in alike.items():
-            bound = published if until is None else published.meet(until)
-            reached = Cursor({partition: bound[partition] for partition in partitions})
+            reached = _reached(published, until=until, partitions=partitions)
             answers += _scan_alike(shard, group, partitions=partitions, reached=reached)
         return answers
+
+
+class _Stepwise:
+    """One task's answer, made step by step; a step runs in a thread, one at a time."""
+
+    def __init__(self, catalog: Catalog, task: ScanTask) -> None:
+        self.done = False
+        self._catalog = catalog
+        self._task = task
+        self._started: _Started | None = None
+
+    def step(self) -> list[ScanAnswer]:
+        """What comes next; the last step ends with `ScanDone` or `ScanFailed`."""
+        try:
+            if self._started is None:
+                self._started = _start(self._catalog, self._task)
+            batches, self.done = _taken(self._started)
+        except GalileoError as error:
+            self.done = True
+            return [ScanFailed(self._task.item, error)]
+        answers: list[ScanAnswer] = []
+        if batches:
+            table = pa.Table.from_batches(batches)
+            answers += [ScanLabels(self._task.item, part) for part in _parts(table)]
+        if self.done:
+            answers.append(self._started.end(self._task))
+        return answers
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    shard: Shard
+    pieces: Iterator[pa.RecordBatch | None]
+    reached: Cursor
+    labels_max: int
+
+    def end(self, task: ScanTask) -> ScanDone:
+        return _done(self.shard, task, reached=self.reached)
+
+
+def _start(catalog: Catalog, task: ScanTask) -> _Started:
+    shard = catalog.shard(task.dataset)
+    query = parse(task.query_json, shard.schema)
+    # Published before the graph is read, as above.
+    published = shard.published()
+    reached = _reached(published, until=task.until, partitions=task.partitions)
+    labels_max = _labels_per_step(shard.schema)
+    pieces = shard.graph.scan_pieces(
+        query,
+        labels_max=labels_max,
+        after=task.after,
+        until=reached,
+        partitions=task.partitions,
+    )
+    return _Started(shard, pieces, reached, labels_max)
+
+
+def _taken(started: _Started) -> tuple[list[pa.RecordBatch], bool]:
+    """The labels of one step, and whether they are the last."""
+    batches: list[pa.RecordBatch] = []
+    labels, deadline = 0, time.monotonic() + STEP_S
+    for piece in started.pieces:
+        if piece is not None:
+            batches.append(piece)
+            labels += piece.num_rows
+        if 2 * labels > started.labels_max or time.monotonic() > deadline:
+            return batches, False
+    return batches, True
+
+
+def _labels_per_step(schema: Schema) -> int:
+    """How many labels `STEP_BYTES_MAX` holds; texts are taken for short."""
+    texts = sum(feature.type == "text" for feature in schema.indexed)
+    width = _PATH_BYTES + 8 * len(schema.indexed) + (_TEXT_BYTES - 8) * texts
+    return max(1, STEP_BYTES_MAX // width)
+
+
+def _reached(published: Cursor, *, until: Cursor | None, partitions: frozenset[int]) -> Cursor:
+    """How far an answer that is begun now will go."""
+    bound = published if until is None else published.meet(until)
+    return Cursor({partition: bound[partition] for partition in partitions})
 
 
 def _scan_alike(
@@ -81,21 +182,34 @@ def _scan_alike(
         if task.labels_max:
             labels, until = first_commits(labels, reached=reached, labels_max=task.labels_max)
         answers += [ScanLabels(task.item, part) for part in _parts(labels.table)]
-        answers.append(ScanDone(task.item, until))
+        answers.append(_done(shard, task, reached=until))
     return answers
+
+
+def _done(shard: Shard, task: ScanTask, *, reached: Cursor) -> ScanDone:
+    """The end of an answer; names what was asked for and is gone, as it is after the scan."""
+    dropped = shard.dropped().meet(reached)
+    gone = {p: s for p, s in dropped.items() if s > task.after[p]}
+    return ScanDone(task.item, reached, Cursor(gone))
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """How far an answer goes: the frontier of each partition asked, and those not reached."""
+    """How far an answer goes: the frontier of each partition asked, and those not reached.
+
+    Attributes:
+        gone: up to where retention has dropped what was asked for; labels up to there do not
+            count. One-shot queries speak of what is stored and may leave it alone.
+    """
 
     frontier: Cursor
     missing: frozenset[int]
+    gone: Cursor = ORIGIN
 
 
 # What makes a node's partitions missing: it is away, busy, or has not heard of the dataset yet.
 # Any other error of a node is the answer's error, never a silent gap.
-_AWAY = (TryAgain, AskElsewhere, Cancelled, UnknownDataset)
+AWAY = (TryAgain, AskElsewhere, Cancelled, UnknownDataset)
 
 _Part: TypeAlias = pa.Table | Tail | Exception
 
@@ -122,7 +236,7 @@ class ClusterScans:
         """The partitions that placement allows to hold a match."""
         return placement.candidates(self._topology, query.schema, query.cell_ranges())
 
-    async def run(self, query: Query) -> AsyncIterator[pa.Table | Tail]:
+    async def run(self, query: Query) -> AsyncGenerator[pa.Table | Tail, None]:
         """The labels in parts, then how far they go; of everything committed when it was asked.
 
         Where the feature graph rules a match out up to some commit, only later ones are looked
@@ -132,11 +246,14 @@ class ClusterScans:
         """
         wanted = self.candidates(query)
         spared = self._view.spared(query, wanted)
-        async for part in self.between(query, partitions=wanted, after=spared, until=None):
-            if isinstance(part, Tail):
-                yield Tail(part.frontier.join(spared), part.missing)
-            else:
-                yield part
+        async with aclosing(
+            self.between(query, partitions=wanted, after=spared, until=None)
+        ) as parts:
+            async for part in parts:
+                if isinstance(part, Tail):
+                    yield Tail(part.frontier.join(spared), part.missing)
+                else:
+                    yield part
 
     async def between(
         self,
@@ -146,7 +263,7 @@ class ClusterScans:
         after: Cursor,
         until: Cursor | None,
         labels_max: int = 0,
-    ) -> AsyncIterator[pa.Table | Tail]:
+    ) -> AsyncGenerator[pa.Table | Tail, None]:
         """The labels of the commits (after, until] of some partitions, then their `Tail`.
 
         With `labels_max` above 0 each node may stop behind that many.
@@ -187,17 +304,18 @@ class ClusterScans:
 
     async def _ask(self, node: str, task: ScanTask, queue: asyncio.Queue[_Part]) -> None:
         """Puts one node's labels and its tail, or what went wrong on our side."""
-        answers = self._local.scan([task]) if node == self._name else self._peers.scan(node, [task])
+        asked = self._local.scan([task]) if node == self._name else self._peers.scan(node, [task])
         tail = Tail(ORIGIN, task.partitions)
         try:
-            async for answer in answers:
-                if isinstance(answer, ScanLabels):
-                    await queue.put(answer.table)
-                elif isinstance(answer, ScanDone):
-                    tail = Tail(answer.reached, frozenset())
-                else:
-                    raise answer.error
-        except _AWAY as error:
+            async with aclosing(asked) as answers:
+                async for answer in answers:
+                    if isinstance(answer, ScanLabels):
+                        await queue.put(answer.table)
+                    elif isinstance(answer, ScanDone):
+                        tail = Tail(answer.reached, frozenset(), answer.gone)
+                    else:
+                        raise answer.error
+        except AWAY as error:
             log.warning("node %s did not answer a scan: %s", node, error)
         except Exception as error:
             await queue.put(error)
@@ -206,10 +324,11 @@ class ClusterScans:
 
 
 def _joined(tails: Sequence[Tail]) -> Tail:
-    frontier, missing = ORIGIN, frozenset[int]()
+    frontier, missing, gone = ORIGIN, frozenset[int](), ORIGIN
     for tail in tails:
         frontier, missing = frontier.join(tail.frontier), missing | tail.missing
-    return Tail(frontier, missing)
+        gone = gone.join(tail.gone)
+    return Tail(frontier, missing, gone)
 
 
 def _parts(table: pa.Table) -> list[pa.Table]:

@@ -10,18 +10,25 @@ from dataclasses import dataclass
 
 from galileo.cursor import Cursor
 from galileo.dht.topology import Topology
-from galileo.errors import GalileoError
+from galileo.errors import GalileoError, Unavailable
+from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog, home_of
 from galileo.node.ingest import Ingest
+from galileo.node.matching import Matching
 from galileo.node.merging import Merging, MergingOptions
-from galileo.node.peers import Peers
+from galileo.node.peers import HeldBack, Peers, RetentionReport
 from galileo.node.reading import Reading
+from galileo.node.retaining import Retaining, RetainingOptions
+from galileo.node.retention import Readers
 from galileo.node.scans import ClusterScans, LocalScans
+from galileo.node.selection import Selection
 from galileo.node.view import ClusterView
 from galileo.storage.store import Store
 
 THREADS = 4
+SCAN_THREADS = 4
+"""Scans have threads of their own, so that no query waits behind the disk."""
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +44,12 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """What status tells of one dataset on one node; sizes in bytes."""
+    """What status tells of one dataset on one node; sizes in bytes.
+
+    Attributes:
+        dropped: up to where retention has dropped each partition's commits.
+        held: what it would drop, did not readers hold it back.
+    """
 
     dataset: str
     rows: int
@@ -45,6 +57,9 @@ class DatasetFacts:
     bytes_on_disk: int
     graph_bytes: int
     sequences: Cursor
+    retention: Retention | None
+    dropped: Cursor
+    held: tuple[HeldBack, ...]
 
 
 class StorageNode:
@@ -71,14 +86,34 @@ class StorageNode:
         self.ingest = Ingest(
             name, topology, catalog=self.catalog, peers=peers, rows_max=options.batch_rows_max
         )
-        self.local_scans = LocalScans(self.catalog, executor=self._executor)
+        self._scanning = ThreadPoolExecutor(SCAN_THREADS, thread_name_prefix="scan")
+        self.local_scans = LocalScans(self.catalog, executor=self._scanning)
+        self.matching = Matching(self.catalog, executor=self._scanning)
         self.scans = ClusterScans(
             name, topology, local=self.local_scans, peers=peers, view=self.view
         )
         self.reading = Reading(
             name, topology, catalog=self.catalog, peers=peers, executor=self._executor
         )
+        self.selection = Selection(
+            name,
+            topology,
+            catalog=self.catalog,
+            scans=self.scans,
+            reading=self.reading,
+            executor=self._scanning,
+        )
         self._merging = None if options.merging is None else Merging(self.catalog, options.merging)
+        self._retaining: Retaining | None = None
+
+    def retain(self, readers: Readers, options: RetainingOptions | None = None) -> None:
+        """Begins to apply the retention policies of the datasets; nothing is dropped before.
+
+        Args:
+            readers: tells whom a policy may not pass; called from a thread.
+            options: when.
+        """
+        self._retaining = Retaining(self.catalog, options or RetainingOptions(), readers=readers)
 
     async def create_dataset(self, schema: Schema) -> None:
         """Creates a dataset at its home, which hands it to every other node.
@@ -121,6 +156,67 @@ class StorageNode:
         for schema in await self._peers.datasets(node):
             self.catalog.adopt(schema)
 
+    async def set_retention(self, dataset: str, retention: Retention | None) -> NumberedRetention:
+        """Changes the policy of a dataset, at its home; heartbeats bring it to the other nodes.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+            Unavailable: the home cannot be reached.
+        """
+        await self.schema(dataset)
+        home = home_of(self.topology, dataset)
+        if home == self.name:
+            return self.catalog.set_retention(dataset, retention)
+        numbered = await self._peers.set_retention(home, dataset, retention)
+        self.catalog.adopt_retention(dataset, numbered)
+        return numbered
+
+    async def retention(self, dataset: str) -> NumberedRetention:
+        """The policy of a dataset, as far as this node has heard.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        await self.schema(dataset)
+        return self.catalog.retention(dataset)
+
+    async def apply_retention(self, dataset: str) -> dict[str, RetentionReport]:
+        """Does now, at every node, what the dataset's policy demands; by node.
+
+        A node that cannot be reached or fails is in it, with that as its failure.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        await self.schema(dataset)
+        names = [node.name for node in self.topology.nodes]
+        reports = await asyncio.gather(*(self._applied(name, dataset) for name in names))
+        return dict(zip(names, reports, strict=True))
+
+    async def _applied(self, node: str, dataset: str) -> RetentionReport:
+        numbered = self.catalog.retention(dataset)
+        try:
+            if node != self.name:
+                return await self._peers.apply_retention(node, dataset, numbered)
+            return await self.apply_own_retention(dataset, numbered)
+        except GalileoError as error:
+            return RetentionReport(failures=(error.message,))
+
+    async def apply_own_retention(
+        self, dataset: str, numbered: NumberedRetention
+    ) -> RetentionReport:
+        """The same at this node alone, with a policy that may be newer than the one known here.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+            Unavailable: this node is starting.
+        """
+        await self.schema(dataset)
+        self.catalog.adopt_retention(dataset, numbered)
+        if self._retaining is None:
+            raise Unavailable("this node is starting; try again", after_s=1.0)
+        return await asyncio.to_thread(self._retaining.apply, dataset)
+
     def facts(self) -> list[DatasetFacts]:
         return [
             DatasetFacts(
@@ -130,6 +226,9 @@ class StorageNode:
                 bytes_on_disk=sum(j.bytes_on_disk for j in shard.journals.values()),
                 graph_bytes=shard.graph.memory_bytes(),
                 sequences=shard.published(),
+                retention=self.catalog.retention(dataset).retention,
+                dropped=shard.dropped(),
+                held=() if self._retaining is None else self._retaining.held(dataset),
             )
             for dataset, shard in sorted(self.catalog.shards.items())
         ]
@@ -146,6 +245,9 @@ class StorageNode:
     async def close(self) -> None:
         if self._merging is not None:
             await asyncio.to_thread(self._merging.stop)
+        if self._retaining is not None:
+            await asyncio.to_thread(self._retaining.stop)
         await self.catalog.close()
+        self._scanning.shutdown(wait=True)
         self._executor.shutdown(wait=True)
         self.store.close()

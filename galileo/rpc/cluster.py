@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from galileo.errors import GalileoError
+from galileo.errors import GalileoError, InputError
+from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.guard import Context, unary
 from galileo.rpc.peers import GrpcPeers
+from galileo.rpc.retention import report_to_pb
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
 
 
@@ -28,11 +30,13 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         peers: GrpcPeers,
         mail: MailFace,
         own_status: Callable[[], Awaitable[cluster_pb2.NodeStatus]],
+        drain: Callable[[bool], None],
     ) -> None:
         self._node = node
         self._peers = peers
         self._mail = mail
         self._own_status = own_status
+        self._drain = drain
 
     @unary
     async def CreateDataset(  # noqa: N802
@@ -68,6 +72,50 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         self, request: cluster_pb2.TopologyRequest, context: Context
     ) -> cluster_pb2.TopologyReply:
         return cluster_pb2.TopologyReply(topology_json=self._node.topology.to_json())
+
+    @unary
+    async def Drain(  # noqa: N802
+        self, request: cluster_pb2.DrainRequest, context: Context
+    ) -> cluster_pb2.DrainReply:
+        if request.node == self._node.name:
+            self._drain(not request.undo)
+            return cluster_pb2.DrainReply()
+        names = sorted(self._node.topology.by_name)
+        if request.node not in names:
+            raise InputError(
+                f"expected the name of a node, one of {', '.join(names)}; got {request.node!r}"
+            )
+        return await self._peers.drain(request.node, request)
+
+    @unary
+    async def SetRetention(  # noqa: N802
+        self, request: cluster_pb2.SetRetentionRequest, context: Context
+    ) -> cluster_pb2.RetentionReply:
+        text = request.retention_json
+        policy = Retention.from_json(text) if text else None
+        numbered = await self._node.set_retention(request.dataset, policy)
+        return cluster_pb2.RetentionReply(numbered_json=numbered.to_json())
+
+    @unary
+    async def GetRetention(  # noqa: N802
+        self, request: cluster_pb2.GetRetentionRequest, context: Context
+    ) -> cluster_pb2.RetentionReply:
+        numbered = await self._node.retention(request.dataset)
+        return cluster_pb2.RetentionReply(numbered_json=numbered.to_json())
+
+    @unary
+    async def ApplyRetention(  # noqa: N802
+        self, request: cluster_pb2.ApplyRetentionRequest, context: Context
+    ) -> cluster_pb2.ApplyRetentionReply:
+        if request.local:
+            numbered = NumberedRetention.from_json(request.numbered_json)
+            own = await self._node.apply_own_retention(request.dataset, numbered)
+            reports = {self._node.name: own}
+        else:
+            reports = await self._node.apply_retention(request.dataset)
+        return cluster_pb2.ApplyRetentionReply(
+            reports=[report_to_pb(node, report) for node, report in reports.items()]
+        )
 
     @unary
     async def Exchange(  # noqa: N802

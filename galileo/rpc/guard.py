@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import NoReturn, TypeAlias, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 import grpc.aio
 
@@ -16,6 +18,9 @@ Servicer = TypeVar("Servicer")
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 Context: TypeAlias = grpc.aio.ServicerContext
+
+STALLED_MAX_S = 600.0
+"""A stream whose reader takes nothing for so long is ended, and what it holds given back."""
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +43,34 @@ def unary(
 def streaming(
     handler: Callable[[Servicer, Request, Context], AsyncIterator[Reply]],
 ) -> Callable[[Servicer, Request, Context], AsyncIterator[Reply]]:
-    """The same for a handler that yields its replies."""
+    """The same for a handler that yields its replies.
+
+    A reply is written before the handler is asked for the next one, so a slow reader slows the
+    handler down. When the reader is gone, the handler is closed at once.
+    """
 
     @functools.wraps(handler)
     async def guarded(self: Servicer, request: Request, context: Context) -> AsyncIterator[Reply]:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         try:
-            async for reply in handler(self, request, context):
-                yield reply
+            made = cast(AsyncGenerator[Reply, None], handler(self, request, context))
+            async with aclosing(made) as replies:
+                async for reply in replies:
+                    stalled = loop.call_later(STALLED_MAX_S, _end, task)
+                    try:
+                        yield reply
+                    finally:
+                        stalled.cancel()
         except Exception as error:
             await _refuse(context, error)
 
     return guarded
+
+
+def _end(task: asyncio.Task[Any] | None) -> None:
+    log.warning("a stream is ended, since its reader took nothing for %g s", STALLED_MAX_S)
+    if task is not None:
+        task.cancel()
 
 
 async def _refuse(context: Context, error: Exception) -> NoReturn:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
@@ -10,19 +12,23 @@ import pyarrow as pa
 
 from galileo.cursor import ORIGIN
 from galileo.dht.topology import Topology
-from galileo.errors import Unavailable
+from galileo.errors import DeadlineExceeded, Unavailable
 from galileo.labels import from_ipc, to_ipc
+from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Schema
 from galileo.node.peers import (
     CommitAnswer,
     CommitTask,
     ReadTask,
+    RetentionReport,
     ScanAnswer,
     ScanDone,
     ScanFailed,
     ScanLabels,
     ScanTask,
 )
+from galileo.rpc.retention import report_from_pb
+from galileo.wire.bulk import Bulk, BulkStub, stream_of
 from galileo.wire.channel import open_channel
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
 from galileo.wire.pb import (
@@ -30,6 +36,8 @@ from galileo.wire.pb import (
     cluster_pb2_grpc,
     continuous_pb2,
     continuous_pb2_grpc,
+    query_pb2,
+    query_pb2_grpc,
     storage_pb2,
     storage_pb2_grpc,
 )
@@ -37,9 +45,15 @@ from galileo.wire.status import error_from_pb, error_of_rpc
 
 COMMIT_TIMEOUT_S = 30.0
 SCAN_TIMEOUT_S = 60.0
-READ_TIMEOUT_S = 300.0
+READ_TIMEOUT_S = 60.0
+"""For the next part of a stream; a reader of ours that is slow takes no time of it."""
+STREAM_TIMEOUT_S = 86_400.0
+"""For all of a stream."""
+STAND_TIMEOUT_S = 60.0
+EXPLORE_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 5.0
 EXCHANGE_TIMEOUT_S = 2.0
+RETENTION_TIMEOUT_S = 300.0
 
 
 class GrpcPeers:
@@ -58,26 +72,25 @@ class GrpcPeers:
         return self._topology.by_name[node].address
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
-        request = storage_pb2.CommitRequest(
-            dataset=task.dataset,
-            partition=task.partition,
-            producer=task.producer,
-            batch=task.batch,
-            observations=to_ipc(task.observations),
+        head = storage_pb2.CommitRequest(
+            dataset=task.dataset, partition=task.partition, producer=task.producer, batch=task.batch
         )
-        reply = await self._call(
-            node, storage_pb2_grpc.StorageStub, "Commit", request, COMMIT_TIMEOUT_S
-        )
+        request = Bulk(head, stream_of(task.observations))
+        reply = await self._call(node, BulkStub, "Commit", request, COMMIT_TIMEOUT_S)
         return CommitAnswer(reply.sequence, reply.rows, reply.paths, reply.duplicate)
 
-    async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
+    async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         request = storage_pb2.ScanRequest(items=[scan_task_to_pb(task) for task in tasks])
         stub = storage_pb2_grpc.StorageStub
-        async for reply in self._stream(node, stub, "Scan", request, SCAN_TIMEOUT_S):
-            for part in reply.parts:
-                yield _scan_answer(part)
+        stream = self._stream(node, stub, "Scan", request, SCAN_TIMEOUT_S)
+        async with aclosing(stream) as replies:
+            async for reply in replies:
+                for part in reply.parts:
+                    yield _scan_answer(part)
 
-    async def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncIterator[pa.Table]:
+    async def read(
+        self, node: str, task: ReadTask, schema: Schema
+    ) -> AsyncGenerator[pa.Table, None]:
         request = storage_pb2.ReadRequest(
             dataset=task.dataset,
             parts=to_ipc(task.parts.combine_chunks()),
@@ -85,8 +98,15 @@ class GrpcPeers:
             local=True,
         )
         stub = storage_pb2_grpc.StorageStub
-        async for part in self._stream(node, stub, "Read", request, READ_TIMEOUT_S):
-            yield from_ipc(part.observations, schema.observation_schema)
+        stream = self._stream(node, stub, "Read", request, READ_TIMEOUT_S)
+        async with aclosing(stream) as parts:
+            async for part in parts:
+                yield from_ipc(part.observations, schema.observation_schema)
+
+    async def stand(self, node: str, dataset: str, texts: Sequence[str]) -> None:
+        """Has a node index standing queries."""
+        request = storage_pb2.StandRequest(dataset=dataset, queries_json=texts)
+        await self._call(node, storage_pb2_grpc.StorageStub, "Stand", request, STAND_TIMEOUT_S)
 
     async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> None:
         request = cluster_pb2.CreateDatasetRequest(
@@ -105,10 +125,36 @@ class GrpcPeers:
         )
         return [Schema.from_json(text) for text in reply.schemas_json]
 
+    async def set_retention(
+        self, node: str, dataset: str, retention: Retention | None
+    ) -> NumberedRetention:
+        request = cluster_pb2.SetRetentionRequest(
+            dataset=dataset, retention_json=retention.to_json() if retention else ""
+        )
+        stub = cluster_pb2_grpc.ClusterStub
+        reply = await self._call(node, stub, "SetRetention", request, CALL_TIMEOUT_S)
+        return NumberedRetention.from_json(reply.numbered_json)
+
+    async def apply_retention(
+        self, node: str, dataset: str, retention: NumberedRetention
+    ) -> RetentionReport:
+        request = cluster_pb2.ApplyRetentionRequest(
+            dataset=dataset, local=True, numbered_json=retention.to_json()
+        )
+        stub = cluster_pb2_grpc.ClusterStub
+        reply = await self._call(node, stub, "ApplyRetention", request, RETENTION_TIMEOUT_S)
+        return report_from_pb(reply.reports[0])
+
     async def status(self, node: str) -> cluster_pb2.StatusReply:
         request = cluster_pb2.StatusRequest(local=True)
         reply: cluster_pb2.StatusReply = await self._call(
             node, cluster_pb2_grpc.ClusterStub, "Status", request, CALL_TIMEOUT_S
+        )
+        return reply
+
+    async def drain(self, node: str, request: cluster_pb2.DrainRequest) -> cluster_pb2.DrainReply:
+        reply: cluster_pb2.DrainReply = await self._call(
+            node, cluster_pb2_grpc.ClusterStub, "Drain", request, CALL_TIMEOUT_S
         )
         return reply
 
@@ -134,6 +180,22 @@ class GrpcPeers:
         async for part in self._stream(node, stub, "Fetch", request, timeout_s):
             yield part
 
+    async def explore(self, node: str, method: str, request: Any) -> Any:
+        """The reply of the exploration service to a call that has one."""
+        return await self._call(
+            node, query_pb2_grpc.ExploreStub, method, request, EXPLORE_TIMEOUT_S
+        )
+
+    async def explore_parts(
+        self, node: str, method: str, request: Any
+    ) -> AsyncGenerator[query_pb2.ExplorePart, None]:
+        """Its replies to a call that has several."""
+        stub = query_pb2_grpc.ExploreStub
+        stream = self._stream(node, stub, method, request, EXPLORE_TIMEOUT_S)
+        async with aclosing(stream) as parts:
+            async for part in parts:
+                yield part
+
     async def _call(
         self,
         node: str,
@@ -156,14 +218,22 @@ class GrpcPeers:
         stub: Callable[[grpc.aio.Channel], Any],
         method: str,
         request: Any,
-        timeout_s: float,
-    ) -> AsyncIterator[Any]:
-        call = getattr(stub(self._channel(node)), method)(request, timeout=timeout_s)
+        part_timeout_s: float,
+    ) -> AsyncGenerator[Any, None]:
+        call = getattr(stub(self._channel(node)), method)(request, timeout=STREAM_TIMEOUT_S)
         try:
-            async for part in call:
+            while True:
+                async with asyncio.timeout(part_timeout_s):
+                    part = await call.read()
+                if part is grpc.aio.EOF:
+                    return
                 yield part
         except grpc.RpcError as error:
             raise error_of_rpc(error, asked=f"{node} at {self.address(node)}") from error
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"node {node} sent nothing for {part_timeout_s:g} s; try again", node=node
+            ) from error
         finally:
             call.cancel()
 
@@ -209,5 +279,5 @@ def _scan_answer(part: storage_pb2.ScanPart) -> ScanAnswer:
     if kind == "labels":
         return ScanLabels(part.item, pa.ipc.open_stream(pa.py_buffer(part.labels)).read_all())
     if kind == "reached":
-        return ScanDone(part.item, cursor_from_pb(part.reached))
+        return ScanDone(part.item, cursor_from_pb(part.reached), cursor_from_pb(part.gone))
     return ScanFailed(part.item, error_from_pb(part.error))

@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
 
+from galileo.errors import Overloaded
 from galileo.node.scans import Tail
 from galileo.node.storage_node import StorageNode
 from galileo.query import parse
+from galileo.rpc.encoding import label_messages
 from galileo.rpc.guard import Context, streaming
-from galileo.wire.codec import cursor_to_pb, label_chunks
+from galileo.wire.codec import cursor_to_pb
 from galileo.wire.pb import query_pb2, query_pb2_grpc
+
+ANSWERS_MAX = 256
+"""Answers that one node streams at a time; each holds a few pieces while its reader is slow."""
+RETRY_AFTER_S = 0.5
 
 
 class QueryServicer(query_pb2_grpc.QueryServicer):
     def __init__(self, node: StorageNode) -> None:
         self._node = node
+        self._streaming = 0
 
     @streaming
     async def Run(  # noqa: N802
         self, request: query_pb2.QueryRequest, context: Context
-    ) -> AsyncIterator[query_pb2.QueryPart]:
+    ) -> AsyncGenerator[query_pb2.QueryPart, None]:
         schema = await self._node.schema(request.dataset)
         query = parse(request.query, schema)
-        yield query_pb2.QueryPart(
-            head=query_pb2.QueryHead(schema_json=schema.to_json(), query_json=query.to_json())
-        )
-        async for part in self._node.scans.run(query):
-            if isinstance(part, Tail):
-                yield query_pb2.QueryPart(
-                    tail=query_pb2.QueryTail(
-                        frontier=cursor_to_pb(part.frontier), missing=sorted(part.missing)
-                    )
-                )
-            else:
-                for chunk in label_chunks(part):
-                    yield query_pb2.QueryPart(labels=chunk)
+        with self._counted():
+            head = query_pb2.QueryHead(schema_json=schema.to_json(), query_json=query.to_json())
+            yield query_pb2.QueryPart(head=head)
+            async with contextlib.aclosing(self._node.scans.run(query)) as parts:
+                async for part in parts:
+                    if isinstance(part, Tail):
+                        yield query_pb2.QueryPart(tail=_tail(part))
+                    else:
+                        for chunk in await label_messages(part):
+                            yield query_pb2.QueryPart(labels=chunk)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        if self._streaming >= ANSWERS_MAX:
+            raise Overloaded(
+                f"this node answers {ANSWERS_MAX} queries at the moment; try again shortly",
+                after_s=RETRY_AFTER_S,
+            )
+        self._streaming += 1
+        try:
+            yield
+        finally:
+            self._streaming -= 1
+
+
+def _tail(tail: Tail) -> query_pb2.QueryTail:
+    return query_pb2.QueryTail(frontier=cursor_to_pb(tail.frontier), missing=sorted(tail.missing))

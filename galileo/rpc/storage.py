@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
+import grpc.aio
 import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations
@@ -17,9 +19,14 @@ from galileo.node.peers import (
     ScanLabels,
 )
 from galileo.node.storage_node import StorageNode
+from galileo.query import parse
+from galileo.rpc.encoding import label_messages, row_messages
 from galileo.rpc.guard import Context, streaming, unary
+from galileo.rpc.matching import match_task_from_pb
 from galileo.rpc.peers import scan_task_from_pb
-from galileo.wire.codec import ROWS_PER_MESSAGE, cursor_to_pb, label_chunks, table_chunks
+from galileo.wire.bulk import SERVICE, Bulk, bulk_handlers
+from galileo.wire.codec import cursor_to_pb
+from galileo.wire.matched import replies_of
 from galileo.wire.pb import storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_to_pb
 
@@ -28,20 +35,27 @@ SCAN_REPLY_PARTS_MAX = 256
 SCAN_REPLY_BYTES = 64 << 10
 
 
+def add_storage(servicer: StorageServicer, server: grpc.aio.Server) -> None:
+    """Has a server answer the service; methods with much in a message take it as a `Bulk`."""
+    storage_pb2_grpc.add_StorageServicer_to_server(servicer, server)
+    server.add_registered_method_handlers(SERVICE, bulk_handlers(servicer))
+
+
 class StorageServicer(storage_pb2_grpc.StorageServicer):
     def __init__(self, node: StorageNode) -> None:
         self._node = node
 
     @unary
     async def Ingest(  # noqa: N802
-        self, request: storage_pb2.IngestRequest, context: Context
+        self, request: Bulk[storage_pb2.IngestRequest], context: Context
     ) -> storage_pb2.IngestReply:
-        await self._node.schema(request.dataset)
+        head = request.head
+        await self._node.schema(head.dataset)
         answer = await self._node.ingest.ingest(
-            request.dataset,
+            head.dataset,
             _observations(request.observations),
-            producer=request.producer,
-            batch=request.batch,
+            producer=head.producer,
+            batch=head.batch,
         )
         return storage_pb2.IngestReply(
             rows=answer.rows,
@@ -52,14 +66,15 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
 
     @unary
     async def Commit(  # noqa: N802
-        self, request: storage_pb2.CommitRequest, context: Context
+        self, request: Bulk[storage_pb2.CommitRequest], context: Context
     ) -> storage_pb2.CommitReply:
-        schema = await self._node.schema(request.dataset)
+        head = request.head
+        schema = await self._node.schema(head.dataset)
         task = CommitTask(
-            dataset=request.dataset,
-            partition=request.partition,
-            producer=request.producer,
-            batch=request.batch,
+            dataset=head.dataset,
+            partition=head.partition,
+            producer=head.producer,
+            batch=head.batch,
             observations=from_ipc(request.observations, schema.observation_schema),
         )
         answer = await self._node.ingest.commit(task)
@@ -77,9 +92,29 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         await self._node.schema(request.dataset)
         task = ReadTask(request.dataset, from_ipc(request.parts, PARTS_SCHEMA), request.query_json)
         read = self._node.reading.read_local if request.local else self._node.reading.read
-        async for table in read(task):
-            for chunk in table_chunks(table, ROWS_PER_MESSAGE):
-                yield storage_pb2.ReadPart(observations=chunk)
+        async with aclosing(read(task)) as tables:
+            async for table in tables:
+                for chunk in await row_messages(table):
+                    yield storage_pb2.ReadPart(observations=chunk)
+
+    @streaming
+    async def Select(  # noqa: N802
+        self, request: storage_pb2.SelectRequest, context: Context
+    ) -> AsyncGenerator[storage_pb2.SelectPart, None]:
+        query = parse(request.query, await self._node.schema(request.dataset))
+        if request.count_only:
+            found = await self._node.selection.count(query)
+            yield storage_pb2.SelectPart(rows=found, last=True)
+            return
+        waiting = storage_pb2.SelectPart()
+        async with aclosing(self._node.selection.select(query, list(request.columns))) as tables:
+            async for table in tables:
+                for chunk in await row_messages(table):
+                    if waiting.observations:
+                        yield waiting
+                    waiting = storage_pb2.SelectPart(observations=chunk)
+        waiting.last = True
+        yield waiting
 
     @streaming
     async def Scan(  # noqa: N802
@@ -91,14 +126,32 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             )
         tasks = [scan_task_from_pb(item) for item in request.items]
         parts: list[storage_pb2.ScanPart] = []
-        async for answer in self._node.local_scans.scan(tasks):
-            for part in _scan_parts(answer):
-                parts.append(part)
-                if _is_full(parts):
-                    yield storage_pb2.ScanReply(parts=parts)
-                    parts = []
+        async with aclosing(self._node.local_scans.scan(tasks)) as answers:
+            async for answer in answers:
+                for part in await _scan_parts(answer):
+                    parts.append(part)
+                    if _is_full(parts):
+                        yield storage_pb2.ScanReply(parts=parts)
+                        parts = []
         if parts:
             yield storage_pb2.ScanReply(parts=parts)
+
+    @unary
+    async def Stand(  # noqa: N802
+        self, request: storage_pb2.StandRequest, context: Context
+    ) -> storage_pb2.StandReply:
+        await self._node.schema(request.dataset)
+        await self._node.matching.stand(request.dataset, request.queries_json)
+        return storage_pb2.StandReply()
+
+    @streaming
+    async def Match(  # noqa: N802
+        self, request: storage_pb2.MatchRequest, context: Context
+    ) -> AsyncGenerator[storage_pb2.MatchReply, None]:
+        await self._node.schema(request.dataset)
+        answer = await self._node.matching.match(match_task_from_pb(request))
+        for reply in replies_of(answer):
+            yield reply
 
 
 def _is_full(parts: list[storage_pb2.ScanPart]) -> bool:
@@ -106,10 +159,10 @@ def _is_full(parts: list[storage_pb2.ScanPart]) -> bool:
     return len(parts) >= SCAN_REPLY_PARTS_MAX or len(parts[-1].labels) >= SCAN_REPLY_BYTES
 
 
-def _observations(data: bytes) -> pa.Table:
+def _observations(data: pa.Buffer) -> pa.Table:
     """Any Arrow table; whether it fits the schema is the node's to say."""
     try:
-        table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+        table = pa.ipc.open_stream(data).read_all()
         table.validate(full=True)
     except (pa.ArrowException, ValueError, OSError) as error:
         raise InvalidObservations(
@@ -118,11 +171,12 @@ def _observations(data: bytes) -> pa.Table:
     return table
 
 
-def _scan_parts(answer: ScanAnswer) -> list[storage_pb2.ScanPart]:
+async def _scan_parts(answer: ScanAnswer) -> list[storage_pb2.ScanPart]:
     item = answer.item
     if isinstance(answer, ScanLabels):
-        chunks = label_chunks(answer.table)
+        chunks = await label_messages(answer.table)
         return [storage_pb2.ScanPart(item=item, labels=chunk) for chunk in chunks]
     if isinstance(answer, ScanDone):
-        return [storage_pb2.ScanPart(item=item, reached=cursor_to_pb(answer.reached))]
+        reached, gone = cursor_to_pb(answer.reached), cursor_to_pb(answer.gone)
+        return [storage_pb2.ScanPart(item=item, reached=reached, gone=gone)]
     return [storage_pb2.ScanPart(item=item, error=error_to_pb(answer.error))]

@@ -42,6 +42,6 @@ def server_options() -> Sequence[tuple[str, Any]]:
         # Else two servers could share one port without noticing.
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", STREAMS_MAX),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
         ("grpc.keepalive_permit_without_calls", 1),
     ]

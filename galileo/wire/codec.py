@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from galileo.cursor import Cursor
+from galileo.cursor import Cursor, Stretch
 from galileo.errors import InputError
 from galileo.labels import from_ipc, to_ipc
 from galileo.wire.pb import common_pb2
@@ -28,6 +28,17 @@ def cursor_from_pb(value: common_pb2.CursorValue) -> Cursor:
             f"{len(value.sequences)} and {len(value.partitions)}"
         )
     return Cursor(dict(zip(value.partitions, value.sequences, strict=True)))
+
+
+def stretches_to_pb(stretches: Iterable[Stretch]) -> list[common_pb2.StretchValue]:
+    return [
+        common_pb2.StretchValue(partition=one.partition, first=one.first, last=one.last)
+        for one in stretches
+    ]
+
+
+def stretches_from_pb(values: Iterable[common_pb2.StretchValue]) -> tuple[Stretch, ...]:
+    return tuple(Stretch(one.partition, one.first, one.last) for one in values)
 
 
 def table_chunks(table: pa.Table, rows_max: int) -> Iterator[bytes]:

@@ -160,6 +160,17 @@ def test_results_go_to_files(
     assert READERS[suffix](str(path)).num_rows == written.get("rows", written.get("labels"))
 
 
+@pytest.mark.parametrize("command", ["query", "read"])
+def test_results_go_to_standard_output_line_by_line(run: Run, dataset: str, command: str) -> None:
+    done = run(command, dataset, "temperature > 290", "--output", "-")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == WARM
+    assert min(row["temperature"] for row in rows) > 290
+    assert f"{WARM} " in done.stderr
+    comma = run(command, dataset, "temperature > 290", "--output", "-", "--format", "csv")
+    assert len(comma.stdout.splitlines()) == WARM + 1
+
+
 def test_read_prints_observations(run: Run, dataset: str) -> None:
     shown = run("read", dataset, "temperature > 290", "--limit", "2").stdout
     assert f"{WARM} observations" in shown
@@ -273,6 +284,10 @@ MISTAKES: dict[str, tuple[Sequence[str], str]] = {
     "a wrong mapping": (["ingest", "{dataset}", "{csv}", "--map", "temperature"], "invalid_input"),
     "a file of no format": (
         ["read", "{dataset}", "--out", "{directory}/warm.xlsx"],
+        "invalid_input",
+    ),
+    "parquet on standard output": (
+        ["query", "{dataset}", "--output", "-", "--format", "parquet"],
         "invalid_input",
     ),
     "a directory that is not there": (

@@ -44,8 +44,20 @@ def examples(path: str) -> list[str]:
 def test_the_commands_are_these() -> None:
     assert [path.removeprefix("galileo ") for path in LEAVES] == [
         *("backup", "ccq cancel", "ccq fetch", "ccq list", "ccq spool", "ccq submit", "ccq watch"),
-        *("create", "evaluator", "ingest", "query", "read"),
-        *("restore", "serve", "sparql", "status", "topology", "up", "verify"),
+        *(
+            "create",
+            "drain",
+            "drill",
+            "estimate",
+            "evaluator",
+            "explain",
+            "ingest",
+            "nearest",
+            "query",
+            "read",
+        ),
+        *("restore", "retention apply", "retention set", "retention show", "serve", "sparql"),
+        *("status", "summarise", "topology", "up", "verify"),
     ]
 
 

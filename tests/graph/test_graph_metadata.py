@@ -271,3 +271,45 @@ def test_a_result_is_a_label_set(world):
         graph.insert(world.batch(sequence, 20), partition=4, sequence=sequence)
     labels = LabelSet(world.schema, graph.scan(parse("gusts IS NOT NULL", world.schema)))
     assert len(set(labels.texts().to_pylist())) == len(labels) > 0
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=6),
+    text=st.integers(0, 20),
+    done=st.integers(0, 3),
+    labels_max=st.integers(1, 50),
+)
+@settings(max_examples=100)
+def test_a_scan_in_pieces_is_the_scan(
+    world, query_texts, rows_of, seed, sizes, text, done, labels_max
+):
+    graph = MetadataGraph(world.schema, head_paths_max=40, block_paths=8)
+    for number, size in enumerate(sizes):
+        batch = world.batch(seed + number, size)
+        graph.insert(batch, partition=number % 2, sequence=number // 2 + 1)
+    query, after = parse(query_texts[text], world.schema), Cursor({0: done})
+    pieces = [
+        piece
+        for piece in graph.scan_pieces(query, labels_max=labels_max, after=after)
+        if piece is not None
+    ]
+    assert all(0 < piece.num_rows <= labels_max for piece in pieces)
+    table = pa.Table.from_batches(pieces, schema=world.schema.label_schema)
+    assert rows_of(table) == rows_of(graph.scan(query, after=after))
+
+
+def test_a_scan_in_pieces_is_of_the_moment_when_it_was_asked_for(world):
+    """Whatever is inserted, merged or dropped between two pieces."""
+    graph = MetadataGraph(world.schema, head_paths_max=50, block_paths=8)
+    for sequence in range(1, 9):
+        graph.insert(world.batch(sequence, 30), partition=0, sequence=sequence)
+    query = parse("", world.schema)
+    asked = graph.scan(query).num_rows
+    pieces = graph.scan_pieces(query, labels_max=7)
+    found = next(pieces, None)
+    graph.insert(world.batch(9, 100), partition=0, sequence=9)
+    assert graph.maintain()
+    graph.drop_before(0, 5)
+    counted = sum(piece.num_rows for piece in [found, *pieces] if piece is not None)
+    assert counted == asked != graph.scan(query).num_rows

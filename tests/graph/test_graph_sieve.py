@@ -118,3 +118,29 @@ def test_joined_pieces_are_the_same_rows(pieces, least):
     found = list(joined(rows, least=least))
     assert [int(row) for piece in found for row in positions(piece)] == expected
     assert all(size_of(piece) >= least for piece in found[:-1])
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    sizes=st.lists(st.integers(1, 90), min_size=1, max_size=4),
+    sealed=st.booleans(),
+    text=st.none() | st.integers(0, 20),
+    most=st.integers(1, 60),
+)
+@settings(max_examples=200)
+def test_pieces_are_bounded_and_hold_what_matches(
+    world, query_texts, seed, sizes, sealed, text, most
+):
+    texts = Texts()
+    batches = [world.batch(seed + number, size) for number, size in enumerate(sizes)]
+    run = _run(world, batches, texts=texts, sealed=sealed)
+    query = parse("" if text is None else query_texts[text], world.schema)
+    task = Task.of(run, Search.of(query, texts), commits=None)
+    looks = list(task.pieces(most))
+    pieces = [piece for piece in looks if piece is not None]
+    assert all(0 < size_of(piece) <= most for piece in pieces)
+    together = [row for piece in pieces for row in positions(piece).tolist()]
+    assert together == task.matches().tolist()
+    chunk = min(most, sieve.CHUNK_PATHS)
+    looked = sum(piece is None for piece in looks)
+    assert looked == -(-size_of(task.rows) // chunk), "one for each chunk looked at"

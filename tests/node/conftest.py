@@ -13,10 +13,18 @@ import pytest
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import Unavailable
 from galileo.labels import LabelSet
+from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.node.ingest import IngestAnswer
-from galileo.node.peers import CommitAnswer, CommitTask, ReadTask, ScanAnswer, ScanTask
+from galileo.node.peers import (
+    CommitAnswer,
+    CommitTask,
+    ReadTask,
+    RetentionReport,
+    ScanAnswer,
+    ScanTask,
+)
 from galileo.node.scans import Tail
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query import parse
@@ -109,6 +117,17 @@ class Network:
     async def datasets(self, node: str) -> list[Schema]:
         catalog = self._reach(node, "datasets").catalog
         return [catalog.schema(name) for name in catalog.names]
+
+    async def set_retention(
+        self, node: str, dataset: str, retention: Retention | None
+    ) -> NumberedRetention:
+        return await self._reach(node, "set_retention").set_retention(dataset, retention)
+
+    async def apply_retention(
+        self, node: str, dataset: str, retention: NumberedRetention
+    ) -> RetentionReport:
+        there = self._reach(node, "apply_retention")
+        return await there.apply_own_retention(dataset, retention)
 
 
 @dataclass

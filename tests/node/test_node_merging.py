@@ -22,6 +22,7 @@ from galileo.query import parse
 from galileo.storage.disk import RealDisk
 from galileo.storage.journal import Commit
 from galileo.storage.merging import MergeOptions
+from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
@@ -171,7 +172,8 @@ def test_what_is_replayed_is_what_was_written(
     written = Shard(SCHEMA, epoch=2)
     for partition in (0, 5):
         for sequence, commit in enumerate(commits(), start=1):
-            written.replay(partition, sequence, commit.paths)
+            counts = np.array([commit.paths.num_rows])
+            written.replay(partition, Replayed(sequence, counts, commit.paths))
             written.synopses()
     for paths_max in (1, 400, 10**9):
         monkeypatch.setattr("galileo.node.shard.UNSUMMARISED_PATHS_MAX", paths_max)

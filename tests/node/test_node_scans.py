@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.errors import InputError
+from galileo.graph.metadata import MetadataGraph
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.node import scans as scans_module
@@ -354,3 +356,86 @@ async def test_unknown_partitions_are_not_answered(cluster: Any, make_observatio
 async def test_a_wrong_query_never_gets_as_far_as_a_scan(cluster: Any) -> None:
     with pytest.raises(InputError):
         await cluster.ask("tempera > 3")
+
+
+# --- step by step --------------------------------------------------------------------------------
+
+
+async def test_an_answer_is_made_as_it_is_taken(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what nobody has asked for yet, no more is made than the queue and a step hold."""
+    monkeypatch.setattr(scans_module, "LABELS_PER_PART", 1)
+    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 50)
+    await fill(cluster, make_observations, batches=1)
+    made: list[int] = []
+    gathered = MetadataGraph._labels
+
+    def counted(*args: Any) -> pa.RecordBatch:
+        batch = gathered(*args)
+        made.append(batch.num_rows)
+        return batch
+
+    monkeypatch.setattr(MetadataGraph, "_labels", counted)
+    parts = cluster["a"].scans.run(parse("", cluster.schema))
+    assert (await anext(parts)).num_rows == 1
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+    waiting = scans_module.PARTS_WAITING_MAX
+    # Three nodes, each with one part that does not fit into the queue.
+    assert waiting < sum(made) <= 1 + waiting + 3
+    rest = [part.num_rows async for part in parts if not isinstance(part, Tail)]
+    assert 1 + sum(rest) == sum(made) == len(await cluster.ask())
+
+
+async def test_a_scan_that_nobody_reads_on_is_not_carried_on(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 50)
+    await fill(cluster, make_observations, batches=1)
+    steps: list[int] = []
+    step = scans_module._Stepwise.step
+
+    def counted(self: Any) -> list[ScanAnswer]:
+        steps.append(1)
+        return step(self)
+
+    monkeypatch.setattr(scans_module._Stepwise, "step", counted)
+    parts = cluster["a"].scans.run(parse("", cluster.schema))
+    await anext(parts)
+    await parts.aclose()
+    taken = len(steps)
+    await asyncio.sleep(0.05)
+    assert len(steps) == taken
+
+
+async def test_a_step_ends_in_time_however_little_matches(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no time at all each look at a chunk is a step, and the answer is the same."""
+    await fill(cluster, make_observations)
+    whole = await cluster.ask("temperature > 300")
+    monkeypatch.setattr(scans_module, "STEP_S", -1.0)
+    assert identities(await cluster.ask("temperature > 300")) == identities(whole)
+    assert len(await cluster.ask("temperature > 1000")) == 0
+
+
+@pytest.mark.parametrize("labels_max", [0, 40])
+async def test_a_task_alone_gets_what_it_gets_in_company(
+    cluster: Any, make_observations: Make, labels_max: int
+) -> None:
+    await fill(cluster, make_observations, batches=4)
+    mine = placement.partitions_by_node(cluster.topology)["a"]
+    text = parse("temperature > 270", cluster.schema).to_json()
+    after = Cursor(dict.fromkeys(mine, 1))
+    task = ScanTask(0, "nam", text, after, None, mine, labels_max)
+    alone, beside = await local(cluster, task), await local(cluster, task, replace(task, item=1))
+    beside = [one for one in beside if one.item == 0]
+    assert alone[-1] == beside[-1]
+    tables = [
+        pa.concat_tables(one.table for one in answers if isinstance(one, ScanLabels))
+        for answers in (alone, beside)
+    ]
+    found = [LabelSet(cluster.schema, table) for table in tables]
+    assert identities(found[0]) == identities(found[1])
+    assert len(found[0]) == len(identities(found[0])) > 0

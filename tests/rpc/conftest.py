@@ -14,11 +14,14 @@ import pytest
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
+from galileo.node.exploration import Exploration
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.cluster import ClusterServicer
+from galileo.rpc.exploration import ExploreServicer
+from galileo.rpc.explorers import GrpcExplorers
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.query import QueryServicer
-from galileo.rpc.storage import StorageServicer
+from galileo.rpc.storage import StorageServicer, add_storage
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 from galileo.wire.channel import open_channel, server_options
@@ -49,6 +52,7 @@ class Served:
     """One node, its server, and stubs to call it with."""
 
     node: StorageNode
+    exploration: Exploration
     peers: GrpcPeers
     server: grpc.aio.Server
     channel: grpc.aio.Channel
@@ -62,6 +66,10 @@ class Served:
         return query_pb2_grpc.QueryStub(self.channel)
 
     @property
+    def explore(self) -> query_pb2_grpc.ExploreStub:
+        return query_pb2_grpc.ExploreStub(self.channel)
+
+    @property
     def cluster(self) -> cluster_pb2_grpc.ClusterStub:
         return cluster_pb2_grpc.ClusterStub(self.channel)
 
@@ -69,6 +77,7 @@ class Served:
         await self.channel.close()
         await self.server.stop(None)
         await self.peers.close()
+        await self.exploration.close()
         await self.node.close()
 
 
@@ -94,13 +103,22 @@ class Company:
             peers=peers,
             options=NodeOptions(),
         )
-        storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(node), server)
+        add_storage(StorageServicer(node), server)
         query_pb2_grpc.add_QueryServicer_to_server(QueryServicer(node), server)
-        cluster = ClusterServicer(node, peers=peers, mail=NoMail(), own_status=_status_of(node))
+        exploration = Exploration(node, peers=GrpcExplorers(peers))
+        explore = ExploreServicer(node, exploration)
+        query_pb2_grpc.add_ExploreServicer_to_server(explore, server)
+        cluster = ClusterServicer(
+            node,
+            peers=peers,
+            mail=NoMail(),
+            own_status=_status_of(node),
+            drain=lambda is_on: None,
+        )
         cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
         await server.start()
         channel = open_channel(self.topology.by_name[name].address)
-        self.members[name] = Served(node, peers, server, channel)
+        self.members[name] = Served(node, exploration, peers, server, channel)
 
 
 def _status_of(node: StorageNode) -> Callable[[], Awaitable[cluster_pb2.NodeStatus]]:

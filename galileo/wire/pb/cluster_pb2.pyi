@@ -123,13 +123,24 @@ class DatasetStatus(_message.Message):
     BYTES_ON_DISK_FIELD_NUMBER: _builtins.int
     GRAPH_BYTES_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
+    RETENTION_JSON_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     rows: _builtins.int
     paths: _builtins.int
     bytes_on_disk: _builtins.int
     graph_bytes: _builtins.int
+    retention_json: _builtins.str
+    """empty: everything is kept"""
     @_builtins.property
     def sequences(self) -> _common_pb2.CursorValue: ...
+    @_builtins.property
+    def dropped(self) -> _common_pb2.CursorValue:
+        """up to where retention has dropped the commits"""
+
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldBackValue]: ...
     def __init__(
         self,
         *,
@@ -139,14 +150,191 @@ class DatasetStatus(_message.Message):
         bytes_on_disk: _builtins.int = ...,
         graph_bytes: _builtins.int = ...,
         sequences: _common_pb2.CursorValue | None = ...,
+        retention_json: _builtins.str = ...,
+        dropped: _common_pb2.CursorValue | None = ...,
+        held: _abc.Iterable[Global___HeldBackValue] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sequences", b"sequences"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "sequences", b"sequences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_on_disk", b"bytes_on_disk", "dataset", b"dataset", "graph_bytes", b"graph_bytes", "paths", b"paths", "rows", b"rows", "sequences", b"sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_on_disk", b"bytes_on_disk", "dataset", b"dataset", "dropped", b"dropped", "graph_bytes", b"graph_bytes", "held", b"held", "paths", b"paths", "retention_json", b"retention_json", "rows", b"rows", "sequences", b"sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DatasetStatus: _TypeAlias = DatasetStatus  # noqa: Y015
+
+@_typing.final
+class HeldBackValue(_message.Message):
+    """What retention would drop, did not the readers of continuous queries hold it back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    CCQ_IDS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    bytes: _builtins.int
+    @_builtins.property
+    def ccq_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: it is not certain yet which ones there are"""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        ccq_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "ccq_ids", b"ccq_ids", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldBackValue: _TypeAlias = HeldBackValue  # noqa: Y015
+
+@_typing.final
+class SetRetentionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    RETENTION_JSON_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    retention_json: _builtins.str
+    """empty: keep everything"""
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        retention_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "retention_json", b"retention_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRetentionRequest: _TypeAlias = SetRetentionRequest  # noqa: Y015
+
+@_typing.final
+class GetRetentionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRetentionRequest: _TypeAlias = GetRetentionRequest  # noqa: Y015
+
+@_typing.final
+class RetentionReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBERED_JSON_FIELD_NUMBER: _builtins.int
+    numbered_json: _builtins.str
+    def __init__(
+        self,
+        *,
+        numbered_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["numbered_json", b"numbered_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetentionReply: _TypeAlias = RetentionReply  # noqa: Y015
+
+@_typing.final
+class ApplyRetentionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
+    NUMBERED_JSON_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    local: _builtins.bool
+    """between nodes: only the receiver"""
+    numbered_json: _builtins.str
+    """between nodes: the policy as the sender knows it"""
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        local: _builtins.bool = ...,
+        numbered_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "local", b"local", "numbered_json", b"numbered_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyRetentionRequest: _TypeAlias = ApplyRetentionRequest  # noqa: Y015
+
+@_typing.final
+class RetentionReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    COMMITS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    files: _builtins.int
+    commits: _builtins.int
+    bytes: _builtins.int
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldBackValue]: ...
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        files: _builtins.int = ...,
+        commits: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        held: _abc.Iterable[Global___HeldBackValue] | None = ...,
+        failures: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "commits", b"commits", "failures", b"failures", "files", b"files", "held", b"held", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetentionReport: _TypeAlias = RetentionReport  # noqa: Y015
+
+@_typing.final
+class ApplyRetentionReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPORTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetentionReport]: ...
+    def __init__(
+        self,
+        *,
+        reports: _abc.Iterable[Global___RetentionReport] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reports", b"reports"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyRetentionReply: _TypeAlias = ApplyRetentionReply  # noqa: Y015
 
 @_typing.final
 class NodeStatus(_message.Message):
@@ -171,7 +359,7 @@ class NodeStatus(_message.Message):
     group: _builtins.str
     address: _builtins.str
     state: _builtins.str
-    """"up" or "unreachable" """
+    """"up", "draining" or "unreachable" """
     cpu_share: _builtins.float
     memory_bytes: _builtins.int
     """resident"""
@@ -236,6 +424,44 @@ class StatusReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    undo: _builtins.bool
+    """take on queries again"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        undo: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainReply: _TypeAlias = DrainReply  # noqa: Y015
 
 @_typing.final
 class TopologyRequest(_message.Message):
@@ -351,26 +577,54 @@ class Heartbeat(_message.Message):
     SEQUENCES_FIELD_NUMBER: _builtins.int
     SYNOPSES_FIELD_NUMBER: _builtins.int
     DATASETS_FIELD_NUMBER: _builtins.int
+    RETENTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetSequences]: ...
     @_builtins.property
     def synopses(self) -> _containers.RepeatedCompositeFieldContainer[Global___SynopsisChange]: ...
     @_builtins.property
     def datasets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def retentions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetRetention]:
+        """that the receiver may not have"""
+
     def __init__(
         self,
         *,
         sequences: _abc.Iterable[Global___DatasetSequences] | None = ...,
         synopses: _abc.Iterable[Global___SynopsisChange] | None = ...,
         datasets: _abc.Iterable[_builtins.str] | None = ...,
+        retentions: _abc.Iterable[Global___DatasetRetention] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "sequences", b"sequences", "synopses", b"synopses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "retentions", b"retentions", "sequences", b"sequences", "synopses", b"synopses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class DatasetRetention(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    NUMBERED_JSON_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    numbered_json: _builtins.str
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        numbered_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "numbered_json", b"numbered_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DatasetRetention: _TypeAlias = DatasetRetention  # noqa: Y015
 
 @_typing.final
 class ExchangeRequest(_message.Message):

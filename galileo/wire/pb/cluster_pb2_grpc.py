@@ -54,6 +54,26 @@ class ClusterStub:
                 request_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.TopologyRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.TopologyReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/galileo.wire.pb.Cluster/Drain',
+                request_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.DrainRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.DrainReply.FromString,
+                _registered_method=True)
+        self.SetRetention = channel.unary_unary(
+                '/galileo.wire.pb.Cluster/SetRetention',
+                request_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.SetRetentionRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.RetentionReply.FromString,
+                _registered_method=True)
+        self.GetRetention = channel.unary_unary(
+                '/galileo.wire.pb.Cluster/GetRetention',
+                request_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.GetRetentionRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.RetentionReply.FromString,
+                _registered_method=True)
+        self.ApplyRetention = channel.unary_unary(
+                '/galileo.wire.pb.Cluster/ApplyRetention',
+                request_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.ApplyRetentionRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.ApplyRetentionReply.FromString,
+                _registered_method=True)
         self.Exchange = channel.unary_unary(
                 '/galileo.wire.pb.Cluster/Exchange',
                 request_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.ExchangeRequest.SerializeToString,
@@ -88,6 +108,32 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Has a node give away the continuous queries that it coordinates; asked of any node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRetention(self, request, context):
+        """A dataset's retention policy: changes it, tells it, or does at once what it demands.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRetention(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApplyRetention(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Exchange(self, request, context):
         """Between nodes: one heartbeat or one message of a machine; it may be lost or repeated.
         """
@@ -117,6 +163,26 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.Topology,
                     request_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.TopologyRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.TopologyReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.DrainRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.DrainReply.SerializeToString,
+            ),
+            'SetRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRetention,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.SetRetentionRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.RetentionReply.SerializeToString,
+            ),
+            'GetRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRetention,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.GetRetentionRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.RetentionReply.SerializeToString,
+            ),
+            'ApplyRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyRetention,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.ApplyRetentionRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.ApplyRetentionReply.SerializeToString,
             ),
             'Exchange': grpc.unary_unary_rpc_method_handler(
                     servicer.Exchange,
@@ -232,6 +298,114 @@ class Cluster:
             '/galileo.wire.pb.Cluster/Topology',
             galileo_dot_wire_dot_pb_dot_cluster__pb2.TopologyRequest.SerializeToString,
             galileo_dot_wire_dot_pb_dot_cluster__pb2.TopologyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.wire.pb.Cluster/Drain',
+            galileo_dot_wire_dot_pb_dot_cluster__pb2.DrainRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_cluster__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.wire.pb.Cluster/SetRetention',
+            galileo_dot_wire_dot_pb_dot_cluster__pb2.SetRetentionRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_cluster__pb2.RetentionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.wire.pb.Cluster/GetRetention',
+            galileo_dot_wire_dot_pb_dot_cluster__pb2.GetRetentionRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_cluster__pb2.RetentionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.wire.pb.Cluster/ApplyRetention',
+            galileo_dot_wire_dot_pb_dot_cluster__pb2.ApplyRetentionRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_cluster__pb2.ApplyRetentionReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgalileo/wire/pb/common.proto\x12\x0fgalileo.wire.pb\"4\n\x0b\x43ursorValue\x12\x12\n\npartitions\x18\x01 \x03(\r\x12\x11\n\tsequences\x18\x02 \x03(\x04\"A\n\nErrorValue\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65tails_json\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgalileo/wire/pb/common.proto\x12\x0fgalileo.wire.pb\"4\n\x0b\x43ursorValue\x12\x12\n\npartitions\x18\x01 \x03(\r\x12\x11\n\tsequences\x18\x02 \x03(\x04\">\n\x0cStretchValue\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x04\"A\n\nErrorValue\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65tails_json\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CURSORVALUE']._serialized_start=49
   _globals['_CURSORVALUE']._serialized_end=101
-  _globals['_ERRORVALUE']._serialized_start=103
-  _globals['_ERRORVALUE']._serialized_end=168
+  _globals['_STRETCHVALUE']._serialized_start=103
+  _globals['_STRETCHVALUE']._serialized_end=165
+  _globals['_ERRORVALUE']._serialized_start=167
+  _globals['_ERRORVALUE']._serialized_end=232
 # @@protoc_insertion_point(module_scope)

@@ -47,6 +47,33 @@ class CursorValue(_message.Message):
 Global___CursorValue: _TypeAlias = CursorValue  # noqa: Y015
 
 @_typing.final
+class StretchValue(_message.Message):
+    """Commits `first` to `last` of a partition, both included."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    first: _builtins.int
+    last: _builtins.int
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StretchValue: _TypeAlias = StretchValue  # noqa: Y015
+
+@_typing.final
 class ErrorValue(_message.Message):
     """An error as it crosses the wire, in the trailing metadata `galileo-error-bin` or inside a
     reply. `kind` is stable; `details_json` holds facts that a program can act on.

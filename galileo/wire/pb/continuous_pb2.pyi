@@ -202,6 +202,7 @@ class FetchRequest(_message.Message):
     WAIT_S_FIELD_NUMBER: _builtins.int
     LABELS_MAX_FIELD_NUMBER: _builtins.int
     FORWARDED_FIELD_NUMBER: _builtins.int
+    PACKING_FIELD_NUMBER: _builtins.int
     ccq_id: _builtins.str
     token: _builtins.str
     wait_s: _builtins.float
@@ -210,6 +211,8 @@ class FetchRequest(_message.Message):
     """0: the node's own bound"""
     forwarded: _builtins.bool
     """between nodes: do not forward again"""
+    packing: _builtins.int
+    """newest format of packed labels that the reader knows; 0: Arrow"""
     def __init__(
         self,
         *,
@@ -218,10 +221,11 @@ class FetchRequest(_message.Message):
         wait_s: _builtins.float = ...,
         labels_max: _builtins.int = ...,
         forwarded: _builtins.bool = ...,
+        packing: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "forwarded", b"forwarded", "labels_max", b"labels_max", "token", b"token", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "forwarded", b"forwarded", "labels_max", b"labels_max", "packing", b"packing", "token", b"token", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -237,6 +241,7 @@ class FetchTail(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     age_s: _builtins.float
     """how long ago the frontier was reached"""
@@ -252,6 +257,10 @@ class FetchTail(_message.Message):
     def cursor(self) -> _common_pb2.CursorValue:
         """of the token: up to where the labels of all answers are complete"""
 
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StretchValue]:
+        """between the two tokens, dropped before they were evaluated"""
+
     def __init__(
         self,
         *,
@@ -261,10 +270,11 @@ class FetchTail(_message.Message):
         more: _builtins.bool = ...,
         missing: _abc.Iterable[_builtins.int] | None = ...,
         cursor: _common_pb2.CursorValue | None = ...,
+        gone: _abc.Iterable[_common_pb2.StretchValue] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "frontier", b"frontier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "cursor", b"cursor", "frontier", b"frontier", "missing", b"missing", "more", b"more", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "cursor", b"cursor", "frontier", b"frontier", "gone", b"gone", "missing", b"missing", "more", b"more", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -272,30 +282,37 @@ Global___FetchTail: _TypeAlias = FetchTail  # noqa: Y015
 
 @_typing.final
 class FetchPart(_message.Message):
+    """The first part has the head, the last one the tail; a small answer is one part."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEAD_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    PACKED_FIELD_NUMBER: _builtins.int
     labels: _builtins.bytes
+    """an Arrow IPC stream; empty: none"""
     @_builtins.property
     def head(self) -> Global___SubmitHead: ...
     @_builtins.property
     def tail(self) -> Global___FetchTail: ...
+    @_builtins.property
+    def packed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of galileo.packing, in place of `labels`"""
+
     def __init__(
         self,
         *,
         head: Global___SubmitHead | None = ...,
         labels: _builtins.bytes = ...,
         tail: Global___FetchTail | None = ...,
+        packed: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "labels", b"labels", "part", b"part", "tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "labels", b"labels", "part", b"part", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "labels", b"labels", "packed", b"packed", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["head", "labels", "tail"]  # noqa: Y015
-    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchPart: _TypeAlias = FetchPart  # noqa: Y015
 

@@ -22,30 +22,30 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from galileo.wire.pb import common_pb2 as galileo_dot_wire_dot_pb_dot_common__pb2
+from galileo.wire.pb import storage_pb2 as galileo_dot_wire_dot_pb_dot_storage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgalileo/wire/pb/evaluator.proto\x12\x0fgalileo.wire.pb\x1a\x1cgalileo/wire/pb/common.proto\"@\n\x0bNodeAddress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\r\"\xbd\x01\n\x0c\x45valuateItem\x12\x0e\n\x06\x63\x63q_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0f\n\x07\x64\x61taset\x18\x03 \x01(\t\x12\x13\n\x0bschema_json\x18\x04 \x01(\t\x12\x12\n\nquery_json\x18\x05 \x01(\t\x12+\n\x05\x61\x66ter\x18\x06 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x12\n\npartitions\x18\x07 \x03(\r\x12\x14\n\x0csampler_json\x18\x08 \x01(\t\"l\n\x0f\x45valuateRequest\x12+\n\x05nodes\x18\x01 \x03(\x0b\x32\x1c.galileo.wire.pb.NodeAddress\x12,\n\x05items\x18\x02 \x03(\x0b\x32\x1d.galileo.wire.pb.EvaluateItem\"\x99\x01\n\x0e\x45valuateResult\x12\x0e\n\x06\x63\x63q_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0e\n\x06labels\x18\x03 \x03(\x0c\x12-\n\x07reached\x18\x04 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12*\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x1b.galileo.wire.pb.ErrorValue\"P\n\rEvaluateReply\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.galileo.wire.pb.EvaluateResult\x12\r\n\x05job_s\x18\x02 \x01(\x01\"\r\n\x0bPingRequest\"&\n\tPingReply\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04warm\x18\x02 \x01(\x08\x32\x9b\x01\n\tEvaluator\x12L\n\x08\x45valuate\x12 .galileo.wire.pb.EvaluateRequest\x1a\x1e.galileo.wire.pb.EvaluateReply\x12@\n\x04Ping\x12\x1c.galileo.wire.pb.PingRequest\x1a\x1a.galileo.wire.pb.PingReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgalileo/wire/pb/evaluator.proto\x12\x0fgalileo.wire.pb\x1a\x1dgalileo/wire/pb/storage.proto\"@\n\x0bNodeAddress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\r\"\xa3\x01\n\rEvaluateGroup\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x13\n\x0bschema_json\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\r\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\x0c\x12\x0f\n\x07\x63ursors\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x06 \x01(\x0c\x12\x15\n\rsamplers_json\x18\x07 \x03(\t\x12\x10\n\x08samplers\x18\x08 \x01(\x0c\"n\n\x0f\x45valuateRequest\x12+\n\x05nodes\x18\x01 \x03(\x0b\x32\x1c.galileo.wire.pb.NodeAddress\x12.\n\x06groups\x18\x02 \x03(\x0b\x32\x1e.galileo.wire.pb.EvaluateGroup\"}\n\x0e\x45valuateAnswer\x12)\n\x05parts\x18\x01 \x03(\x0b\x32\x1a.galileo.wire.pb.MatchPart\x12\x0f\n\x07unknown\x18\x02 \x03(\x0c\x12/\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\x1d.galileo.wire.pb.MatchFailure\"P\n\rEvaluateReply\x12\x30\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1f.galileo.wire.pb.EvaluateAnswer\x12\r\n\x05job_s\x18\x02 \x01(\x01\"\r\n\x0bPingRequest\"&\n\tPingReply\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04warm\x18\x02 \x01(\x08\x32\x9b\x01\n\tEvaluator\x12L\n\x08\x45valuate\x12 .galileo.wire.pb.EvaluateRequest\x1a\x1e.galileo.wire.pb.EvaluateReply\x12@\n\x04Ping\x12\x1c.galileo.wire.pb.PingRequest\x1a\x1a.galileo.wire.pb.PingReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'galileo.wire.pb.evaluator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODEADDRESS']._serialized_start=82
-  _globals['_NODEADDRESS']._serialized_end=146
-  _globals['_EVALUATEITEM']._serialized_start=149
-  _globals['_EVALUATEITEM']._serialized_end=338
-  _globals['_EVALUATEREQUEST']._serialized_start=340
-  _globals['_EVALUATEREQUEST']._serialized_end=448
-  _globals['_EVALUATERESULT']._serialized_start=451
-  _globals['_EVALUATERESULT']._serialized_end=604
-  _globals['_EVALUATEREPLY']._serialized_start=606
-  _globals['_EVALUATEREPLY']._serialized_end=686
-  _globals['_PINGREQUEST']._serialized_start=688
-  _globals['_PINGREQUEST']._serialized_end=701
-  _globals['_PINGREPLY']._serialized_start=703
-  _globals['_PINGREPLY']._serialized_end=741
-  _globals['_EVALUATOR']._serialized_start=744
-  _globals['_EVALUATOR']._serialized_end=899
+  _globals['_NODEADDRESS']._serialized_start=83
+  _globals['_NODEADDRESS']._serialized_end=147
+  _globals['_EVALUATEGROUP']._serialized_start=150
+  _globals['_EVALUATEGROUP']._serialized_end=313
+  _globals['_EVALUATEREQUEST']._serialized_start=315
+  _globals['_EVALUATEREQUEST']._serialized_end=425
+  _globals['_EVALUATEANSWER']._serialized_start=427
+  _globals['_EVALUATEANSWER']._serialized_end=552
+  _globals['_EVALUATEREPLY']._serialized_start=554
+  _globals['_EVALUATEREPLY']._serialized_end=634
+  _globals['_PINGREQUEST']._serialized_start=636
+  _globals['_PINGREQUEST']._serialized_end=649
+  _globals['_PINGREPLY']._serialized_start=651
+  _globals['_PINGREPLY']._serialized_end=689
+  _globals['_EVALUATOR']._serialized_start=692
+  _globals['_EVALUATOR']._serialized_end=847
 # @@protoc_insertion_point(module_scope)

@@ -4,7 +4,7 @@ isort:skip_file
 The process of a host that owns the Spark session and runs processing cycles."""
 
 from collections import abc as _abc
-from galileo.wire.pb import common_pb2 as _common_pb2
+from galileo.wire.pb import storage_pb2 as _storage_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -46,125 +46,132 @@ class NodeAddress(_message.Message):
 Global___NodeAddress: _TypeAlias = NodeAddress  # noqa: Y015
 
 @_typing.final
-class EvaluateItem(_message.Message):
+class EvaluateGroup(_message.Message):
+    """The items of one dataset, in columns: see MatchRequest."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    CCQ_ID_FIELD_NUMBER: _builtins.int
-    TERM_FIELD_NUMBER: _builtins.int
     DATASET_FIELD_NUMBER: _builtins.int
     SCHEMA_JSON_FIELD_NUMBER: _builtins.int
-    QUERY_JSON_FIELD_NUMBER: _builtins.int
-    AFTER_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
-    SAMPLER_JSON_FIELD_NUMBER: _builtins.int
-    ccq_id: _builtins.str
-    term: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    SAMPLERS_JSON_FIELD_NUMBER: _builtins.int
+    SAMPLERS_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     schema_json: _builtins.str
-    query_json: _builtins.str
-    sampler_json: _builtins.str
+    after: _builtins.bytes
+    cursors: _builtins.bytes
+    digests: _builtins.bytes
+    samplers: _builtins.bytes
+    """four bytes for each item: none is 0, the first is 1"""
     @_builtins.property
-    def after(self) -> _common_pb2.CursorValue: ...
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """ascending"""
+
     @_builtins.property
-    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def samplers_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the distinct ones"""
+
     def __init__(
         self,
         *,
-        ccq_id: _builtins.str = ...,
-        term: _builtins.int = ...,
         dataset: _builtins.str = ...,
         schema_json: _builtins.str = ...,
-        query_json: _builtins.str = ...,
-        after: _common_pb2.CursorValue | None = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
-        sampler_json: _builtins.str = ...,
+        after: _builtins.bytes = ...,
+        cursors: _builtins.bytes = ...,
+        digests: _builtins.bytes = ...,
+        samplers_json: _abc.Iterable[_builtins.str] | None = ...,
+        samplers: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "ccq_id", b"ccq_id", "dataset", b"dataset", "partitions", b"partitions", "query_json", b"query_json", "sampler_json", b"sampler_json", "schema_json", b"schema_json", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "cursors", b"cursors", "dataset", b"dataset", "digests", b"digests", "partitions", b"partitions", "samplers", b"samplers", "samplers_json", b"samplers_json", "schema_json", b"schema_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___EvaluateItem: _TypeAlias = EvaluateItem  # noqa: Y015
+Global___EvaluateGroup: _TypeAlias = EvaluateGroup  # noqa: Y015
 
 @_typing.final
 class EvaluateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODES_FIELD_NUMBER: _builtins.int
-    ITEMS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeAddress]: ...
     @_builtins.property
-    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvaluateItem]: ...
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvaluateGroup]: ...
     def __init__(
         self,
         *,
         nodes: _abc.Iterable[Global___NodeAddress] | None = ...,
-        items: _abc.Iterable[Global___EvaluateItem] | None = ...,
+        groups: _abc.Iterable[Global___EvaluateGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluateRequest: _TypeAlias = EvaluateRequest  # noqa: Y015
 
 @_typing.final
-class EvaluateResult(_message.Message):
+class EvaluateAnswer(_message.Message):
+    """What the nodes said about one group."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    CCQ_ID_FIELD_NUMBER: _builtins.int
-    TERM_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
-    REACHED_FIELD_NUMBER: _builtins.int
-    ERROR_FIELD_NUMBER: _builtins.int
-    ccq_id: _builtins.str
-    term: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Arrow IPC streams of the label schema"""
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_storage_pb2.MatchPart]:
+        """an item is in several where several nodes were asked"""
 
     @_builtins.property
-    def reached(self) -> _common_pb2.CursorValue: ...
+    def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """four bytes for each item that a node did not know"""
+
     @_builtins.property
-    def error(self) -> _common_pb2.ErrorValue: ...
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[_storage_pb2.MatchFailure]: ...
     def __init__(
         self,
         *,
-        ccq_id: _builtins.str = ...,
-        term: _builtins.int = ...,
-        labels: _abc.Iterable[_builtins.bytes] | None = ...,
-        reached: _common_pb2.CursorValue | None = ...,
-        error: _common_pb2.ErrorValue | None = ...,
+        parts: _abc.Iterable[_storage_pb2.MatchPart] | None = ...,
+        unknown: _abc.Iterable[_builtins.bytes] | None = ...,
+        failures: _abc.Iterable[_storage_pb2.MatchFailure] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "reached", b"reached"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "error", b"error", "labels", b"labels", "reached", b"reached", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "parts", b"parts", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___EvaluateResult: _TypeAlias = EvaluateResult  # noqa: Y015
+Global___EvaluateAnswer: _TypeAlias = EvaluateAnswer  # noqa: Y015
 
 @_typing.final
 class EvaluateReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    RESULTS_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
     JOB_S_FIELD_NUMBER: _builtins.int
     job_s: _builtins.float
     @_builtins.property
-    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvaluateResult]: ...
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvaluateAnswer]:
+        """one for each group"""
+
     def __init__(
         self,
         *,
-        results: _abc.Iterable[Global___EvaluateResult] | None = ...,
+        answers: _abc.Iterable[Global___EvaluateAnswer] | None = ...,
         job_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_s", b"job_s", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "job_s", b"job_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from galileo.wire.pb import common_pb2 as galileo_dot_wire_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgalileo/wire/pb/query.proto\x12\x0fgalileo.wire.pb\x1a\x1cgalileo/wire/pb/common.proto\".\n\x0cQueryRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\"4\n\tQueryHead\x12\x13\n\x0bschema_json\x18\x01 \x01(\t\x12\x12\n\nquery_json\x18\x02 \x01(\t\"L\n\tQueryTail\x12.\n\x08\x66rontier\x18\x01 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0f\n\x07missing\x18\x02 \x03(\r\"}\n\tQueryPart\x12*\n\x04head\x18\x01 \x01(\x0b\x32\x1a.galileo.wire.pb.QueryHeadH\x00\x12\x10\n\x06labels\x18\x02 \x01(\x0cH\x00\x12*\n\x04tail\x18\x03 \x01(\x0b\x32\x1a.galileo.wire.pb.QueryTailH\x00\x42\x06\n\x04part2K\n\x05Query\x12\x42\n\x03Run\x12\x1d.galileo.wire.pb.QueryRequest\x1a\x1a.galileo.wire.pb.QueryPart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgalileo/wire/pb/query.proto\x12\x0fgalileo.wire.pb\x1a\x1cgalileo/wire/pb/common.proto\".\n\x0cQueryRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\"4\n\tQueryHead\x12\x13\n\x0bschema_json\x18\x01 \x01(\t\x12\x12\n\nquery_json\x18\x02 \x01(\t\"L\n\tQueryTail\x12.\n\x08\x66rontier\x18\x01 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0f\n\x07missing\x18\x02 \x03(\r\"}\n\tQueryPart\x12*\n\x04head\x18\x01 \x01(\x0b\x32\x1a.galileo.wire.pb.QueryHeadH\x00\x12\x10\n\x06labels\x18\x02 \x01(\x0cH\x00\x12*\n\x04tail\x18\x03 \x01(\x0b\x32\x1a.galileo.wire.pb.QueryTailH\x00\x42\x06\n\x04part\"\x86\x01\n\x05Share\x12\x12\n\npartitions\x18\x01 \x03(\r\x12+\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12+\n\x05until\x18\x03 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0f\n\x07\x62ounded\x18\x04 \x01(\x08\"E\n\x0b\x45xploreHead\x12\x13\n\x0bschema_json\x18\x01 \x01(\t\x12\x12\n\nquery_json\x18\x02 \x01(\t\x12\r\n\x05order\x18\x03 \x03(\t\"\\\n\x0b\x45xploreTail\x12.\n\x08\x66rontier\x18\x01 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0f\n\x07missing\x18\x02 \x03(\r\x12\x0c\n\x04more\x18\x03 \x01(\x08\"\x81\x01\n\x0b\x45xplorePart\x12,\n\x04head\x18\x01 \x01(\x0b\x32\x1c.galileo.wire.pb.ExploreHeadH\x00\x12\x0e\n\x04rows\x18\x02 \x01(\x0cH\x00\x12,\n\x04tail\x18\x03 \x01(\x0b\x32\x1c.galileo.wire.pb.ExploreTailH\x00\x42\x06\n\x04part\"W\n\x0e\x45xplainRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12%\n\x05share\x18\x03 \x01(\x0b\x32\x16.galileo.wire.pb.Share\"@\n\x0b\x45xplainStep\x12\x11\n\tcondition\x18\x01 \x01(\t\x12\x0e\n\x06tested\x18\x02 \x01(\x04\x12\x0e\n\x06passed\x18\x03 \x01(\x04\"\xff\x01\n\tScanValue\x12\x0c\n\x04runs\x18\x01 \x01(\x04\x12\x13\n\x0bruns_pruned\x18\x02 \x01(\x04\x12\r\n\x05zones\x18\x03 \x01(\x04\x12\x15\n\rzones_scanned\x18\x04 \x01(\x04\x12\r\n\x05paths\x18\x05 \x01(\x04\x12\x16\n\x0epaths_examined\x18\x06 \x01(\x04\x12\x14\n\x0c\x63\x65lls_tested\x18\x07 \x01(\x04\x12\r\n\x05\x66ound\x18\x08 \x01(\x04\x12\x0e\n\x06plan_s\x18\t \x01(\x01\x12\x0e\n\x06sift_s\x18\n \x01(\x01\x12\x10\n\x08gather_s\x18\x0b \x01(\x01\x12+\n\x05steps\x18\x0c \x03(\x0b\x32\x1c.galileo.wire.pb.ExplainStep\"\xb6\x01\n\rExplainedNode\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\r\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12*\n\x04scan\x18\x05 \x01(\x0b\x32\x1a.galileo.wire.pb.ScanValueH\x00\x12,\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1b.galileo.wire.pb.ErrorValueH\x00\x42\t\n\x07outcome\"\xf3\x01\n\x0c\x45xplainReply\x12\x12\n\nquery_json\x18\x01 \x01(\t\x12\x0e\n\x06groups\x18\x02 \x03(\t\x12\x12\n\npartitions\x18\x03 \x03(\r\x12,\n\x06spared\x18\x04 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0e\n\x06plan_s\x18\x05 \x01(\x01\x12\x0f\n\x07total_s\x18\x06 \x01(\x01\x12-\n\x05nodes\x18\x07 \x03(\x0b\x32\x1e.galileo.wire.pb.ExplainedNode\x12-\n\x07reached\x18\x08 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\"\x1b\n\nEdgeValues\x12\r\n\x05\x65\x64ges\x18\x01 \x03(\x01\"\xb1\x01\n\x10SummariseRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0f\n\x07\x66\x65\x61ture\x18\x03 \x01(\t\x12\x0f\n\x05\x63ount\x18\x04 \x01(\rH\x00\x12,\n\x05\x65\x64ges\x18\x05 \x01(\x0b\x32\x1b.galileo.wire.pb.EdgeValuesH\x00\x12%\n\x05share\x18\x06 \x01(\x0b\x32\x16.galileo.wire.pb.ShareB\x06\n\x04\x62ins\"\x8b\x02\n\x0eSummariseReply\x12\x12\n\nquery_json\x18\x01 \x01(\t\x12\r\n\x05paths\x18\x02 \x01(\x04\x12\x14\n\x0cobservations\x18\x03 \x01(\x04\x12\r\n\x05nulls\x18\x04 \x01(\x04\x12\x14\n\x07minimum\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07maximum\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05total\x18\x07 \x01(\x01\x12\r\n\x05\x65\x64ges\x18\x08 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\t \x03(\x04\x12.\n\x08\x66rontier\x18\n \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0f\n\x07missing\x18\x0b \x03(\rB\n\n\x08_minimumB\n\n\x08_maximum\"U\n\x0f\x45stimateRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0f\n\x07\x66\x65\x61ture\x18\x03 \x01(\t\x12\x11\n\tquantiles\x18\x04 \x03(\x01\"H\n\rQuantileValue\x12\r\n\x05share\x18\x01 \x01(\x01\x12\x0b\n\x03low\x18\x02 \x01(\x01\x12\x0c\n\x04high\x18\x03 \x01(\x01\x12\r\n\x05value\x18\x04 \x01(\x01\"\xcf\x01\n\rEstimateReply\x12\x12\n\nquery_json\x18\x01 \x01(\t\x12\x0b\n\x03low\x18\x02 \x01(\x04\x12\x0c\n\x04high\x18\x03 \x01(\x04\x12\x31\n\tquantiles\x18\x04 \x03(\x0b\x32\x1e.galileo.wire.pb.QuantileValue\x12-\n\x07\x63overed\x18\x05 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0e\n\x06\x62\x65hind\x18\x06 \x01(\x04\x12\x0f\n\x07missing\x18\x07 \x03(\r\x12\x0c\n\x04node\x18\x08 \x01(\t\"x\n\x0f\x43hildrenRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x13\n\x0bprefix_json\x18\x02 \x01(\t\x12\r\n\x05order\x18\x03 \x03(\t\x12\r\n\x05limit\x18\x04 \x01(\r\x12\x12\n\nafter_json\x18\x05 \x01(\t\x12\r\n\x05local\x18\x06 \x01(\x08\"\xaf\x01\n\x0eNearestRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x10\n\x08latitude\x18\x03 \x01(\x01\x12\x11\n\tlongitude\x18\x04 \x01(\x01\x12\r\n\x05\x63ount\x18\x05 \x01(\r\x12\x15\n\x08within_m\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12%\n\x05share\x18\x07 \x01(\x0b\x32\x16.galileo.wire.pb.ShareB\x0b\n\t_within_m2K\n\x05Query\x12\x42\n\x03Run\x12\x1d.galileo.wire.pb.QueryRequest\x1a\x1a.galileo.wire.pb.QueryPart0\x01\x32\x8d\x03\n\x07\x45xplore\x12I\n\x07\x45xplain\x12\x1f.galileo.wire.pb.ExplainRequest\x1a\x1d.galileo.wire.pb.ExplainReply\x12O\n\tSummarise\x12!.galileo.wire.pb.SummariseRequest\x1a\x1f.galileo.wire.pb.SummariseReply\x12L\n\x08\x45stimate\x12 .galileo.wire.pb.EstimateRequest\x1a\x1e.galileo.wire.pb.EstimateReply\x12L\n\x08\x43hildren\x12 .galileo.wire.pb.ChildrenRequest\x1a\x1c.galileo.wire.pb.ExplorePart0\x01\x12J\n\x07Nearest\x12\x1f.galileo.wire.pb.NearestRequest\x1a\x1c.galileo.wire.pb.ExplorePart0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,6 +40,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_QUERYTAIL']._serialized_end=256
   _globals['_QUERYPART']._serialized_start=258
   _globals['_QUERYPART']._serialized_end=383
-  _globals['_QUERY']._serialized_start=385
-  _globals['_QUERY']._serialized_end=460
+  _globals['_SHARE']._serialized_start=386
+  _globals['_SHARE']._serialized_end=520
+  _globals['_EXPLOREHEAD']._serialized_start=522
+  _globals['_EXPLOREHEAD']._serialized_end=591
+  _globals['_EXPLORETAIL']._serialized_start=593
+  _globals['_EXPLORETAIL']._serialized_end=685
+  _globals['_EXPLOREPART']._serialized_start=688
+  _globals['_EXPLOREPART']._serialized_end=817
+  _globals['_EXPLAINREQUEST']._serialized_start=819
+  _globals['_EXPLAINREQUEST']._serialized_end=906
+  _globals['_EXPLAINSTEP']._serialized_start=908
+  _globals['_EXPLAINSTEP']._serialized_end=972
+  _globals['_SCANVALUE']._serialized_start=975
+  _globals['_SCANVALUE']._serialized_end=1230
+  _globals['_EXPLAINEDNODE']._serialized_start=1233
+  _globals['_EXPLAINEDNODE']._serialized_end=1415
+  _globals['_EXPLAINREPLY']._serialized_start=1418
+  _globals['_EXPLAINREPLY']._serialized_end=1661
+  _globals['_EDGEVALUES']._serialized_start=1663
+  _globals['_EDGEVALUES']._serialized_end=1690
+  _globals['_SUMMARISEREQUEST']._serialized_start=1693
+  _globals['_SUMMARISEREQUEST']._serialized_end=1870
+  _globals['_SUMMARISEREPLY']._serialized_start=1873
+  _globals['_SUMMARISEREPLY']._serialized_end=2140
+  _globals['_ESTIMATEREQUEST']._serialized_start=2142
+  _globals['_ESTIMATEREQUEST']._serialized_end=2227
+  _globals['_QUANTILEVALUE']._serialized_start=2229
+  _globals['_QUANTILEVALUE']._serialized_end=2301
+  _globals['_ESTIMATEREPLY']._serialized_start=2304
+  _globals['_ESTIMATEREPLY']._serialized_end=2511
+  _globals['_CHILDRENREQUEST']._serialized_start=2513
+  _globals['_CHILDRENREQUEST']._serialized_end=2633
+  _globals['_NEARESTREQUEST']._serialized_start=2636
+  _globals['_NEARESTREQUEST']._serialized_end=2811
+  _globals['_QUERY']._serialized_start=2813
+  _globals['_QUERY']._serialized_end=2888
+  _globals['_EXPLORE']._serialized_start=2891
+  _globals['_EXPLORE']._serialized_end=3288
 # @@protoc_insertion_point(module_scope)

@@ -95,3 +95,258 @@ class Query:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class ExploreStub:
+    """Every call answers at any node. With a `share` it is one between nodes: the receiver speaks
+    of some of its own partitions alone.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Explain = channel.unary_unary(
+                '/galileo.wire.pb.Explore/Explain',
+                request_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.ExplainReply.FromString,
+                _registered_method=True)
+        self.Summarise = channel.unary_unary(
+                '/galileo.wire.pb.Explore/Summarise',
+                request_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.SummariseRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.SummariseReply.FromString,
+                _registered_method=True)
+        self.Estimate = channel.unary_unary(
+                '/galileo.wire.pb.Explore/Estimate',
+                request_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.EstimateRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.EstimateReply.FromString,
+                _registered_method=True)
+        self.Children = channel.unary_stream(
+                '/galileo.wire.pb.Explore/Children',
+                request_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.ChildrenRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.ExplorePart.FromString,
+                _registered_method=True)
+        self.Nearest = channel.unary_stream(
+                '/galileo.wire.pb.Explore/Nearest',
+                request_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.NearestRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.ExplorePart.FromString,
+                _registered_method=True)
+
+
+class ExploreServicer:
+    """Every call answers at any node. With a `share` it is one between nodes: the receiver speaks
+    of some of its own partitions alone.
+    """
+
+    def Explain(self, request, context):
+        """How a query is answered: whom it asks, what each of them rules out and looks at.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Summarise(self, request, context):
+        """Statistics of a feature over the observations under the paths that match.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Estimate(self, request, context):
+        """Bounds from the feature graph of the node that is asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Children(self, request, context):
+        """The vertices below one of the metadata graph; Arrow rows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Nearest(self, request, context):
+        """The observations nearest to a point; Arrow rows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ExploreServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.ExplainRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.ExplainReply.SerializeToString,
+            ),
+            'Summarise': grpc.unary_unary_rpc_method_handler(
+                    servicer.Summarise,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.SummariseRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.SummariseReply.SerializeToString,
+            ),
+            'Estimate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Estimate,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.EstimateRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.EstimateReply.SerializeToString,
+            ),
+            'Children': grpc.unary_stream_rpc_method_handler(
+                    servicer.Children,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.ChildrenRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.ExplorePart.SerializeToString,
+            ),
+            'Nearest': grpc.unary_stream_rpc_method_handler(
+                    servicer.Nearest,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.NearestRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.ExplorePart.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'galileo.wire.pb.Explore', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('galileo.wire.pb.Explore', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Explore:
+    """Every call answers at any node. With a `share` it is one between nodes: the receiver speaks
+    of some of its own partitions alone.
+    """
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.wire.pb.Explore/Explain',
+            galileo_dot_wire_dot_pb_dot_query__pb2.ExplainRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_query__pb2.ExplainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Summarise(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.wire.pb.Explore/Summarise',
+            galileo_dot_wire_dot_pb_dot_query__pb2.SummariseRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_query__pb2.SummariseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Estimate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.wire.pb.Explore/Estimate',
+            galileo_dot_wire_dot_pb_dot_query__pb2.EstimateRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_query__pb2.EstimateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Children(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/galileo.wire.pb.Explore/Children',
+            galileo_dot_wire_dot_pb_dot_query__pb2.ChildrenRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_query__pb2.ExplorePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Nearest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/galileo.wire.pb.Explore/Nearest',
+            galileo_dot_wire_dot_pb_dot_query__pb2.NearestRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_query__pb2.ExplorePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -192,6 +192,67 @@ class ReadPart(_message.Message):
 Global___ReadPart: _TypeAlias = ReadPart  # noqa: Y015
 
 @_typing.final
+class SelectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    COUNT_ONLY_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    query: _builtins.str
+    """CQL2, text or JSON"""
+    count_only: _builtins.bool
+    """`rows` alone"""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: all"""
+
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        query: _builtins.str = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        count_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "count_only", b"count_only", "dataset", b"dataset", "query", b"query"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SelectRequest: _TypeAlias = SelectRequest  # noqa: Y015
+
+@_typing.final
+class SelectPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBSERVATIONS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    observations: _builtins.bytes
+    """Arrow IPC stream"""
+    rows: _builtins.int
+    """of a count"""
+    last: _builtins.bool
+    """nothing follows, so that nobody need wait for the end of the stream"""
+    def __init__(
+        self,
+        *,
+        observations: _builtins.bytes = ...,
+        rows: _builtins.int = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "observations", b"observations", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SelectPart: _TypeAlias = SelectPart  # noqa: Y015
+
+@_typing.final
 class ScanItem(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -265,6 +326,7 @@ class ScanPart(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
     item: _builtins.int
     labels: _builtins.bytes
     """Arrow IPC stream of the label schema"""
@@ -276,6 +338,12 @@ class ScanPart(_message.Message):
     def error(self) -> _common_pb2.ErrorValue:
         """the last part of an item that failed"""
 
+    @_builtins.property
+    def gone(self) -> _common_pb2.CursorValue:
+        """With `reached`: up to where retention has dropped what was asked for. Labels up to there that
+        came all the same do not count.
+        """
+
     def __init__(
         self,
         *,
@@ -283,10 +351,11 @@ class ScanPart(_message.Message):
         labels: _builtins.bytes = ...,
         reached: _common_pb2.CursorValue | None = ...,
         error: _common_pb2.ErrorValue | None = ...,
+        gone: _common_pb2.CursorValue | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "labels", b"labels", "part", b"part", "reached", b"reached"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "gone", b"gone", "labels", b"labels", "part", b"part", "reached", b"reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "item", b"item", "labels", b"labels", "part", b"part", "reached", b"reached"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "gone", b"gone", "item", b"item", "labels", b"labels", "part", b"part", "reached", b"reached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["labels", "reached", "error"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
@@ -315,3 +384,184 @@ class ScanReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScanReply: _TypeAlias = ScanReply  # noqa: Y015
+
+@_typing.final
+class StandRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    QUERIES_JSON_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    @_builtins.property
+    def queries_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        queries_json: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "queries_json", b"queries_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StandRequest: _TypeAlias = StandRequest  # noqa: Y015
+
+@_typing.final
+class StandReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StandReply: _TypeAlias = StandReply  # noqa: Y015
+
+@_typing.final
+class MatchRequest(_message.Message):
+    """Columns are numbers one behind the other, the lowest byte first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    after: _builtins.bytes
+    """eight bytes for each cursor and partition; 2^63 - 1: not asked about"""
+    cursors: _builtins.bytes
+    """four bytes for each item: which row of `after` is its cursor"""
+    digests: _builtins.bytes
+    """sixteen bytes for each item: of its query's text"""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """ascending"""
+
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        after: _builtins.bytes = ...,
+        cursors: _builtins.bytes = ...,
+        digests: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "cursors", b"cursors", "dataset", b"dataset", "digests", b"digests", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MatchRequest: _TypeAlias = MatchRequest  # noqa: Y015
+
+@_typing.final
+class MatchPart(_message.Message):
+    """What was found for some of the items, all up to one frontier."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    answered: _builtins.bytes
+    """four bytes for each of them, ascending; those without matches too"""
+    items: _builtins.bytes
+    """four bytes for each match: its item; ascending"""
+    places: _builtins.bytes
+    """four bytes for each match: the place of its path in `labels`"""
+    @_builtins.property
+    def reached(self) -> _common_pb2.CursorValue: ...
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Arrow IPC streams of the label schema"""
+
+    @_builtins.property
+    def dropped(self) -> _common_pb2.CursorValue:
+        """up to where retention has dropped commits"""
+
+    def __init__(
+        self,
+        *,
+        answered: _builtins.bytes = ...,
+        reached: _common_pb2.CursorValue | None = ...,
+        labels: _abc.Iterable[_builtins.bytes] | None = ...,
+        items: _builtins.bytes = ...,
+        places: _builtins.bytes = ...,
+        dropped: _common_pb2.CursorValue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "reached", b"reached"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "dropped", b"dropped", "items", b"items", "labels", b"labels", "places", b"places", "reached", b"reached"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MatchPart: _TypeAlias = MatchPart  # noqa: Y015
+
+@_typing.final
+class MatchFailure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    items: _builtins.bytes
+    """four bytes each"""
+    @_builtins.property
+    def error(self) -> _common_pb2.ErrorValue: ...
+    def __init__(
+        self,
+        *,
+        items: _builtins.bytes = ...,
+        error: _common_pb2.ErrorValue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MatchFailure: _TypeAlias = MatchFailure  # noqa: Y015
+
+@_typing.final
+class MatchReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    labels: _builtins.bytes
+    """of the part that follows"""
+    unknown: _builtins.bytes
+    """four bytes for each item whose query has to be stood first"""
+    @_builtins.property
+    def part(self) -> Global___MatchPart: ...
+    @_builtins.property
+    def failure(self) -> Global___MatchFailure: ...
+    def __init__(
+        self,
+        *,
+        labels: _builtins.bytes = ...,
+        part: Global___MatchPart | None = ...,
+        unknown: _builtins.bytes = ...,
+        failure: Global___MatchFailure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "labels", b"labels", "part", b"part", "reply", b"reply", "unknown", b"unknown"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "labels", b"labels", "part", b"part", "reply", b"reply", "unknown", b"unknown"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["labels", "part", "unknown", "failure"]  # noqa: Y015
+    _WhichOneofArgType_reply: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_reply) -> _WhichOneofReturnType_reply | None: ...
+
+Global___MatchReply: _TypeAlias = MatchReply  # noqa: Y015

@@ -49,10 +49,25 @@ class StorageStub:
                 request_serializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ReadRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ReadPart.FromString,
                 _registered_method=True)
+        self.Select = channel.unary_stream(
+                '/galileo.wire.pb.Storage/Select',
+                request_serializer=galileo_dot_wire_dot_pb_dot_storage__pb2.SelectRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_storage__pb2.SelectPart.FromString,
+                _registered_method=True)
         self.Scan = channel.unary_stream(
                 '/galileo.wire.pb.Storage/Scan',
                 request_serializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ScanRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ScanReply.FromString,
+                _registered_method=True)
+        self.Stand = channel.unary_unary(
+                '/galileo.wire.pb.Storage/Stand',
+                request_serializer=galileo_dot_wire_dot_pb_dot_storage__pb2.StandRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_storage__pb2.StandReply.FromString,
+                _registered_method=True)
+        self.Match = channel.unary_stream(
+                '/galileo.wire.pb.Storage/Match',
+                request_serializer=galileo_dot_wire_dot_pb_dot_storage__pb2.MatchRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_storage__pb2.MatchReply.FromString,
                 _registered_method=True)
 
 
@@ -80,8 +95,29 @@ class StorageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Select(self, request, context):
+        """Finds and reads the observations that match a query exactly, at any node; streams Arrow.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Scan(self, request, context):
         """Between nodes, and from evaluators: the labels of several queries in the receiver's partitions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stand(self, request, context):
+        """Between nodes: indexes standing queries, so that Match knows them by their digests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Match(self, request, context):
+        """From evaluators: what is new for very many standing queries in the receiver's partitions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,10 +141,25 @@ def add_StorageServicer_to_server(servicer, server):
                     request_deserializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ReadRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ReadPart.SerializeToString,
             ),
+            'Select': grpc.unary_stream_rpc_method_handler(
+                    servicer.Select,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_storage__pb2.SelectRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_storage__pb2.SelectPart.SerializeToString,
+            ),
             'Scan': grpc.unary_stream_rpc_method_handler(
                     servicer.Scan,
                     request_deserializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ScanRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_pb_dot_storage__pb2.ScanReply.SerializeToString,
+            ),
+            'Stand': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stand,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_storage__pb2.StandRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_storage__pb2.StandReply.SerializeToString,
+            ),
+            'Match': grpc.unary_stream_rpc_method_handler(
+                    servicer.Match,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_storage__pb2.MatchRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_storage__pb2.MatchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -203,6 +254,33 @@ class Storage:
             _registered_method=True)
 
     @staticmethod
+    def Select(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/galileo.wire.pb.Storage/Select',
+            galileo_dot_wire_dot_pb_dot_storage__pb2.SelectRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_storage__pb2.SelectPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Scan(request,
             target,
             options=(),
@@ -219,6 +297,60 @@ class Storage:
             '/galileo.wire.pb.Storage/Scan',
             galileo_dot_wire_dot_pb_dot_storage__pb2.ScanRequest.SerializeToString,
             galileo_dot_wire_dot_pb_dot_storage__pb2.ScanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.wire.pb.Storage/Stand',
+            galileo_dot_wire_dot_pb_dot_storage__pb2.StandRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_storage__pb2.StandReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Match(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/galileo.wire.pb.Storage/Match',
+            galileo_dot_wire_dot_pb_dot_storage__pb2.MatchRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_storage__pb2.MatchReply.FromString,
             options,
             channel_credentials,
             insecure,

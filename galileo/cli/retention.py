@@ -1,0 +1,173 @@
+"""`galileo retention`: for how long a dataset's observations are kept."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from galileo.cli.output import failing_well
+from galileo.cli.session import Session, json_option
+from galileo.client import RetentionReport
+from galileo.errors import InputError
+from galileo.model.retention import Retention
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY_UNITS = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?")
+
+
+@click.group()
+def retention() -> None:
+    """How long observations are kept: by their age, by the bytes they take, or by both.
+
+    \b
+    Example:
+      galileo retention set nam --age 30d --size 10GB
+      galileo retention show nam
+    """
+
+
+@retention.command("set")
+@click.argument("dataset")
+@click.argument("keep", type=click.Choice(["none"]), required=False)
+@click.option("--age", help="Drop files all of whose observations are older, such as 30d.")
+@click.option("--size", help="Bytes of the dataset's files that each node keeps, such as 10GB.")
+@click.option(
+    "--past-readers",
+    is_flag=True,
+    help="Drop also what a live continuous query's reader has not fetched; it is told.",
+)
+@json_option
+@click.pass_obj
+@failing_well
+def set_(
+    session: Session,
+    *,
+    dataset: str,
+    keep: str | None,
+    age: str | None,
+    size: str | None,
+    past_readers: bool,
+) -> None:
+    """Change a dataset's retention; "none" keeps everything from now on.
+
+    \b
+    Example:
+      galileo retention set nam --age 30d --size 10GB
+      galileo retention set nam none
+    """
+    policy = None
+    if keep is None:
+        policy = Retention(
+            age, bytes=None if size is None else size_of(size), past_readers=past_readers
+        )
+    elif age or size or past_readers:
+        raise InputError("expected either none or bounds for a retention, got both")
+    with session.client() as client:
+        client.set_retention(dataset, policy)
+    session.output.value(_told(policy), words=f"{dataset}: {in_words(policy)}")
+
+
+@retention.command()
+@click.argument("dataset")
+@json_option
+@click.pass_obj
+@failing_well
+def show(session: Session, *, dataset: str) -> None:
+    """Show a dataset's retention, and what readers of continuous queries hold back.
+
+    \b
+    Example:
+      galileo retention show nam --json
+    """
+    with session.client() as client:
+        policy = client.retention(dataset)
+        status = client.status()
+    rows = [
+        {"node": node.name, **_held(held)}
+        for node in status.nodes
+        for one in node.datasets
+        if one["dataset"] == dataset
+        for held in one["held_back"]
+    ]
+    if session.output.as_json:
+        session.output.value({"retention": _told(policy), "held_back": rows})
+        return
+    session.output.value(None, words=f"{dataset}: {in_words(policy)}")
+    session.output.rows(rows)
+
+
+@retention.command()
+@click.argument("dataset")
+@json_option
+@click.pass_obj
+@failing_well
+def apply(session: Session, *, dataset: str) -> None:
+    """Do at once what a dataset's retention demands, which nodes else do in their time.
+
+    \b
+    Example:
+      galileo retention apply nam
+    """
+    with session.client() as client:
+        reports = client.apply_retention(dataset)
+    if session.output.as_json:
+        session.output.value(list(reports))
+    else:
+        session.output.rows([_row(report) for report in reports])
+
+
+def size_of(text: str) -> int:
+    """Bytes of a size such as "10GB", "512MiB" or "1000000".
+
+    Raises:
+        InputError: it is none.
+    """
+    found = _SIZE.fullmatch(text.strip().lower())
+    unit = {**_UNITS, **_BINARY_UNITS}.get(found[2]) if found else None
+    if found is None or unit is None:
+        raise InputError(f"expected a size such as 10GB, 512MiB or 1000000, got {text!r}")
+    return round(float(found[1]) * unit)
+
+
+def in_words(policy: Retention | None) -> str:
+    """A policy for people."""
+    if policy is None:
+        return "everything is kept"
+    bounds = []
+    if policy.age_s is not None:
+        bounds.append(f"for {_days(policy.age_s)}")
+    if policy.bytes is not None:
+        bounds.append(f"up to {policy.bytes:,} bytes on each node")
+    readers = "past readers" if policy.past_readers else "never past a reader"
+    return f"kept {' and '.join(bounds)}, {readers}"
+
+
+def _days(age_s: float) -> str:
+    units = (("d", 86400.0), ("h", 3600.0), ("m", 60.0))
+    name, width = next((u for u in units if age_s >= u[1] and age_s % u[1] == 0), ("s", 1.0))
+    return f"{age_s / width:g}{name}"
+
+
+def _told(policy: Retention | None) -> dict[str, Any] | None:
+    return None if policy is None else policy.to_dict()
+
+
+def _held(held: dict[str, Any]) -> dict[str, Any]:
+    by = ", ".join(held["ccqs"]) or "not certain yet which continuous queries run"
+    return {"partition": held["partition"], "bytes": held["bytes"], "held back by": by}
+
+
+def _row(report: RetentionReport) -> dict[str, Any]:
+    ccqs = sorted({ccq for held in report.held_back for ccq in held["ccqs"]})
+    return {
+        "node": report.node,
+        "files": report.files,
+        "commits": report.commits,
+        "bytes": report.bytes,
+        "held back": sum(held["bytes"] for held in report.held_back),
+        "by": ", ".join(ccqs),
+        "failures": "; ".join(report.failures),
+    }

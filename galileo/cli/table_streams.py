@@ -1,0 +1,193 @@
+"""Tables that are written piece by piece, to a file or to standard output."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from galileo.errors import InputError
+from galileo.model.times import column_micros, iso_column
+
+STDOUT = "-"
+SUFFIXES = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".csv": "csv",
+    ".ndjson": "ndjson",
+    ".jsonl": "ndjson",
+}
+FORMATS = ("parquet", "arrow", "csv", "ndjson")
+LINES = ("csv", "ndjson")
+"""Formats of which every beginning can be read."""
+GROUP_ROWS = 131_072
+"""Rows that are written together; a Parquet file is made of groups of so many."""
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x20)} | {
+    0x08: "\\b",
+    0x09: "\\t",
+    0x0A: "\\n",
+    0x0C: "\\f",
+    0x0D: "\\r",
+}
+
+
+class Writer(Protocol):
+    """What takes the pieces of one table."""
+
+    def write(self, table: pa.Table) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def format_of(output: str, given: str | None) -> str:
+    """The format to write: the one given, else by the file's name; JSON lines on standard output.
+
+    Raises:
+        InputError: the name says none, or the format cannot be written to standard output.
+    """
+    if output == STDOUT:
+        if given not in (None, *LINES):
+            raise InputError(f"expected {' or '.join(LINES)} for standard output, got {given}")
+        return given or "ndjson"
+    known = given or SUFFIXES.get(Path(output).suffix.lower())
+    if known is None:
+        raise InputError(
+            f"expected a file ending in {', '.join(SUFFIXES)}, got {Path(output).name!r}; "
+            "else name the format"
+        )
+    return known
+
+
+@contextlib.contextmanager
+def writing(output: str, schema: pa.Schema, *, format: str) -> Iterator[Writer]:
+    """A writer of tables of one schema; the file has its name once all of it is written.
+
+    Raises:
+        InputError: there is no place to write to.
+    """
+    try:
+        with _sink(output) as sink:
+            writer = _Grouped(_WRITERS[format](sink, schema), schema)
+            yield writer
+            writer.close()
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise InputError(
+            f"expected a place to write {output} to: {error.strerror or error}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _sink(output: str) -> Iterator[IO[bytes]]:
+    if output == STDOUT:
+        stream = sys.stdout.buffer
+        yield stream
+        stream.flush()
+        return
+    path = Path(output)
+    unfinished = path.with_name(f"{path.name}.part")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+        unfinished.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+class _Grouped:
+    """Hands on as many rows at a time as suits a file."""
+
+    def __init__(self, writer: Writer, schema: pa.Schema) -> None:
+        self._writer = writer
+        self._schema = schema
+        self._waiting: list[pa.Table] = []
+        self._rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        self._waiting.append(table)
+        self._rows += table.num_rows
+        if self._rows >= GROUP_ROWS:
+            self._hand_on()
+
+    def close(self) -> None:
+        self._hand_on()
+        self._writer.close()
+
+    def _hand_on(self) -> None:
+        if self._rows:
+            self._writer.write(pa.concat_tables(self._waiting).cast(self._schema))
+        self._waiting, self._rows = [], 0
+
+
+class _JsonLines:
+    """An object for each row, a line each; times are ISO 8601, and what is missing is null."""
+
+    def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
+        self._sink = sink
+
+    def write(self, table: pa.Table) -> None:
+        lines = json_lines(table)
+        text = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")
+        self._sink.write(text[0].as_buffer())
+        self._sink.write(b"\n")
+
+    def close(self) -> None:
+        pass
+
+
+def json_lines(table: pa.Table) -> pa.StringArray:
+    """Each row as a JSON object."""
+    parts: list[pa.Array | str] = []
+    for number, name in enumerate(table.column_names):
+        begin = "{" if number == 0 else ","
+        parts.append(f"{begin}{_quoted(pa.array([name]))[0]}:")
+        parts.append(_json_values(table.column(name).combine_chunks()))
+    return pc.binary_join_element_wise(*parts, "}", "")
+
+
+def _json_values(column: pa.Array) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_string(column.type):
+        texts = _quoted(column)
+    elif pa.types.is_timestamp(column.type):
+        texts = _quoted(iso_column(column_micros(column)))
+    elif pa.types.is_floating(column.type):
+        texts = pc.if_else(pc.is_finite(column), column.cast(pa.string()), None)
+    else:
+        texts = column.cast(pa.string())
+    return texts.fill_null("null")
+
+
+def _quoted(texts: pa.Array) -> pa.Array:
+    for plain, escaped in (("\\", "\\\\"), ('"', '\\"')):
+        texts = pc.replace_substring(texts, plain, escaped)
+    if pc.any(pc.match_substring_regex(texts, r"[\x00-\x1f]")).as_py():
+        for code, escaped in _CONTROLS.items():
+            texts = pc.replace_substring(texts, chr(code), escaped)
+    return pc.binary_join_element_wise('"', texts, '"', "")
+
+
+def _arrow(sink: IO[bytes], schema: pa.Schema) -> Writer:
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    writer: Writer = pa.ipc.new_file(sink, schema, options=options)
+    return writer
+
+
+_WRITERS: dict[str, Callable[[IO[bytes], pa.Schema], Writer]] = {
+    "parquet": pyarrow.parquet.ParquetWriter,
+    "arrow": _arrow,
+    "csv": pyarrow.csv.CSVWriter,
+    "ndjson": _JsonLines,
+}

@@ -1,0 +1,231 @@
+"""How the client asks and reads: streams, of which it holds one bounded piece at a time.
+
+A piece is taken from the connection when it is asked for, so a reader that is slow, or does
+something else for a while, slows the nodes down and fills nobody's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+import numpy as np
+import pyarrow as pa
+
+from galileo.client import decode
+from galileo.client.results import Labels, QueryEnd
+from galileo.client.transport import PAUSE_S, Transport
+from galileo.errors import DeadlineExceeded, GalileoError, TryAgain, Unavailable
+from galileo.labels import LabelSet, from_ipc
+from galileo.model.schema import Schema
+from galileo.wire.codec import cursor_from_pb, table_chunks
+from galileo.wire.pb import query_pb2, query_pb2_grpc, storage_pb2, storage_pb2_grpc
+from galileo.wire.status import error_of_rpc
+
+PARTS_PER_READ = 100_000
+PART_TIMEOUT_S = 60.0
+"""For the next piece of a stream."""
+STREAM_TIMEOUT_S = 86_400.0
+"""For all of a stream, its reader's pauses included."""
+
+_Opened: TypeAlias = tuple[Any, Any]
+
+
+async def collected(transport: Transport, request: query_pb2.QueryRequest) -> Labels:
+    """The whole answer, asked for again from the beginning where a node is lost on the way."""
+
+    async def attempt(channel: grpc.aio.Channel) -> Labels:
+        call = query_pb2_grpc.QueryStub(channel).Run(request, timeout=decode.ANSWER_TIMEOUT_S)
+        try:
+            return await _all_of(call)
+        finally:
+            call.cancel()
+
+    return await transport.call(attempt)
+
+
+async def _all_of(call: Any) -> Labels:
+    head = (await _next(call)).head
+    schema = Schema.from_json(head.schema_json)
+    tables = [schema.label_schema.empty_table()]
+    while (part := await _next(call)).WhichOneof("part") == "labels":
+        tables.append(from_ipc(part.labels, schema.label_schema))
+    labels = Labels(schema, pa.concat_tables(tables), query=head.query_json)
+    end = _end(part.tail, labels=len(labels))
+    # A node that failed midway may have sent labels of partitions that now count as missing.
+    known = labels if end.complete else end.known(labels)
+    answer: Labels = known.answering(  # type: ignore[assignment]
+        frontier=end.frontier, missing=end.missing, query=head.query_json
+    )
+    return answer
+
+
+class LabelBatches:
+    """One answer, a bounded set of labels at a time, in no particular order; to be read once.
+
+    Until the first labels have come, another node is asked where one is away. A label that was
+    given cannot be taken back, so later the stream ends with an error instead; ask again then.
+
+    Attributes:
+        end: how far the answer goes; None until all labels were given.
+    """
+
+    def __init__(self, transport: Transport, request: query_pb2.QueryRequest) -> None:
+        self.end: QueryEnd | None = None
+        self._transport = transport
+        self._request = request
+        self._given = 0
+        self._labels = self._run()
+
+    def __aiter__(self) -> LabelBatches:
+        return self
+
+    async def __anext__(self) -> Labels:
+        return await anext(self._labels)
+
+    async def aclose(self) -> None:
+        """Ends the answer at the nodes, too; harmless where it has ended."""
+        await self._labels.aclose()
+
+    async def _run(self) -> AsyncGenerator[Labels, None]:
+        call, (head, part) = await self._transport.call(self._open)
+        schema = Schema.from_json(head.schema_json)
+        try:
+            while part.WhichOneof("part") == "labels":
+                table = from_ipc(part.labels, schema.label_schema)
+                self._given += table.num_rows
+                yield Labels(schema, table, query=head.query_json)
+                part = await _next(call)
+            self.end = _end(part.tail, labels=self._given)
+        except (grpc.RpcError, TryAgain) as error:
+            raise self._broken(error) from error
+        finally:
+            call.cancel()
+
+    async def _open(self, channel: grpc.aio.Channel) -> _Opened:
+        call = query_pb2_grpc.QueryStub(channel).Run(self._request, timeout=STREAM_TIMEOUT_S)
+        try:
+            head = (await _next(call)).head
+            return call, (head, await _next(call))
+        except BaseException:
+            call.cancel()
+            raise
+
+    def _broken(self, error: grpc.RpcError | TryAgain) -> GalileoError:
+        meant = _meaning(error)
+        if not isinstance(meant, TryAgain):
+            return meant
+        return Unavailable(
+            f"the answer broke off after {self._given:,} labels ({meant.message}); what was given "
+            "cannot be taken back, so drop it and ask again",
+            labels=self._given,
+        )
+
+
+async def read_batches(
+    transport: Transport, labels: LabelSet, *, exact: bool
+) -> AsyncGenerator[pa.Table, None]:
+    """The observations behind labels in pieces; see `AsyncClient.read_batches`."""
+    parts = await asyncio.to_thread(_parts, labels)
+    for chunk in table_chunks(parts, PARTS_PER_READ):
+        request = storage_pb2.ReadRequest(
+            dataset=labels.schema.name, parts=chunk, query_json=labels.query if exact else ""
+        )
+        reading = _Reading(transport, request, labels.schema.observation_schema)
+        async with aclosing(reading.tables()) as tables:
+            async for table in tables:
+                yield table
+
+
+def _parts(labels: LabelSet) -> pa.Table:
+    """What to read, in the order in which nodes send it."""
+    order = np.lexsort((labels.rows, labels.sequences, labels.partitions))
+    return labels.table.select(["partition", "sequence", "row", "rows"]).take(pa.array(order))
+
+
+class _Reading:
+    """One request to read, carried on at whichever node answers until all rows have come.
+
+    All nodes send the same rows in the same order, so how many have come says where to go on.
+    """
+
+    def __init__(
+        self, transport: Transport, request: storage_pb2.ReadRequest, schema: pa.Schema
+    ) -> None:
+        self._transport = transport
+        self._request = request
+        self._schema = schema
+        self._given = 0
+
+    async def tables(self) -> AsyncGenerator[pa.Table, None]:
+        """All rows once; raises when nothing has come for as long as the client is patient."""
+        patience_s = self._transport.patience_s
+        given, deadline = 0, time.monotonic() + patience_s
+        while True:
+            try:
+                async with aclosing(self._rest()) as tables:
+                    async for table in tables:
+                        yield table
+                return
+            except (grpc.RpcError, TryAgain) as error:
+                meant = _meaning(error)
+                if self._given > given:
+                    given, deadline = self._given, time.monotonic() + patience_s
+                if not isinstance(meant, TryAgain) or time.monotonic() > deadline:
+                    raise meant from error
+                await asyncio.sleep(PAUSE_S)
+
+    async def _rest(self) -> AsyncGenerator[pa.Table, None]:
+        call, part = await self._transport.call(self._open)
+        skip = self._given
+        try:
+            while part is not grpc.aio.EOF:
+                table = from_ipc(part.observations, self._schema)
+                skip, fresh = max(0, skip - table.num_rows), table.slice(skip)
+                if fresh.num_rows:
+                    self._given += fresh.num_rows
+                    yield fresh
+                part = await _read(call)
+        finally:
+            call.cancel()
+
+    async def _open(self, channel: grpc.aio.Channel) -> _Opened:
+        call = storage_pb2_grpc.StorageStub(channel).Read(self._request, timeout=STREAM_TIMEOUT_S)
+        try:
+            return call, await _read(call)
+        except BaseException:
+            call.cancel()
+            raise
+
+
+async def _read(call: Any) -> Any:
+    """The next part of a stream, or `EOF`, in time."""
+    try:
+        async with asyncio.timeout(PART_TIMEOUT_S):
+            return await call.read()
+    except TimeoutError as error:
+        raise DeadlineExceeded(
+            f"the node sent nothing for {PART_TIMEOUT_S:g} s; try again"
+        ) from error
+
+
+async def _next(call: Any) -> Any:
+    """The next part of a stream that ends with its tail, in time."""
+    part = await _read(call)
+    if part is grpc.aio.EOF:
+        raise await decode.ended(call)
+    return part
+
+
+def _meaning(error: grpc.RpcError | GalileoError) -> GalileoError:
+    return error if isinstance(error, GalileoError) else error_of_rpc(error, asked="the node")
+
+
+def _end(tail: query_pb2.QueryTail, *, labels: int) -> QueryEnd:
+    missing = tuple(sorted(tail.missing))
+    return QueryEnd(labels=labels, frontier=cursor_from_pb(tail.frontier), missing=missing)

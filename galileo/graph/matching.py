@@ -1,0 +1,196 @@
+"""One pass over what is new in a graph, for very many standing queries.
+
+Of each run the paths that lie past the oldest cursor are handed to the queries' index a portion at
+a time; which ask wants which pair is then decided by its own cursor. Where few asks concern a
+large run, each scans it by itself, since zone maps and sorting then rule out more than one pass
+saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from galileo.cursor import Cursor
+from galileo.graph.columns import Texts, to_labels
+from galileo.graph.runs import Run
+from galileo.graph.scan import PORTION_PATHS, Coverage, Search, Task, Window
+from galileo.graph.stretches import Positions, Rows, part_of, positions, size_of
+from galileo.matches import Matches
+from galileo.query.columns import Columns, TextColumn, taken
+from galileo.query.query import Query
+from galileo.query.standing import Asks, Found, StandingQueries
+from galileo.query.standing.asks import UNASKED
+
+ALONE_PATHS = 3_000
+"""New paths of a run for each ask that it concerns, from which on each ask scans by itself."""
+
+SPARSE = 16
+"""Rows are told apart by sorting where there are fewer than one in so many."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """What is asked of a graph.
+
+    Attributes:
+        standing: the queries.
+        asks: of them.
+        until: the last commit of each partition that counts.
+        query_of: the query of an ask, by number.
+        pairs_max: pairs above which there is no answer; None: no bound.
+    """
+
+    standing: StandingQueries
+    asks: Asks
+    until: Cursor
+    query_of: Callable[[int], Query]
+    pairs_max: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """One pass; `matches` of what `visit` found in each run.
+
+    Args:
+        question: that it answers.
+        dropped: commits up to here do not count.
+        texts: of the graph.
+        label_schema: of the dataset.
+    """
+
+    question: Question
+    dropped: Cursor
+    texts: Texts
+    label_schema: pa.Schema
+    features: tuple[str, ...] = ()
+    _pairs: int = 0
+    _rows: int = 0
+    _items: list[npt.NDArray[np.int32]] = field(default_factory=list)
+    _places: list[npt.NDArray[np.uint32]] = field(default_factory=list)
+    _labels: list[pa.RecordBatch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.features = tuple(sorted(self.question.standing.features()))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there are more pairs than are wanted."""
+        most = self.question.pairs_max
+        return most is not None and self._pairs > most
+
+    def matches(self) -> Matches:
+        if not self._items:
+            return Matches.none(self.label_schema)
+        rows = pa.Table.from_batches(self._labels, schema=self.label_schema)
+        return Matches.of(np.concatenate(self._items), np.concatenate(self._places), rows)
+
+    def visit(self, run: Run) -> None:
+        """Looks at what is new in a run, as far as there is room for what it finds."""
+        asks = self.question.asks
+        concerned = _concerned(run, asks)
+        if len(concerned) == 0:
+            return
+        window = self._window(asks.among(concerned).least())
+        rows = _new_rows(run, window)
+        found: Iterator[Found]
+        if run.zone_map is not None and size_of(rows) > ALONE_PATHS * len(concerned):
+            found = map(partial(self._alone, run), concerned.tolist())
+        else:
+            narrowed = asks if len(concerned) == len(asks) else asks.among(concerned)
+            found = self._together(run, rows, narrowed, numbers=concerned)
+        parts: list[Found] = []
+        for part in found:
+            parts.append(part)
+            self._pairs += len(part)
+            if self.is_over:
+                return
+        self._take(run, Found.concat(parts))
+
+    def _window(self, after: npt.NDArray[np.int64]) -> Window:
+        """The commits past some sequences, which are one for each partition of the asks."""
+        asked = after != UNASKED
+        partitions = self.question.asks.partitions[asked].tolist()
+        cursor = Cursor(dict(zip(partitions, after[asked].tolist(), strict=True)))
+        return Window(cursor.join(self.dropped), self.question.until, frozenset(partitions))
+
+    def _alone(self, run: Run, ask: int) -> Found:
+        asks, question = self.question.asks, self.question
+        window = self._window(asks.after[asks.cursors[ask]])
+        if window.coverage(run) is Coverage.NONE:
+            rows: Positions = np.empty(0, dtype=np.intp)
+        else:
+            search = Search.of(question.query_of(ask), self.texts)
+            rows = Task.of(run, search, commits=window.holds(run.commits)).matches()
+        return Found(np.full(len(rows), ask, dtype=np.int32), rows)
+
+    def _together(
+        self, run: Run, rows: Rows, asks: Asks, *, numbers: npt.NDArray[np.int32]
+    ) -> Iterator[Found]:
+        """Asks are `numbers` of the question's."""
+        standing = self.question.standing
+        for start in range(0, size_of(rows), PORTION_PATHS):
+            part = part_of(rows, start, start + PORTION_PATHS)
+            commit = taken(run.paths.commit, part)
+            partition, sequence = run.commits.partition[commit], run.commits.sequence[commit]
+            place = positions(part)
+            for pairs in standing.match(self._columns(run, part), slots=asks.slots):
+                found = asks.answered(pairs, partition=partition, sequence=sequence)
+                yield Found(numbers[found.asks], place[found.rows])
+
+    def _columns(self, run: Run, rows: Rows) -> Columns:
+        """What the queries look at, texts among it."""
+        columns = run.paths.columns
+        features = {name: columns.features[name].take(rows) for name in self.features}
+        bound = {
+            name: self.texts.bound(column) if isinstance(column, TextColumn) else column
+            for name, column in features.items()
+        }
+        return Columns(taken(columns.cell, rows), taken(columns.bucket, rows), bound)
+
+    def _take(self, run: Run, found: Found) -> None:
+        if len(found) == 0:
+            return
+        rows, places = _distinct(found.rows)
+        paths = run.paths.take(rows)
+        labels = to_labels(self.label_schema, paths, commits=run.commits, texts=self.texts)
+        self._items.append(found.asks)
+        self._places.append((places + self._rows).astype(np.uint32))
+        self._labels.append(labels)
+        self._rows += len(rows)
+
+
+def _concerned(run: Run, asks: Asks) -> npt.NDArray[np.int32]:
+    """The asks for which the run may have news, by number."""
+    if run.spans is None or len(asks.partitions) == 0:
+        return np.arange(len(asks), dtype=np.int32)
+    at = np.minimum(np.searchsorted(asks.partitions, run.spans.partition), len(asks.partitions) - 1)
+    known = asks.partitions[at] == run.spans.partition
+    news = (run.spans.hi[known] > asks.after[:, at[known]]).any(axis=1)
+    return np.flatnonzero(news[asks.cursors]).astype(np.int32)
+
+
+def _new_rows(run: Run, window: Window) -> Rows:
+    coverage = window.coverage(run)
+    if coverage is Coverage.NONE:
+        return slice(0, 0)
+    if coverage is Coverage.ALL:
+        return slice(0, len(run))
+    held = window.holds(run.commits)
+    return np.flatnonzero(held.take(run.paths.commit))
+
+
+def _distinct(rows: Positions) -> tuple[Positions, Positions]:
+    """The rows, each once and ascending, and the place of each among them; not empty."""
+    first, last = int(rows.min()), int(rows.max())
+    if last - first > SPARSE * len(rows):
+        distinct, places = np.unique(rows, return_inverse=True)
+        return distinct, places
+    there = np.zeros(last - first + 1, dtype=np.bool_)
+    there[rows - first] = True
+    return np.flatnonzero(there) + first, (np.cumsum(there) - 1)[rows - first]

@@ -1,0 +1,28 @@
+"""Tables on their way out: large ones are encoded in a thread, so that no other call waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pyarrow as pa
+
+from galileo.wire.codec import LABELS_PER_MESSAGE, ROWS_PER_MESSAGE, table_chunks
+
+INLINE_ROWS_MAX = 2_048
+"""Rows that are encoded sooner than a thread is found."""
+
+
+async def label_messages(table: pa.Table) -> list[bytes]:
+    """Labels as Arrow IPC streams, each for one message."""
+    return await _messages(table, LABELS_PER_MESSAGE)
+
+
+async def row_messages(table: pa.Table) -> list[bytes]:
+    """Observations as Arrow IPC streams, each for one message."""
+    return await _messages(table, ROWS_PER_MESSAGE)
+
+
+async def _messages(table: pa.Table, rows_max: int) -> list[bytes]:
+    if table.num_rows <= INLINE_ROWS_MAX:
+        return list(table_chunks(table, rows_max))
+    return await asyncio.to_thread(lambda: list(table_chunks(table, rows_max)))

@@ -1,0 +1,52 @@
+"""How far the memory of a process grows while something is going on."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+import psutil
+
+LOOK_S = 0.02
+
+
+class Growth:
+    """Looks at a process from time to time inside a `with` block.
+
+    Attributes:
+        start: resident bytes when the block began.
+        peak: the most that was seen.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self.start = self.peak = self.now()
+
+    @property
+    def bytes(self) -> int:
+        """At least one, so that it can be compared."""
+        return max(self.peak - self.start, 1)
+
+    def now(self) -> int:
+        return int(self._process.memory_info().rss)
+
+    def __enter__(self) -> Growth:
+        self.start = self.peak = self.now()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ending.set()
+        self._thread.join()
+        self.peak = max(self.peak, self.now())
+
+    def _look(self) -> None:
+        while not self._ending.wait(LOOK_S):
+            self.peak = max(self.peak, self.now())

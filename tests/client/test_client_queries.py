@@ -1,0 +1,288 @@
+"""Answers and observations as streams, over connections that break."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import galileo
+from galileo.client import LabelBatches, Labels, QueryEnd, queries
+from galileo.cursor import Cursor
+from galileo.errors import DeadlineExceeded, QuerySyntaxError, Unavailable, UnknownDataset
+from galileo.labels import LabelSet
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import TIME_TYPE
+
+Fresh = Callable[[str], str]
+
+ROWS = 60_000
+IDENTITY = ["partition", "sequence", "row"]
+IO_BYTES = 1 << 14
+
+
+class Line:
+    """A TCP connection between client and node that breaks when it is told to.
+
+    Attributes:
+        cut_after: bytes of the node after which it breaks; None: it holds.
+        cuts: how often it still breaks; then nobody answers any more.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._host, port = address.split(":")
+        self._port = int(port)
+        self._server: asyncio.Server | None = None
+        self.cut_after: int | None = None
+        self.cuts = 1
+        self.address = ""
+
+    async def __aenter__(self) -> Line:
+        self._server = await asyncio.start_server(self._joined, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.cuts:
+            writer.close()
+            return
+        there, back = await asyncio.open_connection(self._host, self._port)
+        up = asyncio.create_task(self._carry(reader, back, counted=False))
+        down = asyncio.create_task(self._carry(there, writer, counted=True))
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
+        for one in (up, down):
+            one.cancel()
+        await asyncio.gather(up, down, return_exceptions=True)
+        for end in (writer, back):
+            end.close()
+
+    async def _carry(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, counted: bool
+    ) -> None:
+        while data := await source.read(IO_BYTES):
+            if counted and self.cut_after is not None:
+                self.cut_after -= len(data)
+                if self.cut_after < 0:
+                    self.cuts, self.cut_after = self.cuts - 1, None
+                    return
+            sink.write(data)
+            await sink.drain()
+
+
+@pytest.fixture(scope="module")
+def stored(client: galileo.Client, fresh_name: Fresh) -> str:
+    """A dataset with a label for each observation, in several commits of many partitions."""
+    name = fresh_name("streams")
+    client.create_dataset(
+        Schema(
+            name,
+            [Feature("number", type="int"), Feature("note", type="text", indexed=False)],
+            geohash_precision=3,
+        )
+    )
+    rng = np.random.default_rng(5)
+    table = pa.table(
+        {
+            "latitude": rng.uniform(-80, 80, ROWS),
+            "longitude": rng.uniform(-180, 180, ROWS),
+            "time": pa.array(np.full(ROWS, 1_393_632_000_000_000)).cast(TIME_TYPE),
+            "number": np.arange(ROWS),
+            "note": [f"observation number {number}" for number in range(ROWS)],
+        }
+    )
+    client.ingest(name, table, batch_rows=20_000)
+    return name
+
+
+@pytest.fixture
+async def line(cluster: galileo.LocalCluster) -> AsyncIterator[Line]:
+    async with Line(cluster.addresses[0]) as made:
+        yield made
+
+
+def identities(table: pa.Table) -> list[tuple[int, ...]]:
+    return sorted(zip(*(table.column(name).to_pylist() for name in IDENTITY), strict=True))
+
+
+async def counted(batches: LabelBatches, given: list[int]) -> None:
+    """Notes how many labels each batch has."""
+    async for labels in batches:
+        given += [len(labels)]
+
+
+# --- labels --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("query", ["", "number < 5", "number < 0"])
+def test_the_batches_are_the_answer(client: galileo.Client, stored: str, query: str) -> None:
+    whole = client.query(stored, query)
+    batches = client.query_batches(stored, query)
+    assert batches.end is None
+    found = list(batches)
+    assert batches.end == QueryEnd(len(whole), whole.frontier, ())
+    assert batches.end.complete
+    assert all(isinstance(one, Labels) and 0 < len(one) <= 32_768 for one in found)
+    assert {one.query for one in found} <= {whole.query}
+    together = LabelSet.concat(whole.schema, found)
+    assert identities(together.table) == identities(whole.table)
+    assert list(batches) == []
+
+
+def test_batches_can_be_given_up(client: galileo.Client, stored: str) -> None:
+    with client.query_batches(stored) as batches:
+        assert len(next(batches)) > 0
+    assert batches.end is None
+    assert list(batches) == []
+
+
+def test_a_wrong_query_is_told_at_the_first_batch(client: galileo.Client, stored: str) -> None:
+    with pytest.raises(QuerySyntaxError):
+        next(client.query_batches(stored, "number >"))
+    with pytest.raises(UnknownDataset):
+        next(client.query_batches("nowhere"))
+
+
+def test_what_is_read_of_each_batch_is_what_is_read_of_all(
+    client: galileo.Client, stored: str
+) -> None:
+    query = "number < 30000"
+    tables = [
+        t for labels in client.query_batches(stored, query) for t in client.read_batches(labels)
+    ]
+    numbers = pa.concat_tables(tables).column("number").to_pylist()
+    assert sorted(numbers) == list(range(30_000))
+
+
+async def test_a_node_lost_before_the_first_labels_is_made_up_for(
+    cluster: galileo.LocalCluster, line: Line, stored: str
+) -> None:
+    line.cut_after = 0
+    async with galileo.AsyncClient(line.address, cluster.addresses[1]) as client:
+        batches = client.query_batches(stored)
+        count = sum([len(labels) async for labels in batches])
+    assert line.cuts == 0
+    assert count == ROWS
+    assert batches.end is not None
+    assert batches.end.labels == ROWS
+
+
+async def test_a_node_lost_later_ends_the_answer_and_says_so(
+    cluster: galileo.LocalCluster, line: Line, stored: str
+) -> None:
+    line.cut_after = 2_000_000
+    async with galileo.AsyncClient(line.address, cluster.addresses[1]) as client:
+        batches = client.query_batches(stored)
+        given: list[int] = []
+        with pytest.raises(Unavailable, match=r"broke off after [0-9,]+ labels.*ask again") as lost:
+            await counted(batches, given)
+        assert lost.value.details["labels"] == sum(given)
+        assert 0 < sum(given) < ROWS
+        assert batches.end is None
+        assert len(await client.query(stored)) == ROWS, "which asks again by itself"
+
+
+async def test_a_collected_answer_is_asked_for_again(
+    cluster: galileo.LocalCluster, line: Line, stored: str
+) -> None:
+    line.cut_after = 1 << 20
+    async with galileo.AsyncClient(line.address, cluster.addresses[1]) as client:
+        labels = await client.query(stored)
+    assert line.cuts == 0
+    assert len(set(identities(labels.table))) == len(labels) == ROWS
+
+
+def test_labels_of_partitions_that_were_lost_are_told_apart() -> None:
+    schema = Schema("nam", [Feature("number", indexed=False)], geohash_precision=3)
+    rows = {"cell": 1, "bucket": 0, "row": 0, "rows": 1, "sequence": 2}
+    places = [rows | {"partition": partition} for partition in (0, 1, 1, 2)]
+    labels = LabelSet(schema, pa.Table.from_pylist(places, schema=schema.label_schema))
+    end = QueryEnd(4, Cursor({0: 2, 1: 2}), (1, 2))
+    assert not end.complete
+    assert end.known(labels).partitions.tolist() == [0]
+
+
+# --- observations --------------------------------------------------------------------------------
+
+
+async def notes(batches: AsyncIterator[pa.Table]) -> list[str]:
+    return [note async for table in batches for note in table.column("note").to_pylist()]
+
+
+@pytest.mark.parametrize("after", [0, 200_000, 1_500_000])
+async def test_a_read_goes_on_elsewhere_where_it_broke(
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    line: Line,
+    stored: str,
+    after: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No row is lost, none comes twice, and all come in the order in which any node sends them."""
+    monkeypatch.setattr(queries, "PARTS_PER_READ", 25_000)
+    labels = client.query(stored)
+    expected = [n for t in client.read_batches(labels) for n in t.column("note").to_pylist()]
+    assert len(set(expected)) == len(expected) == ROWS
+    async with galileo.AsyncClient(line.address, cluster.addresses[1]) as other:
+        await other.status()
+        line.cut_after = after
+        assert await notes(other.read_batches(labels)) == expected
+    assert line.cuts == 0
+
+
+async def test_a_read_goes_on_over_many_breaks(
+    client: galileo.Client, line: Line, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the one node that there is; each break comes after some more rows."""
+    labels = client.query(stored)
+    expected = [n for t in client.read_batches(labels) for n in t.column("note").to_pylist()]
+    line.cuts = 4
+    async with galileo.AsyncClient(line.address, patience="5s") as other:
+        monkeypatch.setattr(other._transport, "addresses", [line.address])
+        monkeypatch.setattr(other._transport, "_knows_all", True)
+        found: list[str] = []
+        async for table in other.read_batches(labels):
+            found += table.column("note").to_pylist()
+            if line.cuts > 1 and line.cut_after is None:
+                line.cut_after = 0
+    assert line.cuts == 1
+    assert found == expected
+
+
+async def test_patience_with_a_read_ends(
+    client: galileo.Client, line: Line, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = client.query(stored)
+    async with galileo.AsyncClient(line.address, patience="300ms") as other:
+        monkeypatch.setattr(other._transport, "_knows_all", True)
+        batches = other.read_batches(labels)
+        await anext(batches)
+        line.cut_after = 0
+        with pytest.raises(Unavailable):
+            await notes(batches)
+
+
+async def test_a_node_that_says_nothing_is_not_waited_for_long(
+    cluster: galileo.LocalCluster, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "PART_TIMEOUT_S", 0.3)
+    async with galileo.AsyncClient(cluster.addresses[0], patience="500ms") as client:
+        batches = client.query_batches(stored)
+        await anext(batches)
+        for node in cluster.nodes:
+            node.pause()
+        try:
+            with pytest.raises(Unavailable, match="broke off") as lost:
+                _ = [labels async for labels in batches]
+        finally:
+            for node in cluster.nodes:
+                node.resume()
+    assert isinstance(lost.value.__cause__, DeadlineExceeded)

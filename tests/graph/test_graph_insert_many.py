@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.cursor import Cursor
+from galileo.graph.metadata import RUNS_MAX, MetadataGraph
+from galileo.query.query import parse
+
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=8)
+
+
+@given(
+    groups=st.lists(st.tuples(st.integers(0, 1), SIZES), max_size=6),
+    head_paths_max=st.integers(1, 120),
+    text=st.integers(0, 20),
+    after=st.builds(Cursor, st.dictionaries(st.integers(0, 1), st.integers(0, 20))),
+)
+@settings(max_examples=80)
+def test_many_commits_at_once_are_the_same_commits(
+    world: Any,
+    rows_of: Any,
+    query_texts: Any,
+    groups: list[tuple[int, list[int]]],
+    head_paths_max: int,
+    text: int,
+    after: Cursor,
+) -> None:
+    """Against the graph that got them one by one; empty commits among them."""
+    single = MetadataGraph(world.schema, head_paths_max=head_paths_max, block_paths=7)
+    many = MetadataGraph(world.schema, head_paths_max=head_paths_max, block_paths=7)
+    last = {0: 0, 1: 0}
+    for seed, (partition, sizes) in enumerate(groups):
+        batches = [world.batch(100 * seed + n, size) for n, size in enumerate(sizes)]
+        first = last[partition] + 1
+        for sequence, batch in enumerate(batches, start=first):
+            single.insert(batch, partition=partition, sequence=sequence)
+        many.insert_many(
+            pa.concat_batches(batches),
+            partition=partition,
+            first_sequence=first,
+            counts=np.array(sizes),
+        )
+        last[partition] += len(sizes)
+    query = parse(query_texts[text], world.schema)
+    assert many.count() == single.count()
+    assert rows_of(many.scan(query, after=after)) == rows_of(single.scan(query, after=after))
+
+
+def test_runs_stay_few_where_nobody_maintains(world: Any) -> None:
+    graph = MetadataGraph(world.schema, head_paths_max=1)
+    for number in range(2 * RUNS_MAX):
+        graph.insert_many(
+            world.batch(number, 4),
+            partition=0,
+            first_sequence=2 * number + 1,
+            counts=np.array([1, 3]),
+        )
+    assert graph.runs <= RUNS_MAX
+    assert graph.count() == 8 * RUNS_MAX

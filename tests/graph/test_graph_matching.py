@@ -1,0 +1,107 @@
+"""One pass for many standing queries finds what as many scans find."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.cursor import Cursor
+from galileo.graph import matching
+from galileo.graph.matching import Question
+from galileo.graph.metadata import MetadataGraph
+from galileo.query import parse
+from galileo.query.standing import Asks, StandingQueries
+from galileo.query.standing.asks import UNASKED
+
+PARTITIONS = (0, 1, 2)
+COMMITS = st.lists(
+    st.tuples(st.sampled_from(PARTITIONS), st.integers(0, 40), st.booleans()), max_size=12
+)
+SEQUENCES = st.one_of(st.integers(0, 12), st.just(UNASKED))
+CURSORS = st.lists(st.tuples(*[SEQUENCES] * 3), min_size=1, max_size=4)
+
+
+@pytest.fixture(autouse=True, params=[1, 3_000], ids=["alone", "together"])
+def paths_alone(request, monkeypatch):
+    monkeypatch.setattr(matching, "ALONE_PATHS", request.param)
+
+
+def question(graph, texts, asks, *, cursors, until, pairs_max=None):
+    standing = StandingQueries(graph.schema)
+    for number, text in enumerate(texts):
+        standing.add(number, parse(text, graph.schema))
+    made = Asks(
+        standing.slots([query for query, _ in asks]),
+        np.array([cursor for _, cursor in asks], dtype=np.int32),
+        np.array(PARTITIONS, dtype=np.int32),
+        np.array(cursors, dtype=np.int64),
+    )
+    queries = {number: parse(texts[query], graph.schema) for number, (query, _) in enumerate(asks)}
+    return Question(standing, made, until, queries.__getitem__, pairs_max)
+
+
+@settings(max_examples=60)
+@given(
+    commits=COMMITS,
+    asks=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3)), max_size=10),
+    cursors=CURSORS,
+    until=st.tuples(*[st.integers(0, 12)] * 3),
+    head_paths_max=st.sampled_from([1, 30, 1_000]),
+    dropped=st.integers(0, 3),
+)
+def test_a_pass_is_as_many_scans(
+    world, query_texts, rows_of, commits, asks, cursors, until, head_paths_max, dropped
+):
+    graph = MetadataGraph(world.schema, head_paths_max=head_paths_max, block_paths=8)
+    last = dict.fromkeys(PARTITIONS, 0)
+    for seed, (partition, size, merges) in enumerate(commits):
+        last[partition] += 1
+        graph.insert(world.batch(seed, size), partition=partition, sequence=last[partition])
+        if merges:
+            graph.maintain()
+    graph.drop_before(0, dropped)
+    asks = [(query, cursor % len(cursors)) for query, cursor in asks]
+    until = Cursor(dict(enumerate(until)))
+    asked = question(graph, query_texts, asks, cursors=cursors, until=until)
+    found = graph.match(asked).check()
+    assert found.rows.num_rows == len(np.unique(found.places))
+    identities = list(
+        zip(
+            *(found.rows.column(n).to_pylist() for n in ("partition", "sequence", "row")),
+            strict=True,
+        )
+    )
+    assert len(set(identities)) == len(identities)
+    tables = dict(found.split())
+    for number, (query, cursor) in enumerate(asks):
+        after = cursors[cursor]
+        wanted = frozenset(p for p in PARTITIONS if after[p] != UNASKED)
+        expected = graph.scan(
+            parse(query_texts[query], world.schema),
+            after=Cursor({p: after[p] for p in wanted}),
+            until=until,
+            partitions=wanted,
+        )
+        mine = tables.get(number, world.schema.label_schema.empty_table())
+        assert rows_of(mine) == rows_of(expected)
+
+
+def test_too_many_pairs_are_no_answer(world):
+    graph = MetadataGraph(world.schema, head_paths_max=50)
+    for sequence in range(1, 5):
+        graph.insert(world.batch(sequence, 40), partition=0, sequence=sequence)
+    asks, until = [(0, 0)] * 3, Cursor({0: 4})
+    origin = [(0, 0, 0)]
+    enough = question(graph, ["true"], asks, cursors=origin, until=until, pairs_max=480)
+    assert len(graph.match(enough)) == 480
+    short = question(graph, ["true"], asks, cursors=origin, until=until, pairs_max=479)
+    assert graph.match(short) is None
+
+
+def test_nobody_asks(world):
+    graph = MetadataGraph(world.schema)
+    graph.insert(world.batch(1, 10), partition=0, sequence=1)
+    nothing = question(graph, [], [], cursors=[(0, 0, 0)], until=Cursor({0: 1}))
+    assert len(graph.match(nothing)) == 0

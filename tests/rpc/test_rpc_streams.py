@@ -1,0 +1,195 @@
+"""Answers as streams over real sockets: readers that are slow, that stop, and that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from galileo import errors
+from galileo.labels import to_ipc
+from galileo.node import scans as scans_module
+from galileo.node.peers import ScanAnswer
+from galileo.rpc import guard, query
+from galileo.rpc.peers import GrpcPeers
+from galileo.wire import codec
+from galileo.wire.pb import cluster_pb2, query_pb2, storage_pb2
+from galileo.wire.status import error_of_rpc
+
+Make = Callable[..., pa.Table]
+
+ROWS = 60_000
+SMALL = "temperature > 309.9"
+
+
+@pytest.fixture
+async def filled(company: Any, make_observations: Make) -> Any:
+    """A company with a dataset of more labels than connections take in that nobody reads from."""
+    text = company.schema.to_json()
+    await company["a"].cluster.CreateDataset(cluster_pb2.CreateDatasetRequest(schema_json=text))
+    request = storage_pb2.IngestRequest(
+        dataset="nam", producer="p", observations=to_ipc(make_observations(ROWS, station="s" * 700))
+    )
+    await company["a"].storage.Ingest(request)
+    return company
+
+
+def ask(company: Any, text: str = "", *, at: str = "a") -> Any:
+    return company[at].query.Run(query_pb2.QueryRequest(dataset="nam", query=text))
+
+
+async def count(company: Any, call: Any) -> int:
+    parts = [part async for part in call]
+    assert not parts[-1].tail.missing
+    labels = [part.labels for part in parts if part.WhichOneof("part") == "labels"]
+    return codec.table_of(labels, company.schema.label_schema).num_rows
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The labels of each step that any node made."""
+    made: list[int] = []
+    step = scans_module._Stepwise.step
+
+    def counted(self: Any) -> list[ScanAnswer]:
+        answers = step(self)
+        made.append(
+            sum(a.table.num_rows for a in answers if isinstance(a, scans_module.ScanLabels))
+        )
+        return answers
+
+    monkeypatch.setattr(scans_module._Stepwise, "step", counted)
+    return made
+
+
+async def quiet(made: list[int]) -> int:
+    """How many labels were made, once nothing more is."""
+    deadline = time.monotonic() + 20.0
+    while time.monotonic() < deadline:
+        before = len(made)
+        await asyncio.sleep(0.3)
+        if len(made) == before:
+            return sum(made)
+    raise AssertionError("scans go on and on")
+
+
+def scanning() -> list[str]:
+    """The tasks that ask nodes for labels."""
+    names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
+    return [name for name in names if name.startswith("ClusterScans")]
+
+
+async def test_a_reader_that_stops_stops_the_scans_and_nobody_else(
+    filled: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 17)
+    slow = ask(filled)
+    assert (await slow.read()).WhichOneof("part") == "head"
+    assert (await slow.read()).labels
+    made = await quiet(steps)
+    assert 0 < made < ROWS
+    started = time.monotonic()
+    few = [await count(filled, ask(filled, SMALL, at=node)) for node in "abc"]
+    assert time.monotonic() - started < 5.0
+    assert few[0] == few[1] == few[2] > 0
+    assert 0 < await count(filled, ask(filled)) == ROWS
+    slow.cancel()
+
+
+async def test_a_reader_that_goes_away_ends_the_scans(
+    filled: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 14)
+    monkeypatch.setattr(scans_module, "PARTS_WAITING_MAX", 1)
+    call = ask(filled)
+    await call.read()
+    await call.read()
+    assert scanning()
+    call.cancel()
+    made = await quiet(steps)
+    assert made < ROWS
+    assert not scanning()
+
+
+async def test_what_a_reader_holds_that_takes_nothing_for_long_is_given_back(
+    filled: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guard, "STALLED_MAX_S", 0.2)
+    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 17)
+    call = ask(filled)
+    await call.read()
+    await quiet(steps)
+    assert not scanning()
+    assert "its reader took nothing for 0.2 s" in caplog.text
+    assert await count(filled, ask(filled, SMALL)) > 0, "the node goes on"
+    call.cancel()
+
+
+async def test_so_many_answers_at_a_time_and_no_more(
+    filled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query, "ANSWERS_MAX", 2)
+    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 17)
+    slow = [ask(filled) for _ in range(2)]
+    for call in slow:
+        await call.read()
+        await call.read()
+    with pytest.raises(grpc.RpcError) as refused:
+        await ask(filled, SMALL).read()
+    error = error_of_rpc(refused.value, asked="a")
+    assert isinstance(error, errors.Overloaded)
+    assert error.details["after_s"] > 0
+    slow[0].cancel()
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        try:
+            assert await count(filled, ask(filled, SMALL)) > 0
+            break
+        except grpc.RpcError:
+            await asyncio.sleep(0.02)
+    else:
+        raise AssertionError("a reader that went away still counts")
+    slow[1].cancel()
+
+
+async def test_a_peer_that_sends_nothing_is_not_waited_for_long(
+    filled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its partitions are missing then; others' labels have come."""
+    blocked = asyncio.Event()
+
+    async def silent(tasks: Any) -> AsyncIterator[ScanAnswer]:
+        await blocked.wait()
+        yield scans_module.ScanDone(0, scans_module.ORIGIN)
+
+    monkeypatch.setattr("galileo.rpc.peers.SCAN_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(filled["b"].node.local_scans, "scan", silent)
+    parts = [part async for part in ask(filled)]
+    assert parts[-1].tail.missing
+    assert len(parts) > 2
+    blocked.set()
+
+
+async def test_a_reader_slower_than_a_peer_may_be_gets_everything(
+    filled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time that a peer has for its next part is not used up by our own reader."""
+    monkeypatch.setattr("galileo.rpc.peers.SCAN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 17)
+    assert isinstance(filled["a"].peers, GrpcPeers)
+    call, labels = ask(filled), []
+    await call.read()
+    await asyncio.sleep(1.2)
+    while (part := await call.read()).WhichOneof("part") == "labels":
+        labels.append(part.labels)
+    assert not part.tail.missing
+    table = codec.table_of(labels, filled.schema.label_schema)
+    identity = ["partition", "sequence", "row"]
+    assert len(np.unique(np.column_stack([table.column(n) for n in identity]), axis=0)) == ROWS

@@ -1,0 +1,50 @@
+"""Connections as we set them up, over sockets of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc.aio
+import pytest
+
+from galileo.wire import channel
+from galileo.wire.channel import KEEPALIVE_MS, open_channel, server_options
+from galileo.wire.pb import query_pb2, query_pb2_grpc
+
+QUICK_MS = 1_000
+IDLE_S = 3.6
+
+
+class Thoughtful(query_pb2_grpc.QueryServicer):
+    """Answers in two parts, and sends nothing for long between them."""
+
+    async def Run(
+        self, request: query_pb2.QueryRequest, context: object
+    ) -> AsyncIterator[query_pb2.QueryPart]:
+        yield query_pb2.QueryPart(labels=b"at once")
+        await asyncio.sleep(IDLE_S)
+        yield query_pb2.QueryPart(labels=b"at last")
+
+
+async def test_a_stream_on_which_nothing_comes_for_long_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server ends connections that ping too often for it; it must bear with ours.
+
+    Here the client asks every second whether the node is alive, and the node allows twice as many;
+    the ratio is the one that is used.
+    """
+    quicker = [(k, QUICK_MS if k == "grpc.keepalive_time_ms" else v) for k, v in channel._COMMON]
+    monkeypatch.setattr(channel, "_COMMON", quicker)
+    options = [(k, QUICK_MS // 2 if v == KEEPALIVE_MS // 2 else v) for k, v in server_options()]
+    server = grpc.aio.server(options=options)
+    query_pb2_grpc.add_QueryServicer_to_server(Thoughtful(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with open_channel(address) as line:
+        parts = [
+            part async for part in query_pb2_grpc.QueryStub(line).Run(query_pb2.QueryRequest())
+        ]
+    await server.stop(None)
+    assert [part.labels for part in parts] == [b"at once", b"at last"]
