@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from galileo.client import connect as connect
     from galileo.cluster import LocalCluster as LocalCluster
     from galileo.errors import GalileoError as GalileoError
+    from galileo.model.retention import Retention as Retention
     from galileo.model.schema import Feature as Feature
     from galileo.model.schema import Schema as Schema
     from galileo.samplers import SamplerSpec as SamplerSpec
@@ -38,6 +39,7 @@ _HOMES = {
     "connect": "galileo.client",
     "LocalCluster": "galileo.cluster",
     "GalileoError": "galileo.errors",
+    "Retention": "galileo.model.retention",
     "Feature": "galileo.model.schema",
     "Schema": "galileo.model.schema",
     "SamplerSpec": "galileo.samplers",

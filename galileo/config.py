@@ -42,7 +42,11 @@ class StorageSection:
 
     `merge`: whether sealed segments are merged and compressed in the background, once
     `merge_bytes_min` of them wait in a partition, at most `merge_bytes_max` at a time, reading
-    at most `merge_bytes_per_s`.
+    at most `merge_bytes_per_s`; it is looked for every `merge_interval_s`.
+
+    `retention_check_s`: how often the datasets' retention policies are applied.
+    `retention_settle_s`: commits that are younger are never dropped but by a policy that may
+    pass readers.
     """
 
     segment_bytes_max: int = 64 << 20
@@ -51,11 +55,14 @@ class StorageSection:
     merge_bytes_min: int = 256 << 20
     merge_bytes_max: int = 1 << 30
     merge_bytes_per_s: int = 32 << 20
+    merge_interval_s: float = 10.0
+    retention_check_s: float = 60.0
+    retention_settle_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipSection:
-    heartbeat_interval_s: float = 0.25
+    heartbeat_interval_s: float = 0.5
     dead_after_s: float = 2.0
 
 

@@ -173,6 +173,12 @@ class SamplerFailed(Gone):
     kind = "sampler_failed"
 
 
+class DataDropped(Gone):
+    """Retention dropped the commits that were asked for; `details` name them."""
+
+    kind = "data_dropped"
+
+
 class Cancelled(Gone):
     """The caller cancelled the operation."""
 

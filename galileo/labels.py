@@ -148,7 +148,7 @@ class LabelSet:
 
     def texts(self) -> pa.Array:
         """The path label of each row."""
-        levels = [_level_texts(self._column(f.name), f) for f in self.schema.indexed]
+        levels = [level_texts(self._column(f.name), f) for f in self.schema.indexed]
         numbers = [self._column(n).cast(pa.string()) for n in ("partition", "sequence", "row")]
         leaf = pc.binary_join_element_wise("p", pc.binary_join_element_wise(*numbers, "."), "")
         return pc.binary_join_element_wise(self.blocks(), *levels, leaf, "/")
@@ -226,7 +226,7 @@ def parse_label(schema: Schema, text: str) -> dict[str, Any]:
     try:
         values = {"geohash": _cell_text(parts[1], schema), "time": micros(parts[2])}
         for feature, part in zip(schema.indexed, parts[3:-1], strict=True):
-            values[feature.name] = _level_value(part, feature)
+            values[feature.name] = level_value(part, feature)
     except (ValueError, KeyError, InputError) as error:
         raise _not_a_label(schema, text) from error
     numbers = zip(("partition", "sequence", "row"), leaf.groups(), strict=True)
@@ -244,7 +244,8 @@ def _cell_text(text: str, schema: Schema) -> Any:
     return text
 
 
-def _level_texts(column: pa.Array, feature: Feature) -> pa.Array:
+def level_texts(column: pa.Array, feature: Feature) -> pa.Array:
+    """A feature's values as they stand in path labels."""
     texts = column.cast(pa.string())
     if feature.type == "text":
         for plain, escaped in _ESCAPES:
@@ -252,7 +253,8 @@ def _level_texts(column: pa.Array, feature: Feature) -> pa.Array:
     return texts.fill_null("~")
 
 
-def _level_value(part: str, feature: Feature) -> Any:
+def level_value(part: str, feature: Feature) -> Any:
+    """The value of its text in a path label; raises ValueError or KeyError where it is none."""
     if part == "~":
         return None
     if feature.type == "text":
@@ -283,12 +285,37 @@ def first_commits(labels: LabelSet, *, reached: Cursor, labels_max: int) -> tupl
     partitions, sequences = labels.partitions, labels.sequences
     differs = (np.diff(partitions) != 0) | (np.diff(sequences) != 0)
     starts = np.flatnonzero(np.concatenate(([True], differs)))
-    sizes = np.diff(np.append(starts, len(labels)))
-    kept = _in_turns(partitions[starts], sizes, labels_max=labels_max)
-    left, first = np.unique(partitions[starts][~kept], return_index=True)
-    before = (sequences[starts][~kept][first] - 1).tolist()
-    cut = Cursor({**reached, **dict(zip(left.tolist(), before, strict=True))})
-    return labels.where(np.repeat(kept, sizes)), cut
+    cut = cut_between_commits(
+        partitions[starts],
+        sequences[starts],
+        np.diff(np.append(starts, len(labels))),
+        reached=reached,
+        labels_max=labels_max,
+    )
+    return labels.until(cut), cut
+
+
+def cut_between_commits(
+    partitions: npt.NDArray[np.int32],
+    sequences: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    *,
+    reached: Cursor,
+    labels_max: int,
+) -> Cursor:
+    """How far the commits go that `first_commits` keeps.
+
+    Args:
+        partitions: of each commit; the commits are sorted by partition, then sequence.
+        sequences: of each commit.
+        sizes: labels of each commit.
+        reached: how far the commits are complete.
+        labels_max: at least 1.
+    """
+    kept = _in_turns(partitions, sizes, labels_max=labels_max)
+    left, first = np.unique(partitions[~kept], return_index=True)
+    before = (sequences[~kept][first] - 1).tolist()
+    return Cursor({**reached, **dict(zip(left.tolist(), before, strict=True))})
 
 
 def _in_turns(

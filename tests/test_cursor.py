@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -102,3 +104,28 @@ def test_past_says_which_commits_lie_after(cursor: Cursor, each: list[tuple[int,
 def test_a_negative_sequence_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected sequences of at least 0, got \{1: -1\}"):
         Cursor({1: -1})
+
+
+@given(st.lists(cursors, min_size=2, max_size=4), st.lists(st.tuples(*[st.integers(0, 3)] * 2)))
+def test_what_a_cursor_remembers_changes_no_answer(
+    some: list[Cursor], steps: list[tuple[int, int]]
+) -> None:
+    """The same objects are joined and compared again and again, in any order."""
+    for at, with_ in steps:
+        one, other = some[at % len(some)], some[with_ % len(some)]
+        expected = [max(one[p], other[p]) for p in range(8)]
+        assert everywhere(one.join(other)) == expected
+        assert everywhere(one.join(dict(other))) == expected
+        assert one.covers(other) == (expected == everywhere(one))
+        assert one.join(other) is one.join(other)
+
+
+def test_an_old_cursor_does_not_keep_what_came_after_it() -> None:
+    first = last = Cursor({1: 1})
+    seen = weakref.WeakSet[Cursor]()
+    for sequence in range(2, 50):
+        last = last.join(Cursor({1: sequence, 2: 1}))
+        seen.add(last)
+    assert first == Cursor({1: 1})
+    gc.collect()
+    assert list(seen) == [last]

@@ -19,6 +19,7 @@ PUBLIC = [
     "Labels",
     "LocalCluster",
     "Receipt",
+    "Retention",
     "SamplerSpec",
     "Schema",
     "Spool",

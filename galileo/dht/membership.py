@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MembershipOptions:
-    heartbeat_interval_s: float = 0.25
+    heartbeat_interval_s: float = 0.5
     dead_after_s: float = 2.0
     lag_max_s: float = 1.0
 

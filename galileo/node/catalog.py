@@ -7,18 +7,22 @@ heartbeats bring it to those that were away.
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Executor
-
-import pyarrow as pa
 
 from galileo.dht.topology import Topology
 from galileo.errors import DatasetExists, InputError
 from galileo.hashing import text64
+from galileo.model.retention import UNLIMITED, NumberedRetention, Retention
 from galileo.model.schema import Schema, unknown_dataset
-from galileo.node.shard import GroupCommit, Shard
+from galileo.node.group_commit import GroupCommit
+from galileo.node.shard import Shard
+from galileo.storage.records import record_name
+from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
 
 DATASETS_MAX = 10_000
+RETENTION_KIND = "retention"
 
 
 class Catalog:
@@ -30,14 +34,19 @@ class Catalog:
         self._waiting_max = commits_waiting_max
         self._shards: dict[str, Shard] = {}
         self._writers: dict[tuple[str, int], GroupCommit] = {}
+        self._opening = threading.Lock()
+        self._retentions = {
+            dataset: NumberedRetention.from_json(data.decode())
+            for dataset, data in store.load_records(RETENTION_KIND).items()
+        }
         for schema in store.schemas().values():
             self._shards[schema.name] = Shard(schema, epoch=store.epoch)
         store.recover(self._replay)
         for (dataset, partition), journal in store.journals().items():
             self._shards[dataset].attach(partition, journal)
 
-    def _replay(self, dataset: str, partition: int, sequence: int, batch: pa.RecordBatch) -> None:
-        self._shards[dataset].replay(partition, sequence, batch)
+    def _replay(self, dataset: str, partition: int, replayed: Replayed) -> None:
+        self._shards[dataset].replay(partition, replayed)
 
     @property
     def names(self) -> list[str]:
@@ -94,17 +103,48 @@ class Catalog:
         if schema.name not in self._shards:
             self._shards[schema.name] = Shard(schema, epoch=self._store.epoch)
 
+    def retention(self, dataset: str) -> NumberedRetention:
+        """The retention policy of a dataset, as far as this node has heard.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        return self._retentions.get(self.shard(dataset).schema.name, UNLIMITED)
+
+    @property
+    def retentions(self) -> dict[str, NumberedRetention]:
+        """The policies that were ever set, by dataset."""
+        return dict(self._retentions)
+
+    def set_retention(self, dataset: str, retention: Retention | None) -> NumberedRetention:
+        """Changes the policy of a dataset, durably; for its home, which numbers the changes.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        numbered = NumberedRetention(self.retention(dataset).version + 1, retention)
+        self.adopt_retention(dataset, numbered)
+        return numbered
+
+    def adopt_retention(self, dataset: str, numbered: NumberedRetention) -> None:
+        """Keeps a policy that the dataset's home has set, if it is newer than the one known."""
+        if numbered.version > self._retentions.get(dataset, UNLIMITED).version:
+            data = numbered.to_json().encode()
+            self._store.save_record(RETENTION_KIND, record_name(dataset), data)
+            self._retentions = {**self._retentions, dataset: numbered}
+
     def writer(self, dataset: str, partition: int) -> GroupCommit:
-        """The group commit of one of this node's partitions; made on first use."""
+        """The group commit of one of this node's partitions; made on first use, in any thread."""
         key = (dataset, partition)
-        if key not in self._writers:
-            shard = self.shard(dataset)
-            if partition not in shard.journals:
-                shard.attach(partition, self._store.journal(dataset, partition))
-            self._writers[key] = GroupCommit(
-                shard, partition, executor=self._executor, waiting_max=self._waiting_max
-            )
-        return self._writers[key]
+        with self._opening:
+            if key not in self._writers:
+                shard = self.shard(dataset)
+                if partition not in shard.journals:
+                    shard.attach(partition, self._store.journal(dataset, partition))
+                self._writers[key] = GroupCommit(
+                    shard, partition, executor=self._executor, waiting_max=self._waiting_max
+                )
+            return self._writers[key]
 
     async def close(self) -> None:
         """Waits for what is being written, then closes the journals."""

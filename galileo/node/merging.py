@@ -9,10 +9,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from galileo.errors import GalileoError
+from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
+from galileo.node.retention import PIECES
 from galileo.storage.journal import PartitionJournal
 from galileo.storage.merging import MergeOptions
 
@@ -64,14 +66,24 @@ class Merging:
     def _run(self) -> None:
         while not self._stopping.wait(self._options.interval_s):
             for dataset, shard in self._catalog.shards.items():
+                merge = self._merge_options(dataset)
                 for partition, journal in sorted(shard.journals.copy().items()):
-                    self._merge((dataset, partition), journal)
+                    self._merge((dataset, partition), journal, merge)
 
-    def _merge(self, place: tuple[str, int], journal: PartitionJournal) -> None:
+    def _merge_options(self, dataset: str) -> MergeOptions:
+        """A file is dropped as a whole: one of a dataset that ages out must not span too long."""
+        policy = self._catalog.retention(dataset).retention
+        if policy is None or policy.age_s is None:
+            return self._options.merge
+        return replace(self._options.merge, span_us=round(policy.age_s / PIECES * MICROS))
+
+    def _merge(
+        self, place: tuple[str, int], journal: PartitionJournal, merge: MergeOptions
+    ) -> None:
         if self._options.monotonic() < self._retry_at.get(place, 0.0):
             return
         try:
-            while not self._stopping.is_set() and journal.merge(self._options.merge, self._pace):
+            while not self._stopping.is_set() and journal.merge(merge, self._pace):
                 log.info("merged segments of %s/p%d", *place)
         except (OSError, GalileoError) as error:
             self._retry_at[place] = self._options.monotonic() + self._options.retry_after_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 from galileo.ccq import events as ccq
 from galileo.ccq import token as tokens
 from galileo.ccq.model import Ccq, Compression
+from galileo.ccq.packs import PackedLabels
 from galileo.clock import Clock
 from galileo.config import LimitsSection
 from galileo.cursor import ORIGIN
@@ -22,16 +24,16 @@ from galileo.errors import (
     Unavailable,
 )
 from galileo.labels import LabelSet
-from galileo.model.schema import Schema
 from galileo.node.scans import Tail
 from galileo.node.storage_node import StorageNode
+from galileo.packing import FORMAT_VERSION
 from galileo.query import Query, parse
 from galileo.rpc.continuous import CcqFacts, Fetched, Submission, Submitted
 from galileo.rpc.peers import GrpcPeers
 from galileo.samplers import load
 from galileo.server.driver import Driver
 from galileo.server.work import ContinuousWork
-from galileo.wire.codec import cursor_from_pb, table_of
+from galileo.wire.codec import cursor_from_pb, stretches_from_pb
 from galileo.wire.pb import continuous_pb2
 
 SUBMIT_TIMEOUT_S = 20.0
@@ -183,37 +185,40 @@ class ContinuousQueries:
                     wait_s=wait_s,
                     labels_max=labels_max,
                     forwarded=True,
+                    packing=FORMAT_VERSION,
                 ),
                 forwarded=forwarded,
             )
-        return self._fetched(answer)
+        return await self._fetched(answer)
 
-    def _fetched(self, answer: ccq.AnswerFetch) -> Fetched:
+    async def _fetched(self, answer: ccq.AnswerFetch) -> Fetched:
         record = self._driver.machine.state.tracker.records.get(answer.ccq_id)
         if record is None:
             raise Unavailable("the continuous query was purged meanwhile", after_s=0.2)
         made = record.ccq
-        labels = answer.labels
-        if labels is None:
-            labels = LabelSet.empty(self._node.catalog.schema(made.dataset))
-        labels = labels.answering(frontier=answer.cursor, missing=answer.missing, query=made.query)
-        token = tokens.encode(made.id, answer.cursor)
-        return Fetched(labels, token, answer.frontier, answer.frontier_age_s, answer.more)
+        return Fetched(
+            schema_json=self._node.catalog.schema(made.dataset).to_json(),
+            query_json=made.query,
+            packed=await _bytes_of(answer.labels, compressed=made.compression == "lz4"),
+            token=tokens.encode(made.id, answer.cursor),
+            cursor=answer.cursor,
+            missing=answer.missing,
+            frontier=answer.frontier,
+            age_s=answer.frontier_age_s,
+            more=answer.more,
+            gone=answer.gone,
+        )
 
     async def _forward(
         self, coordinator: str, request: continuous_pb2.FetchRequest, *, forwarded: bool
     ) -> Fetched:
         if forwarded or coordinator == self._node.name:
             raise Unavailable("the continuous query is changing its coordinator", after_s=0.2)
-        head, chunks = continuous_pb2.SubmitHead(), []
+        parts = []
         async for part in self._peers.fetch(coordinator, request):
-            kind = part.WhichOneof("part")
-            if kind == "head":
-                head = part.head
-            elif kind == "labels":
-                chunks.append(part.labels)
-            else:
-                return _forwarded(head, chunks, part.tail)
+            parts.append(part)
+            if part.HasField("tail"):
+                return _forwarded(parts)
         raise Unavailable(f"node {coordinator} closed the stream early", after_s=0.2)
 
     # --- cancel and list ---------------------------------------------------------------------
@@ -265,15 +270,26 @@ class ContinuousQueries:
         )
 
 
-def _forwarded(
-    head: continuous_pb2.SubmitHead, chunks: list[bytes], tail: continuous_pb2.FetchTail
-) -> Fetched:
-    schema = Schema.from_json(head.schema_json)
-    labels = LabelSet(
-        schema,
-        table_of(chunks, schema.label_schema),
-        frontier=cursor_from_pb(tail.cursor),
+async def _bytes_of(labels: PackedLabels | None, *, compressed: bool) -> list[bytes]:
+    """What the cache has packed, as it is; in a thread where some of it has to be left out."""
+    if labels is None:
+        return []
+    if labels.is_whole:
+        return labels.to_bytes()
+    return await asyncio.to_thread(labels.to_bytes, compressed=compressed)
+
+
+def _forwarded(parts: list[continuous_pb2.FetchPart]) -> Fetched:
+    head, tail = parts[0].head, parts[-1].tail
+    return Fetched(
+        schema_json=head.schema_json,
+        query_json=head.query_json,
+        packed=[data for part in parts for data in part.packed],
+        token=tail.token,
+        cursor=cursor_from_pb(tail.cursor),
         missing=tail.missing,
-        query=head.query_json,
+        frontier=cursor_from_pb(tail.frontier),
+        age_s=tail.age_s,
+        more=tail.more,
+        gone=stretches_from_pb(tail.gone),
     )
-    return Fetched(labels, tail.token, cursor_from_pb(tail.frontier), tail.age_s, tail.more)

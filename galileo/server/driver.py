@@ -2,8 +2,8 @@
 
 Every event passes one queue and one consumer, so a machine never sees two at once, and the
 effects of a step are carried out before the next step begins. A durable `SaveRecord` is on
-disk before any later effect; what takes long (a cycle, a rescan) runs as a task of its own
-and comes back as an event.
+disk before any later effect; what takes long (a cycle, a rescan, packing) runs as a task of its
+own and comes back as an event.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -26,6 +26,8 @@ from galileo.server.mail import TAGGED, MailRoom
 from galileo.storage.store import Store
 
 TICK_S = 0.05
+NEWS_INTERVAL_S = 0.25
+"""Peers are told of new commits at once, and no more often than this."""
 EVENTS_WAITING_MAX = 50_000
 RECORD_KIND = "ccq"
 
@@ -34,6 +36,7 @@ Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, ccq.ContinuousEvent]]
 
 log = logging.getLogger(__name__)
 
+_Long: TypeAlias = ccq.StartCycle | ccq.Backfill | ccq.ConfirmSequences | ccq.GatherPacks
 _ANSWERS = (
     ccq.AnswerSubmit
     | ccq.RefuseSubmit
@@ -43,7 +46,6 @@ _ANSWERS = (
     | ccq.AnswerCancel
     | ccq.RefuseCancel
 )
-_WORK = ccq.StartCycle | ccq.Backfill | ccq.ConfirmSequences
 
 
 class Driver:
@@ -54,8 +56,8 @@ class Driver:
         members: its failure detector.
         store: keeps the records.
         clock: both clocks.
-        work: carries out StartCycle, Backfill and ConfirmSequences; returns the event that
-            answers, and never raises a GalileoError.
+        work: carries out StartCycle, Backfill, ConfirmSequences and GatherPacks; returns the
+            event that answers, and never raises a GalileoError.
         own_news: called before each tick; the SequencesSeen of this node's own commits.
     """
 
@@ -77,6 +79,8 @@ class Driver:
         self._work = work
         self._own_news = own_news
         self._events: asyncio.Queue[ccq.ContinuousEvent] = asyncio.Queue()
+        self._has_news = False
+        self._told_at = float("-inf")
         self._requests = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._records: Executor = ThreadPoolExecutor(1, thread_name_prefix="records")
@@ -136,10 +140,23 @@ class Driver:
         while True:
             now = self._clock.monotonic()
             self._on_membership(self.members.step(membership.Ticked(), now))
-            for event in self._own_news():
-                self.feed(event)
+            self.hear_own(self._own_news(), now)
             self.feed(ccq.Ticked(self._clock.wall()))
             await asyncio.sleep(TICK_S)
+
+    def hear_own(self, news: Sequence[ccq.ContinuousEvent], now: float) -> None:
+        """Feeds the news of this node's own commits, and tells the peers that there are some.
+
+        They get a heartbeat beside the regular ones, for the commit sequences that it carries.
+        """
+        for event in news:
+            self._has_news = True
+            self.feed(event)
+        if not self._has_news or now < self._told_at + NEWS_INTERVAL_S or self.mail is None:
+            return
+        self._has_news, self._told_at = False, now
+        for peer in self.members.alive:
+            self.mail.send_heartbeat(peer)
 
     def _on_membership(self, effects: list[membership.MembershipEffect]) -> None:
         for effect in effects:
@@ -156,8 +173,8 @@ class Driver:
             event = await self._events.get()
             for effect in self.machine.step(event, self._clock.monotonic()):
                 await self._carry_out(effect)
-            # A queue that is never empty would not let anybody else run.
-            await asyncio.sleep(0)
+            if not self._events.empty():  # One that never is would not let anybody else run.
+                await asyncio.sleep(0)
 
     async def _carry_out(self, effect: ccq.ContinuousEffect) -> None:
         if isinstance(effect, ccq.SaveRecord):
@@ -167,7 +184,7 @@ class Driver:
         elif isinstance(effect, ccq.Send):
             if self.mail is not None:
                 self.mail.send(effect.to, effect.message)
-        elif isinstance(effect, _WORK):
+        elif isinstance(effect, _Long):
             self._start(effect)
         elif isinstance(effect, ccq.AbandonCycle):
             if effect.cycle_id in self._cycles:
@@ -191,7 +208,7 @@ class Driver:
         else:
             self._keep(asyncio.ensure_future(_logged(written)))
 
-    def _start(self, effect: ccq.StartCycle | ccq.Backfill | ccq.ConfirmSequences) -> None:
+    def _start(self, effect: _Long) -> None:
         task = asyncio.get_running_loop().create_task(self._do(effect))
         self._keep(task)
         if isinstance(effect, ccq.StartCycle):
@@ -199,7 +216,7 @@ class Driver:
             self._cycles[cycle_id] = task
             task.add_done_callback(lambda _: self._cycles.pop(cycle_id, None))
 
-    async def _do(self, effect: ccq.StartCycle | ccq.Backfill | ccq.ConfirmSequences) -> None:
+    async def _do(self, effect: _Long) -> None:
         self.feed(await self._work(effect))
 
     def _keep(self, task: asyncio.Task[None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from galileo.config import Config
 from galileo.errors import GalileoError
@@ -40,16 +40,13 @@ class Evaluation:
         if self._warming is None or self._warming.done():
             self._warming = asyncio.get_running_loop().create_task(self._ensure())
 
-    async def evaluate(
-        self, request: evaluator_pb2.EvaluateRequest
-    ) -> Sequence[evaluator_pb2.EvaluateResult]:
+    async def evaluate(self, request: evaluator_pb2.EvaluateRequest) -> evaluator_pb2.EvaluateReply:
         """One Spark job over all items.
 
         Raises:
             TryAgain: no evaluator, or not in time; nothing is lost.
         """
-        reply = await self._handle.evaluate(request, timeout_s=self._timeout_s)
-        return list(reply.results)
+        return await self._handle.evaluate(request, timeout_s=self._timeout_s)
 
     async def keep(self, is_needed: Callable[[], bool]) -> None:
         """Looks after the evaluator while `is_needed`; until cancelled."""

@@ -17,6 +17,7 @@ from galileo.ccq import messages, model
 from galileo.election.messages import UsageStatistics
 from galileo.errors import ConfigError, GalileoError, InputError
 from galileo.graph.synopsis import SynopsisDelta, Version
+from galileo.model.retention import NumberedRetention
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.peers import GrpcPeers
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
@@ -26,6 +27,8 @@ from galileo.wire.tagged import TaggedJson
 OUTBOX_MAX = 10_000
 MESSAGES_TOGETHER_MAX = 1_000
 SYNOPSIS_BYTES_MAX = 4 << 20
+
+_PATIENT = (messages.Digest,)
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,22 @@ class _Peer:
         self.outbox: deque[bytes] = deque(maxlen=OUTBOX_MAX)
         self.wake = asyncio.Event()
         self.acknowledged: dict[tuple[str, int], Version] = {}
+        self.epoch = 0
+        self.retentions: dict[str, int] = {}
+
+    def take_reply(
+        self, request: cluster_pb2.ExchangeRequest, reply: cluster_pb2.ExchangeReply
+    ) -> None:
+        """Notes what the peer has now; a peer that was restarted may have been restored."""
+        for held in reply.synopses:
+            version = Version(held.epoch, held.version)
+            self.acknowledged[held.dataset, held.partition] = version
+        if reply.epoch != self.epoch:
+            self.epoch, self.retentions = reply.epoch, {}
+            return
+        for one in request.heartbeat.retentions:
+            numbered = NumberedRetention.from_json(one.numbered_json)
+            self.retentions[one.dataset] = numbered.version
 
 
 class MailRoom:
@@ -72,9 +91,11 @@ class MailRoom:
         self._boxes = {name: _Peer(name) for name in others}
 
     def send(self, to: str, message: Any) -> None:
+        """Sends a message; one that is patient goes with the next heartbeat."""
         box = self._boxes[to]
         box.outbox.append(TAGGED.encode(message))
-        box.wake.set()
+        if not isinstance(message, _PATIENT):
+            box.wake.set()
 
     def send_heartbeat(self, to: str) -> None:
         box = self._boxes[to]
@@ -101,9 +122,7 @@ class MailRoom:
                 except GalileoError as error:
                     log.debug("nothing reached %s: %s", box.name, error)
                     continue
-                for held in reply.synopses:
-                    version = Version(held.epoch, held.version)
-                    box.acknowledged[held.dataset, held.partition] = version
+                box.take_reply(request, reply)
 
     def _request(self, box: _Peer) -> cluster_pb2.ExchangeRequest:
         heartbeat = self._heartbeat(box) if box.heartbeat_due else None
@@ -123,8 +142,16 @@ class MailRoom:
             cluster_pb2.DatasetSequences(dataset=dataset, sequences=cursor_to_pb(shard.published()))
             for dataset, shard in shards.items()
         ]
+        retentions = [
+            cluster_pb2.DatasetRetention(dataset=dataset, numbered_json=numbered.to_json())
+            for dataset, numbered in self._node.catalog.retentions.items()
+            if numbered.version > box.retentions.get(dataset, 0)
+        ]
         return cluster_pb2.Heartbeat(
-            sequences=sequences, synopses=self._changes(box), datasets=list(shards)
+            sequences=sequences,
+            synopses=self._changes(box),
+            datasets=list(shards),
+            retentions=retentions,
         )
 
     def _changes(self, box: _Peer) -> list[cluster_pb2.SynopsisChange]:
@@ -163,8 +190,12 @@ class MailRoom:
             self._on_heartbeat(request.sender, request.epoch)
             await self._learn_datasets(request)
             held = self._take_heartbeat(request.heartbeat)
+            self._node.view.hear_node(request.sender)
         for data in request.messages:
             self._on_message(request.sender, TAGGED.decode(data))
+        for one in request.heartbeat.retentions:  # last: where the disk refuses, they come again
+            numbered = NumberedRetention.from_json(one.numbered_json)
+            self._node.catalog.adopt_retention(one.dataset, numbered)
         return cluster_pb2.ExchangeReply(epoch=self._node.store.epoch, synopses=held)
 
     async def _learn_datasets(self, request: cluster_pb2.ExchangeRequest) -> None:

@@ -22,13 +22,18 @@ from galileo.cursor import Cursor
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.dht.topology import Topology
 from galileo.errors import ConfigError
+from galileo.node.exploration import Exploration
 from galileo.node.merging import MergingOptions
+from galileo.node.retaining import RetainingOptions
+from galileo.node.retention import Reader
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.continuous import ContinuousServicer
+from galileo.rpc.exploration import ExploreServicer
+from galileo.rpc.explorers import GrpcExplorers
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.query import QueryServicer
-from galileo.rpc.storage import StorageServicer
+from galileo.rpc.storage import StorageServicer, add_storage
 from galileo.server.continuous import ContinuousQueries
 from galileo.server.driver import Driver
 from galileo.server.evaluation import Evaluation
@@ -47,7 +52,6 @@ from galileo.wire.pb import (
     query_pb2,
     query_pb2_grpc,
     storage_pb2,
-    storage_pb2_grpc,
 )
 
 USAGE_INTERVAL_S = 1.0
@@ -96,7 +100,9 @@ class NodeProcess:
                 merging=_merging(config.storage),
             ),
         )
+        self._exploration = Exploration(self.node, peers=GrpcExplorers(self._peers))
         self.machine = self._make_machine()
+        self.node.retain(self._readers, _retaining(config.storage, clock))
         self._evaluation = Evaluation(config)
         work = ContinuousWork(
             self.node, self._peers, evaluate=self._evaluation.evaluate, is_dead=self._is_dead
@@ -152,19 +158,29 @@ class NodeProcess:
             await asyncio.gather(*running, stopped, return_exceptions=True)
             await self._peers.close()
             await self._evaluation.close()
+            await self._exploration.close()
             await self.node.close()
 
     async def _open(self) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
         server = grpc.aio.server(options=server_options())
         healthy = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-        storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(self.node), server)
+        add_storage(StorageServicer(self.node), server)
         query_pb2_grpc.add_QueryServicer_to_server(QueryServicer(self.node), server)
+        query_pb2_grpc.add_ExploreServicer_to_server(
+            ExploreServicer(self.node, self._exploration), server
+        )
         continuous_pb2_grpc.add_ContinuousServicer_to_server(
             ContinuousServicer(self._queries), server
         )
         cluster_pb2_grpc.add_ClusterServicer_to_server(
-            ClusterServicer(self.node, peers=self._peers, mail=self.mail, own_status=self._status),
+            ClusterServicer(
+                self.node,
+                peers=self._peers,
+                mail=self.mail,
+                own_status=self._status,
+                drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
+            ),
             server,
         )
         reflection.enable_server_reflection(_service_names(), server)
@@ -193,6 +209,13 @@ class NodeProcess:
                 labels_max=limits.answer_labels_max,
             ),
         )
+
+    def _readers(self, dataset: str) -> list[Reader] | None:
+        """Whom retention must not pass; called from its thread."""
+        records = self.machine.live_records(dataset, self._clock.monotonic())
+        if records is None:
+            return None
+        return [Reader(record.ccq.id, record.retrieved) for record in records]
 
     def _is_dead(self, node: str) -> bool:
         return node in self._members.dead
@@ -246,6 +269,16 @@ def _merging(storage: StorageSection) -> MergingOptions | None:
     return MergingOptions(
         MergeOptions(bytes_min=storage.merge_bytes_min, bytes_max=storage.merge_bytes_max),
         bytes_per_s=storage.merge_bytes_per_s,
+        interval_s=storage.merge_interval_s,
+    )
+
+
+def _retaining(storage: StorageSection, clock: Clock) -> RetainingOptions:
+    return RetainingOptions(
+        check_s=storage.retention_check_s,
+        settle_s=storage.retention_settle_s,
+        wall=clock.wall,
+        monotonic=clock.monotonic,
     )
 
 

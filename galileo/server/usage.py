@@ -10,6 +10,7 @@ from galileo.ccq.machine import Continuous
 from galileo.clock import Clock
 from galileo.election.messages import UsageStatistics
 from galileo.node.storage_node import StorageNode
+from galileo.rpc.retention import held_to_pb
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.pb import cluster_pb2
 
@@ -47,6 +48,9 @@ class Usage:
                 bytes_on_disk=facts.bytes_on_disk,
                 graph_bytes=facts.graph_bytes,
                 sequences=cursor_to_pb(facts.sequences),
+                retention_json=facts.retention.to_json() if facts.retention else "",
+                dropped=cursor_to_pb(facts.dropped),
+                held=held_to_pb(facts.held),
             )
             for facts in node.facts()
         ]
@@ -54,7 +58,7 @@ class Usage:
             name=node.name,
             group=node.topology.group_of(node.name).name,
             address=node.topology.by_name[node.name].address,
-            state="up",
+            state="draining" if machine.usage.is_draining else "up",
             cpu_share=self._cpu_share,
             memory_bytes=self._process.memory_info().rss,
             memory_free_bytes=psutil.virtual_memory().available,

@@ -1,50 +1,30 @@
-"""What the continuous machine has done for it: processing cycles, rescans, confirmations.
-
-A cycle asks Spark only about what can be new: partitions that cannot hold a match, by
-placement or by the feature graph, are answered here.
-"""
+"""What the continuous machine has done for it: processing cycles, rescans, confirmations."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Failure
+from galileo.ccq.packs import packed
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.errors import Bug, GalileoError, SamplerFailed
 from galileo.labels import LabelSet
-from galileo.model.schema import Schema
 from galileo.node.scans import Tail
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse
 from galileo.rpc.peers import GrpcPeers
 from galileo.samplers import SamplerSpec, apply, load
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, table_of
-from galileo.wire.pb import evaluator_pb2
-from galileo.wire.status import error_from_pb
+from galileo.server.cycling import Cycling, Evaluate
+from galileo.wire.codec import cursor_from_pb
 
 QUERIES_KEPT = 4_096
 
-Evaluate = Callable[
-    [evaluator_pb2.EvaluateRequest], Awaitable[Sequence[evaluator_pb2.EvaluateResult]]
-]
-
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """One item of a cycle: what is certain already, and which partitions are to be asked."""
-
-    item: ccq.CycleItem
-    query: Query
-    certain: Cursor
-    ask: frozenset[int]
 
 
 class ContinuousWork:
@@ -67,19 +47,26 @@ class ContinuousWork:
     ) -> None:
         self._node = node
         self._peers = peers
-        self._evaluate = evaluate
-        self._is_dead = is_dead
         self._parsed = lru_cache(QUERIES_KEPT)(parse)
+        self._cycling = Cycling(
+            node,
+            evaluate=evaluate,
+            stand=self._stand,
+            is_dead=is_dead,
+            failure_of=_failure_of,
+        )
 
     async def __call__(
-        self, effect: ccq.StartCycle | ccq.Backfill | ccq.ConfirmSequences
+        self, effect: ccq.StartCycle | ccq.Backfill | ccq.ConfirmSequences | ccq.GatherPacks
     ) -> ccq.ContinuousEvent:
         """Does it; the event that answers."""
+        if isinstance(effect, ccq.GatherPacks):
+            return await _gather(effect)
         if isinstance(effect, ccq.ConfirmSequences):
             return await self._confirm(effect)
         try:
             if isinstance(effect, ccq.StartCycle):
-                return await self._cycle(effect)
+                return await self._cycling.run(effect)
             return await self._backfill(effect)
         except Exception as error:
             failure = _failure_of(error)
@@ -87,44 +74,11 @@ class ContinuousWork:
                 return ccq.CycleFailed(effect.cycle_id, failure)
             return ccq.BackfillFailed(effect.request, failure)
 
-    # --- cycles ------------------------------------------------------------------------------
-
-    async def _cycle(self, effect: ccq.StartCycle) -> ccq.CycleFinished:
-        questions = [self._question(item) for item in effect.items]
-        asked = [question for question in questions if question.ask]
-        answers = {}
-        if asked:
-            request = evaluator_pb2.EvaluateRequest(
-                nodes=self._live_nodes(), items=[_item_to_pb(question) for question in asked]
-            )
-            for answer in await self._evaluate(request):
-                answers[answer.ccq_id, answer.term] = answer
-        results = [
-            _result(question, answers.get((question.item.ccq.id, question.item.term)))
-            for question in questions
-        ]
-        return ccq.CycleFinished(effect.cycle_id, tuple(results))
-
-    def _question(self, item: ccq.CycleItem) -> _Question:
-        query = self._query(item.ccq.query, item.ccq.dataset)
-        known = self._node.view.sequences(item.ccq.dataset)
-        wanted = frozenset(item.partitions)
-        possible = self._node.scans.candidates(query) & wanted
-        spared = self._node.view.spared(query, possible)
-        # A synopsis that speaks of less than was evaluated spares nothing new.
-        spared = Cursor({p: s for p, s in spared.items() if s > item.after[p]})
-        certain = Cursor({p: known[p] for p in wanted - possible}).join(spared)
-        return _Question(item, query, certain, possible - set(spared))
-
-    def _live_nodes(self) -> list[evaluator_pb2.NodeAddress]:
-        owned = placement.partitions_by_node(self._node.topology)
-        return [
-            evaluator_pb2.NodeAddress(
-                name=node.name, address=node.address, partitions=sorted(owned[node.name])
-            )
-            for node in self._node.topology.nodes
-            if not self._is_dead(node.name)
-        ]
+    async def _stand(self, node: str, dataset: str, texts: Sequence[str]) -> None:
+        if node == self._node.name:
+            await self._node.matching.stand(dataset, texts)
+        else:
+            await self._peers.stand(node, dataset, texts)
 
     def _query(self, text: str, dataset: str) -> Query:
         return self._parsed(text, self._node.catalog.schema(dataset))
@@ -143,9 +97,15 @@ class ContinuousWork:
             labels_max=effect.labels_max,
         )
         sampled = await self.sample(labels, effect.ccq.sampler)
+        compressed = effect.ccq.compression == "lz4"
+        found = await asyncio.to_thread(packed, sampled, compressed=compressed)
         certain = Cursor({p: effect.until[p] for p in wanted - possible})
         return ccq.BackfillFinished(
-            effect.request, sampled, tail.frontier.join(certain), tuple(sorted(tail.missing))
+            effect.request,
+            found,
+            tail.frontier.join(certain),
+            tuple(sorted(tail.missing)),
+            tail.gone,
         )
 
     async def scan(
@@ -167,7 +127,8 @@ class ContinuousWork:
                 tail = part
             else:
                 tables.append(LabelSet(query.schema, part))
-        return LabelSet.concat(query.schema, tables).until(tail.frontier), tail
+        found = LabelSet.concat(query.schema, tables).until(tail.frontier)
+        return found.after(tail.gone) if tail.gone else found, tail
 
     async def sample(self, labels: LabelSet, spec: SamplerSpec | None) -> LabelSet:
         """The labels that the CCQ's sampler keeps.
@@ -217,31 +178,14 @@ class ContinuousWork:
         return cursor_from_pb(found[0].sequences) if found else ORIGIN
 
 
-def _item_to_pb(question: _Question) -> evaluator_pb2.EvaluateItem:
-    item = question.item
-    return evaluator_pb2.EvaluateItem(
-        ccq_id=item.ccq.id,
-        term=item.term,
-        dataset=item.ccq.dataset,
-        schema_json=question.query.schema.to_json(),
-        query_json=item.ccq.query,
-        after=cursor_to_pb(item.after),
-        partitions=sorted(question.ask),
-        sampler_json=item.ccq.sampler.to_json() if item.ccq.sampler else "",
-    )
-
-
-def _result(question: _Question, answer: evaluator_pb2.EvaluateResult | None) -> ccq.CycleResult:
-    item = question.item
-    labels: LabelSet | None = None
-    reached, failure = question.certain, None
-    if answer is not None and answer.HasField("error"):
-        failure = _failure_of(error_from_pb(answer.error))
-    elif answer is not None:
-        reached = reached.join(cursor_from_pb(answer.reached))
-        schema: Schema = question.query.schema
-        labels = LabelSet(schema, table_of(answer.labels, schema.label_schema))
-    return ccq.CycleResult(item.ccq.id, item.term, item.after, labels, reached, failure)
+async def _gather(effect: ccq.GatherPacks) -> ccq.PacksGathered:
+    compressed = effect.ccq.compression == "lz4"
+    try:
+        labels = await asyncio.to_thread(effect.labels.gathered, compressed=compressed)
+    except GalileoError as error:
+        log.error("labels of %s could not be put together: %s", effect.ccq.id, error)
+        labels = None
+    return ccq.PacksGathered(effect.ccq.id, effect.term, labels)
 
 
 def _failure_of(error: Exception) -> Failure:

@@ -28,9 +28,8 @@ from galileo.spark.jobs import Engine, EngineLost, Jobs
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime import TOKEN_KEY, Record, RuntimeDir
 from galileo.spark.session import open_engine
-from galileo.spark.tick import Outcome, TickLimits, work_of
+from galileo.spark.tick import TickLimits, work_of
 from galileo.wire.channel import server_options
-from galileo.wire.codec import cursor_to_pb
 from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
@@ -76,26 +75,13 @@ class EvaluatorService(evaluator_pb2_grpc.EvaluatorServicer):
         except GalileoError as error:
             packed = error_to_pb(error).SerializeToString()
             await context.abort(code_of(error), status_text(error), ((METADATA_KEY, packed),))
-        return evaluator_pb2.EvaluateReply(
-            results=[_result(i, o) for i, o in zip(request.items, answer.outcomes, strict=True)],
-            job_s=answer.job_s,
-        )
+        return evaluator_pb2.EvaluateReply(answers=answer.outcomes, job_s=answer.job_s)
 
     async def Ping(  # noqa: N802
         self, request: evaluator_pb2.PingRequest, context: Context
     ) -> evaluator_pb2.PingReply:
         self._lease.renew()
         return evaluator_pb2.PingReply(pid=os.getpid(), warm=True)
-
-
-def _result(item: evaluator_pb2.EvaluateItem, outcome: Outcome) -> evaluator_pb2.EvaluateResult:
-    return evaluator_pb2.EvaluateResult(
-        ccq_id=item.ccq_id,
-        term=item.term,
-        labels=outcome.labels,
-        reached=cursor_to_pb(outcome.reached),
-        error=None if outcome.error is None else error_to_pb(outcome.error),
-    )
 
 
 class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]

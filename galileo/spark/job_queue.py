@@ -18,7 +18,7 @@ from galileo.errors import GalileoError, Overloaded, Unavailable
 from galileo.spark.jobs import EngineLost, Jobs, Run
 from galileo.spark.tick import NOTHING, Outcome, Work
 
-ITEMS_MAX = 10_000
+ITEMS_MAX = 200_000
 CANCEL_AGAIN_S = 1.0
 CANCEL_TIMEOUT_S = 20.0
 
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One outcome per item, and how long the job took that found them."""
+    """One outcome per group, and how long the job took that found them."""
 
     outcomes: Sequence[Outcome]
     job_s: float
@@ -126,7 +126,7 @@ class JobQueue:
         else:
             rest = iter(found)
             for waiting in batch:
-                outcomes = list(itertools.islice(rest, len(waiting.work)))
+                outcomes = list(itertools.islice(rest, len(waiting.work.groups)))
                 _settle(waiting, Answer(outcomes, time.monotonic() - started))
         finally:
             self._running = False

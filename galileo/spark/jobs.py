@@ -8,21 +8,25 @@ import threading
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from galileo.errors import Bug, Cancelled, GalileoError, SamplerFailed
+from galileo.matches import to_bytes
 from galileo.spark.failures import brief
 from galileo.spark.task import TickTask
 from galileo.spark.tick import (
     NOTHING,
     SPARK_ROW_SCHEMA,
+    Group,
     Outcome,
     Tick,
-    TickItem,
     TickLimits,
     Work,
     outcomes_of,
 )
+from galileo.wire.pb import storage_pb2
+from galileo.wire.status import error_to_pb
 
 WARM_UP_JOBS = 4
 
@@ -90,7 +94,7 @@ class Jobs:
             log.warning("job %s could not be called off: %s", run.tag, brief(error))
 
     def evaluate(self, run: Run) -> list[Outcome]:
-        """One outcome per item.
+        """One outcome per group.
 
         A job that fails as a whole is repeated in halves: the item that takes the worker's
         process down with it fails alone, at the price of some more jobs.
@@ -105,14 +109,13 @@ class Jobs:
         if run.called_off.is_set():
             raise Cancelled("the caller did not wait for this cycle")
         try:
-            return outcomes_of(self._job(work, run.tag), len(work))
+            return outcomes_of(self._job(work, run.tag), len(work.groups))
         except Exception as error:
             self._judge(run, error)
             if len(work) < 2:
-                return [Outcome(error=_fatal(item, error)) for item in work.items]
-        middle = len(work) // 2
-        first = self._evaluate(run, work.part(0, middle))
-        return first + self._evaluate(run, work.part(middle, len(work)))
+                return [_fatal(group, error) for group in work.groups]
+        first, second, seam = work.halves()
+        return seam.joined(self._evaluate(run, first), self._evaluate(run, second))
 
     def _judge(self, run: Run, error: Exception) -> None:
         """Raises what a failed job means for the whole run; returns where parts may do better."""
@@ -124,7 +127,7 @@ class Jobs:
     def _job(self, work: Work, tag: str) -> pa.Table:
         tick = Tick(
             number=next(self._numbers),
-            items=work.items,
+            groups=work.groups,
             shares=work.shares(),
             tasks=self._engine.tasks,
             limits=self._limits,
@@ -132,7 +135,14 @@ class Jobs:
         return self._engine.run(TickTask(tick), row_schema=SPARK_ROW_SCHEMA, tag=tag)
 
 
-def _fatal(item: TickItem, error: Exception) -> GalileoError:
-    if item.sampler_json:
-        return SamplerFailed(f"the process that ran the sampler failed: {brief(error)}")
-    return Bug(f"a cycle's job failed: {brief(error)}; see the evaluator's log")
+def _fatal(group: Group, error: Exception) -> Outcome:
+    """The failure of the one item of a group, if it has one."""
+    if len(group) == 0:
+        return Outcome()
+    found: GalileoError = Bug(f"a cycle's job failed: {brief(error)}; see the evaluator's log")
+    if group.samplers.any():
+        found = SamplerFailed(f"the process that ran the sampler failed: {brief(error)}")
+    failure = storage_pb2.MatchFailure(
+        items=to_bytes(np.zeros(1, dtype=np.uint32)), error=error_to_pb(found)
+    )
+    return Outcome(failures=[failure])

@@ -1,4 +1,4 @@
-"""Asking nodes for what is new: one streaming call to each, all of a task's nodes at once.
+"""Asking nodes for what is new: one streaming call for each group, all of a task's at once.
 
 Runs in Python workers, which outlive a job, so channels stay open from tick to tick.
 """
@@ -8,46 +8,31 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
+import numpy as np
 
-from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import AskElsewhere, Cancelled, GalileoError, Overloaded, TryAgain
-from galileo.spark.tick import Share, TickItem
+from galileo.matches import Answered, MatchAnswer, to_bytes
+from galileo.model.schema import Schema
+from galileo.spark.tick import Ask, Group, Share
 from galileo.wire.channel import open_channel
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb
+from galileo.wire.matched import Replies, sequences_to_bytes
 from galileo.wire.pb import storage_pb2, storage_pb2_grpc
-from galileo.wire.status import error_from_pb, error_of_rpc
+from galileo.wire.status import error_of_rpc
 
 CHANNELS_MAX = 256
-SHARE_BYTES_MAX = 256 << 20
-# Of one node, in one cycle; what is left over comes with the next.
-LABELS_PER_ITEM_MAX = 250_000
+ANSWER_BYTES_MAX = 256 << 20
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """What one node said about one item; complete when `reached` or `error` is set."""
+    """What one node said; items are numbers of the group."""
 
-    item: int
-    partitions: tuple[int, ...]
-    labels: list[bytes] = field(default_factory=list)
-    reached: Cursor | None = None
-    error: GalileoError | None = None
-
-    def take(self, part: storage_pb2.ScanPart) -> int:
-        """Adds one part of the answer; returns its size in bytes."""
-        match part.WhichOneof("part"):
-            case "labels":
-                self.labels.append(part.labels)
-                return len(part.labels)
-            case "reached":
-                self.reached = restricted(cursor_from_pb(part.reached), self.partitions)
-            case "error":
-                self.error = error_from_pb(part.error)
-        return 0
+    ask: Ask
+    answer: MatchAnswer
 
 
 class Scanner:
@@ -58,14 +43,14 @@ class Scanner:
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
 
     def fetch(
-        self, shares: Sequence[Share], items: Sequence[TickItem], *, timeout_s: float
+        self, shares: Sequence[Share], groups: Sequence[Group], *, timeout_s: float
     ) -> list[Delta]:
-        """The complete answers of all nodes.
+        """The answers of all nodes.
 
-        A node that cannot be reached, or not in time, is absent: its partitions stay where
-        they are. A node that refuses the call fails the items that it was asked.
+        What a node did not say in time, or at all, is absent: its partitions stay where they
+        are. A node that refuses the call fails the items that it was asked.
         """
-        return self._loop.run_until_complete(self._fetch_all(shares, items, timeout_s))
+        return self._loop.run_until_complete(self._fetch_all(shares, groups, timeout_s))
 
     def close(self) -> None:
         for channel in self._channels.values():
@@ -74,84 +59,100 @@ class Scanner:
         self._loop.close()
 
     async def _fetch_all(
-        self, shares: Sequence[Share], items: Sequence[TickItem], timeout_s: float
+        self, shares: Sequence[Share], groups: Sequence[Group], timeout_s: float
     ) -> list[Delta]:
-        channels = [await self._channel(share.address) for share in shares]
-        found = await asyncio.gather(
-            *(
-                fetch_share(channel, share, items, timeout_s=timeout_s)
-                for channel, share in zip(channels, shares, strict=True)
+        calls = [
+            fetch(
+                self._channel(share.address),
+                ask,
+                groups[ask.group],
+                address=share.address,
+                timeout_s=timeout_s,
             )
-        )
-        return [delta for deltas in found for delta in deltas]
+            for share in shares
+            for ask in share.asks
+        ]
+        try:
+            return list(await asyncio.gather(*calls))
+        finally:
+            await self._close_idle()
 
-    async def _channel(self, address: str) -> grpc.aio.Channel:
+    def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            while len(self._channels) >= CHANNELS_MAX:
-                _, oldest = self._channels.popitem(last=False)
-                await oldest.close()
             self._channels[address] = open_channel(address)
         self._channels.move_to_end(address)
         return self._channels[address]
 
+    async def _close_idle(self) -> None:
+        """Keeps those that were used last; only now, for all of a task's are used at once."""
+        while len(self._channels) > CHANNELS_MAX:
+            _, oldest = self._channels.popitem(last=False)
+            await oldest.close()
 
-async def fetch_share(
-    channel: grpc.aio.Channel, share: Share, items: Sequence[TickItem], *, timeout_s: float
-) -> list[Delta]:
-    """The complete answers of one node; the others are left out."""
-    deltas = {ask.item: Delta(ask.item, ask.partitions) for ask in share.asks}
+
+async def fetch(
+    channel: grpc.aio.Channel, ask: Ask, group: Group, *, address: str, timeout_s: float
+) -> Delta:
+    """What one node says about one group; of an answer that breaks off, what is complete."""
+    schema = Schema.from_json(group.schema_json)
+    replies = Replies(schema.label_schema)
     stub = storage_pb2_grpc.StorageStub(channel)
-    call = stub.Scan(_request(share, items), timeout=timeout_s)
+    call = stub.Match(_request(ask, group), timeout=timeout_s)
+    failure: GalileoError | None = None
     try:
-        await _receive(call, deltas)
+        await _receive(call, replies)
     except grpc.RpcError as error:
-        _fail(deltas, error_of_rpc(error, asked=share.address))
+        failure = error_of_rpc(error, asked=address)
     except GalileoError as error:
-        _fail(deltas, error)
+        failure = error
     finally:
         call.cancel()
-    return [delta for delta in deltas.values() if delta.reached is not None or delta.error]
+    answer = replies.answer if failure is None else _failed(replies.answer, failure, ask)
+    return Delta(ask, _renumbered(answer, ask))
 
 
-async def _receive(call: grpc.aio.UnaryStreamCall, deltas: dict[int, Delta]) -> None:
+async def _receive(call: grpc.aio.UnaryStreamCall, replies: Replies) -> None:
     received = 0
     async for reply in call:
-        for part in reply.parts:
-            if part.item in deltas:
-                received += deltas[part.item].take(part)
-            if received > SHARE_BYTES_MAX:
-                raise Overloaded(
-                    f"expected at most {SHARE_BYTES_MAX} bytes of labels from one node in one "
-                    "cycle; use a sampler, a narrower query or a shorter update interval"
-                )
+        received += replies.take(reply)
+        if received > ANSWER_BYTES_MAX:
+            raise Overloaded(
+                f"expected at most {ANSWER_BYTES_MAX} bytes of labels from one node in one "
+                "cycle; use a sampler, a narrower query or a shorter update interval"
+            )
 
 
-def _fail(deltas: dict[int, Delta], error: GalileoError) -> None:
-    """A lost connection leaves items incomplete; anything else is their error."""
+def _failed(answer: MatchAnswer, error: GalileoError, ask: Ask) -> MatchAnswer:
+    """A lost connection leaves items unanswered; anything else is the error of those."""
     lost = isinstance(error, TryAgain | AskElsewhere | Cancelled)
     if lost and not isinstance(error, Overloaded):
-        return
-    for delta in deltas.values():
-        if delta.reached is None:
-            delta.error = delta.error or error
+        return answer
+    open_items = np.ones(len(ask.items), dtype=np.bool_)
+    for part in answer.parts:
+        open_items[part.items] = False
+    for items, _ in answer.errors:
+        open_items[items] = False
+    failed = (np.flatnonzero(open_items).astype(np.uint32), error)
+    return MatchAnswer(answer.parts, answer.unknown, (*answer.errors, failed))
 
 
-def _request(share: Share, items: Sequence[TickItem]) -> storage_pb2.ScanRequest:
-    return storage_pb2.ScanRequest(
-        items=[
-            storage_pb2.ScanItem(
-                item=ask.item,
-                dataset=items[ask.item].dataset,
-                query_json=items[ask.item].query_json,
-                after=cursor_to_pb(restricted(items[ask.item].after, ask.partitions)),
-                partitions=ask.partitions,
-                labels_max=LABELS_PER_ITEM_MAX,
-            )
-            for ask in share.asks
-        ]
+def _renumbered(answer: MatchAnswer, ask: Ask) -> MatchAnswer:
+    """The same with the group's numbers for items."""
+    items = ask.items
+    parts = tuple(
+        Answered(items[part.items], part.reached, part.matches.renumbered(items), part.dropped)
+        for part in answer.parts
     )
+    errors = tuple((items[numbers], error) for numbers, error in answer.errors)
+    return MatchAnswer(parts, items[answer.unknown], errors)
 
 
-def restricted(cursor: Cursor, partitions: Sequence[int]) -> Cursor:
-    """The cursor as far as it concerns some partitions."""
-    return Cursor({p: cursor[p] for p in partitions}) if cursor else ORIGIN
+def _request(ask: Ask, group: Group) -> storage_pb2.MatchRequest:
+    rows, cursors = np.unique(group.cursors[ask.items], return_inverse=True)
+    return storage_pb2.MatchRequest(
+        dataset=group.dataset,
+        partitions=group.partitions[ask.columns].tolist(),
+        after=sequences_to_bytes(group.after[np.ix_(rows, ask.columns)]),
+        cursors=to_bytes(cursors),
+        digests=group.digests_of(ask.items),
+    )

@@ -14,20 +14,23 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from galileo import samplers
-from galileo.cursor import Cursor
 from galileo.errors import Bug, GalileoError, MessageTooLarge, SamplerFailed, UnknownSampler
-from galileo.labels import LabelSet, first_commits, from_ipc, to_ipc
+from galileo.labels import LabelSet
+from galileo.matches import Answered, Matches, Numbers, joined, to_bytes
 from galileo.model.schema import Schema
 from galileo.spark.scans import Delta, Scanner
-from galileo.spark.tick import Row, Tick, TickItem, packed
+from galileo.spark.tick import Group, Outcome, Row, Tick, packed
+from galileo.spark.vouched import alone, fitted, vouched
+from galileo.wire.matched import part_to_pb
+from galileo.wire.pb import storage_pb2
+from galileo.wire.status import error_to_pb
 
 _SCHEMAS_MAX = 1_024
 _SAMPLERS_MAX = 4_096
@@ -47,74 +50,93 @@ class TickTask:
 
 
 def run(tick: Tick, task: int) -> Iterator[Row]:
-    """The rows of one task: one for each item and node that answered."""
+    """The rows of one task: a few for each group and node that answered."""
     deltas = _scanner().fetch(
-        tick.shares_of(task), tick.items, timeout_s=tick.limits.scan_timeout_s
+        tick.shares_of(task), tick.groups, timeout_s=tick.limits.scan_timeout_s
     )
-    # Turned from job to job, so that it is not always the same items that find the room gone.
-    turn = tick.number % max(1, len(deltas))
+    found: list[_Found] = []
+    for delta in deltas:
+        for outcome in _judged(tick, delta):
+            if isinstance(outcome, _Found):
+                found.append(outcome)
+            else:
+                yield Row(delta.ask.group, outcome.SerializeToString())
+    yield from _handed_back(tick, found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    group: int
+    schema: Schema
+    part: Answered
+
+
+def _judged(tick: Tick, delta: Delta) -> Iterator[_Found | Outcome]:
+    """What counts of what a node said, sampled; never an exception."""
+    group, answer = tick.groups[delta.ask.group], delta.answer
+    if len(answer.unknown):
+        yield Outcome(unknown=[to_bytes(answer.unknown)])
+    for items, error in answer.errors:
+        yield _failure(items, error)
+    for part in answer.parts:
+        try:
+            counts = vouched(part, delta.ask, group)
+            schema = _schema(group.schema_json)
+            for one in _sampled(counts, group, schema, timeout_s=tick.limits.sampler_timeout_s):
+                yield one if isinstance(one, Outcome) else _Found(delta.ask.group, schema, one)
+        except GalileoError as error:
+            yield _failure(part.items, error)
+        except Exception as error:
+            yield _failure(part.items, Bug(f"{type(error).__name__}: {error}"))
+
+
+def _handed_back(tick: Tick, found: Sequence[_Found]) -> Iterator[Row]:
     room = tick.limits.result_bytes_max // tick.tasks
-    share = fair_share([sum(map(len, delta.labels)) for delta in deltas], room=room)
-    for delta in deltas[turn:] + deltas[:turn]:
-        if room <= 0 and delta.labels:
-            continue
-        answer = _answer(tick, delta, bytes_max=share)
-        room -= len(answer.labels)
-        yield answer
+    parts = [(one.part, one.schema) for one in found]
+    for one, fits in zip(found, fitted(parts, bytes_max=room, turn=tick.number), strict=True):
+        for part in fits:
+            outcome = _encoded(part, bytes_max=tick.limits.result_bytes_max)
+            yield Row(one.group, outcome.SerializeToString())
 
 
-def fair_share(sizes: Sequence[int], *, room: int) -> int:
-    """The largest bound such that sizes cut to it fit the room together (max-min fairness)."""
-    ordered = np.sort(np.asarray(sizes, dtype=np.int64))
-    if int(ordered.sum()) <= room:
-        return room
-    # With everything below position i whole, the others share what is left equally.
-    whole = np.concatenate(([0], np.cumsum(ordered)[:-1]))
-    others = np.arange(len(ordered), 0, -1)
-    first = np.argmax(room - whole <= ordered * others)
-    return int((room - whole[first]) // others[first])
+def _encoded(part: Answered, *, bytes_max: int) -> Outcome:
+    message = part_to_pb(part)
+    if message.ByteSize() <= bytes_max or len(part.matches) == 0:
+        return Outcome(parts=[message])
+    error = MessageTooLarge(
+        f"expected the labels of one commit to fit {bytes_max} bytes, "
+        f"got {message.ByteSize()}; use a sampler, a narrower query or smaller batches"
+    )
+    return _failure(part.items, error)
 
 
-def _answer(tick: Tick, delta: Delta, *, bytes_max: int) -> Row:
-    """The row of one delta, never an exception."""
-    try:
-        if delta.error is not None:
-            raise delta.error
-        assert delta.reached is not None
-        if not delta.labels:
-            return Row(delta.item, reached=delta.reached)
-        item = tick.items[delta.item]
-        labels, reached = _sampled(tick, item, delta, bytes_max=bytes_max)
-        data = to_ipc(labels.table) if len(labels) else b""
-        if len(data) > tick.limits.result_bytes_max:
-            raise MessageTooLarge(
-                f"expected the labels of one commit to fit {tick.limits.result_bytes_max} bytes, "
-                f"got {len(data)}; use a sampler, a narrower query or smaller batches"
-            )
-        return Row(delta.item, labels=data, reached=reached)
-    except GalileoError as error:
-        return Row(delta.item, error=error)
-    except Exception as error:
-        return Row(delta.item, error=Bug(f"{type(error).__name__}: {error}"))
+def _failure(items: Numbers, error: GalileoError) -> Outcome:
+    failure = storage_pb2.MatchFailure(items=to_bytes(items), error=error_to_pb(error))
+    return Outcome(failures=[failure])
 
 
 def _sampled(
-    tick: Tick, item: TickItem, delta: Delta, *, bytes_max: int
-) -> tuple[LabelSet, Cursor]:
-    assert delta.reached is not None
-    schema = _schema(item.schema_json)
-    tables = [from_ipc(data, schema.label_schema) for data in delta.labels]
-    labels = LabelSet.concat(schema, [LabelSet(schema, table) for table in tables])
-    # Whole commits, and nothing that the answer does not vouch for.
-    labels = labels.where(_between(labels, item.after, delta.reached))
-    if item.sampler_json and len(labels):
-        labels = sample(labels, item.sampler_json, timeout_s=tick.limits.sampler_timeout_s)
-    return cut(labels, reached=delta.reached, bytes_max=bytes_max)
-
-
-def _between(labels: LabelSet, after: Cursor, until: Cursor) -> npt.NDArray[np.bool_]:
-    places = labels.partitions, labels.sequences
-    return after.past(*places) & ~until.past(*places)
+    part: Answered, group: Group, schema: Schema, *, timeout_s: float
+) -> Iterator[Answered | Outcome]:
+    """The part as it is, but what samplers thin, which is a part of its own; and their failures."""
+    thinned = group.samplers[part.matches.items] > 0
+    if not thinned.any():
+        yield part
+        return
+    kept: list[Matches] = []
+    failed: list[int] = []
+    for item, table in part.matches.where(thinned).split():
+        sampler = group.samplers_json[int(group.samplers[item]) - 1]
+        try:
+            labels = sample(LabelSet(schema, table), sampler, timeout_s=timeout_s)
+            kept.append(alone(item, labels, like=part).matches)
+        except GalileoError as error:
+            failed.append(item)
+            yield _failure(np.array([item], dtype=np.uint32), error)
+    whole = part.matches.where(~thinned)
+    matches = joined([whole, *kept], schema.label_schema)
+    answered = part.items[~np.isin(part.items, np.array(failed, dtype=np.uint32))]
+    yield replace(part, items=answered, matches=matches)
 
 
 def sample(labels: LabelSet, sampler_json: str, *, timeout_s: float) -> LabelSet:
@@ -135,21 +157,6 @@ def sample(labels: LabelSet, sampler_json: str, *, timeout_s: float) -> LabelSet
         raise SamplerFailed(
             f"sampler {spec.name!r} failed on {len(labels)} labels: {type(error).__name__}: {error}"
         ) from error
-
-
-def cut(labels: LabelSet, *, reached: Cursor, bytes_max: int) -> tuple[LabelSet, Cursor]:
-    """As many whole commits as fit, and how far they reach; see `first_commits`.
-
-    Args:
-        labels: of one item, up to `reached`.
-        reached: up to where `labels` is complete.
-        bytes_max: of the kept labels, approximately.
-    """
-    size = labels.table.nbytes
-    if size <= bytes_max:
-        return labels, reached
-    rows_max = max(1, len(labels) * bytes_max // size)
-    return first_commits(labels, reached=reached, labels_max=rows_max)
 
 
 class _TookTooLong(BaseException):

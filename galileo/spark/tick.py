@@ -1,24 +1,27 @@
 """What travels between the evaluator and the tasks of one job, and back.
 
-A tick joins the requests of several coordinators. Its items are all their queries, numbered
-through; its shares say which node to ask for which items. Share i belongs to task i modulo the
-number of tasks, so a job has as many tasks as the session has cores, however many nodes there are.
+A tick joins the requests of several coordinators. A group is the items of one dataset in one
+request, in columns, so that an item costs a few bytes on its way and no object. Shares say which
+node to ask about which groups; share i belongs to task i modulo the number of tasks, so a job has
+as many tasks as the session has cores, however many nodes there are.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.cursor import ORIGIN, Cursor
-from galileo.errors import GalileoError
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb
-from galileo.wire.pb import common_pb2, evaluator_pb2
-from galileo.wire.status import error_from_pb, error_to_pb
+from galileo.errors import InputError
+from galileo.matches import Numbers, from_bytes, to_bytes
+from galileo.query.standing.asks import UNASKED
+from galileo.query.standing.digests import DIGEST_BYTES
+from galileo.wire.matched import cursors_from_bytes, sequences_from_bytes
+from galileo.wire.pb import evaluator_pb2, storage_pb2
 
 RESULT_BYTES_MAX = 32 << 20
 BATCH_ROWS_MAX = 256
@@ -26,35 +29,82 @@ BATCH_BYTES_MAX = 4 << 20
 
 ROW_SCHEMA = pa.schema(
     [
-        pa.field("item", pa.int32()),
-        pa.field("labels", pa.binary()),  # Arrow IPC stream of the label schema, or empty
-        pa.field("reached", pa.binary()),  # CursorValue
-        pa.field("error", pa.binary()),  # ErrorValue, or empty
+        pa.field("group", pa.int32()),
+        pa.field("answer", pa.binary()),  # EvaluateAnswer
     ]
 )
-SPARK_ROW_SCHEMA = "item int, labels binary, reached binary, error binary"
+SPARK_ROW_SCHEMA = "group int, answer binary"
+
+Places = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True)
-class TickItem:
-    """One query of a tick: what matches `query_json` in `dataset` after a cursor."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """The n items of one dataset in one request.
+
+    Attributes:
+        dataset: name.
+        schema_json: of it.
+        partitions: that any item is asked about, ascending, shape (p,).
+        after: sequences for each cursor and partition, `UNASKED` where it is not asked about;
+            shape (c, p).
+        cursors: for each item its row of `after`, shape (n,).
+        digests: of the items' queries, one behind the other.
+        samplers_json: that any item has.
+        samplers: for each item its sampler, from 1 on; 0 for none; shape (n,).
+        nodes: addresses, each with the places in `partitions` that it is asked about.
+    """
 
     dataset: str
     schema_json: str
-    query_json: str
-    after: Cursor
-    sampler_json: str
+    partitions: npt.NDArray[np.int32]
+    after: npt.NDArray[np.int64]
+    cursors: npt.NDArray[np.int32]
+    digests: bytes
+    samplers_json: tuple[str, ...]
+    samplers: Numbers
+    nodes: tuple[tuple[str, Places], ...]
+
+    def __len__(self) -> int:
+        return len(self.cursors)
+
+    def part(self, start: int, stop: int) -> Group:
+        """The items from the `start`-th up to the `stop`-th."""
+        return replace(
+            self,
+            cursors=self.cursors[start:stop],
+            digests=self.digests[DIGEST_BYTES * start : DIGEST_BYTES * stop],
+            samplers=self.samplers[start:stop],
+        )
+
+    def asking(self, columns: Places) -> Numbers:
+        """The items that are asked about any of these partitions."""
+        asked = (self.after[:, columns] != UNASKED).any(axis=1)
+        return np.flatnonzero(asked[self.cursors]).astype(np.uint32)
+
+    def digests_of(self, items: Numbers) -> bytes:
+        if len(items) == len(self):
+            return self.digests
+        rows = np.frombuffer(self.digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+        return rows[items].tobytes()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ask:
-    """One item's partitions at one node."""
+    """What one node is asked about one group.
 
-    item: int
-    partitions: tuple[int, ...]
+    Attributes:
+        group: number of the group.
+        columns: places of the partitions in those of the group.
+        items: of the group, ascending.
+    """
+
+    group: int
+    columns: Places
+    items: Numbers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Share:
     """What one node is asked."""
 
@@ -78,20 +128,20 @@ class TickLimits:
     result_bytes_max: int = RESULT_BYTES_MAX
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tick:
     """One job.
 
     Attributes:
         number: of the job; turns the order in which items are served.
-        items: the queries.
+        groups: the queries.
         shares: which node answers which of them.
         tasks: of the job.
         limits: of the job.
     """
 
     number: int
-    items: tuple[TickItem, ...]
+    groups: tuple[Group, ...]
     shares: tuple[Share, ...]
     tasks: int
     limits: TickLimits
@@ -100,88 +150,145 @@ class Tick:
         return self.shares[task :: self.tasks]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a tick found for one item: labels (IPC streams) up to `reached`, or an error."""
-
-    labels: tuple[bytes, ...] = ()
-    reached: Cursor = ORIGIN
-    error: GalileoError | None = None
+Outcome = evaluator_pb2.EvaluateAnswer
+"""What became of one group."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """The queries of one or several requests, and who can answer each.
+    """The groups of one or several requests."""
 
-    Attributes:
-        items: the queries.
-        asks: for each item, the partitions that are asked at each address.
-    """
-
-    items: tuple[TickItem, ...]
-    asks: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]
+    groups: tuple[Group, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.items)
+        """Number of items."""
+        return sum(map(len, self.groups))
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.items + other.items, self.asks + other.asks)
-
-    def part(self, start: int, stop: int) -> Work:
-        return Work(self.items[start:stop], self.asks[start:stop])
+        return Work(self.groups + other.groups)
 
     def shares(self) -> tuple[Share, ...]:
         by_address: dict[str, list[Ask]] = defaultdict(list)
-        for number, asks in enumerate(self.asks):
-            for address, partitions in asks:
-                by_address[address].append(Ask(number, partitions))
+        for number, group in enumerate(self.groups):
+            for address, columns in group.nodes:
+                items = group.asking(columns)
+                if len(items):
+                    by_address[address].append(Ask(number, columns, items))
         return tuple(Share(address, tuple(by_address[address])) for address in sorted(by_address))
 
+    def halves(self) -> tuple[Work, Work, Seam]:
+        """The work in two, each with half of the items; at least two of them."""
+        ends = np.cumsum([len(group) for group in self.groups])
+        middle = len(self) // 2
+        number = int(np.searchsorted(ends, middle, side="right"))
+        cut = middle - int(ends[number] - len(self.groups[number]))
+        before, cloven, after = self.groups[:number], self.groups[number], self.groups[number + 1 :]
+        first = (*before, cloven.part(0, cut)) if cut else before
+        second = (cloven.part(cut, len(cloven)), *after)
+        return Work(first), Work(second), Seam(number, cut)
 
-NOTHING = Work((), ())
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """Where work was cut: before the `cut`-th item of the group `number`."""
+
+    number: int
+    cut: int
+
+    def joined(self, first: Sequence[Outcome], second: Sequence[Outcome]) -> list[Outcome]:
+        """The outcomes of the whole, of those of its halves."""
+        if self.cut == 0:
+            return [*first, *second]
+        head, tail = first[-1], shifted(second[0], self.cut)
+        head.MergeFrom(tail)
+        return [*first, *second[1:]]
+
+
+def shifted(outcome: Outcome, by: int) -> Outcome:
+    """The same about items that are numbered from `by` on."""
+    return Outcome(
+        parts=[
+            storage_pb2.MatchPart(
+                answered=_shifted(part.answered, by),
+                reached=part.reached,
+                labels=part.labels,
+                items=_shifted(part.items, by),
+                places=part.places,
+                dropped=part.dropped,
+            )
+            for part in outcome.parts
+        ],
+        unknown=[_shifted(items, by) for items in outcome.unknown],
+        failures=[
+            storage_pb2.MatchFailure(items=_shifted(one.items, by), error=one.error)
+            for one in outcome.failures
+        ],
+    )
+
+
+def _shifted(items: bytes, by: int) -> bytes:
+    return to_bytes(from_bytes(items) + np.uint32(by))
+
+
+NOTHING = Work()
 
 
 def work_of(request: evaluator_pb2.EvaluateRequest) -> Work:
     """The work that a request asks for.
 
     Raises:
-        InputError: a cursor's lists do not pair up.
+        InputError: its columns do not fit each other.
     """
     nodes = [(node.address, frozenset(node.partitions)) for node in request.nodes]
-    items = tuple(_item(item) for item in request.items)
-    return Work(items, tuple(_asks(item.partitions, nodes) for item in request.items))
+    return Work(tuple(_group(group, nodes) for group in request.groups))
 
 
-def _item(item: evaluator_pb2.EvaluateItem) -> TickItem:
-    return TickItem(
-        dataset=item.dataset,
-        schema_json=item.schema_json,
-        query_json=item.query_json,
-        after=cursor_from_pb(item.after),
-        sampler_json=item.sampler_json,
+def _group(
+    group: evaluator_pb2.EvaluateGroup, nodes: Sequence[tuple[str, frozenset[int]]]
+) -> Group:
+    after = sequences_from_bytes(group.after, partitions=len(group.partitions))
+    cursors = cursors_from_bytes(group.cursors, rows=len(after))
+    samplers = from_bytes(group.samplers)
+    if len(group.digests) != DIGEST_BYTES * len(cursors) or len(samplers) != len(cursors):
+        raise InputError(
+            f"expected a digest and a sampler for each of {len(cursors)} items, got "
+            f"{len(group.digests)} bytes of digests and {len(samplers)} samplers"
+        )
+    if len(samplers) and int(samplers.max()) > len(group.samplers_json):
+        raise InputError(
+            f"expected items with one of {len(group.samplers_json)} samplers, got one with "
+            f"sampler {samplers.max()}"
+        )
+    return Group(
+        dataset=group.dataset,
+        schema_json=group.schema_json,
+        partitions=np.array(group.partitions, dtype=np.int32),
+        after=after,
+        cursors=cursors,
+        digests=group.digests,
+        samplers_json=tuple(group.samplers_json),
+        samplers=samplers,
+        nodes=tuple(_asked(group.partitions, nodes)),
     )
 
 
-def _asks(
-    partitions: Iterable[int], nodes: Sequence[tuple[str, frozenset[int]]]
-) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _asked(
+    partitions: Sequence[int], nodes: Sequence[tuple[str, frozenset[int]]]
+) -> Iterator[tuple[str, Places]]:
     """Each partition is asked once, at the first node that is said to hold it."""
-    wanted, asks = set(partitions), []
+    places = {partition: place for place, partition in enumerate(partitions)}
     for address, held in nodes:
-        if some := wanted & held:
-            asks.append((address, tuple(sorted(some))))
-            wanted -= some
-    return tuple(asks)
+        some = sorted(places.pop(partition) for partition in held & places.keys())
+        if some:
+            yield address, np.array(some, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One answer of one node about one item."""
+    """Some of what became of a group; what several rows say adds up."""
 
-    item: int
-    labels: bytes = b""
-    reached: Cursor = ORIGIN
-    error: GalileoError | None = None
+    group: int
+    answer: bytes
 
 
 def packed(rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
@@ -190,7 +297,7 @@ def packed(rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
     size = 0
     for one in rows:
         held.append(one)
-        size += len(one.labels)
+        size += len(one.answer)
         if len(held) >= BATCH_ROWS_MAX or size >= BATCH_BYTES_MAX:
             yield _batch(held)
             held, size = [], 0
@@ -199,32 +306,15 @@ def packed(rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
 
 
 def _batch(rows: Sequence[Row]) -> pa.RecordBatch:
-    columns = (
-        [row.item for row in rows],
-        [row.labels for row in rows],
-        [cursor_to_pb(row.reached).SerializeToString() for row in rows],
-        [error_to_pb(row.error).SerializeToString() if row.error else b"" for row in rows],
-    )
+    columns = ([row.group for row in rows], [row.answer for row in rows])
     arrays = [pa.array(c, f.type) for c, f in zip(columns, ROW_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
 
 
-def outcomes_of(rows: pa.Table, count: int) -> list[Outcome]:
-    """What the rows of a job say about each of its `count` items.
-
-    An item that failed at one node has no labels and has reached nothing.
-    """
-    found = [Outcome()] * count
-    for one in rows.to_pylist():
-        found[one["item"]] = _joined(found[one["item"]], one)
+def outcomes_of(rows: pa.Table, groups: int) -> list[Outcome]:
+    """What the rows of a job say about each of its groups."""
+    found = [Outcome() for _ in range(groups)]
+    numbers, answers = (rows.column(name) for name in ("group", "answer"))
+    for number, answer in zip(numbers.to_pylist(), answers, strict=True):
+        found[number].MergeFromString(memoryview(answer.as_buffer()))
     return found
-
-
-def _joined(before: Outcome, one: dict[str, Any]) -> Outcome:
-    if before.error is not None:
-        return before
-    if one["error"]:
-        return Outcome(error=error_from_pb(common_pb2.ErrorValue.FromString(one["error"])))
-    reached = cursor_from_pb(common_pb2.CursorValue.FromString(one["reached"]))
-    labels = (one["labels"],) if one["labels"] else ()
-    return Outcome(before.labels + labels, before.reached.join(reached))

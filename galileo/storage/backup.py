@@ -22,6 +22,7 @@ from galileo.storage.disk import REAL_DISK, Disk, make_directory, write_all
 from galileo.storage.frame import checksum
 from galileo.storage.partition_files import Partition, check_file, check_is_node, partitions
 from galileo.storage.records import RecordDirectory, load_record, record_paths
+from galileo.storage.retention import load_mark
 from galileo.storage.segment import damaged
 from galileo.storage.store import EPOCH
 from galileo.storage.verify import ATTEMPTS_MAX, Progress, verify
@@ -195,20 +196,27 @@ class _Copying:
         place = partition.directory.relative_to(self.source)
         for _ in range(ATTEMPTS_MAX):
             with contextlib.suppress(FileNotFoundError):  # a merge replaced files meanwhile
-                return self._partition_files(partition)
+                files = self._partition_files(partition)
+                if files is not None:
+                    return files
             shutil.rmtree(self.target / place, ignore_errors=True)
         raise Unavailable(
             f"the node replaced files of {partition.directory} {ATTEMPTS_MAX} times while they "
             "were copied; try again"
         )
 
-    def _partition_files(self, partition: Partition) -> list[StoredFile]:
+    def _partition_files(self, partition: Partition) -> list[StoredFile] | None:
+        """None where retention dropped commits meanwhile: mark and files must fit together."""
+        dropped = load_mark(partition.directory).until
         paths = partition.files()
         if not paths:
             return []
         sealed = [path.relative_to(self.source) for path in paths[:-1]]
         files = [self._linked(path) if self.options.link else self._copied(path) for path in sealed]
-        return [*files, self._tail(partition, paths[-1].relative_to(self.source))]
+        files.append(self._tail(partition, paths[-1].relative_to(self.source)))
+        if partition.mark().exists():
+            files.append(self._copied(partition.mark().relative_to(self.source)))
+        return files if load_mark(partition.directory).until == dropped else None
 
     def _linked(self, path: Path) -> StoredFile:
         target = self.target / path

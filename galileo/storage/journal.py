@@ -6,32 +6,26 @@ import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
-from galileo.errors import (
-    BatchConflict,
-    DataDamaged,
-    GalileoError,
-    InputError,
-    PartitionStopped,
-)
+from galileo.errors import DataDamaged, GalileoError, InputError, PartitionStopped
 from galileo.model.schema import Schema
-from galileo.model.times import MICROS
+from galileo.model.times import MICROS, TIME_MIN_US
+from galileo.storage import retention
 from galileo.storage.batches import one_batch
 from galileo.storage.blocks import Index
+from galileo.storage.commits import Commit as Commit
+from galileo.storage.commits import Committed as Committed
+from galileo.storage.commits import FrameGroup, first_result, is_new
 from galileo.storage.disk import make_directory
 from galileo.storage.frame import (
     BATCH_MAX,
-    Buffer,
     FrameHeader,
     encode_body,
-    encode_header,
     producer_name,
 )
 from galileo.storage.merged import (
@@ -50,7 +44,8 @@ from galileo.storage.merging import (
     write_merged,
 )
 from galileo.storage.producers import ProducerIndex
-from galileo.storage.recovery import SegmentScan, scan
+from galileo.storage.recovery import Replayed, SegmentScan, scan, together
+from galileo.storage.retention import Dropped, Mark, Piece
 from galileo.storage.row_ranges import RowRanges, take_rows
 from galileo.storage.segment import Segment, SegmentMaps, damaged, segment_paths
 from galileo.storage.writer import JournalOptions, SegmentWriter
@@ -59,60 +54,18 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Replay: TypeAlias = Callable[[int, pa.RecordBatch], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """One batch of one producer, as `model.paths.index` gives it."""
-
-    producer: str
-    batch: int
-    observations: pa.Table | pa.RecordBatch
-    paths: pa.RecordBatch
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """Where a commit is. `duplicate`: it had been there before, and this is its first result."""
-
-    sequence: int
-    rows: int
-    paths: int
-    duplicate: bool
-
-
-@dataclass(slots=True)
-class _Group:
-    """Frames that are written and synced together."""
-
-    first: int
-    headers: list[FrameHeader] = field(default_factory=list)
-    buffers: list[Buffer] = field(default_factory=list)
-    batches: dict[tuple[str, int], tuple[FrameHeader, pa.Table]] = field(default_factory=dict)
-
-    @property
-    def next_sequence(self) -> int:
-        return self.first + len(self.headers)
-
-    @property
-    def size(self) -> int:
-        return sum(header.frame_bytes for header in self.headers)
-
-    def add(self, header: FrameHeader, bodies: Sequence[Buffer], observations: pa.Table) -> None:
-        self.headers.append(header)
-        self.buffers += [encode_header(header), *bodies]
-        self.batches[header.producer, header.batch] = header, observations
+Replay: TypeAlias = Callable[[Replayed], None]
 
 
 class PartitionJournal:
     """One directory of segment files. `append` excludes itself; readers never wait for it.
 
-    Invariants: sequences are 1, 2, 3 … without gaps; what a reader can see is durable.
+    Invariants: sequences are 1, 2, 3 … without gaps; what a reader can see is durable. Commits
+    1 to `dropped` are gone; all later ones are there.
 
     Attributes:
         last_sequence: of the newest commit, 0 where there is none.
-        rows_total, paths_total: over all commits.
+        rows_total, paths_total: over all commits that are there.
         torn_bytes: length of the torn tail that was cut when the journal was opened.
     """
 
@@ -137,6 +90,7 @@ class PartitionJournal:
         self._wall = wall
         self._disk = options.disk
         self._producers = ProducerIndex()
+        self._mark = retention.NOTHING_DROPPED
         self._segments: list[Segment | MergedSegment] = []
         self._maps = SegmentMaps()
         self._blocks = BlockCache()
@@ -165,7 +119,7 @@ class PartitionJournal:
             schema: of the dataset.
             partition: its number, which every frame repeats.
             options: how to write.
-            replay: called with (sequence, paths) for every commit in sequence order.
+            replay: called with all commits in sequence order, many at a time.
             wall: seconds since 1970, for the informative time in each frame.
 
         Raises:
@@ -194,6 +148,11 @@ class PartitionJournal:
         return self._writer.stopped
 
     @property
+    def dropped(self) -> int:
+        """Up to which sequence retention has dropped the commits, 0 where it has not."""
+        return self._mark.until
+
+    @property
     def bytes_on_disk(self) -> int:
         return sum(segment.length for segment in self._segments)
 
@@ -203,7 +162,8 @@ class PartitionJournal:
 
     def last_batch(self, producer: str) -> int | None:
         """The highest batch number of a producer, None where it has committed nothing."""
-        return self._producers.last_batch(producer)
+        numbers = (self._producers.last_batch(producer), self._mark.batches.last_batch(producer))
+        return max((number for number in numbers if number is not None), default=None)
 
     def append(self, commits: Sequence[Commit]) -> list[Committed | GalileoError]:
         """Commits all of `commits` with one sync; returns when they are durable.
@@ -214,14 +174,14 @@ class PartitionJournal:
             while the disk refuses. A known (producer, batch) is answered in any state.
         """
         with self._writing:
-            group = _Group(self.last_sequence + 1)
+            group = FrameGroup(self.last_sequence + 1)
             results = [self._admit(commit, group) for commit in commits]
             if not group.headers:
                 return results
             try:
                 self._writer.write(group.buffers, size=group.size, sequence=group.first)
             except PartitionStopped as error:
-                return [error if _is_new(result, group) else result for result in results]
+                return [error if is_new(result, group) else result for result in results]
             self._publish(group)
             return results
 
@@ -235,6 +195,7 @@ class PartitionJournal:
         Raises:
             DataDamaged: the stored bytes fail their checksum.
             InputError: there is no such commit, or no such row in it.
+            DataDropped: retention has dropped it.
         """
         batch = self._from_segment(sequence, lambda segment: segment.observations(sequence))
         table = pa.Table.from_batches([batch])
@@ -274,9 +235,46 @@ class PartitionJournal:
             path = write_merged(merge, disk=self._disk, pace=pace)
             if path is None:
                 return False
-            self._replace(sources, self._merged(load_index(path), path))
+            newest = max(source.newest_us for source in sources)
+            self._replace(sources, self._merged(load_index(path), path, newest=newest))
             delete_merged_sources([source.path for source in sources], disk=self._disk)
             return True
+
+    def pieces(self) -> list[Piece]:
+        """The files, oldest first."""
+        with self._writing:
+            return retention.pieces_of(self._segments, writing=self._writer.path)
+
+    def seal(self) -> None:
+        """Ends the segment that is written to, so that it can be dropped; nothing if it is empty.
+
+        Raises:
+            PartitionStopped: the disk refuses.
+        """
+        with self._writing:
+            self._writer.seal(sequence=self.last_sequence + 1)
+
+    def drop(self, until: int) -> Dropped:
+        """Drops the oldest files, as far as they hold nothing past `until` and are sealed.
+
+        Beside reads and writes. What was read before stays valid. Durable when it returns, and a
+        crash on the way leaves either nothing or all of it dropped.
+
+        Raises:
+            DataDamaged: the headers of a file cannot be read; nothing was dropped.
+            PartitionStopped: the disk refuses; nothing was dropped.
+            OSError: the disk keeps files that are dropped; the next start deletes them.
+        """
+        with self._merging:
+            files = retention.droppable(self._segments, until, writing=self._writer.path)
+            if not files:
+                return Dropped(self.dropped)
+            mark, dropped = retention.save_moved(
+                self._directory, self._mark, files, disk=self._disk
+            )
+            self._forget(files, mark, dropped)
+            retention.delete_files([file.path for file in files], disk=self._disk)
+            return dropped
 
     def close(self) -> None:
         """Ends writing and drops the memory maps; tables that were read stay valid."""
@@ -285,7 +283,21 @@ class PartitionJournal:
             self._maps.clear()
             self._blocks.clear()
 
-    # --- merging -----------------------------------------------------------------------------
+    # --- merging and dropping ----------------------------------------------------------------
+
+    def _forget(
+        self, files: Sequence[Segment | MergedSegment], mark: Mark, dropped: Dropped
+    ) -> None:
+        """From here on readers are told that the commits of these files are dropped."""
+        with self._writing:
+            self._mark = mark
+            self._segments = self._segments[len(files) :]
+            self._producers.forget(mark.until)
+            self.rows_total -= dropped.rows
+            self.paths_total -= dropped.paths
+        for file in files:
+            self._maps.forget(file.path)
+            self._blocks.forget(file.path)
 
     def _sealed(self) -> list[Segment]:
         """Segments that will not change any more, oldest first."""
@@ -302,14 +314,18 @@ class PartitionJournal:
         for source in sources:
             self._maps.forget(source.path)
 
-    def _merged(self, index: Index, path: Path) -> MergedSegment:
-        return MergedSegment(path, index, schema=self._schema, cache=self._blocks)
+    def _merged(self, index: Index, path: Path, *, newest: int = TIME_MIN_US) -> MergedSegment:
+        merged = MergedSegment(path, index, schema=self._schema, cache=self._blocks)
+        merged.newest_us = newest
+        return merged
 
     # --- recovery ----------------------------------------------------------------------------
 
     def _recover(self, replay: Replay) -> None:
         for path in unfinished_paths(self._directory):
             self._disk.unlink(path)
+        self._mark = retention.recover_mark(self._directory, disk=self._disk)
+        self.last_sequence = self.dropped
         for path in merged_paths(self._directory):
             self._recover_merged(path, replay)
         plain = segment_paths(self._directory)
@@ -331,8 +347,10 @@ class PartitionJournal:
         if index.partition != self._partition:
             reason = f"expected partition {self._partition}, got {index.partition}"
             raise damaged(path, 0, reason=reason)
-        for sequence, paths in merged.replayed():
-            replay(sequence, paths)
+        for commits in merged.replayed():
+            newest = retention.newest_us(self._schema, commits.paths)
+            merged.newest_us = max(merged.newest_us, newest)
+            replay(commits)
         self._segments.append(merged)
         self._note_merged(index)
 
@@ -351,9 +369,12 @@ class PartitionJournal:
         first = self.last_sequence + 1
         self._check_first(path, int(path.stem), first)
         plan = SegmentScan(path, self._partition, first, self._path_schema, last)
-        for frame in scan(plan):
-            self._note(frame.header, path, verified=last)
-            replay(frame.header.sequence, frame.paths)
+        for frames in together(scan(plan)):
+            for frame in frames:
+                self._note(frame.header, path, verified=last)
+            commits = Replayed.of(frames)
+            self._note_newest(retention.newest_us(self._schema, commits.paths))
+            replay(commits)
 
     def _check_first(self, path: Path, found: int, expected: int) -> None:
         if found != expected or int(path.stem) != expected:
@@ -364,12 +385,7 @@ class PartitionJournal:
 
     def _note_merged(self, index: Index) -> None:
         """Takes the commits of a merged segment into the indices, all at once."""
-        sequences = np.arange(index.commits.num_rows) + index.first_sequence
-        producers = index.commits.column("producer")
-        codes, batches = producers.indices.to_numpy(), index.commits.column("batch").to_numpy()
-        for code, producer in enumerate(producers.dictionary.to_pylist()):
-            mine = codes == code
-            self._producers.add_many(producer, batches[mine], sequences=sequences[mine])
+        self._producers.add_merged(index)
         self.rows_total += int(index.numbers("rows").sum())
         self.paths_total += int(index.numbers("paths").sum())
         self.last_sequence = index.first_sequence + index.commits.num_rows - 1
@@ -389,14 +405,22 @@ class PartitionJournal:
         self.paths_total += header.paths
         self.last_sequence = header.sequence
 
+    def _note_newest(self, newest: int) -> None:
+        self._segments[-1].newest_us = max(self._segments[-1].newest_us, newest)
+
     # --- append ------------------------------------------------------------------------------
 
-    def _admit(self, commit: Commit, group: _Group) -> Committed | GalileoError:
+    def _admit(self, commit: Commit, group: FrameGroup) -> Committed | GalileoError:
         """Answers a known batch, or encodes a new one into the group."""
         try:
             known = self._known(commit, group)
             if known is not None:
-                return _first_result(commit, *known)
+                header, stored = known
+                first = Committed(header.sequence, header.rows, header.paths, duplicate=True)
+                return first_result(commit, first, stored)
+            dropped = self._mark.batches.first_result(commit)
+            if dropped is not None:
+                return dropped
             refusal = self._writer.refusal()
             if refusal is not None:
                 return refusal
@@ -405,7 +429,7 @@ class PartitionJournal:
             return error
         return Committed(header.sequence, header.rows, header.paths, duplicate=False)
 
-    def _known(self, commit: Commit, group: _Group) -> tuple[FrameHeader, pa.Table] | None:
+    def _known(self, commit: Commit, group: FrameGroup) -> tuple[FrameHeader, pa.Table] | None:
         """The first commit of this producer and batch, with its observations."""
         if not 0 <= commit.batch <= BATCH_MAX:
             raise InputError(f"expected a batch number from 0 to 2^64-1, got {commit.batch}")
@@ -415,7 +439,7 @@ class PartitionJournal:
             return self.header(sequence), self.read(sequence)
         return group.batches.get((producer, commit.batch))
 
-    def _encode(self, commit: Commit, group: _Group) -> FrameHeader:
+    def _encode(self, commit: Commit, group: FrameGroup) -> FrameHeader:
         observations = one_batch(commit.observations, self._observation_schema, "observations")
         paths = one_batch(commit.paths, self._path_schema, "paths")
         observations_body, paths_body = encode_body(observations), encode_body(paths)
@@ -433,14 +457,16 @@ class PartitionJournal:
             paths_crc=paths_body.crc,
             observations_crc=observations_body.crc,
         )
+        group.newest_us = max(group.newest_us, retention.newest_us(self._schema, paths))
         bodies = [*paths_body.buffers, *observations_body.buffers]
         group.add(header, bodies, pa.Table.from_batches([observations]))
         return header
 
-    def _publish(self, group: _Group) -> None:
+    def _publish(self, group: FrameGroup) -> None:
         assert self._writer.path is not None, "a group was written to no file"
         for header in group.headers:
             self._note(header, self._writer.path, verified=False)
+        self._note_newest(group.newest_us)
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -456,26 +482,15 @@ class PartitionJournal:
             return read(newer)
 
     def _segment_of(self, sequence: int) -> Segment | MergedSegment:
+        if 1 <= sequence <= self.dropped:
+            raise retention.dropped_error(self._partition, sequence, until=self.dropped)
         if not 1 <= sequence <= self.last_sequence:
             raise InputError(
                 f"expected a commit sequence from 1 to {self.last_sequence}, got {sequence}",
                 last_sequence=self.last_sequence,
             )
         segments = self._segments
-        return segments[bisect_right(segments, sequence, key=attrgetter("first_sequence")) - 1]
-
-
-def _first_result(commit: Commit, known: FrameHeader, stored: pa.Table) -> Committed | GalileoError:
-    sent = commit.observations
-    if not pa.table(sent.columns, schema=sent.schema).equals(stored):
-        return BatchConflict(
-            f"producer {commit.producer!r} sent other rows as batch {commit.batch} than before "
-            f"({sent.num_rows} now, {known.rows} then); number each batch once, and give each "
-            "producer a name of its own",
-            sequence=known.sequence,
-        )
-    return Committed(known.sequence, known.rows, known.paths, duplicate=True)
-
-
-def _is_new(result: Committed | GalileoError, group: _Group) -> bool:
-    return isinstance(result, Committed) and result.sequence >= group.first
+        place = bisect_right(segments, sequence, key=attrgetter("first_sequence")) - 1
+        if place < 0:  # It was dropped since we looked.
+            raise retention.dropped_error(self._partition, sequence, until=self.dropped)
+        return segments[place]

@@ -15,9 +15,11 @@ import pyarrow as pa
 
 from galileo.errors import DataDamaged
 from galileo.model.schema import Schema
+from galileo.model.times import TIME_MIN_US
 from galileo.storage.blocks import Block, Index, decode_batch, read_index
 from galileo.storage.disk import read_at
 from galileo.storage.frame import FrameHeader, checksum
+from galileo.storage.recovery import Replayed
 from galileo.storage.segment import damaged
 
 SUFFIX = ".merged"
@@ -66,6 +68,12 @@ class BlockCache:
                 while len(self._blocks) > CACHED_BLOCKS_MAX:
                     self._blocks.popitem(last=False)
 
+    def forget(self, path: Path) -> None:
+        """Drops the blocks of a file that is deleted."""
+        with self._lock:
+            for key in [key for key in self._blocks if key[0] == path]:
+                del self._blocks[key]
+
     def clear(self) -> None:
         with self._lock:
             self._blocks.clear()
@@ -75,6 +83,9 @@ class MergedSegment:
     """One merged segment file. It never changes; any number of threads read it.
 
     Of the index it keeps 8 bytes a commit.
+
+    Attributes:
+        newest_us: the end of its newest time bucket, microseconds since 1970; set by the journal.
     """
 
     __slots__ = (
@@ -85,6 +96,7 @@ class MergedSegment:
         "_schema",
         "first_sequence",
         "length",
+        "newest_us",
         "path",
     )
 
@@ -92,6 +104,7 @@ class MergedSegment:
         self.path = path
         self.first_sequence = index.first_sequence
         self.length = index.length
+        self.newest_us = TIME_MIN_US
         self._schema = schema
         self._cache = cache
         self._blocks = index.blocks
@@ -131,16 +144,13 @@ class MergedSegment:
             self._cache.put(self.path, start, batch)
         return self._cut(batch, block, sequence, counts=self._rows)
 
-    def replayed(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(sequence, paths) of every commit in order; observations are not touched."""
+    def replayed(self) -> Iterator[Replayed]:
+        """The paths of every commit in order; observations are not touched."""
         for block in self._blocks:
             batch = self._read_paths(block)
-            counts = self._paths[block.first_commit : block.next_commit].tolist()
-            self._check_rows(batch, sum(counts), block.offset)
-            row = 0
-            for number, count in enumerate(counts):
-                yield block.first_sequence + number, batch.slice(row, count)
-                row += count
+            counts = self._paths[block.first_commit : block.next_commit]
+            self._check_rows(batch, int(counts.sum(dtype=np.int64)), block.offset)
+            yield Replayed(block.first_sequence, counts, batch)
 
     def _block_of(self, sequence: int) -> Block:
         return self._blocks[

@@ -50,11 +50,14 @@ class MergeOptions:
         bytes_min: sealed segments that hold less wait for more.
         bytes_max: that go into one merged segment.
         block_bytes: of frames that are compressed together; a read decodes a whole block.
+        span_us: by which the newest observation times of segments that become one may differ,
+            microseconds; what fits is merged then, however little it is. None: by any.
     """
 
     bytes_min: int = MERGE_BYTES_MIN
     bytes_max: int = MERGE_BYTES_MAX
     block_bytes: int = BLOCK_BYTES
+    span_us: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.bytes_min <= self.bytes_max or self.block_bytes <= 0:
@@ -99,13 +102,22 @@ class _Output:
 def due(sealed: Sequence[Segment], options: MergeOptions) -> tuple[Segment, ...]:
     """Which of the sealed segments, oldest first, are to become one; none while they are few."""
     chosen: list[Segment] = []
-    size = 0
+    size, is_complete = 0, False
     for segment in sealed:
         if chosen and size + segment.length > options.bytes_max:
             break
+        is_complete = options.span_us is not None and _span(segment, chosen) > options.span_us
+        if is_complete:
+            break
         chosen.append(segment)
         size += segment.length
-    return tuple(chosen) if size >= options.bytes_min else ()
+    return tuple(chosen) if size >= options.bytes_min or is_complete else ()
+
+
+def _span(segment: Segment, chosen: Sequence[Segment]) -> int:
+    """Between the newest times of a segment and of those before it; they may come in any order."""
+    newest = [segment.newest_us, *(one.newest_us for one in chosen)]
+    return max(newest) - min(newest)
 
 
 def write_merged(merge: Merge, *, disk: Disk, pace: Pace) -> Path | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from galileo.errors import InputError
 from galileo.storage.merged import SUFFIX as MERGED
 from galileo.storage.merged import merged_paths
+from galileo.storage.retention import mark_path
 from galileo.storage.segment import segment_paths
 from galileo.storage.segment_check import FileCheck, check_merged, check_segment
 
@@ -22,8 +23,12 @@ class Partition:
     number: int
 
     def files(self) -> list[Path]:
-        """In sequence order; the last one may be written to."""
+        """In sequence order; the last one may be written to. Dropped ones may be among them."""
         return [*merged_paths(self.directory), *segment_paths(self.directory)]
+
+    def mark(self) -> Path:
+        """The record that says how far the log is dropped; it need not be there."""
+        return mark_path(self.directory)
 
 
 def check_is_node(directory: Path) -> None:
@@ -50,6 +55,13 @@ def check_file(path: Path, partition: int, *, last: bool) -> FileCheck:
     if path.suffix == MERGED:
         return check_merged(path, partition=partition)
     return check_segment(path, partition=partition, last=last)
+
+
+def without_dropped(
+    files: list[tuple[Path, FileCheck]], until: int
+) -> list[tuple[Path, FileCheck]]:
+    """Leaves out what lies under the mark, and is about to be deleted."""
+    return [(path, found) for path, found in files if int(path.stem) > until]
 
 
 def without_replaced(files: list[tuple[Path, FileCheck]]) -> list[tuple[Path, FileCheck]]:

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from galileo.storage.blocks import Index
+
 Numbers: TypeAlias = npt.NDArray[np.integer[Any]]
 
 
@@ -51,6 +53,30 @@ class ProducerIndex:
         else:
             known.numbers.frombytes(numbers.tobytes())
             known.sequences.frombytes(places.tobytes())
+
+    def add_merged(self, index: Index) -> None:
+        """Adds all batches of a merged segment."""
+        sequences = np.arange(index.commits.num_rows) + index.first_sequence
+        producers = index.commits.column("producer")
+        codes, batches = producers.indices.to_numpy(), index.commits.column("batch").to_numpy()
+        for code, producer in enumerate(producers.dictionary.to_pylist()):
+            mine = codes == code
+            self.add_many(producer, batches[mine], sequences=sequences[mine])
+
+    def forget(self, until: int) -> None:
+        """Forgets the batches of commits up to a sequence."""
+        for producer, batches in list(self._producers.items()):
+            sequences = np.array(batches.sequences, dtype=np.uint64)
+            kept = sequences > until
+            if kept.all():
+                continue
+            numbers = np.array(batches.numbers, dtype=np.uint64)[kept]
+            if len(numbers):
+                self._producers[producer] = _Batches(
+                    array("Q", numbers.tobytes()), array("Q", sequences[kept].tobytes())
+                )
+            else:
+                del self._producers[producer]
 
     def sequence_of(self, producer: str, batch: int) -> int | None:
         batches = self._producers.get(producer)

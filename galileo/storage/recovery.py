@@ -15,15 +15,16 @@ happen to contain a frame are not taken for one.
 from __future__ import annotations
 
 import mmap
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.errors import DataDamaged
-from galileo.storage.disk import read_at
 from galileo.storage.frame import (
     ALIGNMENT,
     HEADER_BYTES_MAX,
@@ -35,9 +36,14 @@ from galileo.storage.frame import (
     decode_header,
 )
 from galileo.storage.segment import damaged
+from galileo.storage.window import Window
 
 PAGE_BYTES = 4096
-_CHECK_BYTES = 4 << 20
+WINDOW_BYTES = 64 << 10
+"""Holds many small frames; of a large one it reads little more than the header."""
+PATHS_TOGETHER = 65_536
+COMMITS_TOGETHER = 8_192
+"""So many paths or commits are replayed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,46 @@ class ScannedFrame:
     paths: pa.RecordBatch
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """Commits that a partition already has, one behind the other.
+
+    Attributes:
+        counts: how many paths each of them has, at least one commit.
+        paths: of all of them.
+    """
+
+    first_sequence: int
+    counts: npt.NDArray[np.integer[Any]]
+    paths: pa.RecordBatch
+
+    @property
+    def last_sequence(self) -> int:
+        return self.first_sequence + len(self.counts) - 1
+
+    @classmethod
+    def of(cls, frames: Sequence[ScannedFrame]) -> Replayed:
+        """The commits of consecutive frames, at least one."""
+        counts = np.array([frame.header.paths for frame in frames], dtype=np.int64)
+        batches = [frame.paths for frame in frames]
+        paths = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        return cls(frames[0].header.sequence, counts, paths)
+
+
+def together(frames: Iterable[ScannedFrame]) -> Iterator[list[ScannedFrame]]:
+    """Many frames at a time, since what is done once for all of them is done for nearly nothing."""
+    waiting: list[ScannedFrame] = []
+    paths = 0
+    for frame in frames:
+        waiting.append(frame)
+        paths += frame.header.paths
+        if paths >= PATHS_TOGETHER or len(waiting) >= COMMITS_TOGETHER:
+            yield waiting
+            waiting, paths = [], 0
+    if waiting:
+        yield waiting
+
+
 @dataclass(frozen=True, slots=True)
 class _Flaw:
     """Why no frame can be had at a place; `header` is the frame's own, if that is whole."""
@@ -81,15 +127,13 @@ def scan(plan: SegmentScan) -> Iterator[ScannedFrame]:
         DataDamaged: a frame fails its checksums, or is not the one that belongs there.
         ConfigError: a frame is of a format that this version does not know.
     """
-    with plan.path.open("rb", buffering=0) as file:
-        descriptor = file.fileno()
-        size = os.fstat(descriptor).st_size
+    with Window(plan.path, window_bytes=WINDOW_BYTES) as window:
         offset, sequence = 0, plan.sequence
-        while offset < size:
-            found = _frame(descriptor, offset, plan=plan, sequence=sequence)
+        while offset < window.size:
+            found = _frame(window, offset, plan=plan, sequence=sequence)
             if isinstance(found, _Flaw):
-                torn = plan.last and found.can_be_torn
-                if torn and is_torn(descriptor, offset, header=found.header, sequence=sequence):
+                torn, header = plan.last and found.can_be_torn, found.header
+                if torn and is_torn(window.descriptor, offset, header=header, sequence=sequence):
                     return
                 raise damaged(plan.path, offset, reason=found.reason)
             yield found
@@ -98,10 +142,10 @@ def scan(plan: SegmentScan) -> Iterator[ScannedFrame]:
 
 
 def _frame(
-    descriptor: int, offset: int, *, plan: SegmentScan, sequence: int
+    window: Window, offset: int, *, plan: SegmentScan, sequence: int
 ) -> ScannedFrame | _Flaw:
     try:
-        header = decode_header(read_at(descriptor, HEADER_BYTES_MAX, offset=offset))
+        header = decode_header(window.bytes_at(offset, HEADER_BYTES_MAX))
     except DataDamaged as flaw:
         return _Flaw(flaw.message, None)
     if (header.partition, header.sequence) != (plan.partition, sequence):
@@ -111,37 +155,30 @@ def _frame(
         )
         return _Flaw(reason, header, can_be_torn=False)
     try:
-        return ScannedFrame(header, _paths(descriptor, offset, plan=plan, header=header))
+        return ScannedFrame(header, _paths(window, offset, plan=plan, header=header))
     except DataDamaged as flaw:
         return _Flaw(flaw.message, header)
 
 
 def _paths(
-    descriptor: int, offset: int, *, plan: SegmentScan, header: FrameHeader
+    window: Window, offset: int, *, plan: SegmentScan, header: FrameHeader
 ) -> pa.RecordBatch:
     """The paths of a frame, after all checks of its bodies."""
-    size = os.fstat(descriptor).st_size - offset
-    if header.frame_bytes > size:
+    start, size = offset + header.header_bytes, window.size - offset
+    bodies = header.paths_bytes + header.observations_bytes
+    if offset + size < start + bodies:
         raise DataDamaged(f"expected a frame of {header.frame_bytes} bytes, the file has {size}")
-    data = read_at(descriptor, header.paths_bytes, offset=offset + header.paths_offset)
+    data = window.all_bytes_at(start, header.paths_bytes)
     if checksum([data]) != header.paths_crc:
         raise DataDamaged("the checksum of the paths is wrong")
     if plan.last:
-        _check_observations(descriptor, offset + header.observations_offset, header=header)
+        found = window.checksum(start + header.paths_bytes, header.observations_bytes)
+        if found != header.observations_crc:
+            raise DataDamaged("the checksum of the observations is wrong")
     paths = decode_body(pa.py_buffer(data), plan.path_schema)
     if paths.num_rows != header.paths:
         raise DataDamaged(f"expected {header.paths} paths, got {paths.num_rows}")
     return paths
-
-
-def _check_observations(descriptor: int, start: int, *, header: FrameHeader) -> None:
-    end = start + header.observations_bytes
-    parts = (
-        read_at(descriptor, min(_CHECK_BYTES, end - place), offset=place)
-        for place in range(start, end, _CHECK_BYTES)
-    )
-    if checksum(parts) != header.observations_crc:
-        raise DataDamaged("the checksum of the observations is wrong")
 
 
 def is_torn(descriptor: int, offset: int, *, header: FrameHeader | None, sequence: int) -> bool:

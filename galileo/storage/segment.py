@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from galileo.errors import DataDamaged
 from galileo.model.schema import Schema
+from galileo.model.times import TIME_MIN_US
 from galileo.storage.disk import read_at
 from galileo.storage.frame import (
     HEADER_BYTES_MAX,
@@ -52,9 +53,21 @@ class Segment:
     """One segment file: its committed frames and which of them were verified.
 
     One thread adds; any number of threads read what was added before.
+
+    Attributes:
+        newest_us: the end of its newest time bucket, microseconds since 1970; set by the journal.
     """
 
-    __slots__ = ("_maps", "_offsets", "_schema", "_verified", "first_sequence", "length", "path")
+    __slots__ = (
+        "_maps",
+        "_offsets",
+        "_schema",
+        "_verified",
+        "first_sequence",
+        "length",
+        "newest_us",
+        "path",
+    )
 
     def __init__(
         self, path: Path, *, first_sequence: int, schema: Schema, maps: SegmentMaps
@@ -62,6 +75,7 @@ class Segment:
         self.path = path
         self.first_sequence = first_sequence
         self.length = 0
+        self.newest_us = TIME_MIN_US
         self._schema = schema
         self._maps = maps
         self._offsets = array("Q")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from galileo.errors import ConfigError, DataDamaged
 from galileo.storage.blocks import Block, read_index
@@ -17,7 +20,19 @@ from galileo.storage.frame import (
     decode_header,
 )
 from galileo.storage.recovery import is_torn
+from galileo.storage.sound_frames import sound_frames
 from galileo.storage.window import WINDOW_BYTES, Window
+
+SMALL_BYTES = 32 << 10
+"""Frames up to here are looked at in memory, whole; so much of a window is at most read again."""
+
+PIECE_BYTES = 16 << 20
+"""Of a merged segment that one thread checks at a time."""
+
+RunPieces: TypeAlias = Callable[
+    [Callable[[Sequence[Block]], Any], Iterable[Sequence[Block]]], Iterable[Any]
+]
+"""Like `map`: results in the order of the pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,30 +97,63 @@ def check_segment(
         first = int(path.stem)
         walk = _Walk(window, partition, last, FileCheck(window.size, first), first)
         while walk.offset < window.size:
-            _check_frame(walk, path)
+            _pass_sound_frames(walk)
+            if walk.offset < window.size:
+                _check_frame(walk, path)
         return walk.found
 
 
-def check_merged(path: Path, *, partition: int, window_bytes: int = WINDOW_BYTES) -> FileCheck:
-    """Reads all of a merged segment and compares it with its checksums; errors as above."""
-    with Window(path, window_bytes=window_bytes) as window:
-        found = FileCheck(window.size, None)
-        try:
-            index = read_index(path)
-        except FileNotFoundError:
-            raise
-        except (DataDamaged, OSError) as error:
-            found.flaws.append(Flaw(window.size, None, f"no index: {error}"))
-            return found
-        found.next_sequence = index.first_sequence + index.commits.num_rows
-        if (index.partition, index.first_sequence) != (partition, int(path.stem)):
-            place = f"sequence {index.first_sequence} of partition {index.partition}"
-            found.flaws.append(Flaw(0, None, f"its place is not here but at {place}"))
-        for block in index.blocks:
-            flaws = list(_block_flaws(window, block))
-            found.commits += 0 if flaws else block.entry.commits
-            found.flaws += flaws
+def check_merged(
+    path: Path, *, partition: int, window_bytes: int = WINDOW_BYTES, run: RunPieces = map
+) -> FileCheck:
+    """Reads all of a merged segment and compares it with its checksums; errors as above.
+
+    Compressed bytes are not decoded: a checksum covers each of them.
+
+    Args:
+        path: of the file; its name says its first sequence.
+        partition: that it must be of.
+        window_bytes: read at a time.
+        run: applies a function to pieces of the file, in threads where it likes.
+    """
+    found = FileCheck(path.stat().st_size, None)
+    try:
+        index = read_index(path)
+    except FileNotFoundError:
+        raise
+    except (DataDamaged, OSError) as error:
+        found.flaws.append(Flaw(found.size, None, f"no index: {error}"))
         return found
+    found.next_sequence = index.first_sequence + index.commits.num_rows
+    if (index.partition, index.first_sequence) != (partition, int(path.stem)):
+        place = f"sequence {index.first_sequence} of partition {index.partition}"
+        found.flaws.append(Flaw(0, None, f"its place is not here but at {place}"))
+    check = functools.partial(_check_blocks, path, window_bytes=window_bytes)
+    for commits, flaws in run(check, _pieces(index.blocks)):
+        found.commits += commits
+        found.flaws += flaws
+    return found
+
+
+def _pieces(blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
+    """Consecutive blocks of about `PIECE_BYTES` together."""
+    starts = [block.offset // PIECE_BYTES for block in blocks]
+    edges = [n for n in range(1, len(blocks)) if starts[n] != starts[n - 1]]
+    for start, stop in itertools.pairwise([0, *edges, len(blocks)]):
+        yield blocks[start:stop]
+
+
+def _check_blocks(
+    path: Path, blocks: Sequence[Block], *, window_bytes: int
+) -> tuple[int, list[Flaw]]:
+    """How many commits are sound, and what is wrong with the others."""
+    commits, found = 0, []
+    with Window(path, window_bytes=window_bytes) as window:
+        for block in blocks:
+            flaws = list(_block_flaws(window, block))
+            commits += 0 if flaws else block.entry.commits
+            found += flaws
+    return commits, found
 
 
 def _block_flaws(window: Window, block: Block) -> Iterator[Flaw]:
@@ -127,6 +175,23 @@ def _block_flaws(window: Window, block: Block) -> Iterator[Flaw]:
             right, reason = False, f"the disk cannot read the {what} to sequence {last}: {error}"
         if not right:
             yield Flaw(offset, block.first_sequence, reason)
+
+
+def _pass_sound_frames(walk: _Walk) -> None:
+    """Moves behind all sound frames that are small; larger ones lose nothing one by one."""
+    while walk.offset < walk.window.size:
+        try:
+            memory, place = walk.window.loaded(walk.offset, SMALL_BYTES)
+        except OSError:
+            return
+        end, sequence = sound_frames(
+            memory, place, partition=walk.partition, sequence=walk.sequence
+        )
+        if end == place:
+            return
+        walk.found.commits += sequence - walk.sequence
+        walk.offset += end - place
+        walk.sequence = walk.found.next_sequence = sequence
 
 
 def _check_frame(walk: _Walk, path: Path) -> None:

@@ -4,6 +4,8 @@ lock                                      held while a process uses the director
 node/epoch.record                         how often the directory was opened
 datasets/<dataset>.record                 the schema, JSON
 journals/<dataset>/<partition>/*.segment  the commits
+journals/<dataset>/<partition>/*.merged   older ones, compressed
+journals/<dataset>/<partition>/dropped.record  up to where retention has dropped them
 records/<kind>/<name>.record              small values of other layers
 """
 
@@ -16,8 +18,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-import pyarrow as pa
-
 from galileo.errors import (
     Bug,
     ConfigError,
@@ -29,14 +29,15 @@ from galileo.model.schema import Schema
 from galileo.storage.disk import make_directory
 from galileo.storage.journal import PartitionJournal
 from galileo.storage.records import RecordDirectory, record_name
+from galileo.storage.recovery import Replayed
 from galileo.storage.segment import damaged
 from galileo.storage.writer import JournalOptions
 
 PARTITION_MAX = 2**31 - 1
 EPOCH = "epoch"
 
-StoreReplay: TypeAlias = Callable[[str, int, int, pa.RecordBatch], None]
-"""Called with (dataset, partition, sequence, paths)."""
+StoreReplay: TypeAlias = Callable[[str, int, Replayed], None]
+"""Called with (dataset, partition, commits)."""
 
 
 class Store:
@@ -253,15 +254,15 @@ class Store:
             schema=schema,
             partition=partition,
             options=self._options,
-            replay=lambda sequence, paths: replay(dataset, partition, sequence, paths),
+            replay=lambda replayed: replay(dataset, partition, replayed),
             wall=self._wall,
         )
         self._journals[dataset, partition] = journal
         return journal
 
 
-def _nothing_to_replay(dataset: str, partition: int, sequence: int, _: pa.RecordBatch) -> None:
+def _nothing_to_replay(dataset: str, partition: int, replayed: Replayed) -> None:
     raise Bug(
         f"expected an empty journal for partition {partition} of {dataset!r}, got sequence "
-        f"{sequence}: it appeared on disk after Store.recover"
+        f"{replayed.first_sequence}: it appeared on disk after Store.recover"
     )

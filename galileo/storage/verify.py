@@ -7,21 +7,25 @@ at, and a file that it replaced meanwhile is looked for again.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from galileo.errors import DataDamaged, Unavailable
+from galileo.storage.merged import SUFFIX as MERGED
 from galileo.storage.partition_files import (
     Partition,
     check_file,
     check_is_node,
     partitions,
+    without_dropped,
     without_replaced,
 )
 from galileo.storage.records import load_record, record_paths
-from galileo.storage.segment_check import FileCheck, Flaw
+from galileo.storage.retention import load_mark
+from galileo.storage.segment_check import FileCheck, Flaw, check_merged
 
 THREADS = 2
 ATTEMPTS_MAX = 5
@@ -72,10 +76,15 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """The files of one partition, in sequence order, each with what was found."""
+    """The files of one partition, in sequence order, each with what was found.
+
+    Attributes:
+        dropped: up to which commit the log is dropped.
+    """
 
     partition: Partition
     files: list[tuple[Path, FileCheck]]
+    dropped: int
 
 
 def verify(directory: Path, *, progress: Progress | None = None, threads: int = THREADS) -> Report:
@@ -84,7 +93,7 @@ def verify(directory: Path, *, progress: Progress | None = None, threads: int = 
     Args:
         directory: of a node, running or not.
         progress: told how many bytes were read.
-        threads: that read files at the same time.
+        threads: that read at the same time, files or pieces of them.
 
     Raises:
         InputError: this is no node's directory.
@@ -92,9 +101,12 @@ def verify(directory: Path, *, progress: Progress | None = None, threads: int = 
     check_is_node(directory)
     damages, files, size = _check_records(directory)
     commits = torn_bytes = 0
-    with ThreadPoolExecutor(threads, thread_name_prefix="verify") as executor:
-        for partition in partitions(directory):
-            checked = _check_partition(partition, executor, progress or _untold)
+    with (
+        ThreadPoolExecutor(threads, thread_name_prefix="verify") as executor,
+        ThreadPoolExecutor(threads, thread_name_prefix="verify-partitions") as waiting,
+    ):
+        check = functools.partial(_check_partition, executor=executor, progress=progress or _untold)
+        for checked in waiting.map(check, partitions(directory)):
             damages += _damages(checked)
             files += len(checked.files)
             size += sum(found.size for _, found in checked.files)
@@ -118,9 +130,9 @@ def _untold(_: int) -> None:
 
 
 def _check_partition(
-    partition: Partition, executor: ThreadPoolExecutor, progress: Progress
+    partition: Partition, *, executor: ThreadPoolExecutor, progress: Progress
 ) -> _Checked:
-    for _ in range(ATTEMPTS_MAX):
+    for attempt in range(1, ATTEMPTS_MAX + 1):
         paths = partition.files()
 
         def check(path: Path, last: Path | None = paths[-1] if paths else None) -> FileCheck:
@@ -129,18 +141,49 @@ def _check_partition(
             return found
 
         with contextlib.suppress(FileNotFoundError):
-            files = list(zip(paths, executor.map(check, paths), strict=True))
-            return _Checked(partition, without_replaced(files))
+            plain = executor.map(check, [path for path in paths if path.suffix != MERGED])
+            merged = [
+                _check_merged(path, partition, executor=executor, progress=progress)
+                for path in paths
+                if path.suffix == MERGED
+            ]
+            files = list(zip(paths, [*merged, *plain], strict=True))
+            # Looked at last: a file that is missing here may be one that was dropped meanwhile.
+            dropped = _dropped(partition)
+            left = without_dropped(without_replaced(files), dropped)
+            if left or not dropped or attempt == ATTEMPTS_MAX:
+                return _Checked(partition, left, dropped)
     raise Unavailable(
         f"the node replaced files of {partition.directory} {ATTEMPTS_MAX} times while they were "
         "read; try again"
     )
 
 
+def _check_merged(
+    path: Path, partition: Partition, *, executor: ThreadPoolExecutor, progress: Progress
+) -> FileCheck:
+    """In pieces, since it may be large, and the only one."""
+    found = check_merged(path, partition=partition.number, run=executor.map)
+    progress(found.size)
+    return found
+
+
+def _dropped(partition: Partition) -> int:
+    """Up to which commit the log is dropped; damage of the record itself is told as such."""
+    try:
+        return load_mark(partition.directory).until
+    except DataDamaged:
+        return 0
+
+
 def _damages(checked: _Checked) -> list[Damage]:
-    """Of each file, and of the row of files: a missing one is damage too."""
+    """Of each file, and of the row of files: a missing one is damage too, a dropped one not."""
     damages = []
-    expected: int | None = 1
+    expected: int | None = checked.dropped + 1
+    if checked.dropped and not checked.files:
+        reason = f"the log is dropped up to {checked.dropped}, the file behind that is missing"
+        mark = checked.partition.mark()
+        damages.append(_damage(checked.partition, mark, Flaw(0, expected, reason)))
     for path, found in checked.files:
         if expected not in (None, int(path.stem)):
             reason = f"expected the file of sequence {expected} next; one is missing or misplaced"
@@ -162,9 +205,10 @@ def _damage(partition: Partition, path: Path, flaw: Flaw) -> Damage:
 
 
 def _check_records(directory: Path) -> tuple[list[Damage], int, int]:
-    """Damages, number of files and bytes of the small records, node and schemas among them."""
+    """Damages, number of files and bytes of the small records: node, schemas, marks, others."""
     damages, files, size = [], 0, 0
     places = [directory / "node", directory / "datasets", *sorted(directory.glob("records/*"))]
+    places += [partition.directory for partition in partitions(directory)]
     for path in (path for place in places for path in record_paths(place)):
         try:
             size += len(load_record(path) or b"")

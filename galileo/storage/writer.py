@@ -130,6 +130,26 @@ class SegmentWriter:
         self.length += size
         self.stopped = self._retry_at = None
 
+    def seal(self, *, sequence: int) -> None:
+        """Ends the segment, unless it is empty; the next group goes into a new one.
+
+        Args:
+            sequence: of the next group; names the new segment.
+
+        Raises:
+            PartitionStopped: the disk refuses; where nothing was lost the old one goes on.
+        """
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+        if self._descriptor is None or self.length == 0:
+            return
+        try:
+            self._undo()
+            self._roll(sequence)
+        except OSError as error:
+            raise self._refusal(f"a new segment cannot be made: {error}") from error
+
     def close(self) -> None:
         self.stopped, self._retry_at = "it is closed", None
         if self._descriptor is not None:

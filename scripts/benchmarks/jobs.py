@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import psutil
 import pyarrow as pa
 
@@ -19,17 +20,21 @@ from galileo.client import Client
 from galileo.cursor import Cursor
 from galileo.dht.placement import partitions_by_node
 from galileo.dht.topology import Topology
+from galileo.matches import to_bytes
 from galileo.model.schema import Schema
 from galileo.query import parse
+from galileo.query.standing.digests import digest
 from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.scans import Scanner
 from galileo.spark.tick import Work, work_of
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, table_of
-from galileo.wire.pb import evaluator_pb2
+from galileo.wire.channel import open_channel
+from galileo.wire.matched import part_from_pb, sequences_to_bytes
+from galileo.wire.pb import evaluator_pb2, storage_pb2, storage_pb2_grpc
 
 DATASET = "nam"
 TIMEOUT_S = 120.0
 JOBS_UNTIMED = 3
+STOOD_TOGETHER = 2_000
 JOBS_PER_RUN = 4
 
 
@@ -80,29 +85,46 @@ def of_queries(
 def _request(
     client: Client, texts: Sequence[str], *, after: Cursor
 ) -> evaluator_pb2.EvaluateRequest:
-    """As a coordinator asks, for all partitions."""
+    """As a coordinator asks, for all partitions; the nodes have the queries then."""
     schema, topology = client.schema(DATASET), Topology.from_json(client.topology_json())
-    owned = partitions_by_node(topology)
-    return evaluator_pb2.EvaluateRequest(
-        nodes=[
-            evaluator_pb2.NodeAddress(
-                name=node.name, address=node.address, partitions=sorted(owned[node.name])
-            )
-            for node in topology.nodes
-        ],
-        items=[
-            evaluator_pb2.EvaluateItem(
-                ccq_id=f"ccq-{number}",
-                term=1,
-                dataset=DATASET,
-                schema_json=schema.to_json(),
-                query_json=parse(text, schema).to_json(),
-                after=cursor_to_pb(after),
-                partitions=topology.partitions,
-            )
-            for number, text in enumerate(texts)
-        ],
+    queries = [parse(text, schema).to_json() for text in texts]
+    asyncio.run(stood(topology, schema.name, queries))
+    return request_of(topology, schema, queries, after=after)
+
+
+async def stood(topology: Topology, dataset: str, queries: Sequence[str]) -> None:
+    """Has all nodes index queries."""
+    for node in topology.nodes:
+        channel = open_channel(node.address)
+        stub = storage_pb2_grpc.StorageStub(channel)
+        for start in range(0, len(queries), STOOD_TOGETHER):
+            some = queries[start : start + STOOD_TOGETHER]
+            request = storage_pb2.StandRequest(dataset=dataset, queries_json=some)
+            await stub.Stand(request, timeout=TIMEOUT_S)
+        await channel.close()
+
+
+def request_of(
+    topology: Topology, schema: Schema, queries: Sequence[str], *, after: Cursor
+) -> evaluator_pb2.EvaluateRequest:
+    """Asks for what all partitions have for each query after one cursor."""
+    owned, partitions = partitions_by_node(topology), sorted(topology.partitions)
+    nodes = [
+        evaluator_pb2.NodeAddress(
+            name=node.name, address=node.address, partitions=sorted(owned[node.name])
+        )
+        for node in topology.nodes
+    ]
+    group = evaluator_pb2.EvaluateGroup(
+        dataset=schema.name,
+        schema_json=schema.to_json(),
+        partitions=partitions,
+        after=sequences_to_bytes(np.array([[after[p] for p in partitions]], dtype=np.int64)),
+        cursors=to_bytes(np.zeros(len(queries), dtype=np.uint32)),
+        digests=b"".join(map(digest, queries)),
+        samplers=to_bytes(np.zeros(len(queries), dtype=np.uint32)),
     )
+    return evaluator_pb2.EvaluateRequest(nodes=nodes, groups=[group])
 
 
 def _timed(
@@ -147,19 +169,22 @@ async def _call(
     started = time.perf_counter()
     reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
     elapsed = time.perf_counter() - started
-    _check(reply, Schema.from_json(request.items[0].schema_json), labels=labels)
+    _check(reply, Schema.from_json(request.groups[0].schema_json), labels=labels)
     return reply.job_s, elapsed
 
 
 def _scan(scanner: Scanner, work: Work) -> None:
-    scanner.fetch(work.shares(), work.items, timeout_s=TIMEOUT_S)
+    scanner.fetch(work.shares(), work.groups, timeout_s=TIMEOUT_S)
 
 
 def _check(reply: evaluator_pb2.EvaluateReply, schema: Schema, *, labels: int) -> None:
-    chunks = [chunk for result in reply.results for chunk in result.labels]
-    found = table_of(chunks, schema.label_schema).num_rows
-    reached = {str(cursor_from_pb(result.reached)) for result in reply.results}
-    errors = {result.error.message for result in reply.results if result.HasField("error")}
+    (answer,) = reply.answers
+    parts = [part_from_pb(part, schema.label_schema) for part in answer.parts]
+    found = sum(len(part.matches) for part in parts)
+    reached = {str(part.reached) for part in parts}
+    errors = {failure.error.message for failure in answer.failures}
+    if answer.unknown:
+        errors.add("some queries are not known to the nodes")
     if found != labels or errors:
         raise AssertionError(
             f"expected a job to find {labels:,} labels, it found {found:,}, "

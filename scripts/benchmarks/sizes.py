@@ -17,6 +17,8 @@ class Sizes:
         paths_per_batch, paths_new: of an insert, and of what is new in a delta.
         stride: of the generated forecast's grid.
         ingest: (observations in a batch, batches) of each way to ingest.
+        blocks: (blocks in a batch, batches) that are ingested.
+        copied: (observations in a batch, batches) that are ingested beside COPY.
         labels: results of which the size is taken.
         preload_rows: observations stored before cycles are timed.
         job_labels: found by one job of one query.
@@ -26,6 +28,13 @@ class Sizes:
         update_rows: observations that make an update.
         fetches: labels that are fetched.
         fetch_answers: in how many updates, where it is not one.
+        growth, growth_results: stored observations, and labels fetched at each of these sizes.
+        idle_ccqs, idle_s: continuous queries that have nothing to do, and for how long to look.
+        verify: (observations in a commit, commits) of each store that is verified.
+        recovery: (paths in a commit, commits, whether merged) of each store that is recovered.
+        stream_labels: of the answer that is streamed.
+        standing_polygons, standing_boxes: standing queries, each against `standing_rows` new rows.
+        clients, clients_s: that work at the same time, and for how many seconds.
     """
 
     runs: int = 5
@@ -35,7 +44,9 @@ class Sizes:
     paths_new: int = 1_000
     stride: int = 1
     ingest: tuple[tuple[int, int], ...] = ((65_536, 4), (1_000, 100))
-    labels: tuple[int, ...] = (10_000, 100_000)
+    blocks: tuple[int, int] = (500, 16)
+    copied: tuple[int, int] = (65_536, 4)
+    labels: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
     preload_rows: int = 200_000
     job_labels: tuple[int, ...] = (0, 1_000, 100_000)
     job_queries: int = 1_000
@@ -43,8 +54,24 @@ class Sizes:
     intervals_s: tuple[float, ...] = (0.25, 0.5, 1.0)
     updates: int = 20
     update_rows: int = 1_000
-    fetches: tuple[int, ...] = (1_000, 100_000, 1_000_000)
+    fetches: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
     fetch_answers: int = 20
+    growth: tuple[int, ...] = (100_000, 1_000_000, 10_000_000)
+    growth_results: int = 10_000
+    idle_ccqs: tuple[int, ...] = (0, 100, 1_000)
+    idle_s: float = 30.0
+    verify: tuple[tuple[int, int], ...] = ((10_000, 400), (1_000, 4_000), (10, 100_000))
+    recovery: tuple[tuple[int, int, bool], ...] = (
+        (10_000, 1_000, False),
+        (100, 100_000, False),
+        (100, 100_000, True),
+    )
+    stream_labels: int = 5_000_000
+    standing_polygons: int = 20_000
+    standing_boxes: int = 100_000
+    standing_rows: int = 100_000
+    clients: int = 20
+    clients_s: float = 60.0
 
 
 FULL = Sizes()
@@ -55,6 +82,8 @@ QUICK = Sizes(
     paths_new=200,
     stride=4,
     ingest=((4_096, 2), (500, 4)),
+    blocks=(10, 3),
+    copied=(1_000, 2),
     labels=(1_000, 4_000),
     preload_rows=10_000,
     job_labels=(0, 1_000),
@@ -65,6 +94,18 @@ QUICK = Sizes(
     update_rows=200,
     fetches=(1_000, 5_000),
     fetch_answers=5,
+    growth=(5_000, 20_000),
+    growth_results=500,
+    idle_ccqs=(0, 5),
+    idle_s=2.0,
+    verify=((500, 20),),
+    recovery=((200, 50, True),),
+    stream_labels=40_000,
+    standing_polygons=40,
+    standing_boxes=400,
+    standing_rows=2_000,
+    clients=4,
+    clients_s=3.0,
 )
 
 

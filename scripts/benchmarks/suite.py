@@ -8,15 +8,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks import (
+    clients,
     cycle,
     fetch,
+    fetch_growth,
     graph_duckdb,
     graph_insert,
     graph_query,
     graph_scale,
+    idle,
     ingest,
+    ingest_blocks,
+    ingest_postgis,
     label_size,
+    recovery,
     spatial_postgis,
+    standing,
+    streaming,
+    verify,
 )
 from benchmarks.figures import Figure, quantity
 from benchmarks.machine import Machine
@@ -38,14 +47,23 @@ AREAS = (
     Area("query", "Querying the metadata graph", graph_query.measure),
     Area("labels", "Size of results", label_size.measure),
     Area("ingest", "Ingesting durably", ingest.measure),
+    Area("blocks", "Ingesting blocks of 8 KB durably", ingest_blocks.measure),
     Area("cycle", "From a commit to the client that watches", cycle.measure),
     Area("fetch", "Fetching cached results", fetch.measure),
+    Area("idle", "A cluster that has nothing to do", idle.measure),
+    Area("streaming", "Streaming large answers", streaming.measure),
+    Area("clients", "Many clients at once", clients.measure),
+    Area("verify", "Checking every stored byte", verify.measure),
+    Area("recovery", "Starting again with what is stored", recovery.measure),
 )
 
 # Long, or in need of other software; they run when they are named.
 COMPARISONS = (
+    Area("growth", "Fetching while the store grows", fetch_growth.measure),
     Area("duckdb", "The metadata graph beside DuckDB", graph_duckdb.measure),
     Area("scale", "What grows with the metadata graph", graph_scale.measure),
+    Area("copy", "Ingesting beside PostGIS COPY", ingest_postgis.measure),
+    Area("standing", "Very many standing queries", standing.measure),
     Area("postgis", "Polygons and circles beside PostGIS", spatial_postgis.measure),
 )
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections.abc import Iterator
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
 import galileo
+from galileo.testing.faults.ledger import Ledger, Producer, numbered_schema
+from galileo.testing.faults.nodes import wait_until
 
 ROUNDS = 10
 ROWS = 400
-START_US = 1_393_632_000_000_000
 
 
 @pytest.fixture(scope="module")
@@ -23,70 +20,26 @@ def fragile() -> Iterator[galileo.LocalCluster]:
         yield running
 
 
-def numbered(first: int, rng: np.random.Generator) -> pa.Table:
-    """Observations that carry their own number, all over the world."""
-    return pa.table(
-        {
-            "latitude": rng.uniform(-80, 80, ROWS),
-            "longitude": rng.uniform(-180, 180, ROWS),
-            "time": pa.array(
-                START_US + rng.integers(0, 86_400_000_000, ROWS), pa.timestamp("us", tz="UTC")
-            ),
-            "temperature": rng.normal(283, 12, ROWS),
-            "number": np.arange(first, first + ROWS),
-        }
-    )
-
-
-class Producer(threading.Thread):
-    """Ingests numbered tables until it is told to stop; remembers what was acknowledged."""
-
-    def __init__(self, cluster: galileo.LocalCluster, dataset: str) -> None:
-        super().__init__(daemon=True)
-        self.acknowledged = 0
-        self.stopping = threading.Event()
-        self.failure: BaseException | None = None
-        self._client = cluster.client(patience="120s")
-        self._dataset = dataset
-
-    def run(self) -> None:
-        rng = np.random.default_rng(3)
-        try:
-            for batch in itertools.count():
-                if self.stopping.is_set():
-                    return
-                table = numbered(batch * ROWS, rng)
-                assert self._client.ingest(self._dataset, table).rows == ROWS
-                self.acknowledged += ROWS
-        except BaseException as error:
-            self.failure = error
-
-
 @pytest.mark.timeout(280)
 def test_acknowledged_observations_survive_ten_kills_and_none_is_there_twice(
     fragile: galileo.LocalCluster,
 ) -> None:
     client = fragile.client(patience="60s")
-    features = [
-        galileo.Feature("temperature", unit="K"),
-        galileo.Feature("number", type="int", indexed=False),
-    ]
-    client.create_dataset(galileo.Schema("numbered", features, geohash_precision=4))
-    producer = Producer(fragile, "numbered")
+    client.create_dataset(numbered_schema("numbered"))
+    ledger = Ledger("numbered", rows=ROWS)
+    producer = Producer(ledger, fragile.client(patience="120s"))
     producer.start()
     for round_number in range(ROUNDS):
-        seen = producer.acknowledged
-        while producer.acknowledged < seen + 2 * ROWS and producer.failure is None:
-            threading.Event().wait(0.01)
+        enough = ledger.acknowledged + 2 * ROWS
+        wait_until(
+            lambda enough=enough: ledger.acknowledged >= enough or producer.failure is not None,
+            what="two acknowledgements",
+        )
         node = fragile.nodes[round_number % len(fragile.nodes)]
         node.kill()
         node.restart()
-    producer.stopping.set()
-    producer.join(timeout=120)
+    producer.stop()
 
-    assert producer.failure is None
-    labels = client.query("numbered")
-    assert labels.complete
-    numbers = client.read(labels).column("number").to_numpy()
-    assert len(numbers) == producer.acknowledged > ROUNDS * ROWS
-    assert np.array_equal(np.sort(numbers), np.arange(producer.acknowledged))
+    audit = ledger.audit(client)
+    assert audit.clean
+    assert audit.found == audit.acknowledged == ledger.acknowledged > ROUNDS * ROWS

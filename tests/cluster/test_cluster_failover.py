@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -9,11 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 import galileo
 from galileo import samplers
+from galileo.cli.main import main
 from galileo.client import Client, Labels, Update
-from galileo.errors import TryAgain
+from galileo.errors import InputError, TryAgain
 from galileo.generate import NamLike
 from galileo.labels import LabelSet
 from galileo.spark.runtime import RuntimeDir
@@ -214,6 +217,55 @@ def test_a_partial_initial_result_is_completed_when_the_node_is_back(
     assert identities(Labels.concat(schema, got)) == identities(whole)
     assert sum(map(len, got)) == len(whole)
     client.cancel(ccq.id)
+
+
+def test_a_drained_coordinator_is_stopped_without_a_gap(
+    fragile: galileo.LocalCluster,
+) -> None:
+    """The watch goes on at the next coordinator before the node is stopped, and not after it."""
+    client = fragile.client(patience="60s")
+    client.create_dataset(galileo.Schema("drained", [galileo.Feature("value")]))
+    ccq = client.submit("drained", "value > 0.5", interval="250ms", expiration="10m")
+    reader = Reader(fragile.client(patience="60s"), ccq)
+    reader.start()
+    started = time.monotonic()
+    _ingest_values(client, "drained", 500, seed=4)
+    reader.wait_for_next(started, FIRST_UPDATE_TIMEOUT_S)
+    words = ["--node", fragile.addresses[0], "drain", ccq.coordinator, "--json"]
+    done = CliRunner().invoke(main, words)
+    assert json.loads(done.output) == {"node": ccq.coordinator, "draining": True}
+    states = {node.name: node for node in client.status().nodes}
+    assert states[ccq.coordinator].state == "draining"
+    assert states[ccq.coordinator].ccqs_coordinated == 0
+    assert client.status().complete
+    (now,) = [one.coordinator for one in client.list_ccqs() if one.id == ccq.id]
+    assert now != ccq.coordinator
+    _ingest_values(client, "drained", 500, seed=5)
+    reader.wait_for_next(reader.updates[-1][0], UPDATE_TIMEOUT_S)
+    node = fragile.node(ccq.coordinator)
+    node.stop()
+    node.restart()
+    _ingest_values(client, "drained", 500, seed=6)
+    wanted = identities(client.query("drained", "value > 0.5"))
+    deadline = time.monotonic() + UPDATE_TIMEOUT_S
+    while sum(len(update.labels) for _, update in reader.updates) < len(wanted):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    got = [one for _, update in reader.updates for one in identities(update.labels)]
+    assert sorted(got) == sorted(wanted)
+    assert client.status().nodes[fragile.nodes.index(node)].state == "up"
+    client.cancel(ccq.id)
+
+
+def test_draining_is_undone_and_asks_for_a_node_that_exists(
+    fragile: galileo.LocalCluster,
+) -> None:
+    client = fragile.client()
+    client.drain("node-2")
+    client.drain("node-2", undo=True)
+    assert [node.state for node in client.status().nodes] == ["up"] * 3
+    with pytest.raises(InputError, match=r"one of node-1, node-2, node-3; got 'node-9'"):
+        client.drain("node-9")
 
 
 def test_a_cluster_that_stops_takes_its_evaluator_along() -> None:

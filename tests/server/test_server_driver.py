@@ -14,7 +14,7 @@ from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq, Failure, Record
 from galileo.clock import SystemClock
 from galileo.cursor import ORIGIN, Cursor
-from galileo.dht.membership import Membership
+from galileo.dht.membership import Membership, MembershipOptions
 from galileo.election.messages import Poll
 from galileo.errors import Overloaded
 from galileo.samplers import SamplerSpec
@@ -285,3 +285,29 @@ async def test_a_mistake_of_the_machine_ends_the_driver(bench: Bench) -> None:
     with pytest.raises(ExceptionGroup) as ended:
         await driver.run()
     assert ended.value.subgroup(ZeroDivisionError) is not None
+
+
+async def test_new_commits_are_told_at_once_and_then_not_too_often(bench: Bench) -> None:
+    told: list[tuple[str, float]] = []
+    quiet = MembershipOptions(heartbeat_interval_s=1e6, dead_after_s=2e6)
+    driver = Driver(
+        bench.script,  # type: ignore[arg-type]
+        Membership("a", ["b", "c"], options=quiet),
+        store=bench.store,
+        clock=SystemClock(),
+        work=bench.driver._work,
+        own_news=lambda: [],
+    )
+    now = 0.0
+
+    class Heartbeats(Mail):
+        def send_heartbeat(self, to: str) -> None:
+            told.append((to, now))
+
+    driver.mail = Heartbeats(bench.store)  # type: ignore[assignment]
+    for tick in range(20):
+        now = tick * driver_module.TICK_S
+        driver.hear_own(([WAKE] if tick in (4, 5, 6, 15) else []), now)
+    at = [round(moment / driver_module.TICK_S) for to, moment in told if to == "b"]
+    assert at == [4, 9, 15]
+    assert [to for to, _ in told] == ["b", "c"] * 3

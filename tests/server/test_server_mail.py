@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from galileo.ccq.messages import Appointed, RecordsWanted
+from galileo.ccq.messages import Appointed, Digest, RecordsWanted
 from galileo.election.messages import Poll
 from galileo.errors import ConfigError, InputError
+from galileo.model.retention import Retention
 from galileo.query import parse
 from galileo.server import mail as mail_module
 from galileo.server.mail import MailRoom
@@ -136,6 +137,7 @@ async def test_a_heartbeat_tells_epoch_commits_and_datasets(
     assert post.heartbeats == [("b", "a", a.store.epoch)]
     assert post.news == [("b", ["nam"])]
     assert b.view.sequences("nam") == a.catalog.shard("nam").published()
+    assert (b.view.heard("a"), a.view.heard("b")) == (True, False)
     await post.beat("a", "b")
     assert post.news == [("b", ["nam"])], "the second told nothing new"
     assert len(post.heartbeats) == 2
@@ -146,6 +148,28 @@ async def test_a_heartbeat_brings_datasets_that_the_peer_lacks(post: Post, schem
     post.wire.nodes["a"].catalog.adopt(other)
     await post.beat("a", "b")
     assert post.wire.nodes["b"].catalog.schema("gfs") == other
+
+
+async def test_a_retention_is_told_until_the_peer_has_it(post: Post) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    first = a.catalog.set_retention("nam", Retention("30d"))
+    post.wire.away.add("b")
+    assert len((await post.beat("a", "b")).heartbeat.retentions) == 1
+    post.wire.away.clear()
+    post.wire.replies_lost.add("b")
+    assert len((await post.beat("a", "b")).heartbeat.retentions) == 1
+    assert b.catalog.retention("nam") == first
+    post.wire.replies_lost.clear()
+    # The first word of a life says only which life it is.
+    told = [len((await post.beat("a", "b")).heartbeat.retentions) for _ in range(4)]
+    assert told == [1, 1, 0, 0]
+    second = a.catalog.set_retention("nam", None)
+    assert len((await post.beat("a", "b")).heartbeat.retentions) == 1
+    assert b.catalog.retention("nam") == second
+    assert len((await post.beat("a", "b")).heartbeat.retentions) == 0
+    # b does not know that a has it.
+    assert len((await post.beat("b", "a")).heartbeat.retentions) == 1
+    assert a.catalog.retention("nam") == second
 
 
 async def test_synopses_travel_until_they_are_acknowledged(
@@ -208,3 +232,18 @@ async def test_a_message_that_cannot_be_read_is_refused(post: Post) -> None:
     post["b"].send("a", RecordsWanted(("c",)))
     await post.until(lambda: bool(post.messages))
     assert post.messages == [("a", "b", RecordsWanted(("c",)))]
+
+
+async def test_a_digest_waits_for_the_next_heartbeat(post: Post) -> None:
+    """It comes every second from everybody, and has time."""
+    digest = Digest(7, 1)
+    post["a"].send("b", digest)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert post.wire.sent == []
+    request = await post.beat("a", "b")
+    assert len(request.messages) == 1
+    assert post.messages == [("b", "a", digest)]
+    post["a"].send("b", digest)
+    post["a"].send("b", Poll("urgent"))
+    await post.until(lambda: len(post.messages) == 3)

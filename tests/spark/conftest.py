@@ -9,8 +9,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -22,19 +23,27 @@ import pytest
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import UnknownDataset
-from galileo.labels import LabelSet, from_ipc
+from galileo.labels import LabelSet
+from galileo.matches import Answered, MatchAnswer, Matches, from_bytes, to_bytes
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
+from galileo.query.standing.asks import UNASKED
+from galileo.query.standing.digests import digest, unpacked_digests
 from galileo.samplers import SamplerSpec
 from galileo.spark.jobs import Jobs
 from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime import RuntimeDir
-from galileo.spark.tick import ROW_SCHEMA, Row, TickItem, TickLimits, Work, packed
+from galileo.spark.tick import ROW_SCHEMA, Group, Outcome, Row, TickLimits, Work, packed
 from galileo.wire.channel import server_options
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, label_chunks
+from galileo.wire.matched import (
+    part_from_pb,
+    replies_of,
+    sequences_from_bytes,
+    sequences_to_bytes,
+)
 from galileo.wire.pb import evaluator_pb2, storage_pb2, storage_pb2_grpc
-from galileo.wire.status import error_to_pb
+from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
 SAMPLERS = '''
 """Samplers of these tests."""
@@ -104,7 +113,14 @@ def make_labels(schema: Schema) -> Callable[..., LabelSet]:
 
 
 class LabelNode(storage_pb2_grpc.StorageServicer):
-    """A storage node whose scans answer from label sets, one for each dataset."""
+    """A storage node that answers from label sets, one for each dataset, whatever the query.
+
+    Attributes:
+        scans: calls so far.
+        claim: what it says to have reached, in place of the truth.
+        forgotten: digests that it says not to know.
+        broken: whether its streams break before their end.
+    """
 
     def __init__(self, labels: Mapping[str, LabelSet]) -> None:
         self.labels = dict(labels)
@@ -113,28 +129,44 @@ class LabelNode(storage_pb2_grpc.StorageServicer):
         self.pause_s = 0.0
         self.refusal: grpc.StatusCode | None = None
         self.claim: Cursor | None = None
+        self.dropped = ORIGIN
+        self.forgotten: set[bytes] = set()
+        self.broken = False
         self.address = ""
 
-    async def Scan(self, request, context):
+    async def Match(self, request, context):
         self.scans += 1
         self.asked.set()
         if self.refusal is not None:
             await context.abort(self.refusal, "refused")
         await asyncio.sleep(self.pause_s)
-        for item in request.items:
-            yield storage_pb2.ScanReply(parts=list(self._answer(item)))
+        if request.dataset not in self.labels:
+            error = UnknownDataset(f"no dataset {request.dataset!r}")
+            packed_error = error_to_pb(error).SerializeToString()
+            await context.abort(code_of(error), status_text(error), ((METADATA_KEY, packed_error),))
+        for reply in replies_of(self._answer(request)):
+            yield reply
+        if self.broken:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
 
-    def _answer(self, item: storage_pb2.ScanItem) -> Iterator[storage_pb2.ScanPart]:
-        if item.dataset not in self.labels:
-            error = error_to_pb(UnknownDataset(f"no dataset {item.dataset!r}"))
-            yield storage_pb2.ScanPart(item=item.item, error=error)
-            return
-        labels = self.labels[item.dataset]
-        owned = labels.where(np.isin(labels.partitions, list(item.partitions)))
-        for chunk in label_chunks(owned.after(cursor_from_pb(item.after)).table):
-            yield storage_pb2.ScanPart(item=item.item, labels=chunk)
-        reached = cursor_to_pb(self.claim or frontier(owned))
-        yield storage_pb2.ScanPart(item=item.item, reached=reached)
+    def _answer(self, request: storage_pb2.MatchRequest) -> MatchAnswer:
+        labels = self.labels[request.dataset]
+        after = sequences_from_bytes(request.after, partitions=len(request.partitions))
+        digests = unpacked_digests(request.digests)
+        unknown = [item for item, name in enumerate(digests) if name in self.forgotten]
+        pairs = [np.empty((0, 2), dtype=np.int64)]
+        for item, cursor in enumerate(from_bytes(request.cursors).tolist()):
+            mine = dict(zip(request.partitions, after[cursor].tolist(), strict=True))
+            past = Cursor(mine).past(labels.partitions, labels.sequences)
+            wanted = [p for p, sequence in mine.items() if sequence != UNASKED]
+            places = np.flatnonzero(past & np.isin(labels.partitions, wanted))
+            if item not in unknown:
+                pairs.append(np.column_stack([np.full(len(places), item), places]))
+        items, places = np.concatenate(pairs).astype(np.uint32).T
+        known = np.setdiff1d(np.arange(len(digests)), unknown).astype(np.uint32)
+        matches = Matches.of(items, places, labels.table)
+        part = Answered(known, self.claim or frontier(labels), matches, self.dropped)
+        return MatchAnswer((part,), np.array(unknown, dtype=np.uint32))
 
 
 def frontier(labels: LabelSet) -> Cursor:
@@ -161,49 +193,98 @@ def serve_labels():
     return serve
 
 
+@dataclass(frozen=True)
+class Result:
+    """What a reply says about one item; labels are their sorted identities."""
+
+    labels: list[tuple[int, int, int]]
+    reached: Cursor
+    error: str = ""
+    message: str = ""
+    unknown: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, and where in it each item is: its group, its number there, its partitions."""
+
+    request: evaluator_pb2.EvaluateRequest
+    places: list[tuple[int, int, list[int]]]
+    schema: Schema
+
+    def read(self, answers: Sequence[evaluator_pb2.EvaluateAnswer]) -> list[Result]:
+        return [self._read(answers[group], *place) for group, *place in self.places]
+
+    def _read(
+        self, answer: evaluator_pb2.EvaluateAnswer, number: int, partitions: list[int]
+    ) -> Result:
+        for failure in answer.failures:
+            if number in from_bytes(failure.items):
+                return Result([], ORIGIN, failure.error.kind, failure.error.message)
+        labels, reached = [], ORIGIN
+        for message in answer.parts:
+            part = part_from_pb(message, self.schema.label_schema)
+            if number in part.items:
+                mine = {p: s for p, s in part.reached.items() if p in partitions}
+                reached = reached.join(mine)
+            tables = dict(part.matches.split())
+            if number in tables:
+                columns = (tables[number].column(n) for n in ("partition", "sequence", "row"))
+                labels += zip(*(column.to_pylist() for column in columns), strict=True)
+        unknown = any(number in from_bytes(items) for items in answer.unknown)
+        return Result(sorted(labels), reached, unknown=unknown)
+
+
 @pytest.fixture(scope="session")
 def make_request(schema: Schema):
     """`make_request({address: partitions}, items)`; an item is a dict of what differs."""
 
-    def make(nodes: Mapping[str, list[int]], items: list[dict]) -> evaluator_pb2.EvaluateRequest:
+    def make(nodes: Mapping[str, list[int]], items: list[dict]) -> Asked:
         every = sorted({p for partitions in nodes.values() for p in partitions})
-        return evaluator_pb2.EvaluateRequest(
-            nodes=[
-                evaluator_pb2.NodeAddress(name=f"n{i}", address=address, partitions=partitions)
-                for i, (address, partitions) in enumerate(nodes.items())
-            ],
-            items=[_item(schema, every, number, item) for number, item in enumerate(items)],
-        )
+        named = [
+            evaluator_pb2.NodeAddress(name=f"n{i}", address=address, partitions=partitions)
+            for i, (address, partitions) in enumerate(nodes.items())
+        ]
+        groups: dict[str, list[dict]] = {}
+        places = []
+        for item in items:
+            dataset = item.get("dataset", schema.name)
+            members = groups.setdefault(dataset, [])
+            place = ([*groups].index(dataset), len(members), item.get("partitions", every))
+            places.append(place)
+            members.append(item)
+        made = [_group(schema, name, every, members) for name, members in groups.items()]
+        return Asked(evaluator_pb2.EvaluateRequest(nodes=named, groups=made), places, schema)
 
     return make
 
 
-def _item(schema: Schema, partitions: list[int], number: int, item: dict):
-    sampler = item.get("sampler")
-    return evaluator_pb2.EvaluateItem(
-        ccq_id=item.get("ccq_id", f"ccq-{number}"),
-        term=number + 1,
-        dataset=item.get("dataset", schema.name),
+def _group(schema: Schema, dataset: str, every: list[int], items: list[dict]):
+    samplers = [
+        SamplerSpec(item["sampler"], item.get("options", {}), 1).to_json()
+        if "sampler" in item
+        else ""
+        for item in items
+    ]
+    distinct = sorted({text for text in samplers if text})
+    partitions = sorted({*every, *(p for item in items for p in item.get("partitions", []))})
+    after = [
+        [
+            item.get("after", ORIGIN)[p] if p in item.get("partitions", every) else UNASKED
+            for p in partitions
+        ]
+        for item in items
+    ]
+    return evaluator_pb2.EvaluateGroup(
+        dataset=dataset,
         schema_json=schema.to_json(),
-        query_json=item.get("query_json", ""),
-        after=cursor_to_pb(item.get("after", ORIGIN)),
-        partitions=item.get("partitions", partitions),
-        sampler_json=SamplerSpec(sampler, item.get("options", {}), 1).to_json() if sampler else "",
+        partitions=partitions,
+        after=sequences_to_bytes(np.array(after, dtype=np.int64)),
+        cursors=to_bytes(np.arange(len(items))),
+        digests=b"".join(digest(item.get("query_json", "")) for item in items),
+        samplers_json=distinct,
+        samplers=to_bytes(np.array([distinct.index(t) + 1 if t else 0 for t in samplers])),
     )
-
-
-@pytest.fixture(scope="session")
-def read_result(schema: Schema):
-    """The label identities and the cursor of one EvaluateResult, sorted."""
-
-    def read(result: evaluator_pb2.EvaluateResult) -> tuple[list[tuple[int, int, int]], Cursor]:
-        tables = [from_ipc(data, schema.label_schema) for data in result.labels]
-        labels = LabelSet.concat(schema, [LabelSet(schema, table) for table in tables])
-        columns = (labels.partitions, labels.sequences, labels.rows)
-        keys = sorted(zip(*(c.tolist() for c in columns), strict=True))
-        return keys, cursor_from_pb(result.reached)
-
-    return read
 
 
 @pytest.fixture(scope="session")
@@ -284,7 +365,7 @@ POISON = "poison"
 
 
 class ThreadEngine:
-    """Answers each item with its own query as label; a job with a poisoned item fails."""
+    """Answers each item with the digest of its query; a job with a poisoned item fails."""
 
     tasks = 2
 
@@ -301,23 +382,36 @@ class ThreadEngine:
         return self.living
 
     def run(self, function, *, row_schema: str, tag: str) -> pa.Table:
-        items = function.tick.items
-        self.sizes.append(len(items))
+        groups = function.tick.groups
+        self.sizes.append(sum(map(len, groups)))
         self.busy.set()
         while not self.free.wait(0.01):
             if tag in self.cancelled:
                 raise RuntimeError("the job was cancelled")
+        digests = [unpacked_digests(group.digests) for group in groups]
         if (
             not self.living
             or tag in self.failing
-            or any(item.query_json == POISON for item in items)
+            or any(digest(POISON) in names for names in digests)
         ):
             raise RuntimeError("a task failed\n\tat deep.inside(Spark)\n")
-        rows = [Row(n, labels=item.query_json.encode()) for n, item in enumerate(items)]
+        rows = [
+            Row(number, _echo(names).SerializeToString()) for number, names in enumerate(digests)
+        ]
         return pa.Table.from_batches(packed(rows), ROW_SCHEMA)
 
     def cancel(self, tag: str) -> None:
         self.cancelled.add(tag)
+
+
+def _echo(names: list[bytes]) -> Outcome:
+    """Each item as answered by a part of its own, which has its digest for labels."""
+    return Outcome(
+        parts=[
+            storage_pb2.MatchPart(answered=to_bytes(np.array([item])), labels=[name])
+            for item, name in enumerate(names)
+        ]
+    )
 
 
 @pytest.fixture
@@ -331,11 +425,50 @@ def jobs(engine: ThreadEngine) -> Jobs:
 
 
 @pytest.fixture(scope="session")
-def work() -> Callable[..., Work]:
-    """`work(*queries)`: an item for each; the query "poison" ruins its job."""
+def make_group() -> Callable[..., Group]:
+    """`make_group(*queries)`: an item for each."""
 
-    def make(*queries: str, sampler: str = "") -> Work:
-        items = tuple(TickItem("air", "{}", query, Cursor(), sampler) for query in queries)
-        return Work(items, ((),) * len(items))
+    def make(*queries: str, sampler: str = "") -> Group:
+        count = len(queries)
+        return Group(
+            dataset="air",
+            schema_json="{}",
+            partitions=np.array([0], dtype=np.int32),
+            after=np.zeros((1, 1), dtype=np.int64),
+            cursors=np.zeros(count, dtype=np.int32),
+            digests=b"".join(map(digest, queries)),
+            samplers_json=(sampler,) if sampler else (),
+            samplers=np.full(count, int(bool(sampler)), dtype=np.uint32),
+            nodes=(),
+        )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def work(make_group) -> Callable[..., Work]:
+    """`work(*queries)`: one group; the query "poison" ruins its job."""
+
+    def make(*queries: str, sampler: str = "") -> Work:
+        return Work((make_group(*queries, sampler=sampler),))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def echoed() -> Callable[..., list[list[str]]]:
+    """`echoed(outcomes, *queries)`: for each outcome its items' queries, None for failed ones."""
+
+    def read(outcomes: Sequence[Outcome], *queries: str) -> list[list[str | None]]:
+        names = {digest(query): query for query in queries}
+        found = []
+        for outcome in outcomes:
+            told = {
+                int(from_bytes(part.answered)[0]): names[part.labels[0]] for part in outcome.parts
+            }
+            for failure in outcome.failures:
+                told |= dict.fromkeys(from_bytes(failure.items).tolist())
+            found.append([told[item] for item in sorted(told)])
+        return found
+
+    return read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 
 import grpc
@@ -11,9 +12,11 @@ import pytest
 
 from galileo.cursor import Cursor
 from galileo.errors import DeadlineExceeded, Overloaded
+from galileo.query.standing.digests import digest
 from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.runtime import RuntimeDir
 from galileo.wire.channel import open_channel
+from galileo.wire.matched import part_from_pb
 from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
 
 UNREACHABLE = "127.0.0.1:1"
@@ -28,11 +31,11 @@ async def handle(evaluator_options):
 
 
 async def test_one_job_answers_several_queries_from_two_nodes(
-    handle, serve_labels, make_labels, make_request, read_result, schema
+    handle, serve_labels, make_labels, make_request
 ):
     left, right = make_labels(0, range(1, 6)), make_labels(1, range(1, 4))
     async with serve_labels({"air": left}) as a, serve_labels({"air": right}) as b:
-        request = make_request(
+        asked = make_request(
             {a.address: [0], b.address: [1]},
             [
                 {},
@@ -41,60 +44,63 @@ async def test_one_job_answers_several_queries_from_two_nodes(
                 {"partitions": [1]},
             ],
         )
-        reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
+        reply = await handle.evaluate(asked.request, timeout_s=TIMEOUT_S)
         assert (a.scans, b.scans) == (1, 1)
-    answers = [read_result(result) for result in reply.results]
+    answers = asked.read(reply.answers)
     everything = {(0, s, r) for s in range(1, 6) for r in range(10)}
     everything |= {(1, s, r) for s in range(1, 4) for r in range(10)}
-    assert set(answers[0][0]) == everything
-    assert len(answers[0][0]) == len(everything)
-    assert answers[1][0] == [(0, 5, r) for r in range(10)]
-    assert set(answers[2][0]) == {key for key in everything if key[2] % 2 == 1}
-    assert set(answers[3][0]) == {key for key in everything if key[0] == 1}
-    assert [reached for _, reached in answers] == [Cursor({0: 5, 1: 3})] * 3 + [Cursor({1: 3})]
-    assert [(r.ccq_id, r.term) for r in reply.results] == [(f"ccq-{i}", i + 1) for i in range(4)]
+    assert set(answers[0].labels) == everything
+    assert len(answers[0].labels) == len(everything)
+    assert answers[1].labels == [(0, 5, r) for r in range(10)]
+    assert set(answers[2].labels) == {key for key in everything if key[2] % 2 == 1}
+    assert set(answers[3].labels) == {key for key in everything if key[0] == 1}
+    reached = [answer.reached for answer in answers]
+    assert reached == [Cursor({0: 5, 1: 3})] * 3 + [Cursor({1: 3})]
     assert 0 < reply.job_s < TIMEOUT_S
 
 
-async def test_what_fails_fails_alone(handle, serve_labels, make_labels, make_request, read_result):
+async def test_what_fails_fails_alone(handle, serve_labels, make_labels, make_request):
     wrong = ["raises", "exits", "hangs", "nomask", "unheard-of"]
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
+        node.forgotten = {digest("unknown")}
         items = [{}, *({"sampler": name} for name in wrong), {"dataset": "water"}, {}]
-        request = make_request({node.address: [0]}, items)
-        reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
-    kinds = [result.error.kind for result in reply.results]
+        asked = make_request({node.address: [0]}, [*items, {"query_json": "unknown"}])
+        reply = await handle.evaluate(asked.request, timeout_s=TIMEOUT_S)
+    *answers, unknown = asked.read(reply.answers)
+    kinds = [answer.error for answer in answers]
     assert kinds == ["", *["sampler_failed"] * 4, "unknown_sampler", "unknown_dataset", ""]
-    for result in reply.results:
-        labels, reached = read_result(result)
-        expected = (20, Cursor({0: 2})) if not result.error.kind else (0, Cursor())
-        assert (len(labels), reached) == expected
-    assert "no idea how to sample" in reply.results[1].error.message
+    for answer in answers:
+        expected = (20, Cursor({0: 2})) if not answer.error else (0, Cursor())
+        assert (len(answer.labels), answer.reached) == expected
+    assert "no idea how to sample" in answers[1].message
+    assert (unknown.unknown, unknown.labels, unknown.reached) == (True, [], Cursor())
 
 
 async def test_a_sampler_that_takes_its_process_down_fails_alone(
-    handle, serve_labels, make_labels, make_request, read_result
+    handle, serve_labels, make_labels, make_request
 ):
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
-        request = make_request({node.address: [0]}, [{"sampler": "dies"}, {}])
-        reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
-    assert [result.error.kind for result in reply.results] == ["sampler_failed", ""]
-    assert len(read_result(reply.results[1])[0]) == 20
+        asked = make_request({node.address: [0]}, [{"sampler": "dies"}, {}])
+        reply = await handle.evaluate(asked.request, timeout_s=TIMEOUT_S)
+    answers = asked.read(reply.answers)
+    assert [answer.error for answer in answers] == ["sampler_failed", ""]
+    assert len(answers[1].labels) == 20
 
 
 async def test_a_node_that_cannot_be_reached_holds_up_only_its_partitions(
-    handle, serve_labels, make_labels, make_request, read_result
+    handle, serve_labels, make_labels, make_request
 ):
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
-        request = make_request({UNREACHABLE: [1], node.address: [0]}, [{"after": Cursor({1: 7})}])
-        reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
-    labels, reached = read_result(reply.results[0])
-    assert len(labels) == 20
-    assert reached == Cursor({0: 2})
-    assert not reply.results[0].HasField("error")
+        asked = make_request({UNREACHABLE: [1], node.address: [0]}, [{"after": Cursor({1: 7})}])
+        reply = await handle.evaluate(asked.request, timeout_s=TIMEOUT_S)
+    (answer,) = asked.read(reply.answers)
+    assert len(answer.labels) == 20
+    assert answer.reached == Cursor({0: 2})
+    assert not answer.error
 
 
 async def test_two_coordinators_share_a_job(
-    evaluator_options, serve_labels, make_labels, make_request, read_result
+    evaluator_options, serve_labels, make_labels, make_request
 ):
     async with (
         EvaluatorHandle(evaluator_options) as one,
@@ -106,40 +112,42 @@ async def test_two_coordinators_share_a_job(
         busy = make_request({node.address: [0]}, [{}])
         node.pause_s = 2.0
         plain = make_request({node.address: [0]}, [{}, {"after": Cursor({0: 1})}])
-        first = asyncio.create_task(one.evaluate(busy, timeout_s=TIMEOUT_S))
+        first = asyncio.create_task(one.evaluate(busy.request, timeout_s=TIMEOUT_S))
         await node.asked.wait()
         node.pause_s = 0.0
         found = await asyncio.gather(
-            one.evaluate(plain, timeout_s=TIMEOUT_S), other.evaluate(plain, timeout_s=TIMEOUT_S)
+            one.evaluate(plain.request, timeout_s=TIMEOUT_S),
+            other.evaluate(plain.request, timeout_s=TIMEOUT_S),
         )
         await first
-        # One scan for the busy job, one for both of those that waited meanwhile.
-        assert node.scans == 2
+        # One scan for the busy job, one for each of those that waited meanwhile.
+        assert node.scans == 3
+    assert len({reply.job_s for reply in found}) == 1
     for reply in found:
-        assert [len(read_result(result)[0]) for result in reply.results] == [20, 10]
+        assert [len(answer.labels) for answer in plain.read(reply.answers)] == [20, 10]
 
 
 async def test_a_job_that_nobody_waits_for_is_called_off(
-    handle, serve_labels, make_labels, make_request, read_result
+    handle, serve_labels, make_labels, make_request
 ):
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
         node.pause_s = 30.0
-        request = make_request({node.address: [0]}, [{}])
+        asked = make_request({node.address: [0]}, [{}])
         with pytest.raises(DeadlineExceeded):
-            await handle.evaluate(request, timeout_s=0.5)
+            await handle.evaluate(asked.request, timeout_s=0.5)
         node.pause_s = 0.0
         started = time.monotonic()
-        reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
+        reply = await handle.evaluate(asked.request, timeout_s=TIMEOUT_S)
         # The scan that was called off would have lasted 20 seconds by itself.
         assert time.monotonic() - started < 15.0
-    assert len(read_result(reply.results[0])[0]) == 20
+    assert len(asked.read(reply.answers)[0].labels) == 20
 
 
 async def test_a_full_queue_refuses(handle, serve_labels, make_labels, make_request):
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
         node.pause_s = 1.0
-        request = make_request({node.address: [0]}, [{}])
-        calls = [handle.evaluate(request, timeout_s=TIMEOUT_S) for _ in range(12)]
+        asked = make_request({node.address: [0]}, [{}])
+        calls = [handle.evaluate(asked.request, timeout_s=TIMEOUT_S) for _ in range(12)]
         found = await asyncio.gather(*calls, return_exceptions=True)
     refused = [one for one in found if isinstance(one, Overloaded)]
     assert refused
@@ -149,17 +157,21 @@ async def test_a_full_queue_refuses(handle, serve_labels, make_labels, make_requ
     assert len(answered) >= 4
 
 
-async def test_a_large_tick(handle, serve_labels, make_labels, make_request, read_result):
-    """A hundred thousand labels and a thousand queries pass through the small heap."""
+async def test_a_large_tick(handle, serve_labels, make_labels, make_request, schema):
+    """A hundred thousand labels and twenty thousand queries pass through the small heap."""
     big, small = make_labels(0, range(1, 101), rows=1000), make_labels(0, range(1, 2))
     async with serve_labels({"air": big, "sea": small}) as node:
-        items = [{}, *({"dataset": "sea", "query_json": "x" * 1500} for _ in range(1000))]
-        request = make_request({node.address: [0]}, items)
-        request.items[0].dataset = "air"
-        reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
-    assert not [r.error for r in reply.results if r.error.kind]
-    assert len(read_result(reply.results[0])[0]) == 100_000
-    assert {len(read_result(result)[0]) for result in reply.results[1:]} == {10}
+        items = [{}, *({"dataset": "sea", "query_json": str(n)} for n in range(20_000))]
+        asked = make_request({node.address: [0]}, items)
+        reply = await handle.evaluate(asked.request, timeout_s=TIMEOUT_S)
+    air, sea = reply.answers
+    assert not [*air.failures, *sea.failures]
+    assert (
+        len(dataclasses.replace(asked, places=asked.places[:1]).read(reply.answers)[0].labels)
+        == 100_000
+    )
+    counts = [part_from_pb(p, schema.label_schema).matches.counts(20_000) for p in sea.parts]
+    assert set(sum(counts).tolist()) == {10}
 
 
 async def test_it_runs_on_the_bundled_java_where_the_host_has_none(handle):

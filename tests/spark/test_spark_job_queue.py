@@ -14,9 +14,13 @@ from galileo.spark import job_queue
 from galileo.spark.job_queue import JobQueue
 from galileo.spark.jobs import EngineLost
 
+NAMES = ["first", "second", "a", "b", "c", "d", "e", "gone", "stays"]
 
-def labels(outcomes) -> list[str]:
-    return [b"".join(outcome.labels).decode() for outcome in outcomes]
+
+@pytest.fixture
+def labels(echoed):
+    """The queries that the outcomes of one piece of work were made of."""
+    return lambda outcomes: [name for names in echoed(outcomes, *NAMES) for name in names]
 
 
 @asynccontextmanager
@@ -47,7 +51,7 @@ async def first_job(engine, queue, work) -> asyncio.Task:
     return task
 
 
-async def test_what_waits_is_joined_and_each_gets_its_own(engine, jobs, work):
+async def test_what_waits_is_joined_and_each_gets_its_own(engine, jobs, work, labels):
     async with serving(jobs) as (queue, _):
         first = await first_job(engine, queue, work)
         others = await submitted(queue, work("a", "b"), work(), work("c"))
@@ -73,7 +77,7 @@ async def test_a_queue_that_is_full_refuses(engine, jobs, work, monkeypatch):
             await queue.submit(work("a", "b", "c"))
 
 
-async def test_a_job_is_never_larger_than_its_limit(engine, jobs, work, monkeypatch):
+async def test_a_job_is_never_larger_than_its_limit(engine, jobs, work, labels, monkeypatch):
     monkeypatch.setattr(job_queue, "ITEMS_MAX", 3)
     async with serving(jobs) as (queue, _):
         first = await first_job(engine, queue, work)
@@ -85,7 +89,7 @@ async def test_a_job_is_never_larger_than_its_limit(engine, jobs, work, monkeypa
     assert engine.sizes == [1, 2, 3]
 
 
-async def test_who_went_away_is_left_out(engine, jobs, work):
+async def test_who_went_away_is_left_out(engine, jobs, work, labels):
     async with serving(jobs) as (queue, _):
         first = await first_job(engine, queue, work)
         gone, stays = await submitted(queue, work("gone"), work("stays"))
@@ -97,7 +101,7 @@ async def test_who_went_away_is_left_out(engine, jobs, work):
     assert engine.sizes == [1, 1]
 
 
-async def test_a_job_ends_when_its_last_caller_went_away(engine, jobs, work):
+async def test_a_job_ends_when_its_last_caller_went_away(engine, jobs, work, labels):
     async with serving(jobs) as (queue, _):
         first = await first_job(engine, queue, work)
         first.cancel()

@@ -46,7 +46,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 async def test_a_killed_evaluator_is_replaced_and_its_lease_ends_it_with_all_its_children(
-    evaluator_options, serve_labels, make_labels, make_request, read_result
+    evaluator_options, serve_labels, make_labels, make_request
 ):
     options = dataclasses.replace(evaluator_options, idle_exit_s=LEASE_S)
     async with (
@@ -54,14 +54,14 @@ async def test_a_killed_evaluator_is_replaced_and_its_lease_ends_it_with_all_its
         serve_labels({"air": make_labels(0, range(1, 3))}) as node,
     ):
         await handle.ensure(timeout_s=START_S)
-        request = make_request({node.address: [0]}, [{}])
+        asked = make_request({node.address: [0]}, [{}])
         first = psutil.Process(handle.pid)
         children = first.children(recursive=True)
         assert len(children) >= 2, "a JVM and Python workers"
         first.kill()
         # The call finds the process dead, replaces it and is answered.
-        reply = await handle.evaluate(request, timeout_s=START_S)
-        assert len(read_result(reply.results[0])[0]) == 20
+        reply = await handle.evaluate(asked.request, timeout_s=START_S)
+        assert len(asked.read(reply.answers)[0].labels) == 20
         assert handle.pid != first.pid
         await eventually(lambda: all(map(gone, [first, *children])), within_s=30)
 

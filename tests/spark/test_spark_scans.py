@@ -4,79 +4,120 @@ import grpc
 import pytest
 
 from galileo.cursor import Cursor
-from galileo.errors import NotPermitted, Overloaded
+from galileo.errors import NotPermitted, Overloaded, UnknownDataset
+from galileo.labels import LabelSet
+from galileo.query.standing.digests import digest
 from galileo.spark import scans
-from galileo.spark.scans import fetch_share
-from galileo.spark.tick import Ask, Share, TickItem
+from galileo.spark.scans import Scanner, fetch
+from galileo.spark.tick import work_of
 from galileo.wire.channel import open_channel
 
 TIMEOUT_S = 10.0
 
 
 @pytest.fixture
-def fetch(schema):
-    """`await fetch(address, items, asks)`, over a channel of its own."""
+def ask(make_request):
+    """`await ask(node, items)`: the answer of one node to the first group, asked about 0 and 3."""
 
-    async def run(address, items, asks, *, timeout_s=TIMEOUT_S):
-        channel = open_channel(address)
+    async def run(node, items, *, timeout_s=TIMEOUT_S):
+        work = work_of(make_request({node.address: [0, 3]}, items).request)
+        (share,) = work.shares()
+        channel = open_channel(share.address)
         try:
-            made = [TickItem(i, schema.to_json(), "", a, "") for i, a in items]
-            return await fetch_share(channel, Share(address, asks), made, timeout_s=timeout_s)
+            delta = await fetch(
+                channel,
+                share.asks[0],
+                work.groups[0],
+                address=share.address,
+                timeout_s=timeout_s,
+            )
         finally:
             await channel.close()
+        return delta.answer
 
     return run
 
 
-async def test_each_item_gets_the_partitions_it_asks_for(serve_labels, make_labels, fetch, schema):
-    air = make_labels(0, range(1, 5))
-    both = type(air).concat(schema, [air, make_labels(3, range(1, 3))])
-    items = [("air", Cursor()), ("air", Cursor({0: 3, 3: 1}))]
+@pytest.fixture
+def both(make_labels, schema):
+    return LabelSet.concat(schema, [make_labels(0, range(1, 5)), make_labels(3, range(1, 3))])
+
+
+def counts(answer, items):
+    return [sum(int((part.matches.items == item).sum()) for part in answer.parts) for item in items]
+
+
+async def test_each_item_gets_the_partitions_it_asks_for(serve_labels, both, ask):
+    items = [{"partitions": []}, {"partitions": [0]}, {"after": Cursor({0: 3, 3: 1})}]
     async with serve_labels({"air": both}) as node:
-        deltas = await fetch(node.address, items, (Ask(0, (0,)), Ask(1, (0, 3))))
-    assert [delta.reached for delta in deltas] == [Cursor({0: 4}), Cursor({0: 4, 3: 2})]
-    assert all(delta.labels for delta in deltas)
+        answer = await ask(node, items)
+    (part,) = answer.parts
+    assert part.items.tolist() == [1, 2]
+    assert part.reached == Cursor({0: 4, 3: 2})
+    assert counts(answer, range(3)) == [0, 40, 20]
 
 
-async def test_a_node_cannot_vouch_for_partitions_it_was_not_asked(
-    serve_labels, make_labels, fetch, monkeypatch
-):
-    async with serve_labels({"air": make_labels(0, range(1, 5))}) as node:
-        node.claim = Cursor({0: 4, 9: 100})
-        (delta,) = await fetch(node.address, [("air", Cursor())], (Ask(0, (0,)),))
-    assert delta.reached == Cursor({0: 4})
+async def test_items_that_a_node_does_not_know_are_told_apart(serve_labels, both, ask):
+    async with serve_labels({"air": both}) as node:
+        node.forgotten = {digest("x")}
+        answer = await ask(node, [{"partitions": []}, {}, {"query_json": "x"}, {"query_json": "y"}])
+    assert answer.unknown.tolist() == [2]
+    assert answer.parts[0].items.tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
-async def test_a_lost_node_says_nothing(serve_labels, make_labels, fetch, code):
-    async with serve_labels({"air": make_labels(0, range(1, 5))}) as node:
+async def test_a_lost_node_says_nothing(serve_labels, both, ask, code):
+    async with serve_labels({"air": both}) as node:
         node.refusal = code
-        assert await fetch(node.address, [("air", Cursor())], (Ask(0, (0,)),)) == []
+        answer = await ask(node, [{}])
+    assert (answer.parts, answer.errors) == ((), ())
 
 
-async def test_a_slow_node_says_nothing(serve_labels, make_labels, fetch):
-    async with serve_labels({"air": make_labels(0, range(1, 5))}) as node:
+async def test_a_slow_node_says_nothing(serve_labels, both, ask):
+    async with serve_labels({"air": both}) as node:
         node.pause_s = 20.0
-        found = await fetch(node.address, [("air", Cursor())], (Ask(0, (0,)),), timeout_s=0.2)
-    assert found == []
+        answer = await ask(node, [{}], timeout_s=0.2)
+    assert (answer.parts, answer.errors) == ((), ())
 
 
-async def test_a_node_that_refuses_fails_what_it_was_asked(serve_labels, make_labels, fetch):
-    async with serve_labels({"air": make_labels(0, range(1, 5))}) as node:
-        node.refusal = grpc.StatusCode.PERMISSION_DENIED
-        (delta,) = await fetch(node.address, [("air", Cursor())], (Ask(0, (0,)),))
-    assert isinstance(delta.error, NotPermitted)
-    assert delta.reached is None
+async def test_what_was_complete_before_the_end_is_kept(serve_labels, both, ask):
+    async with serve_labels({"air": both}) as node:
+        node.broken = True
+        answer = await ask(node, [{}, {}])
+    assert [part.items.tolist() for part in answer.parts] == [[0, 1]]
+    assert answer.errors == ()
 
 
-async def test_what_was_complete_before_the_end_is_kept(
-    serve_labels, make_labels, fetch, monkeypatch
+@pytest.mark.parametrize(
+    ("dataset", "code", "kind"),
+    [("air", grpc.StatusCode.PERMISSION_DENIED, NotPermitted), ("sea", None, UnknownDataset)],
+)
+async def test_a_node_that_refuses_fails_what_it_was_asked(
+    serve_labels, both, ask, dataset, code, kind
 ):
-    monkeypatch.setattr(scans, "SHARE_BYTES_MAX", 20_000)
-    labels = {"air": make_labels(0, range(1, 3)), "sea": make_labels(0, range(1, 101))}
-    items = [("air", Cursor()), ("sea", Cursor())]
-    async with serve_labels(labels) as node:
-        deltas = await fetch(node.address, items, (Ask(0, (0,)), Ask(1, (0,))))
-    assert deltas[0].reached == Cursor({0: 2})
-    assert deltas[0].error is None
-    assert isinstance(deltas[1].error, Overloaded)
+    async with serve_labels({"air": both}) as node:
+        node.refusal = code
+        answer = await ask(node, [{"dataset": dataset, "partitions": []}, {"dataset": dataset}])
+    ((items, error),) = answer.errors
+    assert items.tolist() == [1]
+    assert isinstance(error, kind)
+
+
+async def test_an_answer_that_is_too_large_is_an_error(serve_labels, both, ask, monkeypatch):
+    monkeypatch.setattr(scans, "ANSWER_BYTES_MAX", 1_000)
+    async with serve_labels({"air": both}) as node:
+        answer = await ask(node, [{}])
+    assert answer.parts == ()
+    ((items, error),) = answer.errors
+    assert items.tolist() == [0]
+    assert isinstance(error, Overloaded)
+
+
+def test_channels_are_kept_within_their_bound(monkeypatch, make_request):
+    monkeypatch.setattr(scans, "CHANNELS_MAX", 2)
+    work = work_of(make_request({f"127.0.0.1:{n}": [n] for n in range(1, 5)}, [{}]).request)
+    scanner = Scanner()
+    found = scanner.fetch(work.shares(), work.groups, timeout_s=5.0)
+    assert [delta.answer.parts for delta in found] == [()] * 4
+    assert len(scanner._channels) == 2
+    scanner.close()

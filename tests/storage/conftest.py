@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from galileo.model.times import TIME_TYPE
 from galileo.storage.disk import RealDisk
 from galileo.storage.frame import Buffer
 from galileo.storage.journal import Commit, PartitionJournal
+from galileo.storage.recovery import Replayed
 from galileo.storage.writer import JournalOptions
 
 SCHEMA = Schema(
@@ -59,6 +60,15 @@ def commit(batch: int, *, rows: int = 3, producer: str = "radar") -> Commit:
     return Commit(producer, batch, *model_paths.index(SCHEMA, observations(rows, batch)))
 
 
+def one_by_one(commits: Replayed) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(sequence, paths) of each of the commits."""
+    assert commits.paths.num_rows == sum(commits.counts)
+    row = 0
+    for number, count in enumerate(commits.counts.tolist()):
+        yield commits.first_sequence + number, commits.paths.slice(row, count)
+        row += count
+
+
 @dataclass
 class Opened:
     """A journal and what its recovery replayed."""
@@ -74,7 +84,7 @@ def opened(directory: Path, options: JournalOptions = RELAXED, *, partition: int
         schema=SCHEMA,
         partition=partition,
         options=options,
-        replay=lambda sequence, paths: replayed.append((sequence, paths)),
+        replay=lambda commits: replayed.extend(one_by_one(commits)),
         wall=lambda: 1_330_581_600.25,
     )
     return Opened(journal, replayed)

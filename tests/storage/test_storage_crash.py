@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +16,9 @@ import pytest
 from galileo.errors import PartitionStopped
 from galileo.storage.journal import Commit
 from galileo.storage.writer import JournalOptions
+from galileo.testing.faults import tracing
+from galileo.testing.faults.disks import MemoryDisk
+from galileo.testing.faults.needs import memory_disk_missing, strace_missing
 
 Make = Callable[..., Commit]
 Open = Callable[..., Any]
@@ -85,37 +87,29 @@ def test_what_a_killed_process_reported_is_there_once(
     check_holds(open_journal(tmp_path).journal, reported, make_commit)
 
 
-@pytest.fixture(scope="session")
-def strace() -> str:
-    path = shutil.which("strace")
-    if path is None:
-        pytest.skip("strace is not installed")
-    probe = [path, "-qq", "-e", "inject=fdatasync:error=EIO:when=1", sys.executable, "-c", "pass"]
-    if subprocess.run(probe, capture_output=True, check=False).returncode:
-        pytest.skip("strace may not trace or inject here")
-    return path
-
-
-def injected(strace: str, tmp_path: Path, fault: str, *, groups: int) -> list[str]:
-    """What a child reported under one injected fault."""
-    call = fault.partition(":")[0]
-    trace = [strace, "-f", "-qq", "-o", str(tmp_path / "trace"), "-e", f"trace={call}"]
-    command = [*trace, "-e", f"inject={fault}", *child(tmp_path / "7", batch=0, groups=groups)]
+def injected(tmp_path: Path, fault: tuple[str, str, str], *, groups: int) -> list[str]:
+    """What a child reported under one injected fault: name of the call, what happens, when."""
+    why = strace_missing()
+    if why is not None:
+        pytest.skip(why)
+    name, what, when = fault
+    command = tracing.traced(
+        child(tmp_path / "7", batch=0, groups=groups),
+        tracing.fault(tracing.CALLS[name], what, when=when),
+        trace=tmp_path / "trace",
+    )
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=120)
     return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [
-        *("pwritev,pwritev2:signal=SIGKILL:when=1", "pwritev,pwritev2:signal=SIGKILL:when=3"),
-        *("fdatasync:signal=SIGKILL:when=2", "fdatasync:signal=SIGKILL:when=5"),
-    ],
+    ("call", "when"),
+    [("pwritev", "1"), ("pwritev", "3"), ("fdatasync", "2"), ("fdatasync", "5")],
 )
 def test_a_process_killed_at_a_system_call_loses_nothing_it_reported(
-    strace: str, tmp_path: Path, make_commit: Make, open_journal: Open, fault: str
+    tmp_path: Path, make_commit: Make, open_journal: Open, call: str, when: str
 ) -> None:
-    lines = injected(strace, tmp_path, fault, groups=6)
+    lines = injected(tmp_path, (call, "signal=SIGKILL", when), groups=6)
     reported = {int(batch): int(sequence) for batch, sequence in map(str.split, lines[1:])}
     assert lines[0] == "ready"
     assert len(reported) < 9
@@ -125,9 +119,9 @@ def test_a_process_killed_at_a_system_call_loses_nothing_it_reported(
 
 
 def test_a_sync_that_fails_once_stops_the_partition_for_good(
-    strace: str, tmp_path: Path, make_commit: Make, open_journal: Open
+    tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
-    lines = injected(strace, tmp_path, "fdatasync:error=EIO:when=3", groups=5)
+    lines = injected(tmp_path, ("fdatasync", "error=EIO", "3"), groups=5)
     reported = [line for line in lines[1:] if not line.startswith("refused")]
     refused = [line for line in lines[1:] if line.startswith("refused")]
     assert reported == ["0 1", "1 2", "2 3"]
@@ -141,19 +135,11 @@ def test_a_sync_that_fails_once_stops_the_partition_for_good(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """An empty file system of 64 KiB of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    mount = shutil.which("mount")
-    if mount is None:
-        pytest.skip("mount is not installed")
-    place = tmp_path / "small"
-    place.mkdir()
-    command = [mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"a small file system cannot be mounted: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    why = memory_disk_missing()
+    if why is not None:
+        pytest.skip(why)
+    with MemoryDisk(tmp_path / "small", size_bytes=64 << 10) as disk:
+        yield disk.directory
 
 
 def test_a_disk_that_is_really_full_refuses_and_recovers_when_there_is_room(

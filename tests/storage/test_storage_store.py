@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from galileo.errors import (
@@ -22,6 +21,7 @@ from galileo.errors import (
 )
 from galileo.model.schema import Feature, Schema
 from galileo.storage.journal import Commit, PartitionJournal
+from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
@@ -50,12 +50,14 @@ def test_datasets_and_commits_outlive_the_process(
             journal.append([make_commit(batch) for batch in range(batches)])
             assert store.journal("nam", partition) is journal
 
-    replayed: list[tuple[str, int, int, pa.RecordBatch]] = []
+    replayed: list[tuple[str, int, Replayed]] = []
     with Store.open(tmp_path / "new" / "node", wall=wall) as store:
         assert store.schemas() == {"nam": schema, "radar": other}
         store.recover(lambda *frame: replayed.append(frame))
-        assert [frame[:3] for frame in replayed] == [("nam", 3, 1), ("nam", 3, 2), ("nam", 11, 1)]
-        assert replayed[1][3].equals(make_commit(1).paths)
+        assert [commits[:2] for commits in replayed] == [("nam", 3), ("nam", 11)]
+        both = replayed[0][2]
+        assert (both.first_sequence, both.last_sequence, both.counts.tolist()) == (1, 2, [3, 3])
+        assert both.paths.slice(3).equals(make_commit(1).paths)
         assert set(store.journals()) == {("nam", 3), ("nam", 11)}
         assert store.journal("nam", 3).read(2).equals(make_commit(1).observations)
 

@@ -1,0 +1,124 @@
+"""For how long a dataset keeps its observations, and up to how many bytes of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from galileo.errors import InputError
+from galileo.model.times import Duration, seconds
+
+AGE_MIN_S = 1.0
+BYTES_MIN = 1 << 20
+"""Less than a few commits cannot be kept apart."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Retention:
+    """A dataset's retention policy; either bound alone, or both.
+
+    Attributes:
+        age_s: files all of whose observations are older, by their own times, are dropped. None:
+            no bound.
+        bytes: of the dataset's files that each node keeps; beyond it, its oldest files are
+            dropped. None: no bound.
+        past_readers: whether commits may be dropped that a live continuous query's reader has
+            not fetched. Its next answer then names them.
+    """
+
+    age_s: float | None
+    bytes: int | None
+    past_readers: bool
+
+    def __init__(
+        self,
+        age: Duration | None = None,
+        *,
+        bytes: int | None = None,
+        past_readers: bool = False,
+    ) -> None:
+        """Checks the bounds.
+
+        Args:
+            age: such as "30d"; a number means seconds.
+            bytes: on each node.
+            past_readers: see the class.
+
+        Raises:
+            InputError: there is no bound, or one is too small.
+        """
+        age_s = None if age is None else seconds(age)
+        if age_s is None and bytes is None:
+            raise InputError("expected a retention with an age or a number of bytes, got neither")
+        if age_s is not None and age_s < AGE_MIN_S:
+            raise InputError(f"expected an age of at least {AGE_MIN_S:g} s, got {age_s:g} s")
+        if bytes is not None and (type(bytes) is not int or bytes < BYTES_MIN):
+            raise InputError(f"expected at least {BYTES_MIN} bytes on each node, got {bytes!r}")
+        object.__setattr__(self, "age_s", age_s)
+        object.__setattr__(self, "bytes", bytes)
+        object.__setattr__(self, "past_readers", bool(past_readers))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"age_s": self.age_s, "bytes": self.bytes, "past_readers": self.past_readers}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Retention:
+        """The inverse of `to_json`.
+
+        Raises:
+            InputError: the text is another.
+        """
+        try:
+            raw = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"expected a retention in JSON: {error}") from error
+        return Retention.from_dict(raw)
+
+    @staticmethod
+    def from_dict(raw: dict[str, Any]) -> Retention:
+        try:
+            return Retention(raw["age_s"], bytes=raw["bytes"], past_readers=raw["past_readers"])
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"expected a retention as `Retention.to_dict` gives it: {error!r}"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedRetention:
+    """A policy with the number of its change; of two the higher one holds.
+
+    Attributes:
+        version: 0 for a dataset that never had one, then counted by the dataset's home.
+        retention: None: everything is kept.
+    """
+
+    version: int = 0
+    retention: Retention | None = None
+
+    def to_json(self) -> str:
+        held = None if self.retention is None else self.retention.to_dict()
+        return json.dumps({"version": self.version, "retention": held}, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> NumberedRetention:
+        """The inverse of `to_json`.
+
+        Raises:
+            InputError: the text is another.
+        """
+        try:
+            raw = json.loads(text)
+            version, held = raw["version"], raw["retention"]
+            if type(version) is not int or version < 0:
+                raise InputError(f"expected a version of at least 0, got {version!r}")
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"expected a numbered retention in JSON: {error!r}") from error
+        return NumberedRetention(version, None if held is None else Retention.from_dict(held))
+
+
+UNLIMITED = NumberedRetention()

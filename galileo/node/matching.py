@@ -1,0 +1,284 @@
+"""Standing queries on this node: indexed once, then matched at every tick in one pass.
+
+Whoever asks names queries by the digests of their texts, and hands in the texts that this node
+does not know. So a tick of a hundred thousand queries is a few columns, and none of them is parsed
+again. The index forgets the queries that nobody has asked for longest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from galileo.cursor import Cursor
+from galileo.errors import GalileoError
+from galileo.graph.matching import Question
+from galileo.graph.metadata import MetadataGraph
+from galileo.matches import Answered, MatchAnswer, Numbers
+from galileo.model.schema import Schema
+from galileo.node.catalog import Catalog
+from galileo.query import Query, parse
+from galileo.query.standing import Asks, StandingQueries
+from galileo.query.standing.digests import digest, unpacked_digests
+
+QUERIES_MAX = 200_000
+"""Queries that are kept for one dataset."""
+TEXT_BYTES_MAX = 256 << 20
+"""Of their texts."""
+PAIRS_MAX = 1 << 22
+"""Matches of one answer; what is past them comes with the next, a single commit excepted."""
+SPARED = 0.9
+"""Share of the bound that is left where something had to be forgotten."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchTask:
+    """What is new for n items in some partitions of this node.
+
+    Attributes:
+        dataset: that all of them ask about.
+        partitions: ascending, shape (p,).
+        after: for each cursor the sequences up to which it is done, `UNASKED` where a partition
+            is none of its; shape (c, p).
+        cursors: for each item its row of `after`, shape (n,).
+        digests: of the items' queries, one behind the other.
+    """
+
+    dataset: str
+    partitions: npt.NDArray[np.int32]
+    after: npt.NDArray[np.int64]
+    cursors: npt.NDArray[np.int32]
+    digests: bytes
+
+
+class Registry:
+    """The standing queries of one dataset; its lock is held by whoever looks at them.
+
+    Args:
+        schema: of the dataset.
+        queries_max: that are kept.
+        text_bytes_max: of their texts together.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        queries_max: int = QUERIES_MAX,
+        text_bytes_max: int = TEXT_BYTES_MAX,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.standing = StandingQueries(schema)
+        self.wrong: dict[bytes, GalileoError] = {}
+        self._schema = schema
+        self._queries_max = queries_max
+        self._text_bytes_max = text_bytes_max
+        self._text_bytes = 0
+        self._texts: dict[bytes, str] = {}
+        self._turn = 0
+        self._turns: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def learn(self, text: str) -> None:
+        """Indexes a query, or notes what is wrong with it."""
+        name = digest(text)
+        if name in self._texts or name in self.wrong:
+            return
+        try:
+            query = parse(text, self._schema)
+        except GalileoError as error:
+            if len(self.wrong) >= self._queries_max:
+                self.wrong.clear()
+            self.wrong[name] = error
+            return
+        with self.lock:
+            if name in self._texts:
+                return  # Another thread was faster.
+            self._make_room(len(text))
+            self._texts[name] = text
+            self._text_bytes += len(text)
+            self.standing.add(name, query)
+            self._note(self.standing.slots([name]))
+
+    def slots(self, names: Sequence[bytes]) -> npt.NDArray[np.int32]:
+        """The slot of each, -1 for one not known; those are asked for now."""
+        found = self.standing.slots(names)
+        self._turn += 1
+        self._note(found[found >= 0])
+        return found
+
+    def query(self, name: bytes) -> Query:
+        return parse(self._texts[name], self._schema)
+
+    def _note(self, slots: npt.NDArray[np.int32]) -> None:
+        if len(self._turns) < self.standing.capacity:
+            more = np.zeros(self.standing.capacity, dtype=np.int64)
+            more[: len(self._turns)] = self._turns
+            self._turns = more
+        self._turns[slots] = self._turn
+
+    def _make_room(self, text_bytes: int) -> None:
+        """Forgets those that nobody has asked for longest, some more than there need be."""
+        full = len(self._texts) >= self._queries_max
+        if not full and self._text_bytes + text_bytes <= self._text_bytes_max:
+            return
+        names = [*self._texts]
+        oldest = np.argsort(self._turns[self.standing.slots(names)], kind="stable")
+        for at in oldest.tolist():
+            fits = self._text_bytes + text_bytes <= SPARED * self._text_bytes_max
+            if fits and len(self._texts) < SPARED * self._queries_max:
+                return
+            self._text_bytes -= len(self._texts.pop(names[at]))
+            self.standing.remove(names[at])
+
+
+class Matching:
+    """Answers match tasks from this node's graphs.
+
+    Args:
+        catalog: of the node.
+        executor: in whose threads it works.
+        pairs_max: matches of one answer.
+    """
+
+    def __init__(self, catalog: Catalog, *, executor: Executor, pairs_max: int = PAIRS_MAX) -> None:
+        self._catalog = catalog
+        self._executor = executor
+        self._pairs_max = pairs_max
+        self._registries: dict[str, Registry] = {}
+
+    async def stand(self, dataset: str, texts: Sequence[str]) -> None:
+        """Indexes queries, so that `match` knows their digests.
+
+        Raises:
+            UnknownDataset: there is none of that name here.
+        """
+        registry = self.registry(dataset)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, _learn, registry, texts)
+
+    async def match(self, task: MatchTask) -> MatchAnswer:
+        """What is new for each item, up to what is committed now.
+
+        Raises:
+            UnknownDataset: there is none of that name here.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._match, task)
+
+    def registry(self, dataset: str) -> Registry:
+        schema = self._catalog.schema(dataset)
+        return self._registries.setdefault(dataset, Registry(schema))
+
+    def _match(self, task: MatchTask) -> MatchAnswer:
+        registry, shard = self.registry(task.dataset), self._catalog.shard(task.dataset)
+        # Published before the graph is read: the graph then holds at least this much.
+        published = shard.published()
+        until = Cursor({p: published[p] for p in task.partitions.tolist()})
+        names = unpacked_digests(task.digests)
+        with registry.lock:
+            slots = registry.slots(names)
+            known = np.flatnonzero(slots >= 0).astype(np.int32)
+            asks = Asks(slots, task.cursors, task.partitions, task.after)
+            one_pass = _Passes(shard.graph, registry, asks, names)
+            parts = one_pass.parts(known, until=until, pairs_max=self._pairs_max)
+        # Looked at after the graph: it is at least what the passes missed.
+        dropped = Cursor({p: s for p, s in shard.dropped().items() if p in until})
+        parts = [replace(part, dropped=dropped) for part in parts]
+        return _answer(parts, names, slots, registry.wrong)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Passes:
+    """As few passes as keep the answer within its bound: usually one."""
+
+    graph: MetadataGraph
+    registry: Registry
+    asks: Asks
+    names: Sequence[bytes]
+
+    def parts(
+        self, items: npt.NDArray[np.int32], *, until: Cursor, pairs_max: int | None
+    ) -> list[Answered]:
+        """What is new for some of the asks.
+
+        Where it is too much, those that are farthest behind are answered by themselves; then
+        fewer commits are looked at; then some are left for the next time.
+        """
+        if len(items) == 0:
+            return []
+        asks = self.asks.among(items)
+        found = self.graph.match(
+            Question(
+                self.registry.standing,
+                asks,
+                until,
+                lambda ask: self.registry.query(self.names[items[ask]]),
+                pairs_max,
+            )
+        )
+        if found is not None:
+            return [Answered(items.astype(np.uint32), until, found.renumbered(items))]
+        assert pairs_max is not None
+        ahead, behind = _by_distance(asks, until)
+        if len(ahead):
+            half = max(1, pairs_max // 2)
+            first = self.parts(items[ahead], until=until, pairs_max=half)
+            return first + self.parts(items[behind], until=until, pairs_max=half)
+        nearer = _halfway(asks, until)
+        if nearer is not None:
+            return self.parts(items, until=nearer, pairs_max=pairs_max)
+        some = items[: max(1, len(items) // 2)]
+        return self.parts(some, until=until, pairs_max=pairs_max if len(items) > 1 else None)
+
+
+def _by_distance(asks: Asks, until: Cursor) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """The asks in two: those with fewer commits to look at, perhaps none, and the others."""
+    ends = np.array([until[p] for p in asks.partitions.tolist()], dtype=np.int64)
+    behind = np.maximum(ends - np.minimum(asks.after, ends), 0).sum(axis=1)[asks.cursors]
+    far = behind >= behind.max()
+    return np.flatnonzero(~far), np.flatnonzero(far)
+
+
+def _halfway(asks: Asks, until: Cursor) -> Cursor | None:
+    """Half as far as `until` from where the asks begin; None where that is one commit."""
+    begins = zip(asks.partitions.tolist(), asks.least().tolist(), strict=True)
+    gaps = {p: (until[p], until[p] - first) for p, first in begins if first < until[p]}
+    if all(gap <= 1 for _, gap in gaps.values()):
+        return None
+    return Cursor({p: end - gap // 2 for p, (end, gap) in gaps.items()})
+
+
+def _learn(registry: Registry, texts: Sequence[str]) -> None:
+    for text in texts:
+        registry.learn(text)
+
+
+def _answer(
+    parts: Sequence[Answered],
+    names: Sequence[bytes],
+    slots: npt.NDArray[np.int32],
+    wrong: dict[bytes, GalileoError],
+) -> MatchAnswer:
+    missing = np.flatnonzero(slots < 0).tolist()
+    failed: dict[bytes, list[int]] = {}
+    unknown: list[int] = []
+    for item in missing:
+        if names[item] in wrong:
+            failed.setdefault(names[item], []).append(item)
+        else:
+            unknown.append(item)
+    errors = tuple((_numbers(items), wrong[name]) for name, items in failed.items())
+    return MatchAnswer(tuple(parts), _numbers(unknown), errors)
+
+
+def _numbers(items: Sequence[int]) -> Numbers:
+    return np.array(items, dtype=np.uint32)

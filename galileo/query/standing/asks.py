@@ -1,0 +1,125 @@
+"""Questions to standing queries: who asks, and from which commit on.
+
+Many ask at once, often the same query and from the same cursor. Cursors are rows of a matrix,
+so that one comparison serves all pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from galileo.query.columns import Mask
+from galileo.query.standing.pairs import Pairs
+from galileo.query.standing.prefixes import Places, Slots, within
+
+UNASKED = int(np.iinfo(np.int64).max)
+"""In place of a sequence: nothing of this partition is asked for."""
+
+Sequences: TypeAlias = npt.NDArray[np.int64]
+Partitions: TypeAlias = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """Asks and rows that match them.
+
+    Attributes:
+        asks: number of the ask, shape (k,).
+        rows: shape (k,).
+    """
+
+    asks: npt.NDArray[np.int32]
+    rows: Places
+
+    def __len__(self) -> int:
+        return len(self.asks)
+
+    @classmethod
+    def concat(cls, parts: Sequence[Found]) -> Found:
+        asks = [np.empty(0, dtype=np.int32), *(part.asks for part in parts)]
+        rows = [np.empty(0, dtype=np.intp), *(part.rows for part in parts)]
+        return cls(np.concatenate(asks), np.concatenate(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class Asks:
+    """n asks.
+
+    Attributes:
+        slots: of the query of each, shape (n,).
+        cursors: row of `after` of each, shape (n,).
+        partitions: that are asked about, sorted, shape (p,).
+        after: for each cursor and partition the sequence up to which it is done, or `UNASKED`;
+            shape (c, p).
+    """
+
+    slots: Slots
+    cursors: npt.NDArray[np.int32]
+    partitions: Partitions
+    after: Sequences
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def least(self) -> Sequences:
+        """For each partition the sequence that nobody asks for anything before."""
+        used = np.unique(self.cursors)
+        if len(used) == 0:
+            return np.full(len(self.partitions), UNASKED, dtype=np.int64)
+        least: Sequences = self.after[used].min(axis=0)
+        return least
+
+    def among(self, chosen: npt.NDArray[np.int32]) -> Asks:
+        """Only some of the asks, by number."""
+        return Asks(self.slots[chosen], self.cursors[chosen], self.partitions, self.after)
+
+    def answered(self, pairs: Pairs, *, partition: Partitions, sequence: Sequences) -> Found:
+        """The asks that want the pairs.
+
+        Args:
+            pairs: of rows and of slots that are asked for.
+            partition: of every row.
+            sequence: of every row.
+        """
+        asks, chosen = self._of_slots(pairs.slots)
+        rows = pairs.rows if chosen is None else pairs.rows[chosen]
+        column, known = self._columns(partition)
+        at = column[rows]
+        new = sequence[rows] > self.after[self.cursors[asks], at]
+        if not known.all():
+            new &= known[rows]
+        if new.all():
+            return Found(asks, rows)
+        return Found(asks[new], rows[new])
+
+    def _columns(self, partition: Partitions) -> tuple[Places, Mask]:
+        """The column of each row's partition, and whether there is one."""
+        at = np.minimum(np.searchsorted(self.partitions, partition), len(self.partitions) - 1)
+        known: Mask = self.partitions[at] == partition
+        return at, known
+
+    @cached_property
+    def _by_slot(self) -> tuple[npt.NDArray[np.int32], Places, Places]:
+        """The asks in the order of slots; of each slot the first one's place, and how many."""
+        counts = np.bincount(self.slots)
+        return np.argsort(self.slots, kind="stable").astype(np.int32), _starts(counts), counts
+
+    def _of_slots(self, slots: Slots) -> tuple[npt.NDArray[np.int32], Places | None]:
+        """The asks of each slot, and which of `slots` each belongs to; None: one of each."""
+        order, first, counts = self._by_slot
+        many = counts[slots]
+        if (many == 1).all():
+            return order[first[slots]], None
+        chosen = np.repeat(np.arange(len(slots)), many)
+        return order[np.repeat(first[slots], many) + within(many)], chosen
+
+
+def _starts(counts: Places) -> Places:
+    starts: Places = np.cumsum(counts) - counts
+    return starts

@@ -1,0 +1,221 @@
+"""The constants of all queries, in columns: one row for each slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.query.columns import Columns, FeatureColumn, FloatColumn, Mask, TextColumn
+from galileo.query.features import fold
+from galileo.query.standing.normal import UNBOUNDED, Normal, TextKey
+from galileo.query.standing.pairs import Pairs
+from galileo.query.standing.prefixes import Slots
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ids: TypeAlias = npt.NDArray[np.int32]
+
+NO_TEXT = -1
+"""In place of a text's number: the query does not look at it."""
+_OTHER = -2
+_CAPACITY_MIN = 64
+_TIMES = np.iinfo(np.int64)
+
+
+def grown(array: npt.NDArray[Any], capacity: int, fill: object) -> npt.NDArray[Any]:
+    """A longer array that begins with the given one."""
+    longer = np.full(capacity, fill, dtype=array.dtype)
+    longer[: len(array)] = array
+    return longer
+
+
+class Numbers:
+    """The intervals of one numeric feature; `bound` says which queries have one."""
+
+    __slots__ = ("bound", "hi", "lo")
+
+    def __init__(self, capacity: int) -> None:
+        self.lo: Floats = np.full(capacity, UNBOUNDED[0])
+        self.hi: Floats = np.full(capacity, UNBOUNDED[1])
+        self.bound: Mask = np.zeros(capacity, dtype=np.bool_)
+
+    def grow(self, capacity: int) -> None:
+        self.lo = grown(self.lo, capacity, UNBOUNDED[0])
+        self.hi = grown(self.hi, capacity, UNBOUNDED[1])
+        self.bound = grown(self.bound, capacity, False)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.lo.nbytes + self.hi.nbytes + self.bound.nbytes)
+
+
+class Wanted:
+    """The values that queries want of one text feature, by number; `NO_TEXT` wants none."""
+
+    __slots__ = ("_codes", "wanted")
+
+    def __init__(self, capacity: int) -> None:
+        self.wanted: Ids = np.full(capacity, NO_TEXT, dtype=np.int32)
+        self._codes: dict[str, int] = {}
+
+    def grow(self, capacity: int) -> None:
+        self.wanted = grown(self.wanted, capacity, NO_TEXT)
+
+    def want(self, slot: int, text: str) -> None:
+        self.wanted[slot] = self._codes.setdefault(text, len(self._codes))
+
+    def forget(self, alive: Mask) -> None:
+        """Drops the texts that only slots that are not alive want."""
+        self.wanted[~alive] = NO_TEXT
+        used = np.unique(self.wanted[self.wanted >= 0])
+        texts = [*self._codes]
+        self._codes = {texts[code]: number for number, code in enumerate(used.tolist())}
+        renumbered = np.full(len(texts) + 1, NO_TEXT, dtype=np.int32)
+        renumbered[used] = np.arange(len(used), dtype=np.int32)
+        self.wanted = renumbered[self.wanted]
+
+    def numbers_of(self, column: TextColumn, *, folded: bool) -> Ids:
+        """The number of each row's text; of one that nobody wants, and of null, none of them."""
+        texts = fold(column.dictionary) if folded else column.dictionary
+        known = pc.index_in(texts, value_set=pa.array([*self._codes], type=pa.string()))
+        codes = np.asarray(known.fill_null(_OTHER).to_numpy(zero_copy_only=False), dtype=np.int32)
+        found: Ids = np.append(codes, np.int32(_OTHER))[column.codes]
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        object_bytes = 150
+        return int(self.wanted.nbytes) + object_bytes * len(self._codes)
+
+
+class Rows:
+    """A batch of paths, with what queries compare worked out once for each feature."""
+
+    __slots__ = ("_numbers", "_texts", "columns")
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self._numbers: dict[str, Floats] = {}
+        self._texts: dict[TextKey, Ids] = {}
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def numbers(self, name: str) -> Floats:
+        """As doubles, NaN for null."""
+        if name not in self._numbers:
+            self._numbers[name] = _doubles(self.columns.features[name])
+        return self._numbers[name]
+
+    def texts(self, key: TextKey, wanted: Wanted) -> Ids:
+        if key not in self._texts:
+            column = self.columns.features[key[0]]
+            assert isinstance(column, TextColumn), f"{key[0]!r} is no text"
+            self._texts[key] = wanted.numbers_of(column, folded=key[1])
+        return self._texts[key]
+
+
+def _doubles(column: FeatureColumn) -> Floats:
+    assert not isinstance(column, TextColumn), "a text is no number"
+    if isinstance(column, FloatColumn):
+        return column.values
+    valid = column.valid
+    return column.numbers if valid.all() else np.where(valid, column.numbers, np.nan)
+
+
+@dataclass(slots=True, eq=False)
+class Constants:
+    """See the module.
+
+    Attributes:
+        first: least start of a bucket that matches, microseconds.
+        last: greatest one.
+        numbers: of the features that any query bounds.
+        texts: of the features that any query wants a value of.
+    """
+
+    first: npt.NDArray[np.int64]
+    last: npt.NDArray[np.int64]
+    numbers: dict[str, Numbers]
+    texts: dict[TextKey, Wanted]
+
+    @classmethod
+    def empty(cls) -> Constants:
+        first = np.full(_CAPACITY_MIN, _TIMES.min, dtype=np.int64)
+        return cls(first, np.full(_CAPACITY_MIN, _TIMES.max, dtype=np.int64), {}, {})
+
+    @property
+    def capacity(self) -> int:
+        return len(self.first)
+
+    @property
+    def nbytes(self) -> int:
+        numbers = sum(column.nbytes for column in self.numbers.values())
+        texts = sum(column.nbytes for column in self.texts.values())
+        return int(self.first.nbytes + self.last.nbytes) + numbers + texts
+
+    def write(self, slot: int, normal: Normal) -> None:
+        """Sets the constants of a slot, whatever was there."""
+        if slot >= self.capacity:
+            self._grow(2 * self.capacity)
+        self.first[slot], self.last[slot] = normal.first, normal.last
+        for name in normal.numbers:
+            self.numbers.setdefault(name, Numbers(self.capacity))
+        for name, column in self.numbers.items():
+            column.lo[slot], column.hi[slot] = normal.numbers.get(name, UNBOUNDED)
+            column.bound[slot] = name in normal.numbers
+        for key in normal.texts:
+            self.texts.setdefault(key, Wanted(self.capacity))
+        for key, texts in self.texts.items():
+            texts.wanted[slot] = NO_TEXT
+            if key in normal.texts:
+                texts.want(slot, normal.texts[key])
+
+    def forget(self, alive: Mask) -> None:
+        for texts in self.texts.values():
+            texts.forget(alive)
+
+    def sift(self, pairs: Pairs, rows: Rows) -> Pairs:
+        """The pairs of which the constants of the query are true of the row."""
+        pairs = pairs.where(self._timely(pairs, rows.columns.bucket))
+        for name, column in self.numbers.items():
+            pairs = _in_interval(pairs, column, rows, name)
+        for key, texts in self.texts.items():
+            pairs = _as_wanted(pairs, texts, rows, key)
+        return pairs
+
+    def _timely(self, pairs: Pairs, buckets: npt.NDArray[np.int64]) -> Mask:
+        times = buckets.take(pairs.rows)
+        found: Mask = times >= self.first.take(pairs.slots)
+        found &= times <= self.last.take(pairs.slots)
+        return found
+
+    def _grow(self, capacity: int) -> None:
+        self.first = grown(self.first, capacity, _TIMES.min)
+        self.last = grown(self.last, capacity, _TIMES.max)
+        for column in self.numbers.values():
+            column.grow(capacity)
+        for texts in self.texts.values():
+            texts.grow(capacity)
+
+
+def _in_interval(pairs: Pairs, column: Numbers, rows: Rows, name: str) -> Pairs:
+    bound = column.bound.take(pairs.slots)
+    if not bound.any():
+        return pairs
+    values = rows.numbers(name).take(pairs.rows)
+    found = values >= column.lo.take(pairs.slots)
+    found &= values <= column.hi.take(pairs.slots)
+    return pairs.where(found | ~bound)
+
+
+def _as_wanted(pairs: Pairs, texts: Wanted, rows: Rows, key: TextKey) -> Pairs:
+    wanted: Slots = texts.wanted.take(pairs.slots)
+    if not (wanted >= 0).any():
+        return pairs
+    found = rows.texts(key, texts).take(pairs.rows) == wanted
+    return pairs.where(found | (wanted == NO_TEXT))

@@ -1,0 +1,27 @@
+"""Digests: short names of query texts, the same everywhere, so that a text travels once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+DIGEST_BYTES = 16
+_DIGEST: np.dtype[Any] = np.dtype(f"V{DIGEST_BYTES}")
+
+
+def digest(text: str) -> bytes:
+    """Of canonical CQL2 JSON; two texts have one digest with a chance of 2**-128."""
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def packed_digests(digests: Iterable[bytes]) -> bytes:
+    return b"".join(digests)
+
+
+def unpacked_digests(data: bytes) -> list[bytes]:
+    """The digests of a multiple of `DIGEST_BYTES` bytes."""
+    found: list[bytes] = np.frombuffer(data, dtype=_DIGEST).tolist()
+    return found

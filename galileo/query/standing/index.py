@@ -1,0 +1,167 @@
+"""The index of many standing queries of one dataset, and the pass that matches all of them.
+
+Each query has a slot. Its cells are in an index of geohash prefixes, its constants in columns;
+candidates are pairs of a slot and a row, found by prefixes or, for a query without a place, by
+its most selective condition, and sifted by comparing gathered constants with gathered values.
+Nothing is done query by query but for what fits no column (`rest`), and that once for all queries
+that share the condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+import numpy as np
+
+from galileo.model.schema import Schema
+from galileo.query.columns import Columns, Mask
+from galileo.query.query import Query
+from galileo.query.standing.access import unplaced_hits
+from galileo.query.standing.constants import Constants, Rows, grown
+from galileo.query.standing.normal import normal
+from galileo.query.standing.pairs import Pairs, pairs_of
+from galileo.query.standing.prefixes import Hits, Places, PrefixIndex, Slots
+from galileo.query.standing.rest import Rest
+
+DEAD_MAX = 0.5
+"""Share of slots in use that may be of removed queries before their entries are dropped."""
+DEAD_MIN = 64
+"""So many may be so in any case."""
+
+
+class StandingQueries:
+    """Many queries of one dataset under keys; not for several threads at once.
+
+    Args:
+        schema: of the dataset.
+        dead_min: removed queries whose entries may stay in any case.
+    """
+
+    def __init__(self, schema: Schema, *, dead_min: int = DEAD_MIN) -> None:
+        self.schema = schema
+        self._dead_min = dead_min
+        self._slots: dict[Hashable, int] = {}
+        self._features: dict[int, tuple[str, ...]] = {}
+        self._shared: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._free: list[int] = []
+        self._dead: list[int] = []
+        self._used = 0
+        self._constants = Constants.empty()
+        self._alive: Mask = np.zeros(self._constants.capacity, dtype=np.bool_)
+        self._placed: Mask = np.zeros(self._constants.capacity, dtype=np.bool_)
+        self._prefixes = PrefixIndex(schema.geohash_precision)
+        self._rest = Rest(self._constants.capacity)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._slots
+
+    @property
+    def capacity(self) -> int:
+        """Slots are below it."""
+        return self._constants.capacity
+
+    @property
+    def nbytes(self) -> int:
+        """Of the columns and the prefixes; keys and conditions that fit no column come on top."""
+        masks = int(self._alive.nbytes + self._placed.nbytes)
+        return self._constants.nbytes + self._prefixes.nbytes + self._rest.nbytes + masks
+
+    def add(self, key: Hashable, query: Query) -> None:
+        """Adds a query; a key that is known keeps the query that it has.
+
+        Args:
+            key: of the query from now on.
+            query: of the dataset of this index.
+        """
+        if key in self._slots:
+            return
+        slot = self._free.pop() if self._free else self._used
+        self._used = max(self._used, slot + 1)
+        form = normal(query)
+        self._constants.write(slot, form)
+        self._rest.write(slot, form.rest)
+        self._widen()
+        self._alive[slot], self._placed[slot] = True, form.prefixes is not None
+        if form.prefixes is not None:
+            self._prefixes.add(slot, form.prefixes)
+        self._slots[key] = slot
+        self._features[slot] = self._shared.setdefault(query.features, query.features)
+
+    def remove(self, key: Hashable) -> None:
+        """Takes a query out; one that is not there is no error."""
+        slot = self._slots.pop(key, None)
+        if slot is None:
+            return
+        self._alive[slot] = False
+        self._rest.write(slot, None)
+        del self._features[slot]
+        self._dead.append(slot)
+        if len(self._dead) > max(self._dead_min, DEAD_MAX * self._used):
+            self._forget()
+
+    def slots(self, keys: Sequence[Hashable]) -> Slots:
+        """The slot of each key, which holds until the next `remove`; -1 for one not known."""
+        slots = map(self._slots.get, keys, (-1 for _ in keys))
+        return np.fromiter(slots, dtype=np.int32, count=len(keys))
+
+    def features(self) -> frozenset[str]:
+        """The features that any query reads."""
+        return frozenset(name for names in set(self._features.values()) for name in names)
+
+    def match(self, columns: Columns, *, slots: Slots | None = None) -> Iterator[Pairs]:
+        """All pairs of a query and a row that matches it, each once, in no particular order.
+
+        Args:
+            columns: of the rows, with at least the features that the queries read; fastest
+                where they are sorted by cell.
+            slots: of the queries that are asked; None: all.
+        """
+        wanted = self._wanted(slots)
+        if len(columns) == 0 or not wanted.any():
+            return
+        order = _cell_order(columns)
+        rows = Rows(columns if order is None else columns.take(order))
+        for hits, way in self._candidates(rows, wanted):
+            for pairs in pairs_of(hits, way):
+                found = self._rest.sift(self._constants.sift(pairs, rows), rows)
+                if len(found):
+                    yield found if order is None else Pairs(found.slots, order[found.rows])
+
+    def _wanted(self, slots: Slots | None) -> Mask:
+        if slots is None:
+            return self._alive
+        wanted = np.zeros(self.capacity, dtype=np.bool_)
+        wanted[slots] = True
+        return wanted & self._alive
+
+    def _candidates(self, rows: Rows, wanted: Mask) -> Iterator[tuple[Hits, Places | None]]:
+        buckets = rows.columns.bucket
+        timely = wanted & (self._constants.first <= buckets.max())
+        timely &= self._constants.last >= buckets.min()
+        for hits in self._prefixes.hits(rows.columns.cell):
+            yield hits.where(timely[hits.slots]), None
+        unplaced = np.flatnonzero(timely & ~self._placed).astype(np.int32)
+        yield from unplaced_hits(unplaced, self._constants, rows)
+
+    def _forget(self) -> None:
+        """Drops what is left of removed queries, and gives their slots out again."""
+        self._prefixes.forget(self._alive)
+        self._constants.forget(self._alive)
+        self._free += self._dead
+        self._dead = []
+
+    def _widen(self) -> None:
+        if len(self._alive) < self.capacity:
+            self._alive = grown(self._alive, self.capacity, False)
+            self._placed = grown(self._placed, self.capacity, False)
+
+
+def _cell_order(columns: Columns) -> Places | None:
+    """The order of the rows by cell; None where they are in it."""
+    cells = columns.cell
+    if bool(np.all(cells[1:] >= cells[:-1])):
+        return None
+    return np.argsort(cells, kind="stable")

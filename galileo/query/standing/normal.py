@@ -1,0 +1,146 @@
+"""The normal form of a query: what of it fits columns of constants, and the rest.
+
+A path matches exactly when its cell lies in the cells, its bucket in the times, every named
+number in its interval, every named text is the one wanted, and the rest is true of it. What
+grows with the number of queries is then a few constants in columns for all of them (as NiagaraCQ
+groups queries by signature: Chen, DeWitt, Tian, Wang, SIGMOD 2000).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TypeAlias
+
+import numpy as np
+
+from galileo.geo import ranges
+from galileo.geo.ranges import Ranges
+from galileo.query import evaluate
+from galileo.query.features import BoolIs, NumberIs, TextIs
+from galileo.query.query import Query
+from galileo.query.spatial import PlaceLeaf
+from galileo.query.standing.prefixes import Prefixes, prefixes_of
+from galileo.query.temporal import During
+from galileo.query.tree import All, Node, conjunction
+
+PREFIXES_MAX = 8_192
+"""Of one query; one that has more is indexed by shorter ones, and its cells are tested besides."""
+
+Interval: TypeAlias = tuple[float, float]
+"""Closed; empty where the first is above the second."""
+TextKey: TypeAlias = tuple[str, bool]
+"""A text feature, and whether it is compared in lower case."""
+
+UNBOUNDED: Interval = (-math.inf, math.inf)
+_EMPTY: Interval = (math.inf, -math.inf)
+_TIMES = np.iinfo(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normal:
+    """See the module.
+
+    Attributes:
+        prefixes: the cells, as geohash prefixes; None: all cells.
+        first: least start of a bucket, microseconds.
+        last: greatest start of a bucket, inclusive.
+        numbers: for each feature the interval; a missing value lies in none.
+        texts: for each text feature the value that it must have.
+        rest: what must be true besides; None: nothing.
+    """
+
+    prefixes: Prefixes | None
+    first: int
+    last: int
+    numbers: dict[str, Interval] = field(default_factory=dict)
+    texts: dict[TextKey, str] = field(default_factory=dict)
+    rest: Node | None = None
+
+
+def normal(query: Query) -> Normal:
+    """The normal form of a query."""
+    tree = query.tree
+    parts = tree.parts if isinstance(tree, All) else (tree,)
+    numbers: dict[str, Interval] = {}
+    texts: dict[TextKey, str] = {}
+    rest = [part for part in parts if not _fits(part, numbers=numbers, texts=texts)]
+    prefixes, tests = _placed(parts, query.schema.geohash_precision)
+    rest += [part for part in tests if part not in rest]
+    first, last = _times(tree)
+    return Normal(prefixes, first, last, numbers, texts, conjunction(rest) if rest else None)
+
+
+def _fits(part: Node, *, numbers: dict[str, Interval], texts: dict[TextKey, str]) -> bool:
+    """Whether columns of constants say all of the part; constants are noted."""
+    if isinstance(part, During):
+        return True
+    if isinstance(part, PlaceLeaf):
+        return len(part.cover.untested[0]) == 0
+    if isinstance(part, BoolIs):
+        value = float(part.value)
+        numbers[part.name] = _met(numbers.get(part.name, UNBOUNDED), (value, value))
+        return True
+    if isinstance(part, NumberIs) and part.operator != "<>":
+        interval = _interval(part.operator, part.value)
+        numbers[part.name] = _met(numbers.get(part.name, UNBOUNDED), interval)
+        return True
+    if isinstance(part, TextIs) and part.operator == "=":
+        return texts.setdefault((part.name, part.folded), part.value) == part.value
+    return False
+
+
+def _interval(sign: str, value: float) -> Interval:
+    """The doubles that stand in a relation to a value."""
+    if math.isnan(value):
+        return _EMPTY
+    above, below = math.nextafter(value, math.inf), math.nextafter(value, -math.inf)
+    known: dict[str, Interval] = {
+        "=": (value, value),
+        ">=": (value, math.inf),
+        "<=": (-math.inf, value),
+        ">": (above, math.inf) if above > value else _EMPTY,
+        "<": (-math.inf, below) if below < value else _EMPTY,
+    }
+    return known[sign]
+
+
+def _met(one: Interval, other: Interval) -> Interval:
+    return max(one[0], other[0]), min(one[1], other[1])
+
+
+def _placed(parts: tuple[Node, ...], precision: int) -> tuple[Prefixes | None, list[Node]]:
+    """The prefixes of the cells, and the conditions on place that they are too coarse for."""
+    limits = [_cells(part) for part in parts]
+    known = [limit for limit in limits if limit is not None]
+    if not known:
+        return None, []
+    prefixes = prefixes_of(reduce(ranges.intersection, known), precision)
+    if len(prefixes) <= PREFIXES_MAX:
+        return prefixes, []
+    tests: list[Node] = [part for part in parts if isinstance(part, PlaceLeaf)]
+    return prefixes.shortened(PREFIXES_MAX), tests
+
+
+def _cells(part: Node) -> Ranges | None:
+    """The cells that a part accepts, or more of them where it is none on place alone."""
+    if not isinstance(part, PlaceLeaf) or len(part.cover.untested[0]):
+        return evaluate.cells(part)
+    cover = part.cover
+    if part.negated:
+        return ranges.complement(cover.inside, 1 << 5 * part.precision)
+    return ranges.union(cover.inside, cover.border)
+
+
+def _times(tree: Node) -> tuple[int, int]:
+    lo, hi = evaluate.buckets(tree)
+    first = _TIMES.min if lo is None else max(lo, _TIMES.min)
+    last = _TIMES.max if hi is None else min(hi - 1, _TIMES.max)
+    return int(first), int(last)
+
+
+def by_cell_alone(node: Node) -> bool:
+    """Whether a condition reads nothing but the cell."""
+    parts: tuple[Node, ...] = node.parts if isinstance(node, All) else (node,)
+    return all(isinstance(part, PlaceLeaf) for part in parts)

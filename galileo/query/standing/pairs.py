@@ -1,0 +1,57 @@
+"""Pairs of a query and a row: what candidates are made of, and how stretches become pairs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from galileo.query.columns import Mask
+from galileo.query.standing.prefixes import Hits, Places, Slots, within
+
+PAIRS_AT_ONCE = 1 << 18
+"""Candidates that are looked at together, about; their columns fit the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """Queries and rows that meet.
+
+    Attributes:
+        slots: of the queries, shape (k,).
+        rows: shape (k,).
+    """
+
+    slots: Slots
+    rows: Places
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def where(self, mask: Mask) -> Pairs:
+        if mask.all():
+            return self
+        kept = np.flatnonzero(mask)
+        return Pairs(self.slots.take(kept), self.rows.take(kept))
+
+
+def pairs_of(hits: Hits, order: Places | None) -> Iterator[Pairs]:
+    """Every query of the hits with every row of its stretch, some at a time.
+
+    Args:
+        hits: of positions.
+        order: the row at each position; None: positions are rows.
+    """
+    counts = hits.stop - hits.start
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    cuts = np.searchsorted(ends, np.arange(PAIRS_AT_ONCE, total, PAIRS_AT_ONCE), side="left") + 1
+    edges = np.unique(np.concatenate(([0], cuts, [len(hits)]))).tolist()
+    for first, end in itertools.pairwise(edges):
+        part = counts[first:end]
+        places = np.repeat(hits.start[first:end], part) + within(part)
+        rows = places if order is None else order.take(places)
+        if len(rows):
+            yield Pairs(np.repeat(hits.slots[first:end], part), rows)

@@ -1,0 +1,326 @@
+"""The dropped beginning of a partition's log: how far it reaches, and which batches were in it.
+
+Retention drops whole files, oldest first. Before the first one is deleted a record says durably
+up to which commit the log is dropped (the *mark*) and which batches of which producers were
+dropped with it, so that a batch that is sent again is still recognised. A process that dies in
+between leaves files under the mark, which the next start deletes. The mark never moves back and
+always lies where a file ends; the file behind it, be it empty, is there before the mark is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.errors import ConfigError, DataDamaged, DataDropped, GalileoError
+from galileo.model.schema import Schema
+from galileo.model.times import column_micros
+from galileo.storage.commits import Commit, Committed, conflict
+from galileo.storage.disk import Disk
+from galileo.storage.merged import MergedSegment, load_index, merged_paths
+from galileo.storage.records import RecordDirectory, load_record
+from galileo.storage.segment import Segment, damaged, segment_paths
+
+MARK = "dropped"
+FORMAT_VERSION = 1
+BATCHES_KEPT_MAX = 262_144
+"""Dropped batches of one partition that are recognised when they are sent again; the newest."""
+MARK_BYTES_MAX = 16 << 20
+"""Of the record with the mark and those batches."""
+
+BATCHES = pa.schema(
+    [
+        ("producer", pa.string()),
+        ("batch", pa.uint64()),
+        ("sequence", pa.uint64()),
+        ("rows", pa.uint32()),
+        ("paths", pa.uint32()),
+    ]
+)
+_WRITING = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd"))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One file of a partition, for those who decide what to drop.
+
+    Attributes:
+        first, last: commit sequences.
+        bytes: of the file.
+        newest_us: the end of the newest time bucket that it has observations in: all of them
+            are older. Microseconds since 1970.
+        sealed: whether it is not written to any more; only such can be dropped.
+    """
+
+    first: int
+    last: int
+    bytes: int
+    newest_us: int
+    sealed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What one drop took away."""
+
+    until: int
+    commits: int = 0
+    rows: int = 0
+    paths: int = 0
+    files: int = 0
+    bytes: int = 0
+
+
+def newest_us(schema: Schema, paths: pa.RecordBatch) -> int:
+    """The end of the newest time bucket of a commit, microseconds since 1970."""
+    return int(column_micros(paths.column("bucket")).max()) + schema.time_bucket_us
+
+
+class DroppedBatches:
+    """The batches of dropped commits, by producer and number; it never changes."""
+
+    __slots__ = ("_numbers", "_places", "_results", "batches")
+
+    def __init__(self, batches: pa.Table) -> None:
+        """`batches`: of `BATCHES`, in any order."""
+        ordered = batches.sort_by([("producer", "ascending"), ("batch", "ascending")])
+        ordered = ordered.combine_chunks()
+        self.batches = ordered
+        self._numbers = ordered.column("batch").to_numpy()
+        names = ("sequence", "rows", "paths")
+        self._results = [ordered.column(name).to_numpy() for name in names]
+        self._places = _places(ordered.column("producer"))
+
+    def __len__(self) -> int:
+        return int(self.batches.num_rows)
+
+    def joined(self, news: pa.Table) -> DroppedBatches:
+        """These and those of `news`; the oldest are forgotten where there are too many."""
+        together = pa.concat_tables([self.batches, news]).sort_by("sequence")
+        return DroppedBatches(together.slice(max(0, together.num_rows - BATCHES_KEPT_MAX)))
+
+    def newest(self, count: int) -> DroppedBatches:
+        """Those of the `count` last commits."""
+        ordered = self.batches.sort_by("sequence")
+        return DroppedBatches(ordered.slice(max(0, ordered.num_rows - count)))
+
+    def find(self, producer: str, batch: int) -> Committed | None:
+        """The first result of a batch, None where it is not known."""
+        start, stop = self._places.get(producer, (0, 0))
+        place = start + int(np.searchsorted(self._numbers[start:stop], np.uint64(batch)))
+        if place >= stop or int(self._numbers[place]) != batch:
+            return None
+        sequence, rows, paths = (int(column[place]) for column in self._results)
+        return Committed(sequence, rows, paths, duplicate=True)
+
+    def first_result(self, commit: Commit) -> Committed | GalileoError | None:
+        """The answer to a batch that was dropped; of its rows only the number is known."""
+        first = self.find(commit.producer, commit.batch)
+        if first is not None and first.rows != commit.observations.num_rows:
+            return conflict(commit, first)
+        return first
+
+    def last_batch(self, producer: str) -> int | None:
+        """The highest batch number of a producer, None where none is known."""
+        start, stop = self._places.get(producer, (0, 0))
+        return int(self._numbers[stop - 1]) if stop > start else None
+
+
+def _places(producers: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
+    """Where each producer's rows begin and end, for a sorted column."""
+    counts = pc.value_counts(producers)
+    names, sizes = counts.field("values").to_pylist(), counts.field("counts").to_numpy()
+    stops = np.cumsum(sizes).tolist()
+    return {
+        name: (stop - size, stop)
+        for name, size, stop in zip(names, sizes.tolist(), stops, strict=True)
+    }
+
+
+NO_BATCHES = DroppedBatches(BATCHES.empty_table())
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a partition's log is dropped: its commits 1 to `until`."""
+
+    until: int = 0
+    batches: DroppedBatches = NO_BATCHES
+
+    def moved(self, until: int, news: pa.Table) -> Mark:
+        """The mark after `news` were dropped too, cut to what a record may hold."""
+        mark = Mark(until, self.batches.joined(news))
+        while len(mark.to_bytes()) > MARK_BYTES_MAX:
+            mark = Mark(until, mark.batches.newest(len(mark.batches) // 2))
+        return mark
+
+    def to_bytes(self) -> bytes:
+        stamp = {"format": str(FORMAT_VERSION), "until": str(self.until)}
+        table = self.batches.batches.replace_schema_metadata(stamp)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema, options=_WRITING) as writer:
+            writer.write_table(table)
+        return bytes(sink.getvalue())
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Mark:
+        """The inverse of `to_bytes`.
+
+        Raises:
+            DataDamaged: these are other bytes.
+            ConfigError: they are of a format that this version does not know.
+        """
+        try:
+            with pa.ipc.open_stream(data) as reader:
+                table = reader.read_all()
+            stamp = table.schema.metadata
+            version, until = int(stamp[b"format"]), int(stamp[b"until"])
+        except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
+            raise DataDamaged(f"expected the mark of dropped commits: {error}") from error
+        if version != FORMAT_VERSION:
+            raise ConfigError(
+                f"expected marks of dropped commits of format {FORMAT_VERSION}, got {version}; "
+                "start the version of Galileo that wrote them"
+            )
+        return Mark(until, DroppedBatches(table.replace_schema_metadata()))
+
+
+NOTHING_DROPPED = Mark()
+
+
+def mark_path(directory: Path) -> Path:
+    """The file of a partition's mark."""
+    return directory / f"{MARK}.record"
+
+
+def load_mark(directory: Path) -> Mark:
+    """The mark of a partition.
+
+    Raises:
+        DataDamaged: its file is not what was written.
+    """
+    path = mark_path(directory)
+    data = load_record(path)
+    try:
+        return NOTHING_DROPPED if data is None else Mark.from_bytes(data)
+    except DataDamaged as error:
+        raise damaged(path, 0, reason=error.message) from error
+
+
+def save_moved(
+    directory: Path, mark: Mark, files: Sequence[Segment | MergedSegment], *, disk: Disk
+) -> tuple[Mark, Dropped]:
+    """Makes durable that the files behind the mark are dropped too; deletes nothing yet.
+
+    Returns:
+        The mark as it is now, and what it passed.
+
+    Raises:
+        DataDamaged: a header of a file is not what was written.
+        PartitionStopped: the disk refuses; the mark is where it was.
+    """
+    news = _batches(files)
+    moved = mark.moved(files[-1].next_sequence - 1, news)
+    RecordDirectory(directory, disk).save(MARK, moved.to_bytes())
+    rows, paths = (int(pc.sum(news.column(name)).as_py()) for name in ("rows", "paths"))
+    size = sum(file.length for file in files)
+    return moved, Dropped(moved.until, news.num_rows, rows, paths, len(files), size)
+
+
+def recover_mark(directory: Path, *, disk: Disk) -> Mark:
+    """The mark of a partition, after deleting what an earlier process has left under it.
+
+    Raises:
+        DataDamaged: the record is damaged, or the file behind the mark is missing; nothing was
+            deleted.
+        OSError: the disk refuses.
+    """
+    mark = load_mark(directory)
+    if mark.until == 0:
+        return mark
+    paths = [*merged_paths(directory), *segment_paths(directory)]
+    behind = [_first(path) for path in paths if _first(path) > mark.until]
+    if min(behind, default=0) != mark.until + 1:
+        reason = f"the log is dropped up to {mark.until}, but the file behind that is missing"
+        raise damaged(mark_path(directory), 0, reason=reason)
+    delete_files([path for path in paths if _first(path) <= mark.until], disk=disk)
+    return mark
+
+
+def delete_files(paths: Sequence[Path], *, disk: Disk) -> None:
+    """Deletes files that the mark covers.
+
+    Raises:
+        OSError: the disk refuses; what is left is deleted at the next start.
+    """
+    for path in paths:
+        disk.unlink(path)
+    if paths:
+        disk.sync_directory(paths[0].parent)
+
+
+def _first(path: Path) -> int:
+    return int(path.stem)
+
+
+def _batches(files: Iterable[Segment | MergedSegment]) -> pa.Table:
+    """The batches that some files hold, as a table of `BATCHES`; reads every frame's header."""
+    return pa.concat_tables([BATCHES.empty_table(), *map(_batches_of, files)])
+
+
+def _batches_of(file: Segment | MergedSegment) -> pa.Table:
+    if isinstance(file, MergedSegment):
+        commits = load_index(file.path).commits
+        sequences = np.arange(commits.num_rows, dtype=np.uint64) + np.uint64(file.first_sequence)
+        columns = [
+            commits.column("producer").cast(pa.string()),
+            commits.column("batch"),
+            pa.array(sequences),
+            commits.column("rows"),
+            commits.column("paths"),
+        ]
+    else:
+        headers = [file.header(n) for n in range(file.first_sequence, file.next_sequence)]
+        columns = [
+            pa.array([getattr(header, name) for header in headers], BATCHES.field(name).type)
+            for name in BATCHES.names
+        ]
+    return pa.Table.from_arrays(columns, schema=BATCHES)
+
+
+def pieces_of(files: Sequence[Segment | MergedSegment], *, writing: Path | None) -> list[Piece]:
+    """The files for those who decide; `writing` is the one that is written to."""
+    return [
+        Piece(
+            *(file.first_sequence, file.next_sequence - 1, file.length, file.newest_us),
+            sealed=file.path != writing,
+        )
+        for file in files
+    ]
+
+
+def droppable(
+    files: Sequence[Segment | MergedSegment], until: int, *, writing: Path | None
+) -> list[Segment | MergedSegment]:
+    """The oldest files that hold nothing past `until` and are not written to."""
+    found: list[Segment | MergedSegment] = []
+    for file in files:
+        if file.next_sequence - 1 > until or file.path == writing:
+            break
+        found.append(file)
+    return found
+
+
+def dropped_error(partition: int, sequence: int, *, until: int) -> DataDropped:
+    """The error for a commit that is under the mark."""
+    return DataDropped(
+        f"commit {sequence} was dropped by the dataset's retention, as were all up to {until} of "
+        f"partition {partition}; only later ones can be read",
+        partitions=[partition],
+        until=[until],
+    )

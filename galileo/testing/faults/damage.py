@@ -1,0 +1,119 @@
+"""Changes stored bytes, and reads a node's directory as the node would."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from galileo.errors import GalileoError
+from galileo.storage.frame import HEADER_BYTES_MAX, FrameHeader, decode_header
+from galileo.storage.store import Store
+
+Commits = dict[tuple[str, int, int], tuple[pa.Table, pa.RecordBatch]]
+"""Observations and paths by (dataset, partition, sequence)."""
+
+
+def flip(path: Path, place: int, *, mask: int = 1) -> None:
+    """Flips the bits of `mask` in one byte of a file; again, and it is as before."""
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ mask]))
+
+
+def frames(path: Path) -> list[tuple[int, FrameHeader]]:
+    """(offset, header) of each frame of a whole segment."""
+    stored, offset, found = path.read_bytes(), 0, []
+    while offset < len(stored):
+        header = decode_header(stored[offset : offset + HEADER_BYTES_MAX])
+        found.append((offset, header))
+        offset += header.frame_bytes
+    return found
+
+
+@contextlib.contextmanager
+def kept(path: Path) -> Iterator[bytes]:
+    """The content of a file, which is back in place after the block."""
+    stored = path.read_bytes()
+    try:
+        yield stored
+    finally:
+        path.write_bytes(stored)
+
+
+@contextlib.contextmanager
+def kept_all(directory: Path) -> Iterator[None]:
+    """Brings every file of a directory back to what it held before the block."""
+    before = {path: path.read_bytes() for path in _files(directory)}
+    try:
+        yield
+    finally:
+        for path in set(_files(directory)) - set(before):
+            path.unlink()
+        for path, stored in before.items():
+            if not path.exists() or path.read_bytes() != stored:
+                path.write_bytes(stored)
+
+
+def _files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a node would serve of its directory.
+
+    Attributes:
+        commits: that could be read; retention may have dropped earlier ones.
+        refusals: errors, of the start or of single reads.
+    """
+
+    commits: Commits
+    refusals: list[GalileoError]
+
+
+def read_all(directory: Path) -> Reading:
+    """Opens a node's directory as its process does at the start, and reads every commit."""
+    commits: Commits = {}
+    refusals: list[GalileoError] = []
+    try:
+        store = Store.open(directory, wall=lambda: 1.5e9)
+    except GalileoError as error:
+        return Reading({}, [error])
+    with store:
+        try:
+            store.recover(lambda *_: None)
+            for kind in sorted(path.name for path in (directory / "records").glob("*")):
+                store.load_records(kind)
+        except GalileoError as error:
+            return Reading({}, [error])
+        for (dataset, partition), journal in store.journals().items():
+            for sequence in range(journal.dropped + 1, journal.last_sequence + 1):
+                try:
+                    both = journal.read(sequence), journal.paths(sequence)
+                except GalileoError as error:
+                    refusals.append(error)
+                else:
+                    commits[dataset, partition, sequence] = _copied(*both)
+    return Reading(commits, refusals)
+
+
+def _copied(table: pa.Table, paths: pa.RecordBatch) -> tuple[pa.Table, pa.RecordBatch]:
+    """Apart from the files' memory maps, which change with the files."""
+    return table.take(list(range(table.num_rows))), paths.take(pa.array(range(paths.num_rows)))
+
+
+def observations(reading: Reading) -> pa.Table:
+    """Everything that was read, as one table."""
+    return pa.concat_tables([table for table, _ in reading.commits.values()])
+
+
+def last_segments(directory: Path) -> list[Path]:
+    """The segment of each partition that is written to."""
+    places = sorted(directory.glob("journals/*/*"))
+    return [max(found) for place in places if (found := list(place.glob("*.segment")))]

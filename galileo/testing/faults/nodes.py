@@ -1,0 +1,72 @@
+"""A cluster of one node with small files, so that a few batches meet every kind of file."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from galileo.client import Client
+from galileo.cluster import LocalCluster, LocalNode
+from galileo.testing.faults.ledger import Ledger, numbered_schema
+
+DATASET = "numbered"
+SMALL_FILES = {"segment_bytes_max": 60_000, "merge": False}
+MERGING = {
+    "segment_bytes_max": 30_000,
+    "merge": True,
+    "merge_bytes_min": 60_000,
+    "merge_interval_s": 0.3,
+}
+PATIENCE = "120s"
+PARTITIONS = 2
+
+
+@contextlib.contextmanager
+def one_node(
+    place: Path,
+    *,
+    storage: dict[str, Any] | None = None,
+    data: Path | None = None,
+    create: bool = True,
+) -> Iterator[tuple[LocalCluster, Ledger]]:
+    """A running node with an empty dataset, and a ledger of it.
+
+    Args:
+        place: for its configuration and log, and its data.
+        storage: settings of that section.
+        data: a directory for its data alone, on a disk of its own.
+        create: whether to create the dataset; it is in `data` already otherwise.
+    """
+    settings: dict[str, dict[str, Any]] = {"storage": storage or SMALL_FILES}
+    if data is not None:
+        settings["node"] = {"directory": str(data)}
+    cluster = LocalCluster(1, 1, place, partitions_per_group=PARTITIONS, settings=settings)
+    with cluster:
+        if create:
+            cluster.client(patience=PATIENCE).create_dataset(numbered_schema(DATASET))
+        yield cluster, Ledger(DATASET)
+
+
+def send(ledger: Ledger, client: Client, *, batches: int) -> None:
+    for _ in range(batches):
+        ledger.send(client)
+
+
+def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 60.0) -> None:
+    """Looks until it is so.
+
+    Raises:
+        TimeoutError: it never was; says `what`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:.0f} s in vain for {what}")
+        time.sleep(0.01)
+
+
+def wait_dead(node: LocalNode, *, timeout_s: float = 60.0) -> None:
+    wait_until(lambda: not node.running, what=f"{node.name} to die", timeout_s=timeout_s)

@@ -1,0 +1,160 @@
+"""Readers of a continuous query that note every answer: by watching, by fetching, and in a process
+of their own that can be killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from galileo.ccq import token as tokens
+from galileo.client import Ccq, Client, Spool
+from galileo.errors import Gone, TryAgain
+from galileo.testing.faults.delivery import Deliveries
+
+FETCH_WAIT_S = 5.0
+
+
+class WatchReader(threading.Thread):
+    """Watches a CCQ until that is cancelled.
+
+    Attributes:
+        deliveries: what it was handed.
+        failure: what ended it before the end of the CCQ.
+    """
+
+    way = "watch"
+
+    def __init__(self, client: Client, ccq: Ccq) -> None:
+        super().__init__(daemon=True)
+        self.ccq = ccq
+        self.deliveries = Deliveries()
+        self.deliveries.begin(ccq.initial)
+        self.failure: BaseException | None = None
+        self._client = client
+
+    def run(self) -> None:
+        try:
+            self._read()
+        except Gone:
+            return
+        except BaseException as error:
+            self.failure = error
+
+    def count(self) -> int:
+        """Labels so far."""
+        return len(self.deliveries)
+
+    def close(self) -> None:
+        """After the end of the CCQ.
+
+        Raises:
+            RuntimeError: it had ended before.
+        """
+        if self.failure is not None:
+            raise RuntimeError(f"the reader by {self.way} failed") from self.failure
+
+    def _read(self) -> None:
+        for update in self._client.watch(self.ccq.id, token=self.ccq.token):
+            self.deliveries.take(update)
+
+
+class FetchReader(WatchReader):
+    """Fetches a CCQ again and again; it is told the frontier of empty answers too."""
+
+    way = "fetch"
+
+    def _read(self) -> None:
+        token = self.ccq.token
+        while True:
+            try:
+                update = self._client.fetch(self.ccq.id, token=token, wait=FETCH_WAIT_S)
+            except TryAgain:
+                continue
+            self.deliveries.take(update)
+            token = update.token
+
+
+class SpoolReader:
+    """Watches a CCQ into a spool, from a process of its own: `galileo ccq watch ID --spool FILE`.
+
+    Attributes:
+        deliveries: what the spool held whenever the process was dead.
+    """
+
+    way = "spool"
+
+    def __init__(self, addresses: Sequence[str], ccq: Ccq, spool: Path) -> None:
+        self.ccq = ccq
+        self.deliveries = Deliveries()
+        self.deliveries.begin(ccq.initial)
+        self._nodes = [word for address in addresses for word in ("--node", address)]
+        self._path = spool
+        self._log = spool.with_suffix(".log")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._seen = 0
+
+    def start(self) -> None:
+        begin = [] if self._path.exists() and self._held() else ["--token", self.ccq.token]
+        words = ["ccq", "watch", self.ccq.id, "--spool", str(self._path), *begin, "--json"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "galileo", *self._nodes, "--patience", "120s", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
+            )
+
+    def count(self) -> int:
+        """Labels so far."""
+        with Spool(self._path) as spool:
+            return len(spool) + len(self.ccq.initial)
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL; what the spool holds by then is noted.
+
+        Raises:
+            RuntimeError: the process had ended by itself; with its last words.
+        """
+        if self._process is None:
+            return
+        ended = self._process.poll()
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        self._note()
+        if ended is not None:
+            said = self._log.read_text(errors="replace")[-2_000:]
+            raise RuntimeError(f"the watching process ended by itself ({ended}): {said}")
+
+    def close(self) -> None:
+        """The same, for good."""
+        self.kill()
+
+    def _held(self) -> str:
+        with Spool(self._path) as spool:
+            return spool.token
+
+    def _note(self) -> None:
+        with Spool(self._path) as spool:
+            if not spool.token:
+                return
+            cursor = tokens.decode(spool.token, ccq_id=self.ccq.id)
+            parts = [update.labels for update in spool.updates(after=self._seen)]
+            self._seen = spool.last_number
+            labels = type(self.ccq.initial).concat(self.ccq.initial.schema, parts)
+            self.deliveries.take_stored(labels, cursor)
+
+
+Reader = WatchReader | SpoolReader

@@ -1,0 +1,89 @@
+"""How long a node needs after its start until it has its graph and serves again."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import galileo
+from benchmarks import stores, weather
+from benchmarks.figures import Figure, Peer, Spread
+from benchmarks.sizes import Bench
+from galileo.node.catalog import Catalog
+from galileo.storage.store import Store
+
+
+def measure(bench: Bench) -> Iterator[Figure]:
+    for rows, commits, merged in bench.sizes.recovery:
+        place = bench.directory / f"recovery-{rows}-{merged}"
+        cluster = galileo.LocalCluster(
+            1,
+            1,
+            place,
+            partitions_per_group=weather.PARTITIONS,
+            settings={"storage": {"merge": False}},
+        )
+        directory = place / cluster.nodes[0].name
+        bench.say(f"writing {commits:,} commits of {rows:,} paths{', merged' if merged else ''}")
+        stores.filled(directory, rows=rows, commits=commits, merged=merged)
+        size = stores.size(directory)
+        kind = "merged" if merged else "not merged"
+        what = (
+            f"{rows * commits:,} paths in {commits:,} commits, {kind}, {size / 1e6:,.0f} MB, from "
+            "the disk"
+        )
+        yield _recovered(bench, directory, paths=rows * commits, what=what)
+        yield _served(bench, cluster, paths=rows * commits, what=what)
+        shutil.rmtree(place)
+
+
+def _recovered(bench: Bench, directory: Path, *, paths: int, what: str) -> Figure:
+    """The store and the graph alone, beside a plain read of all files."""
+    floor, taken = [], []
+    for _ in range(bench.sizes.runs):
+        stores.forget(directory)
+        floor.append(_read_s(directory))
+        stores.forget(directory)
+        taken.append(_recovery_s(directory, paths))
+    peer = Peer("a plain read of all files", Spread.of(floor))
+    return Figure(
+        f"opening the store and filling the graph: {what}", "s", Spread.of(taken), (peer,)
+    )
+
+
+def _read_s(directory: Path) -> float:
+    started = time.perf_counter()
+    stores.read_plainly(directory)
+    return time.perf_counter() - started
+
+
+def _recovery_s(directory: Path, paths: int) -> float:
+    started = time.perf_counter()
+    with Store.open(directory, wall=time.time) as store, ThreadPoolExecutor(1) as executor:
+        catalog = Catalog(store, executor=executor, commits_waiting_max=1)
+        taken = time.perf_counter() - started
+        found = catalog.shard(weather.SCHEMA.name).graph.count()
+    if found != paths:
+        raise AssertionError(f"expected {paths} paths after recovery, got {found}")
+    return taken
+
+
+def _served(bench: Bench, cluster: galileo.LocalCluster, *, paths: int, what: str) -> Figure:
+    """A node's process, from its start to its first answer of the health check."""
+    (node,) = cluster.nodes
+    taken = []
+    with cluster:
+        status = cluster.client().status().nodes[0]
+        found = sum(int(dataset["paths"]) for dataset in status.datasets)
+        if found != paths:
+            raise AssertionError(f"expected {paths} paths in the node, got {found}")
+        for _ in range(bench.sizes.runs):
+            node.kill()
+            stores.forget(cluster.directory / node.name)
+            started = time.perf_counter()
+            node.restart()
+            taken.append(time.perf_counter() - started)
+    return Figure(f"a killed node's process until it serves: {what}", "s", Spread.of(taken))

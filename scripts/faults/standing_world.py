@@ -1,0 +1,181 @@
+"""A cluster with a stream and standing queries, each followed by a reader, for faults to befall."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import psutil
+from faults.registry import Trial
+
+from galileo import samplers
+from galileo.client import Ccq, Client
+from galileo.cluster import LocalCluster, LocalNode
+from galileo.labels import LabelSet
+from galileo.samplers import SamplerSpec
+from galileo.spark.runtime import RuntimeDir
+from galileo.testing.faults.ledger import numbered_schema
+from galileo.testing.faults.nodes import PATIENCE, wait_until
+from galileo.testing.faults.readers import FetchReader, Reader, SpoolReader, WatchReader
+from galileo.testing.faults.stream import Stream
+
+DATASET = "numbered"
+IMPATIENCE = "200ms"
+INTERVAL = "250ms"
+EXPIRATION = "1h"
+FIRST_S, DRAIN_S = 180.0, 180.0
+LEFT_BEHIND_S = 30.0
+
+WATCHED = "temperature > 265 AND S_INTERSECTS(geometry, BBOX(-150, -60, 120, 70))"
+FETCHED = "temperature > 260"
+SPOOLED = "temperature BETWEEN 255 AND 290 OR geohash LIKE 's%'"
+SAMPLER = SamplerSpec("uniform", {"fraction": 0.5}, seed=11)
+
+
+@dataclass(slots=True)
+class World:
+    """Everything that runs.
+
+    Attributes:
+        families: processes of evaluators that were ever seen; none may outlive the cluster.
+    """
+
+    cluster: LocalCluster
+    client: Client
+    stream: Stream
+    readers: tuple[Reader, ...]
+    families: set[psutil.Process]
+
+    @property
+    def spooler(self) -> SpoolReader:
+        return next(one for one in self.readers if isinstance(one, SpoolReader))
+
+    def coordinator(self) -> LocalNode:
+        """That of the first query."""
+        first = self.readers[0].ccq.id
+        (name,) = [one.coordinator for one in self.client.list_ccqs() if one.id == first]
+        return self.cluster.node(name)
+
+    def evaluator(self) -> psutil.Process | None:
+        """The process that is the evaluator; its family is remembered."""
+        process = RuntimeDir(self.cluster.evaluator_directory).holder()
+        if process is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.families |= {process, *process.children(recursive=True)}
+        return process
+
+
+@contextlib.contextmanager
+def standing(
+    trial: Trial, *, prepare: Callable[[LocalCluster], None] | None = None
+) -> Iterator[World]:
+    """A world that has had its first updates; judged at the end of the block.
+
+    Args:
+        trial: that is told what did not hold.
+        prepare: is handed the cluster before it is started.
+    """
+    cluster = LocalCluster(3, 2, trial.directory / "cluster")
+    if prepare is not None:
+        prepare(cluster)
+    families: set[psutil.Process] = set()
+    with cluster:
+        client = cluster.client(patience=PATIENCE)
+        client.create_dataset(numbered_schema(DATASET))
+        stream = Stream(cluster.client(patience=IMPATIENCE), DATASET)
+        world = World(cluster, client, stream, _readers(trial, cluster, client), families)
+        for reader in world.readers:
+            reader.start()
+        stream.start()
+        wait_for_updates(world, timeout_s=FIRST_S)
+        trial.say("all readers have had an update")
+        yield world
+        _judge(trial, world)
+        world.evaluator()
+    _judge_left(trial, families)
+
+
+def wait_for_updates(world: World, *, timeout_s: float) -> None:
+    """Returns when each reader has been handed something more."""
+    before = [reader.count() for reader in world.readers]
+    wait_until(
+        lambda: all(
+            reader.count() > count for reader, count in zip(world.readers, before, strict=True)
+        ),
+        what="an update to each reader",
+        timeout_s=timeout_s,
+    )
+
+
+def _readers(trial: Trial, cluster: LocalCluster, client: Client) -> tuple[Reader, ...]:
+    def submit(query: str, *, sampler: SamplerSpec | None = None) -> Ccq:
+        return client.submit(
+            DATASET,
+            query,
+            interval=INTERVAL,
+            expiration=EXPIRATION,
+            sampler=sampler,
+            compression="lz4" if sampler else "none",
+        )
+
+    spool = trial.directory / "reader.spool"
+    return (
+        WatchReader(cluster.client(patience=PATIENCE), submit(WATCHED)),
+        FetchReader(cluster.client(patience=PATIENCE), submit(FETCHED, sampler=SAMPLER)),
+        SpoolReader(cluster.addresses, submit(SPOOLED), spool),
+    )
+
+
+def _judge(trial: Trial, world: World) -> None:
+    """Lets everything be stored and handed out, then compares."""
+    world.stream.finish()
+    trial.counts["observations"] += world.stream.sent
+    trial.counts["attempts repeated"] += world.stream.retried
+    stored = world.client.count(DATASET)
+    trial.expect(stored == world.stream.sent, f"sent {world.stream.sent}, stored {stored}")
+    wanted = [_wanted(world.client, reader.ccq) for reader in world.readers]
+    _drain(trial, world, wanted)
+    for reader, labels in zip(world.readers, wanted, strict=True):
+        world.client.cancel(reader.ccq.id)
+        reader.close()
+        _judge_reader(trial, reader, labels)
+
+
+def _wanted(client: Client, ccq: Ccq) -> LabelSet:
+    found = client.query(DATASET, ccq.info.query)
+    if not found.complete:
+        raise AssertionError(f"expected a complete answer, {found.missing} is missing")
+    spec = ccq.info.sampler
+    return samplers.apply(samplers.load(spec), found, seed=spec.seed) if spec else found
+
+
+def _drain(trial: Trial, world: World, wanted: list[LabelSet]) -> None:
+    """Waits until each reader was handed as many labels as there are; the judge looks at which."""
+    deadline = time.monotonic() + DRAIN_S
+    for reader, labels in zip(world.readers, wanted, strict=True):
+        while reader.count() < len(labels) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        late = reader.count() < len(labels)
+        trial.expect(not late, f"{reader.way}: {reader.count()} of {len(labels)} labels came")
+
+
+def _judge_reader(trial: Trial, reader: Reader, wanted: LabelSet) -> None:
+    audit = reader.deliveries.audit(wanted)
+    trial.counts["updates"] += audit.updates
+    trial.counts["labels"] += audit.labels
+    for name in ("missed", "repeated", "foreign", "lied", "disordered", "receded"):
+        trial.counts[name] += getattr(audit, name)
+    trial.expect(not audit.wrong, f"reader by {reader.way}: {audit.wrong} of {audit}")
+    trial.expect(audit.labels > 0, f"reader by {reader.way} was handed nothing")
+
+
+def _judge_left(trial: Trial, families: set[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(list(families), timeout=LEFT_BEHIND_S)
+    left = [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    trial.counts["left behind"] += len(left)
+    trial.expect(not left, f"processes of Spark outlived the cluster: {left}")
+    for one in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()

@@ -1,0 +1,209 @@
+"""Nodes that die at, or get an error from, the nth call of everything that changes the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from faults.registry import Scenario, Trial
+from faults.storage_kills import judge_at_rest
+from galileo.client import Client
+from galileo.cluster import LocalCluster, LocalNode
+from galileo.errors import GalileoError
+from galileo.testing.faults import tracing
+from galileo.testing.faults.ledger import Ledger
+from galileo.testing.faults.needs import ATTACHING
+from galileo.testing.faults.nodes import (
+    MERGING,
+    PATIENCE,
+    SMALL_FILES,
+    one_node,
+    send,
+    wait_until,
+)
+
+BATCHES = 12
+SEGMENTS_TO_MERGE = 3
+MERGE_LATER_S = 2.0
+"""From the start of a node to its first look for what is to be merged: time to attach strace."""
+MERGE_TIMEOUT_S = 20.0
+
+Work: TypeAlias = Callable[[], None]
+
+
+def kill_at_call(trial: Trial) -> None:
+    """Every call of an ingest: the first of each kind, the second, … until none kills any more."""
+    with one_node(trial.directory / "cluster", storage=SMALL_FILES) as (cluster, ledger):
+        client = cluster.client(patience=PATIENCE)
+        impatient = cluster.client(patience="1s")
+
+        def ingest() -> None:
+            for _ in range(BATCHES):
+                if cluster.nodes[0].running:
+                    _sent(ledger, impatient)
+
+        for name in ("pwritev", "fdatasync", "fsync"):
+            for nth in range(1, trial.rounds + 1):
+                died = killed(trial, cluster.nodes[0], (name, nth), ingest)
+                trial.judge(ledger.audit(client), f"a kill at {name} number {nth}")
+                if trial.complaints or not died:
+                    break
+        send(ledger, client, batches=3)
+        trial.judge(ledger.audit(client), "all kills")
+    judge_at_rest(trial, trial.directory / "cluster" / "node-1", ledger)
+
+
+def kill_merge(trial: Trial) -> None:
+    """Every call of a merge, which writes, renames and deletes files in the background."""
+    place, kept = trial.directory / "cluster", trial.directory / "kept"
+    with one_node(place, storage={**MERGING, "merge_interval_s": MERGE_LATER_S}) as (
+        cluster,
+        ledger,
+    ):
+        _fill_segments(cluster, ledger)
+        shutil.copytree(place / "node-1", kept)
+        for name in ("pwritev", "fdatasync", "rename", "fsync", "unlink"):
+            for nth in range(1, trial.rounds + 1):
+                put_back(kept, place / "node-1")
+                cluster.nodes[0].restart()
+                died = killed(
+                    trial, cluster.nodes[0], (name, nth), lambda: _wait_merged(cluster.nodes[0])
+                )
+                client = cluster.client(patience=PATIENCE)
+                trial.judge(ledger.audit(client), f"a kill at {name} number {nth} of a merge")
+                cluster.nodes[0].kill()
+                judge_at_rest(trial, place / "node-1", ledger)
+                if trial.complaints or not died:
+                    break
+
+
+def sync_error(trial: Trial) -> None:
+    """The nth fdatasync fails: no false acknowledgement, no write after it, reads go on."""
+    with one_node(trial.directory / "cluster", storage=SMALL_FILES) as (cluster, ledger):
+        (node,) = cluster.nodes
+        client, impatient = cluster.client(patience=PATIENCE), cluster.client(patience="1s")
+        for number in trial.each_round():
+            fault = tracing.fault(tracing.SYNC, "error=EIO", when=f"{number}+")
+            with _injecting(trial, node, fault):
+                refused = _refusals(ledger, impatient)
+            trial.counts["refused"] += len(refused)
+            trial.expect(bool(refused), f"EIO at fdatasync {number} and later refused nothing")
+            trial.expect(
+                {error.kind for error in refused} <= {"partition_stopped"},
+                f"expected partition_stopped, got {refused[:3]}",
+            )
+            stopped = client.status().nodes[0].stopped
+            trial.counts["stopped partitions"] += len(stopped)
+            trial.expect(any("durable" in why for why in stopped), f"status says {stopped}")
+            trial.judge(ledger.audit(client), f"EIO at fdatasync {number}, still running")
+            again = _refusals(ledger, impatient, batches=3)
+            trial.expect(bool(again), "a stopped partition took writes once the disk synced again")
+            trial.counts["refused"] += len(again)
+            node.kill()
+            node.restart()
+            trial.judge(ledger.audit(client), f"EIO at fdatasync {number} and a restart")
+            send(ledger, client, batches=2)
+            trial.expect(not client.status().nodes[0].stopped, "still stopped after a restart")
+    judge_at_rest(trial, trial.directory / "cluster" / "node-1", ledger)
+
+
+def killed(trial: Trial, node: LocalNode, call: tuple[str, int], work: Work) -> bool:
+    """Kills a node at a call of its work, and starts it again; whether it came to that."""
+    name, nth = call
+    what = f"signal={signal.SIGKILL.name}"
+    with _injecting(trial, node, tracing.fault(tracing.CALLS[name], what, when=str(nth))):
+        work()
+        died = not node.running
+    trial.counts[f"kills at {name}" if died else f"beyond {name}"] += 1
+    trial.counts["rounds"] += 1
+    if died:
+        node.kill()
+        node.restart()
+    return died
+
+
+def _injecting(
+    trial: Trial, node: LocalNode, fault: list[str]
+) -> contextlib.AbstractContextManager[None]:
+    assert node.pid is not None, "the node runs"
+    return tracing.injecting(node.pid, fault, trace=trial.directory / "trace")
+
+
+def _sent(ledger: Ledger, client: Client) -> GalileoError | None:
+    try:
+        ledger.send(client)
+    except GalileoError as error:
+        return error
+    return None
+
+
+def _refusals(ledger: Ledger, client: Client, *, batches: int = BATCHES) -> list[GalileoError]:
+    errors = (_sent(ledger, client) for _ in range(batches))
+    return [error for error in errors if error is not None]
+
+
+def _fill_segments(cluster: LocalCluster, ledger: Ledger) -> None:
+    """Sends until each partition has segments to merge, and kills the node before it does."""
+    (node,) = cluster.nodes
+    place = cluster.directory / "node-1"
+    client = cluster.client(patience=PATIENCE)
+    while min(_segments(place).values(), default=0) <= SEGMENTS_TO_MERGE:
+        ledger.send(client)
+    node.kill()
+    if list(place.rglob("*.merg*")):
+        raise TimeoutError("the node merged before there was something to look at; try again")
+
+
+def _segments(place: Path) -> dict[str, int]:
+    return {
+        str(partition): len(list(partition.glob("*.segment")))
+        for partition in place.glob("journals/*/*")
+    }
+
+
+def put_back(kept: Path, place: Path) -> None:
+    shutil.rmtree(place)
+    shutil.copytree(kept, place)
+
+
+def _wait_merged(node: LocalNode) -> None:
+    """Returns when all is merged, or the node is dead."""
+    place = node.log.parent / node.name
+    wait_until(
+        lambda: not node.running or max(_segments(place).values()) == 1,
+        what="a merge",
+        timeout_s=MERGE_TIMEOUT_S,
+    )
+    time.sleep(0.2)
+
+
+SCENARIOS = (
+    Scenario(
+        "kill-at-call",
+        "SIGKILL at the nth write, fdatasync and directory sync of an ingest: nothing "
+        "acknowledged is lost",
+        (ATTACHING,),
+        20,
+        kill_at_call,
+    ),
+    Scenario(
+        "kill-merge",
+        "SIGKILL at the nth write, sync, rename and unlink of a merge: each commit is there, once",
+        (ATTACHING,),
+        20,
+        kill_merge,
+    ),
+    Scenario(
+        "sync-error",
+        "fdatasync fails with EIO: the partition stops and says so, nothing is acknowledged "
+        "falsely, reads go on, a restart recovers",
+        (ATTACHING,),
+        3,
+        sync_error,
+    ),
+)

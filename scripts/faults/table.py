@@ -1,0 +1,14 @@
+"""All scenarios there are."""
+
+from __future__ import annotations
+
+from faults import storage_calls, storage_damage, storage_disks, storage_drops, storage_kills
+from faults.registry import Scenario
+
+SCENARIOS: tuple[Scenario, ...] = (
+    *storage_kills.SCENARIOS,
+    *storage_calls.SCENARIOS,
+    *storage_drops.SCENARIOS,
+    *storage_damage.SCENARIOS,
+    *storage_disks.SCENARIOS,
+)

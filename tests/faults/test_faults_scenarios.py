@@ -1,0 +1,33 @@
+"""A few rounds of the scenarios of scripts/chaos that are quick; docs/faults.md tells of more."""
+
+from __future__ import annotations
+
+import pytest
+from faults.running import RunOptions, run
+from faults.table import SCENARIOS
+
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [("kill", 1), ("sync-error", 1), ("torn-tail", 3), ("bit-flips", 18), ("power-cut", 1)],
+)
+def test_a_few_rounds_hold(name: str, rounds: int) -> None:
+    outcome = run(BY_NAME[name], RunOptions(rounds=rounds), lambda _: None)
+    if outcome.verdict == "skipped":
+        pytest.skip(outcome.reason)
+    assert outcome.complaints == ()
+    assert outcome.verdict == "held"
+    assert outcome.counts["rounds"] == rounds
+    if "audits" in outcome.counts:
+        assert outcome.counts["acknowledged"] > 0
+        assert outcome.counts["lost"] == outcome.counts["repeated"] == 0
+
+
+def test_every_scenario_has_a_name_of_its_own_and_says_what_it_does() -> None:
+    assert len(BY_NAME) == len(SCENARIOS)
+    for scenario in SCENARIOS:
+        assert scenario.rounds > 0
+        assert len(scenario.does) > 20

@@ -1,0 +1,404 @@
+"""Dropping the beginning of a log: against a dict, at every step of the disk, beside all else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.errors import (
+    BatchConflict,
+    ConfigError,
+    DataDamaged,
+    DataDropped,
+    GalileoError,
+    PartitionStopped,
+)
+from galileo.model.schema import Schema
+from galileo.storage import retention
+from galileo.storage.commits import Commit, Committed
+from galileo.storage.disk import RealDisk
+from galileo.storage.frame import Buffer
+from galileo.storage.journal import PartitionJournal
+from galileo.storage.merging import MergeOptions
+from galileo.storage.retention import BATCHES, DroppedBatches, Mark, mark_path
+from galileo.storage.writer import JournalOptions
+
+Make = Callable[..., Commit]
+Open = Callable[..., Any]
+
+SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
+EVERYTHING = MergeOptions(bytes_min=1, block_bytes=8_000)
+
+
+def unhurried(_: int) -> bool:
+    return True
+
+
+def check_holds(journal: PartitionJournal, commits: Sequence[Commit], *, dropped: int) -> None:
+    """The journal has the commits behind `dropped`, names the others, and knows all of them."""
+    kept = commits[dropped:]
+    assert (journal.dropped, journal.last_sequence) == (dropped, len(commits))
+    assert journal.rows_total == sum(commit.observations.num_rows for commit in kept)
+    assert journal.paths_total == sum(commit.paths.num_rows for commit in kept)
+    for sequence, commit in enumerate(commits, start=1):
+        if sequence <= dropped:
+            for read in (journal.read, journal.paths, journal.header):
+                with pytest.raises(DataDropped, match=f"commit {sequence} was dropped"):
+                    read(sequence)
+        else:
+            assert journal.read(sequence).equals(commit.observations)
+            assert journal.header(sequence).batch == commit.batch
+        expected = Committed(
+            sequence, commit.observations.num_rows, commit.paths.num_rows, duplicate=True
+        )
+        assert journal.append([commit]) == [expected]
+
+
+def test_a_prefix_of_files_is_dropped_for_good(
+    stored: Path, commits: list[Commit], open_journal: Open
+) -> None:
+    journal = open_journal(stored, SMALL).journal
+    pieces = journal.pieces()
+    assert [piece.sealed for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+    assert pieces[0].first == 1
+    assert pieces[-1].last == len(commits)
+    table = journal.read(1)
+    until = pieces[1].last
+    dropped = journal.drop(until)
+    assert (dropped.until, dropped.commits, dropped.files) == (until, until, 2)
+    assert dropped.bytes == pieces[0].bytes + pieces[1].bytes
+    assert table.equals(commits[0].observations), "what was read stays valid"
+    assert journal.bytes_on_disk == sum(p.stat().st_size for p in stored.glob("*.segment"))
+    check_holds(journal, commits, dropped=until)
+    assert journal.drop(until).files == 0
+    assert journal.drop(until - 1).files == 0
+    journal.close()
+    again = open_journal(stored, SMALL)
+    assert [sequence for sequence, _ in again.replayed] == list(range(until + 1, len(commits) + 1))
+    check_holds(again.journal, commits, dropped=until)
+    assert again.journal.pieces() == pieces[2:]
+
+
+def test_the_written_segment_is_dropped_once_it_is_sealed(
+    stored: Path, commits: list[Commit], make_commit: Make, open_journal: Open
+) -> None:
+    journal = open_journal(stored, SMALL).journal
+    last = len(commits)
+    assert journal.drop(last).until < last
+    journal.seal()
+    journal.seal()  # an empty segment is none
+    assert journal.drop(last).until == last
+    assert [path.name for path in stored.glob("*.segment")] == [f"{last + 1:020d}.segment"]
+    check_holds(journal, commits, dropped=last)
+    journal.close()
+    again = open_journal(stored, SMALL)
+    assert again.replayed == []
+    check_holds(again.journal, commits, dropped=last)
+    assert again.journal.append([make_commit(99)])[0].sequence == last + 1
+    check_holds(again.journal, [*commits, make_commit(99)], dropped=last)
+
+
+def test_the_age_of_a_piece_is_the_end_of_its_newest_bucket(
+    stored: Path, schema: Schema, commits: list[Commit], open_journal: Open
+) -> None:
+    def newest(first: int, last: int) -> int:
+        times = [c.observations.column("time").cast("int64").to_numpy() for c in commits]
+        top = int(max(column.max() for column in times[first - 1 : last]))
+        return top - top % schema.time_bucket_us + schema.time_bucket_us
+
+    journal = open_journal(stored, SMALL).journal
+    for opened in (journal, open_journal(stored, SMALL).journal):
+        for piece in opened.pieces():
+            assert piece.newest_us == newest(piece.first, piece.last)
+    assert journal.merge(EVERYTHING, unhurried)
+    merged = journal.pieces()
+    assert len(merged) == 2
+    assert [p.newest_us for p in merged] == [newest(p.first, p.last) for p in merged]
+    assert open_journal(stored, SMALL).journal.pieces() == merged
+
+
+def test_merged_files_are_dropped_too(
+    stored: Path, commits: list[Commit], open_journal: Open
+) -> None:
+    journal = open_journal(stored, SMALL).journal
+    journal.merge(EVERYTHING, unhurried)
+    [merged, _] = journal.pieces()
+    table = journal.read(2)
+    assert journal.drop(merged.last - 1).files == 0, "never a part of a file"
+    assert journal.drop(merged.last).files == 1
+    assert table.equals(commits[1].observations)
+    check_holds(journal, commits, dropped=merged.last)
+    journal.close()
+    check_holds(open_journal(stored, SMALL).journal, commits, dropped=merged.last)
+
+
+def test_a_dropped_batch_with_other_rows_is_a_conflict(
+    stored: Path, commits: list[Commit], make_commit: Make, open_journal: Open
+) -> None:
+    journal = open_journal(stored, SMALL).journal
+    journal.drop(journal.pieces()[0].last)
+    other = make_commit(0, rows=7, producer=commits[0].producer)
+    [result] = journal.append([other])
+    assert isinstance(result, BatchConflict)
+    assert result.details["sequence"] == 1
+    assert journal.last_batch(commits[0].producer) == 9
+    journal.seal()
+    journal.drop(len(commits))
+    assert journal.last_batch(commits[0].producer) == 9
+    assert journal.last_batch("nobody") is None
+
+
+def test_only_the_newest_dropped_batches_are_known(
+    stored: Path,
+    commits: list[Commit],
+    open_journal: Open,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention, "BATCHES_KEPT_MAX", 4)
+    journal = open_journal(stored, SMALL).journal
+    journal.seal()
+    journal.drop(len(commits))
+    for known in (journal, open_journal(stored, SMALL).journal):
+        assert all(result.duplicate for result in known.append(commits[-4:]))
+    [again] = journal.append(commits[:1])
+    assert again == Committed(len(commits) + 1, 20, commits[0].paths.num_rows, duplicate=False)
+
+
+def test_a_mark_is_cut_to_what_a_record_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    names = [bytes(rng.integers(97, 122, 60).tolist()).decode() for _ in range(2000)]
+    news = pa.table([names, range(2000), range(1, 2001), [1] * 2000, [1] * 2000], schema=BATCHES)
+    whole = Mark().moved(2000, news)
+    assert len(whole.batches) == 2000
+    assert Mark.from_bytes(whole.to_bytes()).batches.batches.equals(whole.batches.batches)
+    monkeypatch.setattr(retention, "MARK_BYTES_MAX", 40_000)
+    cut = Mark().moved(2000, news)
+    assert len(cut.to_bytes()) <= 40_000
+    assert 200 < len(cut.batches) < 2000
+    assert cut.batches.find(names[-1], 1999) == Committed(2000, 1, 1, duplicate=True)
+    assert cut.batches.find(names[0], 0) is None
+
+
+batch_rows = st.lists(
+    st.tuples(st.sampled_from("abcä"), st.integers(0, 2**64 - 1), st.integers(1, 9)),
+    unique_by=lambda row: row[:2],
+    max_size=30,
+)
+
+
+@given(batch_rows, st.integers(0, 30))
+def test_dropped_batches_against_a_dict(rows: list[tuple[str, int, int]], split: int) -> None:
+    table = pa.table(
+        [
+            [producer for producer, _, _ in rows],
+            pa.array([batch for _, batch, _ in rows], pa.uint64()),
+            range(1, len(rows) + 1),
+            [count for *_, count in rows],
+            [1] * len(rows),
+        ],
+        schema=BATCHES,
+    )
+    found = DroppedBatches(table.slice(0, split)).joined(table.slice(split))
+    for sequence, (producer, batch, count) in enumerate(rows, start=1):
+        assert found.find(producer, batch) == Committed(sequence, count, 1, duplicate=True)
+        assert found.find("nobody", batch) is None
+        if (producer, batch + 1) not in {row[:2] for row in rows} and batch < 2**64 - 1:
+            assert found.find(producer, batch + 1) is None
+    for producer in "abcäz":
+        mine = [batch for name, batch, _ in rows if name == producer]
+        assert found.last_batch(producer) == max(mine, default=None)
+
+
+# --- the model ---------------------------------------------------------------------------------
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 3)),
+        st.tuples(st.just("retry"), st.integers(0, 30)),
+        st.tuples(st.just("drop"), st.integers(0, 30)),
+        st.tuples(st.sampled_from(["seal", "merge", "restart"]), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=steps)
+def test_any_history_against_a_dict(
+    steps: list[tuple[str, int]], make_commit: Make, open_journal: Open
+) -> None:
+    directory = Path(tempfile.mkdtemp())
+    try:
+        play(directory, steps, make_commit, open_journal)
+    finally:
+        shutil.rmtree(directory)
+
+
+def play(directory: Path, steps: list[tuple[str, int]], make: Make, open_journal: Open) -> None:
+    journal, history, dropped = open_journal(directory, SMALL).journal, [], 0
+    for step, number in steps:
+        if step == "append":
+            news = [make(len(history) + n, rows=20) for n in range(number)]
+            results = journal.append(news)
+            assert [r.sequence for r in results] == [len(history) + 1 + n for n in range(number)]
+            history += news
+        elif step == "retry" and history:
+            [again] = journal.append([history[number % len(history)]])
+            assert (again.sequence, again.duplicate) == (number % len(history) + 1, True)
+        elif step == "drop":
+            ends = [piece.last for piece in journal.pieces() if piece.sealed]
+            before, dropped = dropped, max([dropped, *(end for end in ends if end <= number)])
+            assert journal.drop(number).commits == dropped - before
+        elif step == "seal":
+            journal.seal()
+        elif step == "merge":
+            journal.merge(EVERYTHING, unhurried)
+        elif step == "restart":
+            journal.close()
+            opened = open_journal(directory, SMALL)
+            journal = opened.journal
+            assert [s for s, _ in opened.replayed] == list(range(dropped + 1, len(history) + 1))
+    check_holds(journal, history, dropped=dropped)
+    journal.close()
+    check_holds(open_journal(directory, SMALL).journal, history, dropped=dropped)
+
+
+# --- crashes -----------------------------------------------------------------------------------
+
+
+class Died(Exception):
+    """The process is no more."""
+
+
+@dataclass
+class MortalDisk(RealDisk):
+    """The process dies before its n-th operation, or that operation fails."""
+
+    left: int = 1 << 30
+    error: type[BaseException] = Died
+    calls: list[str] = field(default_factory=list)
+
+    def _step(self, name: str) -> None:
+        self.calls.append(name)
+        self.left -= 1
+        if self.left < 0:
+            raise self.error(errno.EIO, "the disk is gone")
+
+    def create(self, path: Path) -> int:
+        self._step("create")
+        return super().create(path)
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+        self._step("write")
+        return super().write(descriptor, buffers, offset)
+
+    def fdatasync(self, descriptor: int) -> None:
+        self._step("fdatasync")
+        os.fstat(descriptor)
+
+    def unlink(self, path: Path) -> None:
+        self._step("unlink")
+        super().unlink(path)
+
+    def sync_directory(self, directory: Path) -> None:
+        self._step("sync_directory")
+
+
+def seal_and_drop(journal: PartitionJournal) -> None:
+    journal.seal()
+    journal.drop(journal.last_sequence)
+
+
+def steps_of(stored: Path, tmp_path: Path, open_journal: Open) -> int:
+    """How many operations of the disk a seal with a drop takes."""
+    shutil.copytree(stored, tmp_path / "count")
+    disk = MortalDisk()
+    journal = open_journal(tmp_path / "count", JournalOptions(disk=disk)).journal
+    disk.calls.clear()
+    seal_and_drop(journal)
+    assert disk.calls.count("unlink") > 3
+    assert disk.calls.index("fdatasync") < disk.calls.index("unlink"), "the mark is durable first"
+    return len(disk.calls)
+
+
+@pytest.mark.parametrize("error", [Died, OSError])
+def test_a_drop_that_ends_anywhere_is_whole_or_nothing(
+    stored: Path, tmp_path: Path, commits: list[Commit], open_journal: Open, error: type
+) -> None:
+    outcomes = set()
+    for spare in range(steps_of(stored, tmp_path, open_journal)):
+        directory = tmp_path / f"{error.__name__} {spare}"
+        shutil.copytree(stored, directory)
+        disk = MortalDisk(error=error)
+        journal = open_journal(directory, JournalOptions(disk=disk)).journal
+        disk.left = spare
+        with pytest.raises((Died, OSError, PartitionStopped)):
+            seal_and_drop(journal)
+        if error is OSError:
+            disk.left = 1 << 30
+            check_readable(journal, commits)
+        again = open_journal(directory, SMALL).journal
+        assert again.dropped in (0, len(commits))
+        check_holds(again, commits, dropped=again.dropped)
+        files = [int(path.stem) for path in directory.glob("*.segment")]
+        assert min(files) == again.dropped + 1
+        assert not list(directory.glob("*.tmp")) or again.dropped == 0
+        outcomes.add(again.dropped)
+        again.close()
+    assert outcomes == {0, len(commits)}
+
+
+def check_readable(journal: PartitionJournal, commits: Sequence[Commit]) -> None:
+    """After an error of the disk the process goes on, and says the same as its disk."""
+    for sequence, commit in enumerate(commits, start=1):
+        if sequence > journal.dropped:
+            assert journal.read(sequence).equals(commit.observations)
+        [result] = journal.append([commit])
+        assert not isinstance(result, GalileoError)
+        assert (result.sequence, result.duplicate) == (sequence, True)
+
+
+def test_a_missing_file_is_damage_unless_it_was_dropped(
+    stored: Path, commits: list[Commit], open_journal: Open
+) -> None:
+    journal = open_journal(stored, SMALL).journal
+    pieces = journal.pieces()
+    journal.drop(pieces[1].last)
+    journal.close()
+    path = stored / f"{pieces[2].first:020d}.segment"
+    held = path.read_bytes()
+    path.unlink()
+    with pytest.raises(DataDamaged, match="the file behind that is missing"):
+        open_journal(stored, SMALL)
+    path.write_bytes(held)
+    check_holds(open_journal(stored, SMALL).journal, commits, dropped=pieces[1].last)
+    mark = mark_path(stored).read_bytes()
+    mark_path(stored).unlink()
+    with pytest.raises(DataDamaged, match="expected the segment of sequence 1 next"):
+        open_journal(stored, SMALL)
+    mark_path(stored).write_bytes(mark[:-1] + b"?")
+    with pytest.raises(DataDamaged, match=r"dropped\.record"):
+        open_journal(stored, SMALL)
+
+
+def test_a_mark_of_a_later_format_is_refused() -> None:
+    stamp = {"format": "2", "until": "7"}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, BATCHES.with_metadata(stamp)) as writer:
+        writer.write_table(BATCHES.empty_table().replace_schema_metadata(stamp))
+    with pytest.raises(ConfigError, match="of format 1, got 2"):
+        Mark.from_bytes(sink.getvalue())
+    with pytest.raises(DataDamaged, match="expected the mark"):
+        Mark.from_bytes(b"anything")

@@ -1,0 +1,161 @@
+"""Verify, backup and restore where retention has dropped the beginning of a log."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galileo.errors import DataDropped
+from galileo.model.schema import Schema
+from galileo.storage.backup import BackupOptions, backup, restore
+from galileo.storage.commits import Commit, Committed
+from galileo.storage.journal import PartitionJournal
+from galileo.storage.merging import MergeOptions, due
+from galileo.storage.partition_files import Partition
+from galileo.storage.retention import load_mark, mark_path
+from galileo.storage.store import Store
+from galileo.storage.verify import verify
+from galileo.storage.writer import JournalOptions
+
+Make = Callable[..., Commit]
+Open = Callable[..., Any]
+
+SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
+
+
+def check_holds(journal: PartitionJournal, commits: Sequence[Commit], *, dropped: int) -> None:
+    """The journal has the commits behind `dropped`, names the others, and knows all of them."""
+    kept = commits[dropped:]
+    assert (journal.dropped, journal.last_sequence) == (dropped, len(commits))
+    assert journal.rows_total == sum(commit.observations.num_rows for commit in kept)
+    assert journal.paths_total == sum(commit.paths.num_rows for commit in kept)
+    for sequence, commit in enumerate(commits, start=1):
+        if sequence <= dropped:
+            for read in (journal.read, journal.paths, journal.header):
+                with pytest.raises(DataDropped, match=f"commit {sequence} was dropped"):
+                    read(sequence)
+        else:
+            assert journal.read(sequence).equals(commit.observations)
+            assert journal.header(sequence).batch == commit.batch
+        expected = Committed(
+            sequence, commit.observations.num_rows, commit.paths.num_rows, duplicate=True
+        )
+        assert journal.append([commit]) == [expected]
+
+
+def seal_and_drop(journal: PartitionJournal) -> None:
+    journal.seal()
+    journal.drop(journal.last_sequence)
+
+
+@pytest.fixture
+def node(tmp_path: Path, schema: Schema, make_commit: Make) -> Path:
+    """A node's directory whose only partition lost its first files to retention."""
+    directory = tmp_path / "node"
+    with Store.open(directory, SMALL, wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        store.create_dataset(schema)
+        journal = store.journal("nam", 3)
+        for batch in range(12):
+            journal.append([make_commit(batch, rows=20)])
+        journal.drop(journal.pieces()[1].last)
+    return directory
+
+
+def test_verify_and_backup_know_the_mark(node: Path, tmp_path: Path, make_commit: Make) -> None:
+    commits = [make_commit(batch, rows=20) for batch in range(12)]
+    until = load_mark(node / "journals/nam/3").until
+    assert until > 0
+    report = verify(node)
+    assert report.damages == ()
+    assert report.commits == 12 - until
+    for link in (False, True):
+        manifest = backup(node, tmp_path / f"backup {link}", options=BackupOptions(link=link))
+        assert "journals/nam/3/dropped.record" in {file.path for file in manifest.files}
+        restore(tmp_path / f"backup {link}", tmp_path / f"again {link}")
+        with Store.open(tmp_path / f"again {link}", SMALL, wall=lambda: 1.5e9) as store:
+            store.recover(lambda *_: None)
+            check_holds(store.journal("nam", 3), commits, dropped=until)
+
+
+def test_verify_names_what_is_missing_above_the_mark(node: Path) -> None:
+    partition = node / "journals/nam/3"
+    until = load_mark(partition).until
+    left = sorted(partition.glob("*.segment"))
+    left[0].unlink()
+    [damage] = verify(node).damages
+    assert f"expected the file of sequence {until + 1} next" in damage.reason
+    for path in left[1:]:
+        path.unlink()
+    [damage] = verify(node).damages
+    assert (damage.file, damage.sequence) == (str(mark_path(partition)), until + 1)
+    assert "the file behind that is missing" in damage.reason
+    stored = bytearray(mark_path(partition).read_bytes())
+    stored[40] ^= 1
+    mark_path(partition).write_bytes(stored)
+    assert [damage.file for damage in verify(node).damages] == [str(mark_path(partition))]
+
+
+def test_leftovers_under_the_mark_are_no_damage(
+    node: Path, tmp_path: Path, make_commit: Make
+) -> None:
+    partition = node / "journals/nam/3"
+    leftover = partition / f"{1:020d}.segment"
+    leftover.write_bytes(b"half deleted")
+    assert verify(node).damages == ()
+    backup(node, tmp_path / "backup", options=BackupOptions())
+    commits = [make_commit(batch, rows=20) for batch in range(12)]
+    with Store.open(node, SMALL, wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        assert not leftover.exists()
+        check_holds(store.journal("nam", 3), commits, dropped=load_mark(partition).until)
+
+
+def test_a_backup_beside_a_drop_is_one_of_before_or_after(
+    node: Path, tmp_path: Path, make_commit: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drop happens after the files were listed and copied, before the mark is."""
+    commits = [make_commit(batch, rows=20) for batch in range(12)]
+    with Store.open(node, SMALL, wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        journal = store.journal("nam", 3)
+        listed = []
+        files = Partition.files
+
+        def files_then_drop(partition: Any) -> list[Path]:
+            found = files(partition)
+            if partition.directory.is_relative_to(node):
+                listed.append(found)
+            if len(listed) == 1:
+                hold = {path: path.read_bytes() for path in found}
+                seal_and_drop(journal)
+                for path, data in hold.items():  # as if they had been copied before
+                    path.write_bytes(data)
+            return found
+
+        monkeypatch.setattr("galileo.storage.partition_files.Partition.files", files_then_drop)
+        backup(node, tmp_path / "backup", options=BackupOptions())
+        monkeypatch.undo()
+        assert len(listed) >= 2, "the first attempt did not fit together"
+    restore(tmp_path / "backup", tmp_path / "again")
+    with Store.open(tmp_path / "again", SMALL, wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        check_holds(store.journal("nam", 3), commits, dropped=12)
+
+
+def test_segments_far_apart_in_time_are_not_merged() -> None:
+    @dataclasses.dataclass
+    class Sealed:
+        length: int
+        newest_us: int
+
+    sealed: Any = [Sealed(10, t) for t in (0, 4, 9, 11, 13, 30)]
+    options = MergeOptions(bytes_min=1000, bytes_max=2000, span_us=10)
+    assert [one.newest_us for one in due(sealed, options)] == [0, 4, 9]
+    assert [one.newest_us for one in due(sealed[3:], options)] == [11, 13]
+    assert due(sealed[5:], options) == (), "more may come"
+    assert due(sealed, dataclasses.replace(options, span_us=None)) == ()

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from galileo.storage.frame import HEADER_BYTES_MAX, checksum, decode_header
+from galileo.storage.journal import Commit
+from galileo.storage.sound_frames import sound_frames
+from galileo.storage.writer import JournalOptions
+
+PARTITION = 7
+
+
+@pytest.fixture(scope="module")
+def segment(
+    tmp_path_factory: pytest.TempPathFactory,
+    make_commit: Callable[..., Commit],
+    open_journal: Callable[..., Any],
+) -> bytes:
+    """Five commits, the third by a producer with a long name."""
+    directory: Path = tmp_path_factory.mktemp("sound")
+    journal = open_journal(directory, JournalOptions(durability="none")).journal
+    for batch in range(5):
+        journal.append([make_commit(batch, producer="radar" * (40 if batch == 2 else 1))])
+    journal.close()
+    (path,) = directory.glob("*.segment")
+    return path.read_bytes()
+
+
+def starts(stored: bytes) -> Iterator[int]:
+    """Where each frame begins, and where the last one ends; by the code that makes objects."""
+    offset = 0
+    while offset < len(stored):
+        yield offset
+        offset += decode_header(stored[offset : offset + HEADER_BYTES_MAX]).frame_bytes
+    yield offset
+
+
+def walked(stored: bytes, place: int = 0, *, sequence: int = 1) -> tuple[int, int]:
+    return sound_frames(pa.py_buffer(stored), place, partition=PARTITION, sequence=sequence)
+
+
+def test_it_goes_over_all_that_is_sound(segment: bytes) -> None:
+    places = list(starts(segment))
+    assert walked(segment) == (len(segment), 6)
+    for number, place in enumerate(places):
+        assert walked(segment, place, sequence=number + 1) == (len(segment), 6)
+
+
+def test_it_stops_where_the_memory_ends_within_a_frame(segment: bytes) -> None:
+    places = list(starts(segment))
+    for length in range(0, len(segment), 61):
+        whole = max(n for n, place in enumerate(places) if place <= length)
+        assert walked(segment[:length]) == (places[whole], whole + 1)
+
+
+def test_it_stops_before_a_frame_with_any_flipped_byte(segment: bytes) -> None:
+    places = list(starts(segment))
+    for place in range(len(segment)):
+        damaged = bytearray(segment)
+        damaged[place] ^= 1 << place % 8
+        frame = max(n for n, start in enumerate(places) if start <= place)
+        assert walked(bytes(damaged)) == (places[frame], frame + 1)
+
+
+def test_it_stops_before_a_frame_that_belongs_elsewhere(segment: bytes) -> None:
+    places = list(starts(segment))
+    assert walked(segment, sequence=2) == (0, 2)
+    memory = pa.py_buffer(segment)
+    assert sound_frames(memory, 0, partition=8, sequence=1) == (0, 1)
+    assert walked(segment[: places[1]] + segment[places[2] :]) == (places[1], 2)
+
+
+def test_a_later_format_is_left_to_those_who_can_say_so(segment: bytes) -> None:
+    end = list(starts(segment))[1]
+    header = bytearray(segment[: decode_header(segment).header_bytes])
+    header[8:10] = struct.pack("<H", 2)
+    header[-4:] = struct.pack("<I", checksum([bytes(header[:-4])]))
+    assert walked(bytes(header) + segment[len(header) : end]) == (0, 1)

@@ -1,0 +1,131 @@
+"""The tools that make things fail, each where the machine permits it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from galileo.testing.faults import needs, tracing
+from galileo.testing.faults.damage import flip, kept_all
+from galileo.testing.faults.disks import LoopDisk, MemoryDisk
+from galileo.testing.faults.needs import Need, first_missing
+
+SYNCER = """
+import os, sys
+descriptor = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        os.fdatasync(descriptor)
+        print("synced", flush=True)
+    except OSError as error:
+        print(error.errno, flush=True)
+"""
+
+
+def needed(missing: Callable[[], str | None]) -> None:
+    why = missing()
+    if why is not None:
+        pytest.skip(why)
+
+
+def test_the_first_need_that_is_missing_is_named() -> None:
+    there, missing = Need("air", lambda: None), Need("water", lambda: "it is dry")
+    assert first_missing([]) is first_missing([there]) is None
+    assert first_missing([there, missing]) == "no water: it is dry"
+
+
+def test_a_running_process_meets_a_fault_only_within_the_block(tmp_path: Path) -> None:
+    needed(needs.attaching_missing)
+    command = [sys.executable, "-c", SYNCER, str(tmp_path / "file")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+
+        def synced() -> str:
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return process.stdout.readline().strip()
+
+        assert synced() == "synced"
+        fault = tracing.fault(tracing.SYNC, "error=EIO", when="2")
+        with tracing.injecting(process.pid, fault, trace=tmp_path / "trace"):
+            assert [synced() for _ in range(3)] == ["synced", str(errno.EIO), "synced"]
+        assert synced() == "synced"
+        process.stdin.close()
+
+
+def test_a_process_that_is_gone_cannot_be_attached_to(tmp_path: Path) -> None:
+    needed(needs.attaching_missing)
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+        with (
+            pytest.raises((TimeoutError, FileNotFoundError)),
+            tracing.injecting(
+                process.pid,
+                tracing.fault(tracing.SYNC, "error=EIO", when="1"),
+                trace=tmp_path / "t",
+            ),
+        ):
+            pass
+
+
+def test_a_small_disk_is_full(tmp_path: Path) -> None:
+    needed(needs.memory_disk_missing)
+    with (
+        MemoryDisk(tmp_path / "disk", size_bytes=1 << 16) as disk,
+        pytest.raises(OSError, match=os.strerror(errno.ENOSPC)),
+    ):
+        (disk.directory / "file").write_bytes(bytes(1 << 17))
+    assert list(disk.directory.iterdir()) == []
+
+
+def test_a_power_cut_loses_what_was_not_synced(tmp_path: Path) -> None:
+    needed(needs.loop_disk_missing)
+    with LoopDisk(tmp_path) as disk:
+        path = disk.directory / "file"
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
+        os.write(descriptor, b"synced")
+        os.fdatasync(descriptor)
+        os.write(descriptor, b"not synced")
+        disk.cut_power(flag=2)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            os.fdatasync(descriptor)
+        os.close(descriptor)
+        disk.repair()
+        assert path.read_bytes() == b"synced"
+
+
+def test_a_broken_file_system_is_read_only_until_it_is_checked(tmp_path: Path) -> None:
+    needed(needs.loop_disk_missing)
+    with LoopDisk(tmp_path) as disk:
+        path = disk.directory / "file"
+        path.write_bytes(b"there")
+        disk.break_metadata()
+        with pytest.raises(OSError, match=os.strerror(errno.EROFS)):
+            path.write_bytes(b"gone")
+        disk.check_and_mount()
+        path.write_bytes(b"again")
+
+
+def test_files_come_back_as_they_were(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "in" / "second"
+    second.parent.mkdir()
+    first.write_bytes(b"abc")
+    second.write_bytes(b"def")
+    with kept_all(tmp_path):
+        flip(first, 1, mask=3)
+        assert first.read_bytes() == b"aac"
+        second.unlink()
+        (tmp_path / "third").write_bytes(b"ghi")
+    held = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert held == {first: b"abc", second: b"def"}
