@@ -9,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks import weather
-from benchmarks.figures import Figure, Peer, Spread
+from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.measure import in_turn
 from benchmarks.sizes import Bench
 from galileo.graph.metadata import MetadataGraph
+
+PATHS_PER_S = 1e6
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
@@ -32,6 +34,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         "paths/s",
         merging.per_second(sizes.paths),
         (peer,),
+        (Goal("at least", PATHS_PER_S),),
     )
     yield memory(insert(batches, merged=True), batches)
 

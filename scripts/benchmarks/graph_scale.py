@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 
 from benchmarks import weather
-from benchmarks.figures import Figure, Peer, Spread
+from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.measure import in_turn
 from benchmarks.sizes import Bench
 from galileo.cursor import Cursor
@@ -19,6 +19,8 @@ from galileo.query import parse
 
 LARGE = 10
 """How many times the paths of the other benchmarks the larger graph has."""
+PATH_BYTES_MAX = 64.0
+DELTA_MAX_S = 2e-3
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
@@ -35,6 +37,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         "B/path",
         Spread.of([resident / most]),
         (Peer("what the graph says of itself", Spread.of([counted / most])),),
+        (Goal("at most", PATH_BYTES_MAX),),
     )
 
 
@@ -74,7 +77,8 @@ def delta(paths: int, bench: Bench) -> Figure:
     if graph.scan(everything, after=after).num_rows != new:
         raise AssertionError("a delta of the graph is not what was inserted last")
     (taken,) = in_turn(lambda: graph.scan(everything, after=after), runs=bench.sizes.runs)
-    return Figure(f"what is new since a sequence: {new:,} beside {paths:,} paths", "s", taken)
+    name = f"what is new since a sequence: {new:,} beside {paths:,} paths"
+    return Figure(name, "s", taken, goals=(Goal("at most", DELTA_MAX_S),))
 
 
 def summary(bench: Bench) -> Figure:

@@ -18,7 +18,9 @@ class Growth:
         peak: the most that was seen.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int | None) -> None:
+        if pid is None:
+            raise RuntimeError("expected a process that runs, got one that has ended")
         self._process = psutil.Process(pid)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)

@@ -63,7 +63,9 @@ class Report:
         return json.dumps(raw, indent=2)
 
     def to_markdown(self) -> str:
-        lines = ["# Benchmarks", "", *_foreword(self), "", *_goals(self.sections)]
+        lines = ["# Benchmarks", "", *_foreword(self), ""]
+        if not self.quick:
+            lines += _goals(self.sections)
         for section in self.sections:
             lines += [f"## {section.title}", "", *_section_lines(section), ""]
         return "\n".join(lines).rstrip() + "\n"

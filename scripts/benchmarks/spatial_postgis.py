@@ -304,7 +304,7 @@ def checked(question: Question, both: Sides, asking: tuple[str, str, str]) -> in
     counts = both.client.count(SCHEMA.name, cql2), both.statements.again(count)[0][0].as_py()
     if counts != (found, found):
         raise AssertionError(f"{question.name}: expected counts of {found}, got {counts}")
-    return found
+    return int(found)
 
 
 def sorted_by_id(table: pa.Table) -> pa.Table:
