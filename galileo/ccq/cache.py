@@ -8,11 +8,16 @@ Nothing here depends on time: a cache is a function of the log between two curso
 Chunks are kept packed (`packs`), and what is asked of them is answered from the lists of their
 commits. Nothing is packed or unpacked here: where cycles have left many small chunks, `gather`
 hands them out to be put together elsewhere, and `take_gathered` takes them back.
+
+A chunk is in memory, in a file, or in both; never in neither. `spill` hands the oldest ones out to
+be written, `take_spilled` puts the file in their place; `take_loaded` brings a file's labels back
+beside it, until `unload`. What a file held is in the cache as long as the file is there: where one is
+lost, the cache forgets what lies before its end, and a rescan finds it again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from galileo.ccq.gone import GoneStretches
 from galileo.ccq.packs import PackedLabels
@@ -27,6 +32,23 @@ LABELS_FEW, CHUNKS_GATHERED_SOON = 1_024, 4
 GROWTH = 4
 """A chunk is left alone while it is so many times what came after it, lest it be packed anew
 with every few labels."""
+SPILL_LABELS = 262_144
+"""Chunks go into one file up to so many labels; a single one may hold more."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the caches of a node take up together; each keeps it up to date.
+
+    Attributes:
+        bytes: of packs in memory.
+        spilled_bytes: of files.
+        discarded: files that nobody needs any more.
+    """
+
+    bytes: int = 0
+    spilled_bytes: int = 0
+    discarded: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +59,46 @@ class Selection:
         labels: None where there are none.
         covered: the labels are all there are up to here; at or past the cursor asked for.
         whole: whether that is as far as the cache knows.
+        lacking: the file that has to be loaded first; then there are no labels.
     """
 
     labels: PackedLabels | None
     covered: Cursor
     whole: bool
+    lacking: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class Spill:
+    """A file of packs.
+
+    Attributes:
+        number: by which it is known.
+        bytes: its size.
+        loaded_bytes: that its packs take in memory.
+    """
+
+    number: int
+    bytes: int
+    loaded_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    packed: PackedLabels
+    """`packed` is None where the labels are in the file only."""
+
+    packed: PackedLabels | None
     until: Cursor
+    labels: int
+    spill: Spill | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self.packed.size if self.packed is not None else 0
+
+    @property
+    def spilled_bytes(self) -> int:
+        return self.spill.bytes if self.spill is not None else 0
 
 
 class LabelCache:
@@ -59,23 +110,27 @@ class LabelCache:
 
     Attributes:
         gone: what retention dropped between `base` and `until` before it was evaluated.
+        tally: of all caches of the node.
+        bytes: of its packs in memory.
+        spilled_bytes: of its files.
     """
 
     def __init__(self, base: Cursor, *, chunks_gathered: int = CHUNKS_GATHERED) -> None:
         self.base = base
         self.until = base
         self.gone = GoneStretches()
+        self.tally = Tally()
+        self.bytes = 0
+        self.spilled_bytes = 0
         self._chunks_gathered = chunks_gathered
         self._chunks: list[_Chunk] = []
         self._gathering: tuple[_Chunk, ...] = ()
+        self._spilling: dict[int, tuple[_Chunk, ...]] = {}
+        self._loading: set[int] = set()
 
     def __len__(self) -> int:
         """Labels held, some of which a later `append` may find to be dropped."""
-        return sum(len(chunk.packed) for chunk in self._chunks)
-
-    @property
-    def bytes(self) -> int:
-        return sum(chunk.packed.size for chunk in self._chunks)
+        return sum(chunk.labels for chunk in self._chunks)
 
     def append(self, labels: PackedLabels | None, *, reached: Cursor, gone: Cursor = ORIGIN) -> int:
         """Learns all labels up to `reached`; what is known already is skipped.
@@ -104,8 +159,14 @@ class LabelCache:
     def drop(self, cursor: Cursor) -> None:
         """Forgets the labels at or before `cursor`, as far as the cache reaches."""
         self.base = self.base.join(cursor.meet(self.until))
-        self._chunks = [c for c in self._chunks if not self.base.covers(c.until)]
+        if self._chunks:
+            self._keep([c for c in self._chunks if not self.base.covers(c.until)])
         self.gone.forget(self.base)
+
+    def clear(self) -> None:
+        """Forgets all labels, and lets go of all files."""
+        self.drop(self.until)
+        self._gathering = ()
 
     def select(self, after: Cursor, *, labels_max: int) -> Selection:
         """The labels past `after`, oldest chunks first, until about `labels_max` are found.
@@ -121,22 +182,105 @@ class LabelCache:
             if found >= labels_max:
                 covered = self._covered(after, self._chunks[number - 1].until)
                 return Selection(PackedLabels.concat(parts), covered, whole=False)
-            if not after.covers(chunk.until):
-                parts.append(chunk.packed.after(past))
-                found += len(parts[-1])
+            if after.covers(chunk.until):
+                continue
+            if chunk.packed is None:
+                return self._cut_before(number, after, parts)
+            parts.append(chunk.packed.after(past))
+            found += len(parts[-1])
         covered = self._covered(after, self.until)
         return Selection(PackedLabels.concat(parts), covered, whole=True)
 
     def shrink(self) -> bool:
-        """Forgets the oldest chunk, to save memory; a later rescan finds its labels again.
+        """Forgets the oldest chunk that is in memory alone, and what lies before it.
+
+        A later rescan finds the labels again. What is on its way to a file stays: it would take
+        its memory until it is written all the same.
 
         Returns:
             Whether there was one.
         """
-        if not self._chunks:
+        oldest = next((chunk for chunk in self._chunks if self._is_in_memory_alone(chunk)), None)
+        if oldest is None:
             return False
-        self.drop(self._chunks[0].until)
+        self.drop(oldest.until)
         return True
+
+    # --- files -------------------------------------------------------------------------------
+
+    def spill(self, number: int) -> PackedLabels | None:
+        """The oldest chunks that no file has, to be written to file `number`; None: there are none.
+
+        They stay in memory until `take_spilled`.
+        """
+        chunks: list[_Chunk] = []
+        for chunk in self._chunks:
+            may_go = self._is_in_memory_alone(chunk) and not self._is_gathering(chunk)
+            labels = sum(one.labels for one in chunks) + chunk.labels
+            if chunks and (not may_go or labels > SPILL_LABELS):
+                break
+            if may_go:
+                chunks.append(chunk)
+        if not chunks:
+            return None
+        self._spilling[number] = tuple(chunks)
+        return PackedLabels.concat(chunk.packed for chunk in chunks)
+
+    def take_spilled(self, number: int, size: int | None) -> None:
+        """Puts the file, of `size` bytes, in the place of what it holds; None: it was not written.
+
+        Some of it may have been dropped since; chunks go oldest first.
+        """
+        written = self._spilling.pop(number, ())
+        if size is None:
+            return
+        left = [chunk for chunk in self._chunks if any(chunk is one for one in written)]
+        if not left:
+            self.tally.discarded.append(number)
+            return
+        spill = Spill(number, size, sum(chunk.bytes for chunk in written))
+        together = _Chunk(None, left[-1].until, sum(chunk.labels for chunk in left), spill)
+        at = next(i for i, chunk in enumerate(self._chunks) if chunk is left[0])
+        self._keep([*self._chunks[:at], together, *self._chunks[at + len(left) :]])
+
+    def load(self, number: int) -> bool:
+        """Notes that a file is to be loaded; whether that has not begun yet."""
+        is_new = number not in self._loading
+        self._loading.add(number)
+        return is_new
+
+    def take_loaded(self, number: int, labels: PackedLabels | None) -> None:
+        """Takes the labels of a file; None: it is lost, and so is what lies before its end."""
+        self._loading.discard(number)
+        for at, chunk in enumerate(self._chunks):
+            if chunk.spill is None or chunk.spill.number != number:
+                continue
+            if labels is None:
+                self.drop(chunk.until)
+            else:
+                loaded = replace(chunk, packed=labels)
+                self._keep([*self._chunks[:at], loaded, *self._chunks[at + 1 :]])
+            return
+
+    def unload(self) -> None:
+        """Forgets what was loaded from files, which have it still."""
+        if any(chunk.spill is not None and chunk.packed is not None for chunk in self._chunks):
+            self._keep([replace(c, packed=None) if c.spill else c for c in self._chunks])
+
+    def absent(self) -> list[Spill]:
+        """The files whose labels are not in memory, oldest first."""
+        return [
+            chunk.spill
+            for chunk in self._chunks
+            if chunk.spill is not None and chunk.packed is None
+        ]
+
+    @property
+    def spilling_bytes(self) -> int:
+        """Of what is on its way to files."""
+        return sum(chunk.bytes for chunks in self._spilling.values() for chunk in chunks)
+
+    # --- small chunks ------------------------------------------------------------------------
 
     def gather(self) -> PackedLabels | None:
         """The newest chunks, where they are many and small, to be packed as one.
@@ -162,8 +306,8 @@ class LabelCache:
             return
         start = next(i for i, chunk in enumerate(self._chunks) if any(chunk is g for g in gathered))
         left = labels.after(self.base)
-        together = [_Chunk(left, gathered[-1].until)] if left.packs else []
-        self._chunks = [*kept[:start], *together, *kept[start:]]
+        together = [_Chunk(left, gathered[-1].until, len(left))] if left.packs else []
+        self._keep([*kept[:start], *together, *kept[start:]])
 
     def check(self) -> None:
         assert self.until.covers(self.base), f"base {self.base} past {self.until}"
@@ -172,19 +316,50 @@ class LabelCache:
         for chunk in self._chunks:
             assert self.until.covers(chunk.until), "a chunk past the cache"
             assert chunk.until.covers(before), "chunks out of order"
+            assert chunk.packed is not None or chunk.spill is not None, "labels are nowhere"
             before = chunk.until
+        assert self.bytes == sum(chunk.bytes for chunk in self._chunks), "bytes miscounted"
+        assert self.spilled_bytes == sum(chunk.spilled_bytes for chunk in self._chunks)
 
     def _add(self, labels: PackedLabels) -> None:
-        self._chunks.append(_Chunk(labels, self.until))
+        self._keep([*self._chunks, _Chunk(labels, self.until, len(labels))])
+
+    def _keep(self, chunks: list[_Chunk]) -> None:
+        """Has these chunks from now on; the files of others are not needed any more."""
+        kept = {chunk.spill.number for chunk in chunks if chunk.spill is not None}
+        spills = [chunk.spill.number for chunk in self._chunks if chunk.spill is not None]
+        self.tally.discarded += [number for number in spills if number not in kept]
+        self._chunks = chunks
+        size = sum(chunk.bytes for chunk in chunks)
+        spilled = sum(chunk.spilled_bytes for chunk in chunks)
+        self.tally.bytes += size - self.bytes
+        self.tally.spilled_bytes += spilled - self.spilled_bytes
+        self.bytes, self.spilled_bytes = size, spilled
+
+    def _cut_before(self, number: int, after: Cursor, parts: list[PackedLabels]) -> Selection:
+        """What was found before a chunk that is not in memory; where that is nothing, its file."""
+        spill = self._chunks[number].spill
+        found = PackedLabels.concat(parts)
+        if found is None or spill is None:
+            return Selection(None, after, whole=False, lacking=spill.number if spill else None)
+        covered = self._covered(after, self._chunks[number - 1].until)
+        return Selection(found, covered, whole=False)
+
+    def _is_in_memory_alone(self, chunk: _Chunk) -> bool:
+        spilling = (one for chunks in self._spilling.values() for one in chunks)
+        return chunk.spill is None and not any(chunk is one for one in spilling)
+
+    def _is_gathering(self, chunk: _Chunk) -> bool:
+        return any(chunk is one for one in self._gathering)
 
     def _crowd(self) -> tuple[list[_Chunk], int]:
         """The newest chunks that are worth putting together, and how many labels they hold."""
         crowd: list[_Chunk] = []
         count = 0
         for chunk in reversed(self._chunks):
-            size = len(chunk.packed)
+            size = chunk.labels
             is_large = crowd and size > GROWTH * count
-            if is_large or count + size > CHUNK_LABELS:
+            if is_large or count + size > CHUNK_LABELS or not self._is_in_memory_alone(chunk):
                 break
             crowd.append(chunk)
             count += size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -385,8 +386,8 @@ class AsyncClient(AsyncExploration):
         async def open_watch(channel: grpc.aio.Channel) -> tuple[Any, Update]:
             call = continuous_pb2_grpc.ContinuousStub(channel).Watch()
             try:
-                await call.write(_fetch_request(ccq_id, token, wait_s=0.0, labels_max=labels_max))
-                return call, await decode.next_update(call)
+                request = _fetch_request(ccq_id, token, wait_s=0.0, labels_max=labels_max)
+                return call, await _asked(call, request)
             except BaseException:
                 call.cancel()
                 raise
@@ -395,10 +396,10 @@ class AsyncClient(AsyncExploration):
         try:
             while True:
                 yield update
-                await call.write(
-                    _fetch_request(ccq_id, update.token, wait_s=WATCH_WAIT_S, labels_max=labels_max)
+                request = _fetch_request(
+                    ccq_id, update.token, wait_s=WATCH_WAIT_S, labels_max=labels_max
                 )
-                update = await decode.next_update(call)
+                update = await _asked(call, request)
         except grpc.RpcError as error:
             raise decode.watch_error(error) from error
         finally:
@@ -469,6 +470,14 @@ def _first_token(spool: Spool, ccq_id: str, *, given: str) -> str:
             f"expected no token, since the spool {spool.path} says what it holds; leave it out"
         )
     return spool.token or given
+
+
+async def _asked(call: Any, request: continuous_pb2.FetchRequest) -> Update:
+    """The next update of a watch's stream."""
+    # A stream that has ended takes no request; what is read of it says why it ended.
+    with contextlib.suppress(asyncio.InvalidStateError):
+        await call.write(request)
+    return await decode.next_update(call)
 
 
 def _fetch_request(

@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
+
 import galileo
 from benchmarks import stores, weather
 from benchmarks.figures import Figure, Peer, Spread
 from benchmarks.sizes import Bench
 from galileo.node.catalog import Catalog
 from galileo.storage.store import Store
+
+START_TIMEOUT_S = 600.0
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
@@ -36,7 +40,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
             "the disk"
         )
         yield _recovered(bench, directory, paths=rows * commits, what=what)
-        yield _served(bench, cluster, paths=rows * commits, what=what)
+        yield from _served(bench, cluster, paths=rows * commits, what=what)
         shutil.rmtree(place)
 
 
@@ -71,10 +75,12 @@ def _recovery_s(directory: Path, paths: int) -> float:
     return taken
 
 
-def _served(bench: Bench, cluster: galileo.LocalCluster, *, paths: int, what: str) -> Figure:
-    """A node's process, from its start to its first answer of the health check."""
+def _served(
+    bench: Bench, cluster: galileo.LocalCluster, *, paths: int, what: str
+) -> Iterator[Figure]:
+    """A node's process, from its start until it says that it serves."""
     (node,) = cluster.nodes
-    taken = []
+    taken, busy = [], []
     with cluster:
         status = cluster.client().status().nodes[0]
         found = sum(int(dataset["paths"]) for dataset in status.datasets)
@@ -84,6 +90,10 @@ def _served(bench: Bench, cluster: galileo.LocalCluster, *, paths: int, what: st
             node.kill()
             stores.forget(cluster.directory / node.name)
             started = time.perf_counter()
-            node.restart()
+            node.start()
+            node.wait(START_TIMEOUT_S)
             taken.append(time.perf_counter() - started)
-    return Figure(f"a killed node's process until it serves: {what}", "s", Spread.of(taken))
+            times = psutil.Process(node.pid).cpu_times()
+            busy.append(times.user + times.system)
+    yield Figure(f"a killed node's process until it serves: {what}", "s", Spread.of(taken))
+    yield Figure(f"processor time of that: {what}", "s", Spread.of(busy))

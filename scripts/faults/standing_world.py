@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import psutil
-from faults.registry import Trial
 
+from faults.registry import Trial
 from galileo import samplers
 from galileo.client import Ccq, Client
 from galileo.cluster import LocalCluster, LocalNode
@@ -138,8 +138,8 @@ def _judge(trial: Trial, world: World) -> None:
     wanted = [_wanted(world.client, reader.ccq) for reader in world.readers]
     _drain(trial, world, wanted)
     for reader, labels in zip(world.readers, wanted, strict=True):
-        world.client.cancel(reader.ccq.id)
         reader.close()
+        world.client.cancel(reader.ccq.id)
         _judge_reader(trial, reader, labels)
 
 

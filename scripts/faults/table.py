@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from faults import storage_calls, storage_damage, storage_disks, storage_drops, storage_kills
+from faults import (
+    standing_kills,
+    storage_calls,
+    storage_damage,
+    storage_disks,
+    storage_drops,
+    storage_kills,
+)
 from faults.registry import Scenario
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -11,4 +18,5 @@ SCENARIOS: tuple[Scenario, ...] = (
     *storage_drops.SCENARIOS,
     *storage_damage.SCENARIOS,
     *storage_disks.SCENARIOS,
+    *standing_kills.SCENARIOS,
 )

@@ -7,6 +7,7 @@ which of it was right. Labels are compared by partition, commit and row, which n
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -119,7 +120,7 @@ class Deliveries:
             disordered=sum(_disordered(answers)),
             receded=sum(
                 sequence > after.cursor[partition]
-                for before, after in zip(answers, answers[1:], strict=False)
+                for before, after in itertools.pairwise(answers)
                 for partition, sequence in before.cursor.items()
             ),
         )
@@ -132,7 +133,9 @@ class Deliveries:
 def keys(labels: LabelSet) -> Keys:
     """One number for each label; sorts by partition, sequence and row."""
     partitions, rows = labels.partitions.astype(np.int64), labels.rows.astype(np.int64)
-    if len(labels) and max(int(labels.sequences.max()) >> SEQUENCE_BITS, int(rows.max()) >> ROW_BITS):
+    if len(labels) and max(
+        int(labels.sequences.max()) >> SEQUENCE_BITS, int(rows.max()) >> ROW_BITS
+    ):
         raise ValueError("expected fewer than 67 million commits and rows of a partition")
     numbers = (partitions << SEQUENCE_BITS) | labels.sequences
     return (numbers << ROW_BITS) | rows

@@ -113,7 +113,13 @@ class SpoolReader:
             )
 
     def count(self) -> int:
-        """Labels so far."""
+        """Labels so far.
+
+        Raises:
+            RuntimeError: the process has ended by itself; with its last words.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            raise self._ended(self._process.returncode)
         with Spool(self._path) as spool:
             return len(spool) + len(self.ccq.initial)
 
@@ -135,12 +141,15 @@ class SpoolReader:
         self._process = None
         self._note()
         if ended is not None:
-            said = self._log.read_text(errors="replace")[-2_000:]
-            raise RuntimeError(f"the watching process ended by itself ({ended}): {said}")
+            raise self._ended(ended)
 
     def close(self) -> None:
         """The same, for good."""
         self.kill()
+
+    def _ended(self, code: int) -> RuntimeError:
+        said = self._log.read_text(errors="replace")[-2_000:]
+        return RuntimeError(f"the watching process ended by itself ({code}): {said}")
 
     def _held(self) -> str:
         with Spool(self._path) as spool:

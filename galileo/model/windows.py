@@ -1,0 +1,368 @@
+"""Windows over the event time of labels: which there are, and what becomes of them.
+
+Windows are numbered: number k begins k times `slide_us` after 1970-01-01 UTC, or before it where
+k is negative. A label belongs to the windows that contain the *start* of its time bucket, whatever
+the bucket's width: to exactly one tumbling window, and to size / slide sliding ones.
+
+The *event clock* is the start of the newest time bucket that was committed. It says how far the
+data has come, and no machine's clock has a part in it. A window is over once the clock stands
+`lateness` past its end. Labels that come for a window after its reader was told that are late.
+
+All of this is a pure function (`fold`) of what a reader was told before (`Told`), the labels of an
+answer, and the clock. Nothing here loops over labels or windows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from galileo.errors import InputError
+from galileo.model.times import MICROS, Duration, seconds
+
+SIZE_MAX_US = 36_525 * 86_400 * MICROS
+"""A hundred years."""
+OVERLAP_MAX = 512
+"""Windows that one label may belong to."""
+OPEN_MAX = 4_096
+"""Windows between the event clock and the oldest that is not over, by size, slide and lateness."""
+HELD_MAX = 16_384
+"""Windows with labels that are not over, of which a reader is told; see `fold`."""
+
+Kind: TypeAlias = Literal["tumbling", "sliding"]
+State: TypeAlias = Literal["open", "closed", "reopened"]
+Numbers: TypeAlias = npt.NDArray[np.int64]
+Run: TypeAlias = tuple[int, int]
+"""Number of the first window, and how many follow each other."""
+
+STATES: tuple[State, ...] = ("open", "closed", "reopened")
+_OPEN, _CLOSED, _REOPENED = range(3)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The windows of a continuous query; made by `tumbling` or `sliding`.
+
+    Attributes:
+        kind: "tumbling" windows follow each other, "sliding" ones overlap.
+        size_us: of each, microseconds.
+        slide_us: from the start of one to the start of the next; of tumbling windows their size.
+        lateness_us: for how long past its end a window stays open, by the event clock.
+        over: which time of a label counts; "event", the time of its observations.
+
+    Raises:
+        InputError: a value lies outside of what is said here.
+    """
+
+    kind: Kind
+    size_us: int
+    slide_us: int
+    lateness_us: int = 0
+    over: str = "event"
+
+    def __post_init__(self) -> None:
+        if self.over != "event":
+            raise InputError(
+                f"expected windows over 'event' time, got {self.over!r}; labels carry the time of "
+                "their observations and not that of their commit, so no window can be over that"
+            )
+        sizes = (self.size_us, self.slide_us, self.lateness_us)
+        if any(type(size) is not int for size in sizes):
+            raise InputError(f"expected whole microseconds as sizes of windows, got {sizes}")
+        if self.kind not in ("tumbling", "sliding"):
+            raise InputError(f"expected 'tumbling' or 'sliding' windows, got {self.kind!r}")
+        if not 0 < self.size_us <= SIZE_MAX_US or not 0 <= self.lateness_us <= SIZE_MAX_US:
+            raise InputError(
+                "expected windows, and a lateness, of at most a hundred years, got "
+                f"{_words(self.size_us)} and {_words(self.lateness_us)}"
+            )
+        if not 0 < self.slide_us <= self.size_us or self.size_us % self.slide_us:
+            raise InputError(
+                "expected a size that is a whole multiple of the slide, so that each label is in "
+                f"as many windows as any other; got {_words(self.size_us)} and a slide of "
+                f"{_words(self.slide_us)}"
+            )
+        if self.kind == "tumbling" and self.slide_us != self.size_us:
+            raise InputError("expected tumbling windows without a slide; ask for sliding ones")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        if self.overlap > OVERLAP_MAX:
+            raise InputError(
+                f"expected at most {OVERLAP_MAX} windows around each label, got {self.overlap} by "
+                f"a size of {_words(self.size_us)} and a slide of {_words(self.slide_us)}"
+            )
+        open_at_once = (self.size_us + self.lateness_us) // self.slide_us
+        if open_at_once > OPEN_MAX:
+            raise InputError(
+                f"expected at most {OPEN_MAX} windows that are open at once, got {open_at_once} "
+                "by the size and lateness together; make windows larger or the lateness smaller"
+            )
+
+    @classmethod
+    def tumbling(
+        cls, size: Duration, *, lateness: Duration | None = None, over: str = "event"
+    ) -> Window:
+        """Windows that follow each other, such as the hours of the day."""
+        return cls("tumbling", _micros(size), _micros(size), _lateness(lateness), over)
+
+    @classmethod
+    def sliding(
+        cls,
+        size: Duration,
+        *,
+        slide: Duration,
+        lateness: Duration | None = None,
+        over: str = "event",
+    ) -> Window:
+        """Windows of `size`, one beginning each `slide`, such as the last six hours each hour."""
+        return cls("sliding", _micros(size), _micros(slide), _lateness(lateness), over)
+
+    @classmethod
+    def parse(cls, text: str, *, lateness: Duration | None = None) -> Window:
+        """The windows of "tumbling:SIZE" or "sliding:SIZE/SLIDE", as the command line has them.
+
+        Raises:
+            InputError: the text says something else.
+        """
+        kind, _, sizes = text.partition(":")
+        size, slash, slide = sizes.partition("/")
+        if kind == "tumbling" and size and not slash:
+            return cls.tumbling(size, lateness=lateness)
+        if kind == "sliding" and size and slide:
+            return cls.sliding(size, slide=slide, lateness=lateness)
+        raise InputError(f"expected windows such as 'tumbling:1h' or 'sliding:6h/1h', got {text!r}")
+
+    @classmethod
+    def from_json(cls, text: str) -> Window:
+        """The inverse of `to_json`.
+
+        Raises:
+            InputError: the text is none of it.
+        """
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"expected windows as JSON, got {text!r}: {error}") from error
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"), sort_keys=True)
+
+    def __str__(self) -> str:
+        slide = f"/{_words(self.slide_us)}" if self.kind == "sliding" else ""
+        late = f", lateness {_words(self.lateness_us)}" if self.lateness_us else ""
+        return f"{self.kind}:{_words(self.size_us)}{slide}{late}"
+
+    @property
+    def overlap(self) -> int:
+        """How many windows each label belongs to."""
+        return self.size_us // self.slide_us
+
+    def counts(self, buckets: npt.NDArray[np.int64]) -> tuple[Numbers, Numbers]:
+        """Which windows some labels belong to, and how many of them to each.
+
+        Args:
+            buckets: starts of the labels' time buckets, microseconds, in any order.
+
+        Returns:
+            Numbers of the windows that have any, ascending, and as many counts.
+        """
+        last, sizes = np.unique(buckets // self.slide_us, return_counts=True)
+        numbers = expanded(_covered(last, self.overlap))
+        sums = np.concatenate(([0], np.cumsum(sizes)))
+        until = np.searchsorted(last, numbers + self.overlap - 1, side="right")
+        counts: Numbers = sums[until] - sums[np.searchsorted(last, numbers)]
+        return numbers, counts
+
+    def last_over(self, clock_us: int) -> int:
+        """Number of the last window that is over at this clock; those before it are over, too."""
+        return (clock_us - self.size_us - self.lateness_us) // self.slide_us
+
+    def first_closing_us(self, told: Told) -> int | None:
+        """The clock at which the first window of a reader closes; None: it has none open."""
+        if not told.open:
+            return None
+        return told.open[0][0] * self.slide_us + self.size_us + self.lateness_us
+
+
+@dataclass(frozen=True, slots=True)
+class ClockStep:
+    """The commits of a partition up to `sequence` hold a bucket that begins at `bucket_us`."""
+
+    partition: int
+    sequence: int
+    bucket_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a reader was told of a query's windows; its token says so.
+
+    Attributes:
+        clock_us: the event clock; None: none yet.
+        open: the windows that have labels and are not over, as ascending runs of numbers.
+    """
+
+    clock_us: int | None = None
+    open: tuple[Run, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WindowChange:
+    """What an update brings for one window; it contains `start_us`, and not `end_us`.
+
+    Attributes:
+        start_us, end_us: microseconds since 1970-01-01 UTC.
+        labels: of the update that belong to it; 0 where it only closes.
+        state: "open": more is expected. "closed": it is over by the event clock, which is told
+            once. "reopened": it was over by the clock that the reader was told before, and these
+            labels are late; it is closed again with this update.
+    """
+
+    start_us: int
+    end_us: int
+    labels: int
+    state: State
+
+    @property
+    def start(self) -> dt.datetime:
+        """As a time in UTC, which begins with the year 1."""
+        return _EPOCH + dt.timedelta(microseconds=self.start_us)
+
+    @property
+    def end(self) -> dt.datetime:
+        return _EPOCH + dt.timedelta(microseconds=self.end_us)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is over after this update."""
+        return self.state != "open"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Changes:
+    """What an answer brings for windows, in columns, ascending by start.
+
+    Attributes:
+        clock_us: the event clock that the reader is told; None: none yet.
+        size_us: of each window.
+        starts: microseconds, shape (n,).
+        labels: of the answer in each, shape (n,).
+        states: places in `STATES`, shape (n,).
+    """
+
+    clock_us: int | None
+    size_us: int
+    starts: Numbers
+    labels: Numbers
+    states: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def to_list(self) -> list[WindowChange]:
+        columns = (self.starts.tolist(), self.labels.tolist(), self.states.tolist())
+        return [
+            WindowChange(start, start + self.size_us, labels, STATES[state])
+            for start, labels, state in zip(*columns, strict=True)
+        ]
+
+
+def fold(
+    window: Window,
+    told: Told,
+    *,
+    buckets: npt.NDArray[np.int64],
+    clock_us: int | None,
+    more: bool,
+) -> tuple[Told, Changes]:
+    """What an answer's labels do to the windows of a reader.
+
+    While more waits for the reader at once, its clock stands still: it reads a backlog, in pieces
+    that are not cut by time, and nothing in it is late. Only where it would hold more than
+    `HELD_MAX` windows open does the clock move all the same.
+
+    Args:
+        window: of the query.
+        told: before.
+        buckets: of the answer's labels, microseconds.
+        clock_us: the event clock at the answer's cursor, or somewhat less; None: not known.
+        more: whether more waits behind the answer.
+
+    Returns:
+        What the reader is told by then, and the changes.
+    """
+    touched, counts = window.counts(buckets)
+    numbers = np.union1d(expanded(told.open), touched)
+    labels = np.zeros(len(numbers), dtype=np.int64)
+    labels[np.searchsorted(numbers, touched)] = counts
+    after_us = told.clock_us
+    if not more or len(numbers) > HELD_MAX:
+        newest_us = int(buckets.max()) if len(buckets) else None
+        after_us = max(
+            (c for c in (told.clock_us, clock_us, newest_us) if c is not None), default=None
+        )
+    was_over, is_over = _over(window, numbers, told.clock_us), _over(window, numbers, after_us)
+    states = np.where(was_over, _REOPENED, np.where(is_over, _CLOSED, _OPEN)).astype(np.uint8)
+    shown = is_over | (labels > 0)
+    starts = numbers[shown] * window.slide_us
+    changes = Changes(after_us, window.size_us, starts, labels[shown], states[shown])
+    return Told(after_us, runs(numbers[~is_over])), changes
+
+
+def _over(window: Window, numbers: Numbers, clock_us: int | None) -> npt.NDArray[np.bool_]:
+    if clock_us is None:
+        return np.zeros(len(numbers), dtype=np.bool_)
+    over: npt.NDArray[np.bool_] = numbers <= window.last_over(clock_us)
+    return over
+
+
+def _covered(last: Numbers, overlap: int) -> tuple[Run, ...]:
+    """The windows that end, for each number of a sorted array, with it; `overlap` for each."""
+    breaks = np.flatnonzero(np.diff(last) > overlap)
+    firsts = last[np.concatenate(([0], breaks + 1))] if len(last) else last
+    ends = last[np.append(breaks, len(last) - 1)] if len(last) else last
+    counts = ends - firsts + overlap
+    return tuple(zip((firsts - overlap + 1).tolist(), counts.tolist(), strict=True))
+
+
+def expanded(some: tuple[Run, ...]) -> Numbers:
+    """The numbers of ascending runs."""
+    if not some:
+        return np.zeros(0, dtype=np.int64)
+    firsts, counts = np.array(some, dtype=np.int64).T
+    ends = np.cumsum(counts)
+    steps: Numbers = np.repeat(firsts - (ends - counts), counts)
+    return steps + np.arange(ends[-1], dtype=np.int64)
+
+
+def runs(numbers: Numbers) -> tuple[Run, ...]:
+    """Ascending, distinct numbers as few runs."""
+    if len(numbers) == 0:
+        return ()
+    starts = np.flatnonzero(np.append(True, np.diff(numbers) != 1))
+    counts = np.diff(np.append(starts, len(numbers)))
+    return tuple(zip(numbers[starts].tolist(), counts.tolist(), strict=True))
+
+
+def _micros(value: Duration) -> int:
+    return round(seconds(value) * MICROS)
+
+
+def _lateness(value: Duration | None) -> int:
+    return 0 if value is None or value == 0 else _micros(value)
+
+
+def _words(value_us: int) -> str:
+    """A duration as people write it."""
+    for unit, size_us in (("d", 86_400 * MICROS), ("h", 3_600 * MICROS), ("m", 60 * MICROS)):
+        if value_us and value_us % size_us == 0:
+            return f"{value_us // size_us}{unit}"
+    return f"{value_us / MICROS:g}s"

@@ -1,0 +1,70 @@
+"""How much each cache may hold: within the budget, and moved the right way by each thing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.ccq.thresholds import Means, ThresholdWeights, room, thresholds
+
+sizes = st.integers(0, 1 << 40)
+shares = st.floats(0.0, 1.0)
+means = st.builds(Means, budget_bytes=sizes, memory_bytes=sizes, cpu_share=shares)
+fetches = st.lists(st.floats(0.0, 1e6), min_size=1, max_size=20)
+
+
+@given(means, fetches)
+def test_all_thresholds_together_stay_within_room_and_budget(means, fetches):
+    found = thresholds(means, fetches)
+    assert len(found) == len(fetches)
+    assert (found >= 0).all()
+    assert found.sum() <= room(means) <= means.allowance <= means.budget_bytes
+
+
+@given(means, fetches, sizes)
+def test_a_larger_budget_and_more_memory_lower_none(means, fetches, more):
+    before = thresholds(means, fetches)
+    richer = replace(means, budget_bytes=means.budget_bytes + more)
+    roomier = replace(means, memory_bytes=means.memory_bytes + more)
+    assert (thresholds(richer, fetches) >= before).all()
+    assert (thresholds(roomier, fetches) >= before).all()
+
+
+@given(means, fetches, shares)
+def test_a_busier_node_has_no_more_room(means, fetches, share):
+    calmer, busier = sorted((share, means.cpu_share))
+    before = thresholds(replace(means, cpu_share=calmer), fetches)
+    assert (thresholds(replace(means, cpu_share=busier), fetches) <= before).all()
+
+
+@given(means, fetches, st.data(), st.floats(0.0, 1e6))
+def test_what_is_fetched_more_often_gains_and_the_others_do_not(means, fetches, data, more):
+    which = data.draw(st.integers(0, len(fetches) - 1))
+    before = thresholds(means, fetches)
+    after = thresholds(means, [f + more * (i == which) for i, f in enumerate(fetches)])
+    others = np.arange(len(fetches)) != which
+    # A sum of shares is rounded; what that is worth of a large budget is a few bytes.
+    slack = 1 + means.budget_bytes >> 48
+    assert after[which] >= before[which] - slack
+    assert (after[others] <= before[others] + slack).all()
+
+
+@given(means, fetches, st.floats(0.0, 1e6))
+def test_one_ccq_more_lowers_the_thresholds_of_the_others(means, fetches, newcomer):
+    before = thresholds(means, fetches)
+    after = thresholds(means, [*fetches, newcomer])[:-1]
+    assert (after <= before).all()
+    if room(means) > 1000 * len(fetches):
+        assert (after < before).all()
+
+
+def test_shares_are_as_the_weights_say() -> None:
+    weights = ThresholdWeights(room=0.5, cpu=0.2, popularity=3.0, fetches_typical=10.0)
+    idle = Means(8_000, 1 << 40)
+    assert room(idle, weights=weights) == 4_000
+    assert room(Means(8_000, 6_000, cpu_share=1.0), weights=weights) == 2_400
+    # One that is half as popular as can be has 2.5 shares, one that nobody fetches 1.
+    assert thresholds(idle, [10.0, 0.0], weights=weights).tolist() == [2857, 1142]

@@ -1,0 +1,62 @@
+"""Watching a node that ends the stream between two updates, as one does that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+
+from galileo.client import AsyncClient
+from galileo.cursor import Cursor
+from galileo.testing.simulator.logs import SCHEMA, to_labels
+from galileo.wire.channel import server_options
+from galileo.wire.codec import cursor_to_pb
+from galileo.wire.pb import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
+
+
+class Flighty(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServicer):
+    """Answers one request of each watch, and is gone before it is asked again."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+
+    async def Watch(self, request, context):
+        async for one in request:
+            self.tokens.append(one.token)
+            yield update(len(self.tokens))
+            break
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the node was killed")
+
+    async def Topology(self, request, context):
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+
+
+def update(number: int) -> continuous_pb2.FetchPart:
+    labels = to_labels([(0, number, 0, 7)])
+    assert labels is not None
+    cursor = cursor_to_pb(Cursor({0: number}))
+    return continuous_pb2.FetchPart(
+        head=continuous_pb2.SubmitHead(schema_json=SCHEMA.to_json()),
+        packed=labels.to_bytes(),
+        tail=continuous_pb2.FetchTail(token=f"token-{number}", cursor=cursor, frontier=cursor),
+    )
+
+
+async def test_a_watch_whose_stream_ended_between_two_updates_goes_on() -> None:
+    node = Flighty()
+    server = grpc.aio.server(options=server_options())
+    continuous_pb2_grpc.add_ContinuousServicer_to_server(node, server)
+    cluster_pb2_grpc.add_ClusterServicer_to_server(node, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    got = []
+    async with AsyncClient(f"127.0.0.1:{port}") as client:
+        async for one in client.watch("ccq-1"):
+            got.append(one.labels.sequences.tolist())
+            if len(got) == 3:
+                break
+            await asyncio.sleep(0.3)  # The stream ends meanwhile, and nobody waits for it.
+    await server.stop(None)
+    assert got == [[1], [2], [3]]
+    assert node.tokens == ["", "token-1", "token-2"]

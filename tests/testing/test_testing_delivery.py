@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.client import Labels, Update
+from galileo.cursor import Cursor
+from galileo.model.schema import Feature, Schema
+from galileo.testing.faults.delivery import Deliveries
+
+SCHEMA = Schema("numbered", [Feature("t")], geohash_precision=4)
+Place = tuple[int, int, int]
+
+LOG: list[Place] = [(0, 1, 0), (0, 1, 5), (0, 3, 0), (0, 4, 0), (2, 1, 0), (2, 2, 0), (2, 2, 7)]
+"""All labels that are to be handed out, by partition, sequence and row."""
+
+
+def labels(places: list[Place], cursor: dict[int, int], missing: tuple[int, ...] = ()) -> Labels:
+    columns = {
+        name: pa.array([place[at] for place in places], pa.int64())
+        for at, name in enumerate(("partition", "sequence", "row"))
+    }
+    arrays = [
+        columns.get(one.name, pa.nulls(len(places), pa.int64())).cast(one.type, safe=False)
+        if one.name in columns
+        else pa.nulls(len(places), one.type)
+        for one in SCHEMA.label_schema
+    ]
+    table = pa.table(arrays, schema=SCHEMA.label_schema)
+    return Labels(SCHEMA, table, frontier=Cursor(cursor), missing=missing)
+
+
+def update(
+    places: list[Place],
+    cursor: dict[int, int],
+    *,
+    frontier: dict[int, int] | None = None,
+    more: bool = False,
+    missing: tuple[int, ...] = (),
+) -> Update:
+    made = labels(places, cursor, missing)
+    return Update(made, "token", frontier=Cursor(frontier or cursor), more=more)
+
+
+def audited(*updates: Update) -> dict[str, int]:
+    deliveries = Deliveries()
+    deliveries.begin(labels([], {}))
+    for one in updates:
+        deliveries.take(one)
+    audit = deliveries.audit(labels(LOG, {}))
+    assert audit.labels == len(deliveries) == sum(len(one.labels) for one in updates)
+    return audit.wrong
+
+
+FIRST, SECOND, THIRD = LOG[:2], LOG[2:5], LOG[5:]
+
+
+def test_an_honest_reader_has_nothing_wrong() -> None:
+    assert (
+        audited(
+            update(FIRST, {0: 2}),
+            update([], {0: 2}),
+            update(SECOND, {0: 5, 2: 1}, frontier={0: 5, 2: 2}, more=True),
+            update(THIRD, {0: 5, 2: 9}),
+        )
+        == {}
+    )
+
+
+def test_a_label_that_never_came_is_missed_and_was_lied_about() -> None:
+    assert audited(update(FIRST, {0: 5}), update(LOG[4:], {0: 5, 2: 2})) == {
+        "missed": 2,
+        "lied": 2,  # Both answers claim partition 0.
+    }
+    assert audited(update(FIRST, {0: 2})) == {"missed": 5}
+
+
+def test_a_frontier_ahead_of_what_came_is_a_lie_though_it_comes_later() -> None:
+    honest = update(SECOND, {0: 4, 2: 1}), update(THIRD, {0: 4, 2: 2})
+    assert audited(update(FIRST, {0: 2}, frontier={0: 2, 2: 1}), *honest) == {"lied": 1}
+    assert audited(update(FIRST, {0: 2}, frontier={0: 3, 2: 1}), *honest) == {"lied": 2}
+    cut = update(FIRST, {0: 2}, frontier={0: 9, 2: 9}, more=True)
+    assert audited(cut, *honest) == {}
+    partial = update(FIRST, {0: 2}, frontier={0: 2, 2: 9}, missing=(2,))
+    assert audited(partial, *honest) == {}
+
+
+def test_a_token_ahead_of_what_came_is_a_lie_whatever_else_waits() -> None:
+    wrong = audited(
+        update(FIRST, {0: 3}, more=True),
+        update(SECOND, {0: 4, 2: 1}),
+        update(THIRD, {0: 4, 2: 2}),
+    )
+    assert wrong == {"lied": 1, "disordered": 1}
+
+
+def test_what_comes_twice_is_repeated_and_out_of_order() -> None:
+    whole = update(LOG, {0: 4, 2: 2})
+    assert audited(whole, update(FIRST, {0: 4, 2: 2})) == {"repeated": 2, "disordered": 2}
+
+
+def test_what_nobody_committed_is_foreign() -> None:
+    assert audited(update([*LOG, (1, 1, 0)], {0: 4, 1: 1, 2: 2})) == {"foreign": 1}
+
+
+def test_tokens_that_go_back_are_counted() -> None:
+    assert audited(update(LOG, {0: 4, 2: 2}), update([], {0: 4, 2: 1})) == {"receded": 1}
+
+
+def test_labels_past_their_own_token_are_out_of_order() -> None:
+    assert audited(update(LOG, {0: 4, 2: 1})) == {"disordered": 2}
+
+
+def test_the_initial_result_counts() -> None:
+    deliveries = Deliveries()
+    deliveries.begin(labels(FIRST, {0: 2}))
+    deliveries.take_stored(labels(LOG[2:], {}), Cursor({0: 4, 2: 2}))
+    audit = deliveries.audit(labels(LOG, {}))
+    assert (audit.wrong, audit.labels, audit.updates) == ({}, len(LOG), 2)
+
+
+def test_too_many_commits_are_refused() -> None:
+    deliveries = Deliveries()
+    with pytest.raises(ValueError, match="67 million"):
+        deliveries.begin(labels([(0, 1 << 26, 0)], {}))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, len(LOG) - 1), max_size=4),
+            st.dictionaries(st.sampled_from([0, 2]), st.integers(0, 5)),
+            st.booleans(),
+        ),
+        max_size=6,
+    )
+)
+def test_counts_are_those_of_a_slow_judge(
+    drawn: list[tuple[list[int], dict[int, int], bool]],
+) -> None:
+    updates = [update([LOG[i] for i in some], cursor, more=more) for some, cursor, more in drawn]
+    deliveries = Deliveries()
+    for one in updates:
+        deliveries.take(one)
+    audit = deliveries.audit(labels(LOG, {}))
+    handed = [LOG[i] for some, _, _ in drawn for i in some]
+    assert audit.missed == len(set(LOG) - set(handed))
+    assert audit.repeated == len(handed) - len(set(handed))
+    lies = 0
+    for number, (_, cursor, _) in enumerate(drawn):
+        so_far = {LOG[i] for some, _, _ in drawn[: number + 1] for i in some}
+        for partition, sequence in cursor.items():
+            claimed = {one for one in LOG if one[0] == partition and one[1] <= sequence}
+            lies += bool(claimed - so_far)
+    assert audit.lied == lies
+    assert np.all([count >= 0 for count in audit.wrong.values()])
