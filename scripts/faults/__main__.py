@@ -24,8 +24,6 @@ TERMINATED = 143
 
 def main() -> int:
     given = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if given.list:
         print("\n".join(f"{one.name:20} {one.does}" for one in SCENARIOS))
         return 0
@@ -76,4 +74,7 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    # A shell starts what runs in the background with this one ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())
