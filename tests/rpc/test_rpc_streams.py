@@ -48,7 +48,7 @@ def ask(company: Any, text: str = "", *, at: str = "a") -> Any:
 async def count(company: Any, call: Any) -> int:
     parts = [part async for part in call]
     assert not parts[-1].tail.missing
-    labels = [part.labels for part in parts if part.WhichOneof("part") == "labels"]
+    labels = [part.labels for part in parts if part.labels]
     return codec.table_of(labels, company.schema.label_schema).num_rows
 
 
@@ -82,8 +82,8 @@ async def quiet(made: list[int]) -> int:
 
 def scanning() -> list[str]:
     """The tasks that ask nodes for labels."""
-    names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
-    return [name for name in names if name.startswith("ClusterScans")]
+    names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
+    return [name for name in names if name == scans_module._put.__qualname__]
 
 
 async def test_a_reader_that_stops_stops_the_scans_and_nobody_else(
@@ -91,8 +91,9 @@ async def test_a_reader_that_stops_stops_the_scans_and_nobody_else(
 ) -> None:
     monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 17)
     slow = ask(filled)
-    assert (await slow.read()).WhichOneof("part") == "head"
-    assert (await slow.read()).labels
+    first = await slow.read()
+    assert first.HasField("head")
+    assert first.labels
     made = await quiet(steps)
     assert 0 < made < ROWS
     started = time.monotonic()
@@ -125,9 +126,10 @@ async def test_what_a_reader_holds_that_takes_nothing_for_long_is_given_back(
     monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 17)
     call = ask(filled)
     await call.read()
-    await quiet(steps)
-    assert not scanning()
-    assert "its reader took nothing for 0.2 s" in caplog.text
+    deadline = time.monotonic() + 20.0
+    while "its reader took nothing for 0.2 s" not in caplog.text or scanning():
+        assert time.monotonic() < deadline, caplog.text
+        await asyncio.sleep(0.02)
     assert await count(filled, ask(filled, SMALL)) > 0, "the node goes on"
     call.cancel()
 
@@ -173,7 +175,7 @@ async def test_a_peer_that_sends_nothing_is_not_waited_for_long(
     monkeypatch.setattr(filled["b"].node.local_scans, "scan", silent)
     parts = [part async for part in ask(filled)]
     assert parts[-1].tail.missing
-    assert len(parts) > 2
+    assert any(part.labels for part in parts)
     blocked.set()
 
 
@@ -184,11 +186,13 @@ async def test_a_reader_slower_than_a_peer_may_be_gets_everything(
     monkeypatch.setattr("galileo.rpc.peers.SCAN_TIMEOUT_S", 0.5)
     monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 17)
     assert isinstance(filled["a"].peers, GrpcPeers)
-    call, labels = ask(filled), []
-    await call.read()
+    call = ask(filled)
+    part = await call.read()
+    labels = [part.labels]
     await asyncio.sleep(1.2)
-    while (part := await call.read()).WhichOneof("part") == "labels":
-        labels.append(part.labels)
+    while not part.HasField("tail"):
+        part = await call.read()
+        labels += [part.labels] if part.labels else []
     assert not part.tail.missing
     table = codec.table_of(labels, filled.schema.label_schema)
     identity = ["partition", "sequence", "row"]
