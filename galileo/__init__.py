@@ -18,11 +18,24 @@ if TYPE_CHECKING:
     from galileo.client import Spool as Spool
     from galileo.client import Update as Update
     from galileo.client import connect as connect
+    from galileo.client.geo_files import to_geojson as to_geojson
+    from galileo.client.geo_files import to_geopandas as to_geopandas
+    from galileo.client.geo_files import write_geojson as write_geojson
+    from galileo.client.geo_files import write_geoparquet as write_geoparquet
+    from galileo.client.grids import to_xarray as to_xarray
+    from galileo.client.trees import TreeView as TreeView
     from galileo.cluster import LocalCluster as LocalCluster
     from galileo.errors import GalileoError as GalileoError
     from galileo.model.retention import Retention as Retention
     from galileo.model.schema import Feature as Feature
     from galileo.model.schema import Schema as Schema
+    from galileo.model.windows import Window as Window
+    from galileo.query.builder import Condition as Condition
+    from galileo.query.builder import during as during
+    from galileo.query.builder import f as f
+    from galileo.query.builder import geohash as geohash
+    from galileo.query.builder import near as near
+    from galileo.query.builder import within as within
     from galileo.samplers import SamplerSpec as SamplerSpec
     from galileo.samplers import sampler as sampler
 
@@ -37,11 +50,21 @@ _HOMES = {
     "Spool": "galileo.client",
     "Update": "galileo.client",
     "connect": "galileo.client",
+    **dict.fromkeys(
+        ("to_geojson", "to_geopandas", "write_geojson", "write_geoparquet"),
+        "galileo.client.geo_files",
+    ),
+    "to_xarray": "galileo.client.grids",
+    "TreeView": "galileo.client.trees",
     "LocalCluster": "galileo.cluster",
     "GalileoError": "galileo.errors",
     "Retention": "galileo.model.retention",
     "Feature": "galileo.model.schema",
     "Schema": "galileo.model.schema",
+    "Window": "galileo.model.windows",
+    **dict.fromkeys(
+        ("Condition", "during", "f", "geohash", "near", "within"), "galileo.query.builder"
+    ),
     "SamplerSpec": "galileo.samplers",
     "sampler": "galileo.samplers",
 }

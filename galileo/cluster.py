@@ -37,12 +37,15 @@ class LocalNode:
         name: of the node.
         address: "127.0.0.1:port".
         log: file of its log.
+        prefix: words before those of its command when it is started, of a program that runs the
+            rest in its own place, such as ("env", "TZ=UTC").
     """
 
     def __init__(self, name: str, address: str, *, config: Path) -> None:
         self.name = name
         self.address = address
         self.log = config.with_suffix(".log")
+        self.prefix: tuple[str, ...] = ()
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -61,10 +64,10 @@ class LocalNode:
         """Starts the process; `wait` until it serves."""
         if self.running:
             return
-        command = [sys.executable, "-m", "galileo.server", "--config", str(self._config)]
+        command = [*self.prefix, sys.executable, "-m", "galileo.server"]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--parent", str(os.getpid())],
+                [*command, "--config", str(self._config), "--parent", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -86,6 +86,7 @@ class LimitsSection:
     batch_rows_max: int = 1_000_000
     answer_labels_max: int = 200_000
     cache_bytes_max: int = 256 << 20
+    spill_bytes_max: int = 1 << 30
     ccqs_max: int = 10_000
     interval_min_s: float = 0.05
     expiration_max_s: float = 366 * 86400.0

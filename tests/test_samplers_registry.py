@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from galileo import samplers
 from galileo.errors import InputError, UnknownSampler
+from galileo.geo import geohash
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.samplers import SamplerSpec, label_hashes, sampler
@@ -223,3 +224,89 @@ def test_hashes_are_uniform_and_differ_between_seeds() -> None:
     assert (one == other).sum() == 0
     both = ((one < 2**63) & (other < 2**63)).mean()
     assert abs(both - 0.25) < 0.02
+
+
+def test_uniforms_are_the_hashes_between_zero_and_one() -> None:
+    found = label_set(*((0, s, r) for s in range(1, 6) for r in range(1000)))
+    uniforms = samplers.label_uniforms(found, seed=3)
+    assert (np.argsort(uniforms) == np.argsort(label_hashes(found, seed=3))).all()
+    assert abs(uniforms.mean() - 0.5) < 4 * np.sqrt(1 / 12 / len(found))
+
+
+@pytest.mark.parametrize("bits", [0, 2**64 - 1, 2**63])
+def test_no_uniform_is_zero_or_one(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = np.full(len(LABELS), bits, dtype=np.uint64)
+    monkeypatch.setattr(samplers, "label_hashes", lambda labels, seed: hashes)
+    uniforms = samplers.label_uniforms(LABELS, seed=1)
+    assert (uniforms > 0).all()
+    assert (uniforms < 1).all()
+
+
+def test_positions_are_the_centres_of_cells() -> None:
+    cells = geohash.encode([10.0, -89.9, 89.9], [20.0, -179.9, 179.9], SCHEMA.geohash_precision)
+    table = label_set((0, 1, 0), (0, 1, 1), (0, 1, 2)).table.set_column(
+        0, SCHEMA.label_schema.field(0), [cells]
+    )
+    latitude, longitude = samplers.positions(LabelSet(SCHEMA, table))
+    assert (geohash.encode(latitude, longitude, SCHEMA.geohash_precision) == cells).all()
+    west, south, east, north = geohash.bounds(cells, SCHEMA.geohash_precision)
+    assert latitude.tolist() == ((south + north) / 2).tolist()
+    assert longitude.tolist() == ((west + east) / 2).tolist()
+
+
+# --- samples of many commits -----------------------------------------------------------------
+
+
+class FirstRows(EveryOther):
+    """Of everything the label with the smallest row."""
+
+    scope: str = "global"
+    regroups = True
+
+    def merge(self, labels: LabelSet, *, seed: int) -> npt.NDArray[np.bool_]:
+        mask: npt.NDArray[np.bool_] = labels.rows == labels.rows.min()
+        return mask
+
+
+def test_only_samplers_with_a_scope_merge() -> None:
+    assert samplers.scope_of(EveryOther()) == "commit"
+    assert samplers.merge(EveryOther(), LABELS, seed=1) is LABELS
+    assert samplers.merge(FirstRows(), LABELS, seed=1).rows.tolist() == [0, 0]
+    assert len(samplers.merge(FirstRows(), LabelSet.empty(SCHEMA), seed=1)) == 0
+
+
+def test_a_merged_sample_is_of_the_class_that_came() -> None:
+    class Found(LabelSet):
+        pass
+
+    kept = samplers.merge(FirstRows(), Found(SCHEMA, LABELS.table, missing=[4]), seed=1)
+    assert type(kept) is Found
+    assert kept.missing == (4,)
+
+
+@pytest.mark.parametrize(
+    ("scope", "base", "match"),
+    [
+        ("everywhere", FirstRows, "expected a scope of .*'global'.* of 'x', got 'everywhere'"),
+        ("node", EveryOther, "'x' has scope 'node', and so needs regroups and merge"),
+    ],
+)
+def test_a_scope_that_cannot_be_kept_is_refused(scope: str, base: type, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        samplers.construct(type("Made", (base,), {"scope": scope}), SamplerSpec("x"))
+
+
+def test_a_merge_that_gives_no_mask_is_refused() -> None:
+    made = FirstRows()
+    made.merge = lambda labels, *, seed: np.arange(2)  # type: ignore[method-assign,misc]
+    with pytest.raises(InputError, match=r"to return 4 booleans, got int64 of shape \(2,\)"):
+        samplers.merge(made, LABELS, seed=1)
+
+
+def test_what_was_fetched_is_merged_by_its_specification() -> None:
+    spec = sampler("reservoir", n=2, seed=5)
+    kept = samplers.merged(spec, LABELS)
+    hashes = label_hashes(LABELS, seed=5)
+    assert sorted(label_hashes(kept, seed=5).tolist()) == sorted(hashes.tolist())[:2]
+    with pytest.raises(UnknownSampler):
+        samplers.merged(sampler("nothing"), LABELS)

@@ -11,8 +11,8 @@ hands them out to be put together elsewhere, and `take_gathered` takes them back
 
 A chunk is in memory, in a file, or in both; never in neither. `spill` hands the oldest ones out to
 be written, `take_spilled` puts the file in their place; `take_loaded` brings a file's labels back
-beside it, until `unload`. What a file held is in the cache as long as the file is there: where one is
-lost, the cache forgets what lies before its end, and a rescan finds it again.
+beside it, until `unload`. Where a file is lost, the cache forgets what lies before its end, and a
+rescan finds it again.
 """
 
 from __future__ import annotations
@@ -276,9 +276,17 @@ class LabelCache:
         ]
 
     @property
+    def spilling(self) -> tuple[int, ...]:
+        """The files that are being written."""
+        return tuple(self._spilling)
+
+    @property
     def spilling_bytes(self) -> int:
-        """Of what is on its way to files."""
-        return sum(chunk.bytes for chunks in self._spilling.values() for chunk in chunks)
+        """Of what is on its way to files and still in the cache."""
+        if not self._spilling:
+            return 0
+        alone = [chunk for chunk in self._chunks if chunk.spill is None]
+        return sum(chunk.bytes for chunk in alone if not self._is_in_memory_alone(chunk))
 
     # --- small chunks ------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 """Elections of coordinators: for CCQs that are submitted, for those whose coordinator died, and for
-those that a node gives away before it is stopped.
+those that a node gives away, before it is stopped or because its caches are too full.
 
 Theory of operation. An election (`galileo.election.machine`) says to whom to offer the CCQ. Each
 offer is a record with that node as coordinator, in a term of its own that is made of a round
@@ -20,7 +20,7 @@ all the same merely waste work.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from galileo.ccq.events import AnswerSubmit, RefuseSubmit, Send, SubmitRequested
@@ -52,7 +52,10 @@ CAMPAIGNS_MAX = 256
 
 @dataclass(slots=True)
 class _Campaign:
-    """An election under way; `requests` are the submissions that wait for it."""
+    """An election under way; `requests` are the submissions that wait for it.
+
+    `is_overflow`: this node stays the holder of what it has cached.
+    """
 
     name: str
     record: Record
@@ -61,6 +64,7 @@ class _Campaign:
     deadline: float
     requests: list[int] = field(default_factory=list)
     noting_at: float | None = None
+    is_overflow: bool = False
 
 
 class Campaigns:
@@ -73,6 +77,7 @@ class Campaigns:
         self._seen: dict[str, Candidate] = {}
         self._orphans: dict[str, tuple[int, float]] = {}
         self._given: dict[str, float] = {}
+        self._passed_on: dict[str, float] = {}
 
     def __contains__(self, ccq_id: str) -> bool:
         return ccq_id in self._running
@@ -131,6 +136,30 @@ class Campaigns:
             campaign = self._new(record, need_bytes=led.cache.bytes, now=now)
             effects += self._start(campaign, (), now)
         return effects
+
+    def pass_on(self, ccq_id: str, now: float) -> Effects:
+        """Starts the election of a successor for a CCQ whose cache has overflowed here.
+
+        Only a node with room for as much again is taken. It begins where the cache ends, which
+        stays here (`galileo.ccq.holding`). Nothing happens where that was tried a moment ago,
+        where enough nodes hold stretches already, or where nobody could take it.
+        """
+        state, options = self._state, self._state.options
+        led, overflows = state.led[ccq_id], [c for c in self._running.values() if c.is_overflow]
+        is_late = now >= self._passed_on.get(ccq_id, now)
+        is_alone = all(peer in state.dead for peer in state.peers)
+        is_full = len(led.fetches.holders) >= options.holders_max
+        is_busy = len(overflows) >= options.successions_max or len(self._running) >= CAMPAIGNS_MAX
+        if ccq_id in self._running or not is_late or is_alone or is_full or is_busy:
+            return []
+        self._passed_on = {one: at for one, at in self._passed_on.items() if at > now}
+        self._passed_on[ccq_id] = now + options.succession_pause_s
+        state.tracker.acknowledge(ccq_id, led.retrieved)
+        state.tracker.keep_holders(ccq_id, led.fetches.holders)
+        record = state.tracker.records[ccq_id]
+        campaign = self._new(record, need_bytes=led.cache.bytes, now=now)
+        campaign.is_overflow = True
+        return self._start(campaign, (), now)
 
     # --- what moves it on ------------------------------------------------------------------------
 
@@ -246,15 +275,17 @@ class Campaigns:
         return self._ask_to_note(campaign, now)
 
     def _start(self, campaign: _Campaign, candidates: Sequence[str], now: float) -> Effects:
-        groups = self._groups(candidates or (self._state.me,))
-        return self._step(campaign, Started(campaign.need_bytes, groups), now)
+        is_given = campaign.is_overflow or self._state.is_draining
+        groups = self._groups(candidates or (self._state.me,), is_given=is_given)
+        started = Started(campaign.need_bytes, groups, only_suitable=campaign.is_overflow)
+        return self._step(campaign, started, now)
 
-    def _groups(self, first: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    def _groups(self, first: Sequence[str], *, is_given: bool) -> tuple[tuple[str, ...], ...]:
         """Live nodes by group: those of `first`, then the others by workload and latency.
 
-        A node that drains leaves itself out.
+        A node that gives the CCQ away leaves itself out.
         """
-        out = self._state.dead | ({self._state.me} if self._state.is_draining else set())
+        out = self._state.dead | ({self._state.me} if is_given else set())
         groups = sorted(self._state.options.groups, key=lambda group: not set(group) & set(first))
         count = sum(bool(set(group) & set(first)) for group in groups)
         alive = [tuple(node for node in group if node not in out) for group in groups]
@@ -288,7 +319,11 @@ class Campaigns:
         return self._fail(campaign, effect.reason)
 
     def _offer(self, campaign: _Campaign, node: str, now: float) -> Effects:
-        campaign.record = self._state.mint(campaign.record, node)
+        led = self._state.led.get(campaign.record.ccq.id)
+        # By the first offer the cache is put away; later ones find the holder in the record.
+        holders = (self._state.holder_of(led),) if led and campaign.is_overflow else ()
+        minted = self._state.mint(campaign.record, node)
+        campaign.record = replace(minted, holders=(*minted.holders, *holders))
         effects = self._state.learn(campaign.record, now)
         if node != self._state.me:
             return [*effects, Send(node, Appoint(campaign.record, campaign.need_bytes))]

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.cycles import Cycles
+from galileo.ccq.elsewhere import HolderAnswered, HolderFailed
+from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import (
     BackfillFinished,
     ContinuousEffect,
@@ -17,14 +19,15 @@ from galileo.ccq.events import (
 from galileo.ccq.fetches import Fetches
 from galileo.ccq.model import Failure, Record
 from galileo.ccq.options import ContinuousOptions
+from galileo.ccq.rhythm import Rhythm
 from galileo.cursor import Cursor
 
 Effects = list[ContinuousEffect]
 
 
 class Coordination:
-    """Begins, empty, at the record's retrieved cursor: what a predecessor evaluated beyond it
-    went with its cache and is evaluated again.
+    """Begins, empty, at the record's retrieved cursor, or where the last holder's stretch ends:
+    what a predecessor evaluated beyond that went with its cache and is evaluated again.
 
     Invariant: retrieved <= evaluated, and neither moves back, since a restart has a new term.
     """
@@ -33,14 +36,26 @@ class Coordination:
     cycles_type = Cycles
     fetches_type = Fetches
 
-    def __init__(self, record: Record, *, now: float, options: ContinuousOptions) -> None:
+    def __init__(
+        self,
+        record: Record,
+        *,
+        now: float,
+        options: ContinuousOptions,
+        clock: EventClock | None = None,
+    ) -> None:
         self.ccq = record.ccq
         self.term = record.term
-        self.cache = self.cache_type(record.retrieved, chunks_gathered=options.chunks_gathered)
+        self.cache = self.cache_type(beginning(record), chunks_gathered=options.chunks_gathered)
         self.cycles = self.cycles_type(
             record.ccq, term=record.term, cache=self.cache, now=now, options=options
         )
-        self.fetches = self.fetches_type(cache=self.cache, cycles=self.cycles, options=options)
+        self.fetches = self.fetches_type(
+            cache=self.cache, cycles=self.cycles, options=options, clock=clock
+        )
+        self.fetches.acknowledged = record.retrieved
+        self.fetches.holders = record.holders
+        self.rhythm = Rhythm(now)
 
     @property
     def evaluated(self) -> Cursor:
@@ -53,7 +68,8 @@ class Coordination:
     def take_over(self, result: CycleResult, now: float) -> Effects:
         """A cycle's result for this CCQ."""
         found = self.cycles.finish(result, now)
-        effects = self.fetches.wake(now) if found or result.failure or result.gone else []
+        is_news = found or result.failure or result.gone or self.fetches.awaits_clock
+        effects = self.fetches.wake(now) if is_news else []
         crowd = self.cache.gather()
         if crowd is not None:
             effects.append(GatherPacks(self.ccq, self.term, crowd))
@@ -68,6 +84,7 @@ class Coordination:
         return self.fetches.wake(now)
 
     def ask(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
+        self.rhythm.note(now)
         return self.fetches.ask(event, known, now)
 
     def confirm(self, event: SequencesConfirmed, known: Cursor, now: float) -> Effects:
@@ -75,6 +92,9 @@ class Coordination:
 
     def backfill(self, event: BackfillFinished, now: float) -> Effects:
         return self.fetches.backfill(event, now)
+
+    def hear_holder(self, event: HolderAnswered | HolderFailed, now: float) -> Effects:
+        return self.fetches.hear_holder(event, now)
 
     def refuse(self, request: int, failure: Failure) -> Effects:
         return self.fetches.refuse(request, failure)
@@ -85,3 +105,11 @@ class Coordination:
     def check(self) -> None:
         self.cycles.check()
         self.fetches.check()
+
+
+def beginning(record: Record) -> Cursor:
+    """Up to where clients have everything, or holders keep it."""
+    at = record.retrieved
+    for holder in record.holders:
+        at = at.join(holder.until)
+    return at

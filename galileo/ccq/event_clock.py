@@ -2,8 +2,8 @@
 
 Nodes tell, beside their commit sequences, up to which commit they hold which newest bucket. Each
 such step is a fact about the log, whoever tells it and however late: it holds for every cursor that
-has come so far. So the clock at a cursor is never ahead of what the log holds up to there; until the
-steps are known it may be behind.
+has come so far. So the clock at a cursor is never ahead of what the log holds up to there; until
+the steps are known it may be behind.
 """
 
 from __future__ import annotations

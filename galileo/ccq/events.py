@@ -8,12 +8,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from galileo.ccq.elsewhere import (
+    AnswerHeld,
+    AskHolder,
+    DropSpills,
+    HeldRequested,
+    HolderAnswered,
+    HolderFailed,
+    LoadPacks,
+    PacksLoaded,
+    PacksSpilled,
+    RefuseHeld,
+    SpillPacks,
+)
 from galileo.ccq.messages import Message
 from galileo.ccq.model import Ccq, Failure, Record
 from galileo.ccq.packs import PackedLabels
 from galileo.cursor import ORIGIN, Cursor, Stretch
 from galileo.dht.membership import PeerDied, PeerRevived
 from galileo.election.messages import UsageStatistics
+from galileo.model.windows import ClockStep
 
 # --- events: from the node -----------------------------------------------------------------------
 
@@ -49,10 +63,15 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class SequencesSeen:
-    """Durable commits of a dataset are known up to here: from own commits and heartbeats."""
+    """Durable commits of a dataset are known up to here: from own commits and heartbeats.
+
+    Attributes:
+        clock: what is known of the dataset's event clock; none of it need be new.
+    """
 
     dataset: str
     sequences: Cursor
+    clock: tuple[ClockStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +109,7 @@ class FetchRequested:
         cursor: of the resume token: what the client has stored.
         wait_until: monotonic time until which to wait for news; None answers at once.
         labels_max: soft bound of the answer; one whole commit may exceed it.
+        until_clock_us: an event clock that has come so far is news, too.
     """
 
     request: int
@@ -97,6 +117,7 @@ class FetchRequested:
     cursor: Cursor
     wait_until: float | None = None
     labels_max: int = 100_000
+    until_clock_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +235,11 @@ ContinuousEvent = (
     | BackfillFailed
     | SequencesConfirmed
     | PacksGathered
+    | PacksSpilled
+    | PacksLoaded
+    | HolderAnswered
+    | HolderFailed
+    | HeldRequested
 )
 
 
@@ -336,6 +362,7 @@ class AnswerFetch:
         missing: partitions that this answer could not consider.
         more: whether a further fetch would find more at once.
         gone: between the two cursors, what retention had dropped before it was evaluated.
+        clock_us: the event clock at `cursor`, for a CCQ with windows; None: not known.
     """
 
     request: int
@@ -348,6 +375,7 @@ class AnswerFetch:
     missing: tuple[int, ...] = ()
     more: bool = False
     gone: tuple[Stretch, ...] = ()
+    clock_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +413,12 @@ ContinuousEffect = (
     | Backfill
     | ConfirmSequences
     | GatherPacks
+    | SpillPacks
+    | LoadPacks
+    | DropSpills
+    | AskHolder
+    | AnswerHeld
+    | RefuseHeld
     | AnswerSubmit
     | RefuseSubmit
     | AnswerFetch

@@ -4,16 +4,18 @@ Theory of operation. A fetch brings the cursor of its token. Partition by partit
 lies in one of three places:
 
 * *behind* the cache (`token < base`): another reader, another coordinator or a full memory moved
-  the base on. The log is rescanned from the token to the base, and the answer joins what the
-  rescan found to what the cache holds. It is put together when the rescan arrives, against the
+  the base on. Where a holder keeps the stretch in which the token lies, it is asked; else, or where
+  it does not have it, the log is rescanned from the token to the base. The answer joins what was
+  found to what the cache holds. It is put together when the rescan arrives, against the
   cache as it is then; where rescan and cache do not meet, the answer ends with the rescan.
-* *inside* the cache: answered from it.
+* *inside* the cache: answered from it, once the file that has the labels is loaded.
 * *ahead* of it (`token > until`): another coordinator had evaluated further. If commits up to
   there are known, the cache takes them as known and dropped. If not, the partition's owners are
   asked. If these say that no such commit exists, the token is refused; if they cannot be
   reached, the partition stays where the token has it and the others are answered.
 
-Where a fetch waits for news, it is served afresh, by the same rules, when the cache grew.
+Where a fetch waits for news, it is served afresh, by the same rules, when the cache grew; for a
+CCQ with windows, news is also that the event clock came to where one of the reader's closes.
 Where retention dropped commits before they were evaluated, the answer names their stretch; it
 is no news that one could wait for, so it is told at once.
 
@@ -21,7 +23,8 @@ Each answer is "all labels in (after, cursor]" and a function of the log, the to
 cursor alone: whoever asks twice gets the same labels twice, each client that goes on from the
 cursor gets every label once.
 
-Stages of a fetch: confirming, backfilling, waiting; answered ones are forgotten.
+Stages of a fetch: confirming, asking (a holder), backfilling, loading, waiting; answered ones are
+forgotten.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from typing import Literal
 from galileo.ccq.answer import Answer, compose
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.cycles import Cycles
+from galileo.ccq.elsewhere import AskHolder, HolderAnswered, HolderFailed, LoadPacks
+from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import (
     AnswerFetch,
     Backfill,
@@ -44,8 +49,9 @@ from galileo.ccq.events import (
     SequencesConfirmed,
 )
 from galileo.ccq.gone import stretches, within
-from galileo.ccq.model import Failure
+from galileo.ccq.model import Failure, Holder
 from galileo.ccq.options import ContinuousOptions
+from galileo.ccq.packs import PackedLabels
 from galileo.cursor import ORIGIN, Cursor, Stretch
 
 Effects = list[ContinuousEffect]
@@ -58,9 +64,11 @@ class _Fetch:
     wait_until: float | None
     labels_max: int
     deadline: float
-    stage: Literal["new", "confirming", "backfilling", "waiting"] = "new"
+    stage: Literal["new", "confirming", "asking", "backfilling", "loading", "waiting"] = "new"
     doubtful: tuple[int, ...] = ()
     until: Cursor = ORIGIN
+    holder: Holder | None = None
+    until_clock_us: int | None = None
 
 
 class Fetches:
@@ -68,25 +76,44 @@ class Fetches:
 
     Attributes:
         acknowledged: the join of all genuine tokens.
+        holders: of stretches before the cache, oldest first; those that failed are given up.
     """
 
     compose = staticmethod(compose)
 
-    def __init__(self, *, cache: LabelCache, cycles: Cycles, options: ContinuousOptions) -> None:
+    def __init__(
+        self,
+        *,
+        cache: LabelCache,
+        cycles: Cycles,
+        options: ContinuousOptions,
+        clock: EventClock | None = None,
+    ) -> None:
         self.acknowledged = cache.base
+        self.holders: tuple[Holder, ...] = ()
         self._cache = cache
         self._cycles = cycles
         self._options = options
+        self._clock = clock or EventClock()
         self._open: dict[int, _Fetch] = {}
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def awaits_clock(self) -> bool:
+        """Whether a fetch waits for the event clock."""
+        return any(
+            fetch.stage == "waiting" and fetch.until_clock_us is not None
+            for fetch in self._open.values()
+        )
 
     # --- events ------------------------------------------------------------------------------
 
     def ask(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
         labels_max = max(1, min(event.labels_max, self._options.labels_max))
         fetch = _Fetch(event.request, event.cursor, event.wait_until, labels_max, now)
+        fetch.until_clock_us = event.until_clock_us
         self._open[event.request] = fetch
         ahead = self._ahead(fetch.cursor, known)
         if not ahead:
@@ -108,20 +135,29 @@ class Fetches:
         fetch = self._open.get(event.request)
         if fetch is None or fetch.stage != "backfilling":
             return []
-        # What the rescan claims beyond its bound is the cache's to answer.
-        reached = {p: min(event.reached[p], bound) for p, bound in fetch.until.items()}
-        rescanned = fetch.cursor.join(reached)
-        found = None
-        if event.labels is not None:
-            found = event.labels.after(fetch.cursor).until(rescanned)
-        selection = self._cache.select(rescanned, labels_max=fetch.labels_max)
-        answer = self.compose(found, selection, labels_max=fetch.labels_max)
-        missing = tuple(sorted({*event.missing, *fetch.doubtful}))
-        base = self._cache.base
-        is_short = any(rescanned[p] < base[p] for p in base if p not in missing)
-        more = is_short or answer.is_cut or not selection.whole
+        rescanned = self._reached(fetch, event.reached)
         gone = stretches(fetch.cursor, event.gone.meet(rescanned))
-        return self._answer(fetch, answer, now=now, missing=missing, more=more, gone=gone)
+        missing = tuple(sorted({*event.missing, *fetch.doubtful}))
+        return self._join(fetch, event.labels, rescanned, now=now, missing=missing, gone=gone)
+
+    def hear_holder(self, event: HolderAnswered | HolderFailed, now: float) -> Effects:
+        """Answers with what the holder has; one that has nothing of use is given up."""
+        fetch = self._open.get(event.request)
+        if fetch is None or fetch.stage != "asking":
+            return []
+        if isinstance(event, HolderFailed):
+            return self._give_up(fetch, now)
+        reached = self._reached(fetch, event.reached)
+        if reached == fetch.cursor:
+            return self._give_up(fetch, now)
+        return self._join(
+            fetch, event.labels, reached, now=now, missing=fetch.doubtful, gone=event.gone
+        )
+
+    def on_loaded(self, now: float) -> Effects:
+        """Serves those that wait for a file."""
+        loading = [fetch for fetch in self._open.values() if fetch.stage == "loading"]
+        return [effect for fetch in loading for effect in self._serve(fetch, now)]
 
     def refuse(self, request: int, failure: Failure) -> Effects:
         found = self._open.pop(request, None)
@@ -163,7 +199,8 @@ class Fetches:
         genuine = Cursor({p: s for p, s in fetch.cursor.items() if p not in fetch.doubtful})
         self._cache.advance(genuine)
         self.acknowledged = self.acknowledged.join(genuine)
-        others = [other for other in self._open.values() if other.stage == "waiting"]
+        stages = ("waiting", "loading")
+        others = [other for other in self._open.values() if other.stage in stages]
         behind = [other for other in others if not other.cursor.covers(self._cache.base)]
         return [effect for f in (fetch, *behind) for effect in self._serve(f, now)]
 
@@ -171,19 +208,94 @@ class Fetches:
         base = self._cache.base
         behind = {p: sequence for p, sequence in base.items() if fetch.cursor[p] < sequence}
         if behind:
-            return self._rescan(fetch, Cursor(behind), now)
+            return self._look_behind(fetch, behind, now)
         selection = self._cache.select(fetch.cursor, labels_max=fetch.labels_max)
+        if selection.lacking is not None:
+            return self._load(fetch, selection.lacking, now)
         gone = self._cache.gone.between(fetch.cursor, selection.covered)
-        if selection.labels is None and not gone and self._may_wait(fetch, now):
+        is_news = selection.labels is not None or gone or self._strikes(fetch, selection.covered)
+        if not is_news and self._may_wait(fetch, now):
             fetch.stage, fetch.deadline = "waiting", fetch.wait_until or now
             return []
         answer = self.compose(None, selection, labels_max=fetch.labels_max)
         more = answer.is_cut or not selection.whole
         return self._answer(fetch, answer, now=now, missing=fetch.doubtful, more=more)
 
+    def _strikes(self, fetch: _Fetch, cursor: Cursor) -> bool:
+        """Whether the event clock has come to where the fetch waits for it."""
+        if fetch.until_clock_us is None:
+            return False
+        clock_us = self._clock.at(cursor)
+        return clock_us is not None and clock_us >= fetch.until_clock_us
+
     def _may_wait(self, fetch: _Fetch, now: float) -> bool:
         is_patient = fetch.wait_until is not None and now < fetch.wait_until
         return is_patient and self._cycles.failure is None
+
+    def _load(self, fetch: _Fetch, number: int, now: float) -> Effects:
+        fetch.stage, fetch.deadline = "loading", now + self._options.backfill_timeout_s
+        is_new = self._cache.load(number)
+        return [LoadPacks(number, self._cycles.ccq)] if is_new else []
+
+    def _look_behind(self, fetch: _Fetch, behind: dict[int, int], now: float) -> Effects:
+        """Asks the first holder in whose stretch the token lies; rescans where there is none."""
+        for holder in self.holders:
+            begins = self._begins(holder)
+            held = {
+                p: min(holder.until[p], base)
+                for p, base in behind.items()
+                if begins[p] <= fetch.cursor[p] < holder.until[p]
+            }
+            if held:
+                fetch.stage, fetch.until, fetch.holder = "asking", Cursor(held), holder
+                fetch.deadline = now + self._options.holder_timeout_s
+                place = (self._cycles.ccq, holder.node, holder.term)
+                return [AskHolder(fetch.request, *place, fetch.cursor, fetch.labels_max)]
+        until = {p: self._rescan_until(p, fetch.cursor[p], base) for p, base in behind.items()}
+        return self._rescan(fetch, Cursor(until), now)
+
+    def _rescan_until(self, partition: int, after: int, base: int) -> int:
+        """A rescan ends where a holder's stretch begins."""
+        stretches = [(self._begins(one)[partition], one.until[partition]) for one in self.holders]
+        return min((begin for begin, end in stretches if after < begin < end), default=base)
+
+    def _begins(self, holder: Holder) -> Cursor:
+        """Where a holder's stretch begins by now: it drops what was acknowledged."""
+        return holder.after.join(self.acknowledged)
+
+    def _give_up(self, fetch: _Fetch, now: float) -> Effects:
+        """Does without a holder from now on; what it kept is rescanned."""
+        self.holders = tuple(one for one in self.holders if one != fetch.holder)
+        return self._serve(fetch, now)
+
+    @staticmethod
+    def _reached(fetch: _Fetch, reached: Cursor) -> Cursor:
+        """Up to where a rescan or a holder was asked and has answered.
+
+        What it claims beyond that is others' to answer.
+        """
+        bounded = {p: min(reached[p], bound) for p, bound in fetch.until.items()}
+        return fetch.cursor.join(bounded)
+
+    def _join(
+        self,
+        fetch: _Fetch,
+        labels: PackedLabels | None,
+        reached: Cursor,
+        *,
+        now: float,
+        missing: tuple[int, ...],
+        gone: tuple[Stretch, ...],
+    ) -> Effects:
+        """Answers with what lies before the cache, up to `reached`, and the cache behind it."""
+        found = labels.after(fetch.cursor).until(reached) if labels is not None else None
+        selection = self._cache.select(reached, labels_max=fetch.labels_max)
+        answer = self.compose(found, selection, labels_max=fetch.labels_max)
+        base = self._cache.base
+        is_short = any(reached[p] < base[p] for p in base if p not in missing)
+        more = is_short or answer.is_cut or not selection.whole
+        gone = within(gone, after=fetch.cursor, until=reached)
+        return self._answer(fetch, answer, now=now, missing=missing, more=more, gone=gone)
 
     def _rescan(self, fetch: _Fetch, until: Cursor, now: float) -> Effects:
         running = sum(other.stage == "backfilling" for other in self._open.values())
@@ -213,6 +325,7 @@ class Fetches:
         del self._open[fetch.request]
         rescanned = within(gone, after=fetch.cursor, until=answer.cursor)
         cached = self._cache.gone.between(fetch.cursor, answer.cursor)
+        has_windows = self._cycles.ccq.window is not None
         return [
             AnswerFetch(
                 fetch.request,
@@ -225,6 +338,7 @@ class Fetches:
                 missing=missing,
                 more=more,
                 gone=tuple(sorted((*rescanned, *cached))),
+                clock_us=self._clock.at(answer.cursor) if has_windows else None,
             )
         ]
 
@@ -233,10 +347,12 @@ class Fetches:
             return self._take(fetch, now)  # All that was ahead stays doubtful.
         if fetch.stage == "waiting":
             return self._serve(fetch, now)
+        if fetch.stage == "asking":
+            return self._give_up(fetch, now)
         seconds = self._options.backfill_timeout_s
         failure = Failure(
             "unavailable",
-            f"expected the log to be rescanned from the resume token within {seconds} s; "
+            f"expected the labels past the resume token to be found within {seconds} s; "
             "ask again with the same token",
             (("after_s", self._options.retry_s),),
         )

@@ -79,9 +79,12 @@ class Gossip:
         return self._state.announce(records, to=to)
 
     def _flush(self) -> Effects:
-        """Saves retrieved cursors that moved, and announces those of this node's CCQs."""
+        """Saves retrieved cursors that moved and holders that were given up, and announces those
+        of this node's CCQs.
+        """
         for ccq_id, led in self._state.led.items():
             self._state.tracker.acknowledge(ccq_id, led.retrieved)
+            self._state.tracker.keep_holders(ccq_id, led.fetches.holders)
         moved = self._state.tracker.take_dirty()
         mine = [record for record in moved if record.ccq.id in self._state.led]
         saves = [SaveRecord(record, durable=False) for record in moved]

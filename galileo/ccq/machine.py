@@ -10,9 +10,11 @@ needs to be right for that: not who coordinates, not what is cached, not any clo
 *Progress* is what the rest is for. Every node keeps a record of every CCQ (`tracker`), made
 equal everywhere by announcements and anti-entropy (`gossip`). The record names the coordinator;
 a node that learns that it is named begins to coordinate (`coordination`), one that learns of a
-higher term stops. Terms come from elections (`campaigns`): at submission, and when the peers of a
-dead coordinator take over. A node that restarts listens for a successor first and then appoints
-itself anew, since what it had evaluated went with its memory. Cycles (`schedule`) fill the caches.
+higher term stops. Terms come from elections (`campaigns`): at submission, when the peers of a
+dead coordinator take over, and when a node whose caches are too full (`budget`) gives a CCQ away,
+whose labels it goes on to hold (`holding`). A node that restarts listens for a successor first and
+then appoints itself anew, since what it had evaluated went with its memory. Cycles (`schedule`)
+fill the caches.
 
 A record is saved durably before anything is sent that depends on it. Messages may be lost,
 repeated, late and out of order: all that they carry is merged into a semilattice or is checked
@@ -29,8 +31,17 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from galileo.ccq.budget import Budget
 from galileo.ccq.campaigns import Campaigns
 from galileo.ccq.coordination import Coordination
+from galileo.ccq.elsewhere import (
+    HeldRequested,
+    HolderAnswered,
+    HolderFailed,
+    PacksLoaded,
+    PacksSpilled,
+    RefuseHeld,
+)
 from galileo.ccq.events import (
     AnswerCancel,
     AnswerFetch,
@@ -107,6 +118,7 @@ class Continuous:
         self._campaigns = Campaigns(self.state)
         self._searches = Searches(self.state)
         self._schedule = Schedule(self.state)
+        self._budget = Budget(self.state, self._campaigns)
         self._asked: dict[int, str] = {}
         self._sync_at = 0.0
         self._graced: set[str] = set()
@@ -124,12 +136,17 @@ class Continuous:
             FetchRequested: self._on_fetch,
             FetchAbandoned: self._on_abandoned,
             CancelRequested: self._on_cancel,
-            CycleFinished: self._schedule.on_finished,
+            CycleFinished: self._on_cycle_finished,
             CycleFailed: self._schedule.on_failed,
             BackfillFinished: self._on_backfilled,
             BackfillFailed: self._on_backfill_failed,
             SequencesConfirmed: self._on_confirmed,
             PacksGathered: self._on_gathered,
+            PacksSpilled: self._budget.on_spilled,
+            PacksLoaded: self._budget.on_loaded,
+            HolderAnswered: self._on_holder,
+            HolderFailed: self._on_holder,
+            HeldRequested: lambda event, _: self.state.holdings.ask(event),
         }
         self._receivers: dict[type, Callable[[str, Any, float], Effects]] = {
             Poll: self._on_poll,
@@ -161,6 +178,11 @@ class Continuous:
     def usage(self) -> UsageStatistics:
         return self.state.usage
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of what this node keeps of CCQs that others coordinate by now."""
+        return sum(holding.cache.bytes for holding in self.state.holdings.all())
+
     def live_records(self, dataset: str, now: float) -> tuple[Record, ...] | None:
         """The CCQs of a dataset that have not ended; may be called from any thread.
 
@@ -178,7 +200,11 @@ class Continuous:
     def step(self, event: ContinuousEvent, now: float) -> list[ContinuousEffect]:
         if not self._is_restored and not isinstance(event, _BEFORE_RESTORED):
             return self._not_yet(event)
-        effects = [*self._handlers[type(event)](event, now), *self._spread_news(now)]
+        effects = [
+            *self._handlers[type(event)](event, now),
+            *self._spread_news(now),
+            *self._budget.take_discarded(),
+        ]
         for effect in effects:
             if isinstance(effect, _FETCH_ANSWERS):
                 self._asked.pop(effect.request, None)
@@ -186,7 +212,7 @@ class Continuous:
 
     def check(self) -> None:
         assert not self.state.news, "news were not spread"
-        for part in (self.state, self._campaigns, self._searches, self._schedule):
+        for part in (self.state, self._campaigns, self._searches, self._schedule, self._budget):
             part.check()
         open_fetches = sum(len(led.fetches) for led in self.state.led.values())
         assert open_fetches == len(self._asked), "fetches were forgotten"
@@ -216,6 +242,8 @@ class Continuous:
             return [RefuseFetch(event.request, failure)]
         if isinstance(event, CancelRequested):
             return [RefuseCancel(event.request, failure)]
+        if isinstance(event, HeldRequested):
+            return [RefuseHeld(event.request)]
         return []  # Messages count as lost.
 
     def _on_ticked(self, event: Ticked, now: float) -> Effects:
@@ -228,6 +256,7 @@ class Continuous:
             *self._campaigns.hand_over(now),
             *self._searches.tick(now),
             *self._schedule.tick(now),
+            *self._budget.tick(now),
         ]
         for ccq_id in dict.fromkeys(self._asked.values()):
             led = self.state.led.get(ccq_id)  # What has just ended is asked for until it is told.
@@ -238,7 +267,7 @@ class Continuous:
         return effects
 
     def _on_usage(self, event: UsageMeasured, now: float) -> Effects:
-        self.state.measured = event.usage
+        self.state.measured, self.state.is_measured = event.usage, True
         return []
 
     def _on_drain(self, event: DrainRequested, now: float) -> Effects:
@@ -246,11 +275,18 @@ class Continuous:
         return self._campaigns.hand_over(now)
 
     def _on_sequences(self, event: SequencesSeen, now: float) -> Effects:
+        is_later = self.state.clock_of(event.dataset).learn(event.clock)
         known = self.state.known_of(event.dataset)
         if not known.covers(event.sequences):
             self.state.known[event.dataset] = known.join(event.sequences)
             self._schedule.rouse(event.dataset, now)
-        return []
+        return self._strike(event.dataset, now) if is_later else []
+
+    def _strike(self, dataset: str, now: float) -> Effects:
+        """Serves the fetches that wait for the event clock of a dataset."""
+        led = [self.state.led.get(ccq_id) for ccq_id in dict.fromkeys(self._asked.values())]
+        waiting = [one for one in led if one is not None and one.ccq.dataset == dataset]
+        return [e for one in waiting if one.fetches.awaits_clock for e in one.fetches.wake(now)]
 
     def _on_peer_died(self, event: PeerDied, now: float) -> Effects:
         self.state.dead.add(event.node)
@@ -348,6 +384,7 @@ class Continuous:
             led.fetches.abandon(event.request)
         self._asked.pop(event.request, None)
         self._searches.abandon(event.request)
+        self.state.holdings.abandon(event.request)
         return []
 
     def _on_cancel(self, event: CancelRequested, now: float) -> Effects:
@@ -358,6 +395,13 @@ class Continuous:
         return [*effects, AnswerCancel(event.request, event.ccq_id)]
 
     # --- results of effects ---------------------------------------------------------------------
+
+    def _on_cycle_finished(self, event: CycleFinished, now: float) -> Effects:
+        return [*self._schedule.on_finished(event, now), *self._budget.keep(now)]
+
+    def _on_holder(self, event: HolderAnswered | HolderFailed, now: float) -> Effects:
+        led = self._led_for(event.request)
+        return led.hear_holder(event, now) if led else []
 
     def _on_backfilled(self, event: BackfillFinished, now: float) -> Effects:
         led = self._led_for(event.request)

@@ -9,8 +9,9 @@ a thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,12 @@ from galileo.packing import ROWS_MAX, pack, unpack
 PACK_BYTES_MAX = 16 << 20
 """Labels of one pack before they are packed; a single label may exceed it."""
 
+KEPT_SHARE = 4
+"""A pack of which one label in so many counts is given to a reader as it is: what it takes to pack
+the rest anew is more than what the reader wastes."""
+
 Commits = npt.NDArray[np.int64]
+Ranges: TypeAlias = tuple[Sequence[int], Sequence[int]]
 _PARTITION, _SEQUENCE, _START, _COUNT = range(4)
 
 
@@ -68,9 +74,29 @@ class Pack:
     def is_whole(self) -> bool:
         return len(self) == self.rows
 
+    @property
+    def is_mostly_kept(self) -> bool:
+        """Whether a reader may as well get all of it; not where others' labels are in it."""
+        return not self.share and KEPT_SHARE * len(self) >= self.rows
+
+    def ranges(self) -> Ranges:
+        """First rows and row counts of what counts, in as few ranges as may be."""
+        starts, counts = self.commits[_START], self.commits[_COUNT]
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], (starts + counts)[order]
+        first = np.flatnonzero(np.append(True, starts[1:] != ends[:-1]))
+        last = np.append(first[1:] - 1, len(starts) - 1)
+        return starts[first].tolist(), (ends[last] - starts[first]).tolist()
+
     def where(self, mask: npt.NDArray[np.bool_]) -> Pack:
         """The commits of the mask alone; shares the packed labels."""
         return self if mask.all() else Pack(self.data, self.rows, self.commits[:, mask], self.share)
+
+    def alone(self, schema: Schema, *, compressed: bool) -> Pack:
+        """The same labels in a pack that holds nothing else."""
+        if self.is_whole:
+            return self if self.share == 0 else replace(self, share=0)
+        return Pack.of(LabelSet(schema, self.table(schema.label_schema)), compressed=compressed)
 
     def past(self, cursor: Cursor) -> npt.NDArray[np.bool_]:
         """Which commits lie after `cursor`."""
@@ -162,11 +188,35 @@ class PackedLabels:
 
     def to_bytes(self, *, compressed: bool = False) -> list[bytes]:
         """What `galileo.packing.unpack` takes; packs that hold more are packed anew."""
-        schema = self.schema.label_schema
-        return [
-            one.data if one.is_whole else pack(one.table(schema), compressed=compressed)
-            for one in self.packs
-        ]
+        return self.to_pieces(compressed=compressed)[0]
+
+    def is_quick(self, *, leaves_out: bool) -> bool:
+        """Whether `to_pieces` packs nothing anew."""
+        return all(one.is_whole or (leaves_out and one.is_mostly_kept) for one in self.packs)
+
+    def to_pieces(
+        self, *, compressed: bool = False, leaves_out: bool = False
+    ) -> tuple[list[bytes], dict[int, Ranges]]:
+        """What `galileo.packing.unpack` takes, and which of its rows are these labels.
+
+        Args:
+            compressed: whether what is packed anew is compressed.
+            leaves_out: whether packs that hold some more may be given as they are; others are
+                packed anew.
+
+        Returns:
+            The bytes, and by their number the rows, where not all of them count.
+        """
+        schema, pieces, kept = self.schema.label_schema, [], dict[int, Ranges]()
+        for number, one in enumerate(self.packs):
+            if one.is_whole:
+                pieces.append(one.data)
+            elif leaves_out and one.is_mostly_kept:
+                pieces.append(one.data)
+                kept[number] = one.ranges()
+            else:
+                pieces.append(pack(one.table(schema), compressed=compressed))
+        return pieces, kept
 
     def _where(self, masked: Iterable[tuple[Pack, npt.NDArray[np.bool_]]]) -> PackedLabels:
         packs = tuple(pack.where(mask) for pack, mask in masked if mask.any())

@@ -64,7 +64,6 @@ class Schedule:
             if led is not None and led.term == result.term:
                 effects += led.take_over(result, now)
         self._plan_all(running)
-        self._keep_to_budget()
         return effects
 
     def on_failed(self, event: CycleFailed, now: float) -> Effects:
@@ -158,10 +157,3 @@ class Schedule:
         led = self._state.led
         found = [led.get(item.ccq.id) for item in (running.items if running else ())]
         return [one for one in found if one is not None and one.cycles.running == cycle_id]
-
-    def _keep_to_budget(self) -> None:
-        """Drops the oldest labels of the largest cache; a rescan finds them again."""
-        caches = [led.cache for led in self._state.led.values()]
-        while sum(cache.bytes for cache in caches) > self._state.options.cache_bytes_max:
-            if not max(caches, key=lambda cache: cache.bytes).shrink():
-                return

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from galileo.ccq.cache import Tally
 from galileo.ccq.coordination import Coordination
+from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import ContinuousEffect, RedirectFetch, RefuseFetch, SaveRecord, Send
+from galileo.ccq.holding import Holdings
 from galileo.ccq.messages import Announce, Message
-from galileo.ccq.model import NODES_MAX, Ending, Failure, Record
+from galileo.ccq.model import NODES_MAX, Ending, Failure, Holder, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.tracker import Tracker
 from galileo.cursor import ORIGIN, Cursor
@@ -27,16 +30,22 @@ class NodeState:
 
     Attributes:
         known: durable commits by dataset.
+        clocks: event clocks by dataset.
         dead: peers that are thought dead.
         agreed: when each peer was last heard to have the same live records as this node.
         resuming: CCQs that this node coordinated in its last life, and when to go on with them.
         news: records that changed in this step, for the parts that wait for such.
         begun: CCQs that this node began to coordinate since the schedule last looked.
+        holdings: what this node keeps of CCQs that it has given away.
+        tally: of all caches, held ones included.
         wall: of the last event that told it.
+        is_measured: whether the node has told its usage.
         is_draining: whether this node gives away what it coordinates.
     """
 
     coordination_type = Coordination
+    holdings_type = Holdings
+    clock_type = EventClock
 
     def __init__(self, me: str, options: ContinuousOptions) -> None:
         self.me = me
@@ -45,28 +54,35 @@ class NodeState:
         self.tracker = Tracker(options)
         self.led: dict[str, Coordination] = {}
         self.known: dict[str, Cursor] = {}
+        self.clocks: dict[str, EventClock] = {}
         self.dead: set[str] = set()
         self.agreed: dict[str, float] = {}
         self.resuming: dict[str, float] = {}
         self.news: list[Record] = []
         self.begun: list[str] = []
+        self.holdings = self.holdings_type(me, holding_s=options.holding_s)
+        self.tally = Tally()
         self.measured = UsageStatistics()
+        self.is_measured = False
         self.wall = 0.0
         self.is_draining = False
 
     @property
     def usage(self) -> UsageStatistics:
         """This node's statistics, what it coordinates included."""
-        cache_bytes = sum(led.cache.bytes for led in self.led.values())
         return replace(
             self.measured,
             ccq_count=len(self.led),
-            cache_bytes=cache_bytes,
+            cache_bytes=self.tally.bytes,
             is_draining=self.is_draining,
         )
 
     def known_of(self, dataset: str) -> Cursor:
         return self.known.get(dataset, ORIGIN)
+
+    def clock_of(self, dataset: str) -> EventClock:
+        """The event clock of a dataset; one object, which is wound in place."""
+        return self.clocks.setdefault(dataset, self.clock_type())
 
     def learn(self, incoming: Record, now: float) -> Effects:
         """Merges a record; what changes is saved, durably, before anything is built on it."""
@@ -74,21 +90,37 @@ class NodeState:
         record = merged.record
         if record is None:
             return []
+        released = self.holdings.heed(record.ccq.id, record, now)
         if not merged.is_news:
             led = self.led.get(record.ccq.id)
-            return led.learn_retrieved(record.retrieved, now) if led else []
+            return [*released, *(led.learn_retrieved(record.retrieved, now) if led else [])]
         self.news.append(record)
-        return [SaveRecord(record, durable=True), *self._adapt(record, now)]
+        return [SaveRecord(record, durable=True), *released, *self._adapt(record, now)]
 
     def mint(self, record: Record, coordinator: str) -> Record:
         """The record with a new coordinator, in a term that nobody else can ever use.
 
-        The caller learns it (which saves it) before it tells anybody.
+        The caller learns it (which saves it) before it tells anybody. What this node held in an
+        earlier life is not named any more.
         """
         mine = self.tracker.get(record.ccq.id) or record
         round_number = mine.term // NODES_MAX + 1
         term = round_number * NODES_MAX + self.options.ordinal
-        return replace(mine, term=term, coordinator=coordinator)
+        holders = tuple(
+            one
+            for one in mine.holders
+            if one.node != self.me or self.holdings.has(mine.ccq.id, one.term)
+        )
+        return replace(mine, term=term, coordinator=coordinator, holders=holders)
+
+    def holder_of(self, led: Coordination) -> Holder:
+        """This node as the holder of all that it has cached.
+
+        As soon as the record names it, and another coordinator, the cache is put away.
+        """
+        self.tracker.acknowledge(led.ccq.id, led.retrieved)
+        self.tracker.keep_holders(led.ccq.id, led.fetches.holders)
+        return Holder(self.me, led.term, led.cache.base, led.cache.until)
 
     def lead(self, ccq_id: str, now: float) -> Effects:
         """Makes this node the coordinator, in a new term, and tells everybody."""
@@ -114,8 +146,16 @@ class NodeState:
 
     def check(self) -> None:
         self.tracker.check()
+        for clock in self.clocks.values():
+            clock.check()
         assert set(self.led) | set(self.resuming) == set(self.tracker.led_by(self.me))
         assert not set(self.led) & set(self.resuming), "running before the peers were heard"
+        caches = [led.cache for led in self.led.values()]
+        caches += [holding.cache for holding in self.holdings.all()]
+        assert self.tally.bytes == sum(cache.bytes for cache in caches), "bytes miscounted"
+        assert self.tally.spilled_bytes == sum(cache.spilled_bytes for cache in caches)
+        for holding in self.holdings.all():
+            holding.cache.check()
         for ccq_id, led in self.led.items():
             record = self.tracker.records[ccq_id]
             assert led.term == record.term, "coordinates an old term"
@@ -131,9 +171,13 @@ class NodeState:
         led = self.led.pop(ccq_id, None)
         if led is not None:
             self.tracker.acknowledge(ccq_id, led.retrieved)
+            self._put_away(led, now)
         if record.coordinator == self.me and record.ended is None:
             kept = self.tracker.records[ccq_id]
-            self.led[ccq_id] = self.coordination_type(kept, now=now, options=self.options)
+            clock = self.clock_of(kept.ccq.dataset)
+            begun = self.coordination_type(kept, now=now, options=self.options, clock=clock)
+            begun.cache.tally = self.tally
+            self.led[ccq_id] = begun
             self.begun.append(ccq_id)
         if led is None:
             return []
@@ -141,6 +185,14 @@ class NodeState:
             failure = ending_of(record)
             return led.close(lambda request: RefuseFetch(request, failure))
         return led.close(lambda request: RedirectFetch(request, record.coordinator))
+
+    def _put_away(self, led: Coordination, now: float) -> None:
+        """Keeps the cache of a coordination that is over where this node is to be its holder."""
+        holders = self.tracker.records[led.ccq.id].holders
+        if any((one.node, one.term) == (self.me, led.term) for one in holders):
+            self.holdings.keep(led.ccq, term=led.term, cache=led.cache, now=now)
+        else:
+            led.cache.clear()
 
 
 def ending_of(record: Record) -> Failure:

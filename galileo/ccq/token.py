@@ -3,6 +3,11 @@
 Layout before base64 (url-safe, unpadded): version byte; length and UTF-8 bytes of the CCQ's id;
 number of pairs, then for each pair, by ascending partition, the difference to the partition
 before and the sequence; CRC-32C of all that, big-endian. Numbers are LEB128.
+
+Tokens of version 2 say behind the pairs what the reader was told of windows: whether there is a
+clock, and which; number of runs, then for each one the distance of its first window from the end
+of the run before and its length. Clock and first window may lie below 0 (zigzag). A reader without
+windows has tokens of version 1.
 """
 
 from __future__ import annotations
@@ -14,22 +19,28 @@ import google_crc32c
 
 from galileo.cursor import Cursor
 from galileo.errors import InvalidToken
+from galileo.model.windows import HELD_MAX, Told
 
 VERSION = 1
+VERSION_WITH_WINDOWS = 2
 TOKEN_CHARS_MAX = 1 << 20
+NOTHING_TOLD = Told()
 _CHECKSUM_BYTES = 4
 _NUMBER_BITS_MAX = 63
 _ADVICE = "fetch with the token of the last answer, or with none to begin from the first label"
 
 
-def encode(ccq_id: str, cursor: Cursor) -> str:
-    """The token of `cursor` for the CCQ `ccq_id`."""
+def encode(ccq_id: str, cursor: Cursor, told: Told = NOTHING_TOLD) -> str:
+    """The token of `cursor` for the CCQ `ccq_id`, and of what its reader was told of windows."""
     name = ccq_id.encode()
-    body = bytearray([VERSION]) + _number(len(name)) + name + _number(len(cursor))
+    version = VERSION if told == NOTHING_TOLD else VERSION_WITH_WINDOWS
+    body = bytearray([version]) + _number(len(name)) + name + _number(len(cursor))
     before = 0
     for partition, sequence in cursor.items():
         body += _number(partition - before) + _number(sequence)
         before = partition
+    if version != VERSION:
+        body += _windows(told)
     body += google_crc32c.value(bytes(body)).to_bytes(_CHECKSUM_BYTES, "big")
     return base64.urlsafe_b64encode(body).rstrip(b"=").decode()
 
@@ -40,13 +51,18 @@ def decode(text: str, *, ccq_id: str) -> Cursor:
     Raises:
         InvalidToken: the text is no token, is damaged, or belongs to another CCQ.
     """
+    return read(text, ccq_id=ccq_id)[0]
+
+
+def read(text: str, *, ccq_id: str) -> tuple[Cursor, Told]:
+    """The cursor of a token, and what its reader was told of windows; errors as `decode`."""
     try:
         return _decoded(text, ccq_id=ccq_id)
     except InvalidToken as error:
         raise InvalidToken(f"{error.message}; {_ADVICE}") from error
 
 
-def _decoded(text: str, *, ccq_id: str) -> Cursor:
+def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, Told]:
     body = _checked(text)
     name, at = _text(body, 1)
     if name != ccq_id:
@@ -61,9 +77,45 @@ def _decoded(text: str, *, ccq_id: str) -> Cursor:
         partition += step
         positions[partition] = sequence
     cursor = Cursor(positions)
-    if encode(ccq_id, cursor) != text:
+    told = NOTHING_TOLD if body[0] == VERSION else _told(body, at)
+    if encode(ccq_id, cursor, told) != text:
         raise InvalidToken("expected a resume token as it was given out, got another spelling")
-    return cursor
+    return cursor, told
+
+
+def _windows(told: Told) -> bytes:
+    clock = b"\0" if told.clock_us is None else b"\1" + _number(_zigzag(told.clock_us))
+    body, end = clock + _number(len(told.open)), 0
+    for number, (first, count) in enumerate(told.open):
+        body += _number(_zigzag(first) if number == 0 else first - end) + _number(count)
+        end = first + count
+    return body
+
+
+def _told(body: bytes, at: int) -> Told:
+    has_clock, at = _read(body, at)
+    clock_us, at = _read(body, at) if has_clock else (0, at)
+    count, at = _read(body, at)
+    open_runs: list[tuple[int, int]] = []
+    held = end = 0
+    for _ in range(count):
+        step, at = _read(body, at)
+        length, at = _read(body, at)
+        held += length
+        first = end + step if open_runs else _unzigzag(step)
+        if not length or held > HELD_MAX:
+            raise InvalidToken("expected a resume token with open windows, got impossible ones")
+        open_runs.append((first, length))
+        end = first + length
+    return Told(_unzigzag(clock_us) if has_clock else None, tuple(open_runs))
+
+
+def _zigzag(value: int) -> int:
+    return 2 * value if value >= 0 else -2 * value - 1
+
+
+def _unzigzag(value: int) -> int:
+    return value // 2 if value % 2 == 0 else -(value // 2) - 1
 
 
 def _checked(text: str) -> bytes:
@@ -79,8 +131,10 @@ def _checked(text: str) -> bytes:
     body, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
     if not body or google_crc32c.value(body) != int.from_bytes(checksum, "big"):
         raise InvalidToken("expected a resume token as it was given out, got a damaged one")
-    if body[0] != VERSION:
-        raise InvalidToken(f"expected a resume token of version {VERSION}, got {body[0]}")
+    if body[0] not in (VERSION, VERSION_WITH_WINDOWS):
+        raise InvalidToken(
+            f"expected a resume token of version {VERSION} or {VERSION_WITH_WINDOWS}, got {body[0]}"
+        )
     return body
 
 

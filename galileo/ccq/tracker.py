@@ -13,7 +13,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from galileo.ccq.messages import Digest, Summary
-from galileo.ccq.model import Record
+from galileo.ccq.model import Holder, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import Cursor
 
@@ -88,6 +88,14 @@ class Tracker:
         retrieved = cursor if cursor == joined else joined
         self.records[ccq_id] = replace(mine, retrieved=retrieved)
         self.dirty[ccq_id] = None
+
+    def keep_holders(self, ccq_id: str, holders: tuple[Holder, ...]) -> None:
+        """Names no holders but these any more, all of which are named."""
+        mine = self.records[ccq_id]
+        kept = tuple(one for one in mine.holders if one in holders)
+        if kept != mine.holders:
+            self.records[ccq_id] = replace(mine, holders=kept)
+            self.dirty[ccq_id] = None
 
     def take_dirty(self) -> list[Record]:
         """Records whose retrieved cursor alone has changed since the last call."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 
 from galileo.cli.output import failing_well
+from galileo.cli.sampler_options import sampler_of, sampler_options
 from galileo.cli.session import Session, json_option
 from galileo.cli.table_files import write_table
-from galileo.client import Labels, Spool, Update
+from galileo.cli.watching import Watching
+from galileo.client import Client, HeldWindow, Labels, Spool, Update, WindowChange
 from galileo.errors import InputError
-from galileo.samplers import SamplerSpec, sampler
+from galileo.model.times import iso
+from galileo.model.windows import Window
 
 LABELS_SHOWN = 20
 
@@ -36,9 +39,7 @@ def ccq() -> None:
 @click.argument("query", default="")
 @click.option("--interval", default="1s", show_default=True, help="Update interval.")
 @click.option("--expiration", default="1h", show_default=True, help="Time until it ends.")
-@click.option("--sampler", "sampler_name", help="Name of a sampler that thins the results.")
-@click.option("--option", "options", multiple=True, metavar="KEY=JSON", help="Of the sampler.")
-@click.option("--seed", type=int, help="Of the sampler, for a reproducible choice.")
+@sampler_options
 @click.option(
     "--compression",
     type=click.Choice(["none", "lz4"]),
@@ -46,6 +47,12 @@ def ccq() -> None:
     show_default=True,
     help="Of the labels that wait to be fetched.",
 )
+@click.option(
+    "--window",
+    metavar="KIND:SIZE[/SLIDE]",
+    help="Windows over the time of observations, such as tumbling:1h or sliding:6h/1h.",
+)
+@click.option("--lateness", help="How far past its end a window stays open, such as 10m.")
 @json_option
 @click.pass_obj
 @failing_well
@@ -60,6 +67,8 @@ def submit(
     options: tuple[str, ...],
     seed: int | None,
     compression: str,
+    window: str | None,
+    lateness: str | None,
 ) -> None:
     """Submit a continuous query; prints its id, coordinator and first token.
 
@@ -67,6 +76,7 @@ def submit(
     Example:
       galileo ccq submit nam "temperature > 290" --interval 5s \\
           --sampler uniform --option fraction=0.1
+      galileo ccq submit nam "temperature > 290" --window tumbling:1h --lateness 10m
     """
     with session.client() as client:
         made = client.submit(
@@ -74,8 +84,9 @@ def submit(
             query,
             interval=interval,
             expiration=expiration,
-            sampler=_sampler(sampler_name, options, seed),
+            sampler=sampler_of(sampler_name, options, seed=seed),
             compression=compression,
+            window=_window(window, lateness),
         )
     session.output.value(
         {
@@ -121,16 +132,30 @@ def fetch(session: Session, *, ccq_id: str, token: str, wait: str | None) -> Non
     type=click.Path(dir_okay=False, path_type=Path),
     help="Store updates in this file before they are printed, and go on where it ends.",
 )
+@click.option(
+    "--closed-only", is_flag=True, help="Print each window with all of its labels once it closes."
+)
 @json_option
 @click.pass_obj
 @failing_well
 def watch(
-    session: Session, *, ccq_id: str, token: str, updates: int | None, spool_path: Path | None
+    session: Session,
+    *,
+    ccq_id: str,
+    token: str,
+    updates: int | None,
+    spool_path: Path | None,
+    closed_only: bool,
 ) -> None:
     """Print updates as they come, until Ctrl-C or the query's end.
 
+    On a terminal the newest labels are redrawn; elsewhere one update follows the other.
+
     With --spool, labels and token go into a file in one step. Killed at any moment and started
     again, it goes on without a gap or a repetition.
+
+    With --closed-only, windows are printed when they are over, again where labels come late. Labels
+    are kept in the spool until then, or in a temporary one.
 
     \b
     Example:
@@ -138,10 +163,23 @@ def watch(
       galileo ccq watch ccq-8c1f... --spool hot.spool
     """
     with session.client() as client, contextlib.ExitStack() as stack:
+        if closed_only:
+            _demand_windows(client, ccq_id)
+            if spool_path is None:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="galileo-"))
+                spool_path = Path(folder) / "watched.spool"
         spool = stack.enter_context(Spool(spool_path)) if spool_path else None
+        board = Watching(session.output, ccq_id) if session.output.is_live else None
+        if board is not None and not closed_only:
+            stack.enter_context(board)
         watched = client.watch(ccq_id, token=token, spool=spool)
         for number, update in enumerate(watched, start=1):
-            _show(session, update)
+            if closed_only and spool is not None:
+                _show_closed(session, update, spool)
+            elif board is not None:
+                board.update(update, [_closing(one) for one in update.windows if one.is_closed])
+            else:
+                _show(session, update)
             if number == updates:
                 return
 
@@ -176,6 +214,7 @@ def spool(session: Session, *, path: Path, output: Path | None, forget: int | No
                 "last_number": held.last_number,
                 "token": held.token,
                 "gone": held.gone,
+                "windows": [_window_words(one) for one in held.windows()],
             },
             words=(
                 f"{len(held):,} labels of {held.ccq_id or 'no query yet'}, "
@@ -206,7 +245,9 @@ def list_ccqs(session: Session) -> None:
             "interval_s": one.interval_s,
             "expires": dt.datetime.fromtimestamp(one.expires_at, tz=dt.UTC),
             "coordinator": one.coordinator,
+            "holders": ", ".join(one.holders),
             "state": one.state,
+            "window": str(one.window) if one.window else "",
         }
         for one in found
     ]
@@ -230,20 +271,17 @@ def cancel(session: Session, *, ccq_id: str) -> None:
     session.output.value({"cancelled": ccq_id}, words=f"{ccq_id} is cancelled")
 
 
-def _sampler(name: str | None, options: tuple[str, ...], seed: int | None) -> SamplerSpec | None:
-    if name is None:
-        return None
-    return sampler(name, seed=seed, **dict(_option(text) for text in options))
+def _window(text: str | None, lateness: str | None) -> Window | None:
+    if text is None and lateness is not None:
+        raise InputError("expected --lateness beside --window, got it alone")
+    return None if text is None else Window.parse(text, lateness=lateness)
 
 
-def _option(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"expected a sampler option as KEY=JSON, got {text!r}")
-    try:
-        return key, json.loads(value)
-    except ValueError:
-        return key, value
+def _demand_windows(client: Client, ccq_id: str) -> None:
+    """Raises InputError where the query is known to have none, for then nothing would ever come."""
+    known = {one.id: one for one in client.list_ccqs()}
+    if ccq_id in known and known[ccq_id].window is None:
+        raise InputError(f"expected a query with windows for --closed-only, {ccq_id} has none")
 
 
 def _show(session: Session, update: Update) -> None:
@@ -256,6 +294,8 @@ def _show(session: Session, update: Update) -> None:
                 "age_s": update.age_s,
                 "more": update.more,
                 "gone": update.gone,
+                "clock": None if update.clock_us is None else iso(update.clock_us),
+                "windows": [_window_words(one) for one in update.windows],
             }
         )
         return
@@ -263,7 +303,40 @@ def _show(session: Session, update: Update) -> None:
     for one in update.gone:
         place = f"partition {one.partition}, commits {one.first} to {one.last}"
         session.output.value(None, words=f"gone: {place}: dropped by retention before they came")
+    for change in update.windows:
+        if change.is_closed:
+            session.output.value(None, words=_closing(change))
     session.output.value(None, words=f"token {update.token}")
+
+
+def _show_closed(session: Session, update: Update, spool: Spool) -> None:
+    """The windows that an update closes, with all labels that the spool holds for them."""
+    for change in update.windows:
+        if not change.is_closed:
+            continue
+        labels = spool.labels(change)
+        if session.output.as_json:
+            found = {"labels": labels.to_arrow().to_pylist(), "token": update.token}
+            session.output.value(_window_words(change) | found)
+        else:
+            session.output.value(None, words=_closing(change))
+            show_labels(session, labels)
+
+
+def _closing(change: WindowChange) -> str:
+    span = f"{iso(change.start_us)} to {iso(change.end_us)}"
+    late = f": {change.labels:,} labels came late" if change.state == "reopened" else ""
+    return f"window {span} {change.state}{late}"
+
+
+def _window_words(one: WindowChange | HeldWindow) -> dict[str, Any]:
+    state = one.state if isinstance(one, WindowChange) else "closed" if one.is_closed else "open"
+    return {
+        "start": iso(one.start_us),
+        "end": iso(one.end_us),
+        "new" if isinstance(one, WindowChange) else "labels": one.labels,
+        "state": state,
+    }
 
 
 def show_labels(session: Session, labels: Labels, *, limit: int = LABELS_SHOWN) -> None:

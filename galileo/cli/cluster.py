@@ -7,13 +7,15 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from galileo import config as configuration
+from galileo.cli.live import Part, Screen, follow
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
-from galileo.client import Client, NodeStatus
+from galileo.client import Client, ClusterStatus, NodeStatus
 from galileo.cluster import LocalCluster
 from galileo.errors import TryAgain
 from galileo.model.times import seconds
@@ -106,22 +108,33 @@ def up(session: Session, *, count: int, groups: int, port: int, directory: Path 
 
 
 @click.command()
+@click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C.")
+@click.option("--interval", default="2s", show_default=True, help="Time between two looks.")
+@click.option("--times", type=click.IntRange(1), help="With --watch, look so many times.")
 @json_option
 @click.pass_obj
 @failing_well
-def status(session: Session) -> None:
+def status(session: Session, *, watch: bool, interval: str, times: int | None) -> None:
     """Show every node: its state, load, data and continuous queries.
 
     \b
     Example:
       galileo status --json | jq '.nodes[].state'
+      galileo status --watch --interval 5s
     """
+    every_s = seconds(interval)
     with session.client() as client:
-        found = client.status()
-    if session.output.as_json:
-        session.output.value({"complete": found.complete, "nodes": found.nodes})
-        return
-    rows = [
+
+        def look() -> Screen:
+            found = client.status()
+            told = {"complete": found.complete, "nodes": found.nodes}
+            return Screen((Part(_status_rows(found)),), told)
+
+        follow(session.output, look, every_s=every_s, times=times if watch else 1)
+
+
+def _status_rows(found: ClusterStatus) -> list[dict[str, Any]]:
+    return [
         {
             "node": node.name,
             "group": node.group,
@@ -132,12 +145,14 @@ def status(session: Session) -> None:
             "memory MB": node.memory_bytes / 1e6,
             "CPU %": 100 * node.cpu_share,
             "CCQs": node.ccqs_coordinated,
+            "cache MB": node.cache_bytes / 1e6,
+            "held MB": node.held_bytes / 1e6,
+            "spilled MB": node.spilled_bytes / 1e6,
             "stopped": "; ".join(node.stopped),
             "held back": _held_back(node),
         }
         for node in found.nodes
     ]
-    session.output.rows(rows)
 
 
 @click.command()

@@ -12,12 +12,14 @@ import pyarrow as pa
 
 from galileo.cli.ccq import LABELS_SHOWN, show_labels
 from galileo.cli.output import Output, failing_well
+from galileo.cli.sampler_options import sampler_of, sampler_options
 from galileo.cli.session import Session, json_option
 from galileo.cli.table_streams import FORMATS, STDOUT, format_of, writing
 from galileo.client import Client, Labels, QueryEnd, Receipt
 from galileo.errors import UnknownDataset
 from galileo.formats import Mapping, Source, open_source, suggest_schema
 from galileo.model.schema import Feature, Schema
+from galileo.samplers import SamplerSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -133,6 +135,7 @@ def _output_options(what: str) -> Callable[[F], F]:
 @click.argument("dataset")
 @click.argument("query", default="")
 @click.option("--limit", default=LABELS_SHOWN, show_default=True, help="Labels to show.")
+@sampler_options
 @_output_options("labels")
 @json_option
 @click.pass_obj
@@ -143,23 +146,30 @@ def query(
     dataset: str,
     query: str,
     limit: int,
+    sampler_name: str | None,
+    options: tuple[str, ...],
+    seed: int | None,
     output: str | None,
     file_format: str | None,
 ) -> None:
     """Ask once: the labels of all blocks that match a CQL2 query.
 
-    With --output they are written as they come, however many there are.
+    With --output they are written as they come, however many there are. With --sampler they are
+    thinned where they are stored.
 
     \b
     Example:
       galileo query nam "temperature > 290 AND S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"
       galileo query nam "temperature > 290" --output - --format csv | head
+      galileo query nam --sampler reservoir --option n=1000 --seed 7
     """
+    chosen = sampler_of(sampler_name, options, seed=seed)
     with session.client() as client:
         if output is not None:
-            _write_labels(session.output, client, dataset, query, Target(output, file_format))
+            target = Target(output, file_format)
+            _write_labels(session.output, client, (dataset, query), target, sampler=chosen)
             return
-        labels = client.query(dataset, query)
+        labels = client.query(dataset, query, sampler=chosen)
     if session.output.as_json:
         session.output.value(
             {
@@ -221,10 +231,18 @@ class Target:
     format: str | None
 
 
-def _write_labels(output: Output, client: Client, dataset: str, query: str, target: Target) -> None:
+def _write_labels(
+    output: Output,
+    client: Client,
+    asked: tuple[str, str],
+    target: Target,
+    *,
+    sampler: SamplerSpec | None,
+) -> None:
+    dataset, query = asked
     schema = client.schema(dataset)
     columns = Labels.empty(schema).to_arrow().schema
-    with client.query_batches(dataset, query) as batches:
+    with client.query_batches(dataset, query, sampler=sampler) as batches:
         tables = (labels.to_arrow() for labels in batches)
         rows = _write(output, tables, columns, target=target, unit="labels")
         _tell_written(output, batches.end, target, unit="labels", rows=rows)

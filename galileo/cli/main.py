@@ -5,7 +5,18 @@ from __future__ import annotations
 import click
 
 from galileo import __version__
-from galileo.cli import ccq, cluster, data, exploration, explore, maintenance, retention
+from galileo.cli import (
+    ccq,
+    cluster,
+    completion,
+    data,
+    exploration,
+    explore,
+    maintenance,
+    retention,
+    samplers,
+    top,
+)
 from galileo.cli.session import PATIENCE, Session
 
 
@@ -46,6 +57,8 @@ for command in (
     cluster.status,
     cluster.topology,
     cluster.drain,
+    top.top,
+    completion.completion,
     data.create,
     data.ingest,
     data.query,
@@ -61,5 +74,6 @@ for command in (
     maintenance.backup,
     maintenance.restore,
     ccq.ccq,
+    samplers.sampler,
 ):
     main.add_command(command)

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec
 
 import click
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -23,7 +24,8 @@ EXIT_TRY_AGAIN = 3
 EXIT_GONE = 4
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
-PIPED_WIDTH = 160
+PIPED_WIDTH = 4096
+"""Where nobody watches, tables are as wide as they must be, so that ids stay in one piece."""
 
 P = ParamSpec("P")
 
@@ -40,6 +42,15 @@ class Output:
         width = None if sys.stdout.isatty() else PIPED_WIDTH
         self._console = Console(highlight=False, soft_wrap=True, width=width)
 
+    @property
+    def is_live(self) -> bool:
+        """Whether somebody watches, so that tables may replace each other."""
+        return not self.as_json and self._console.is_terminal
+
+    def live(self) -> Live:
+        """A place on the terminal whose content is replaced."""
+        return Live(console=self._console, auto_refresh=False)
+
     def value(self, value: Any, *, words: str = "") -> None:
         """One result; `words` is what a person reads instead of it."""
         if self.as_json:
@@ -52,7 +63,7 @@ class Output:
         if self.as_json:
             click.echo(to_json(list(rows)))
         elif rows:
-            self._console.print(_table(rows, title))
+            self._console.print(table_of(rows, title))
         elif empty:
             self._console.print(empty, markup=False)
 
@@ -109,7 +120,8 @@ def _tell(error: GalileoError, *, as_json: bool) -> None:
         click.echo(f"galileo: {error.message} [{error.kind}]", err=True)
 
 
-def _table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+def table_of(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Numbers stand on the right, all else on the left."""
     table = Table(title=title or None, header_style="bold")
     for name, value in rows[0].items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
+from galileo.client.geo_files import GeoJsonWriter, GeoParquetWriter
+from galileo.client.json_lines import json_lines
 from galileo.errors import InputError
-from galileo.model.times import column_micros, iso_column
 
 STDOUT = "-"
 SUFFIXES = {
@@ -24,19 +25,14 @@ SUFFIXES = {
     ".csv": "csv",
     ".ndjson": "ndjson",
     ".jsonl": "ndjson",
+    ".geoparquet": "geoparquet",
+    ".geojson": "geojson",
 }
-FORMATS = ("parquet", "arrow", "csv", "ndjson")
+FORMATS = ("parquet", "arrow", "csv", "ndjson", "geoparquet", "geojson")
 LINES = ("csv", "ndjson")
 """Formats of which every beginning can be read."""
 GROUP_ROWS = 131_072
 """Rows that are written together; a Parquet file is made of groups of so many."""
-_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x20)} | {
-    0x08: "\\b",
-    0x09: "\\t",
-    0x0A: "\\n",
-    0x0C: "\\f",
-    0x0D: "\\r",
-}
 
 
 class Writer(Protocol):
@@ -146,39 +142,6 @@ class _JsonLines:
         pass
 
 
-def json_lines(table: pa.Table) -> pa.StringArray:
-    """Each row as a JSON object."""
-    parts: list[pa.Array | str] = []
-    for number, name in enumerate(table.column_names):
-        begin = "{" if number == 0 else ","
-        parts.append(f"{begin}{_quoted(pa.array([name]))[0]}:")
-        parts.append(_json_values(table.column(name).combine_chunks()))
-    return pc.binary_join_element_wise(*parts, "}", "")
-
-
-def _json_values(column: pa.Array) -> pa.Array:
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    if pa.types.is_string(column.type):
-        texts = _quoted(column)
-    elif pa.types.is_timestamp(column.type):
-        texts = _quoted(iso_column(column_micros(column)))
-    elif pa.types.is_floating(column.type):
-        texts = pc.if_else(pc.is_finite(column), column.cast(pa.string()), None)
-    else:
-        texts = column.cast(pa.string())
-    return texts.fill_null("null")
-
-
-def _quoted(texts: pa.Array) -> pa.Array:
-    for plain, escaped in (("\\", "\\\\"), ('"', '\\"')):
-        texts = pc.replace_substring(texts, plain, escaped)
-    if pc.any(pc.match_substring_regex(texts, r"[\x00-\x1f]")).as_py():
-        for code, escaped in _CONTROLS.items():
-            texts = pc.replace_substring(texts, chr(code), escaped)
-    return pc.binary_join_element_wise('"', texts, '"', "")
-
-
 def _arrow(sink: IO[bytes], schema: pa.Schema) -> Writer:
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     writer: Writer = pa.ipc.new_file(sink, schema, options=options)
@@ -190,4 +153,6 @@ _WRITERS: dict[str, Callable[[IO[bytes], pa.Schema], Writer]] = {
     "arrow": _arrow,
     "csv": pyarrow.csv.CSVWriter,
     "ndjson": _JsonLines,
+    "geoparquet": GeoParquetWriter,
+    "geojson": GeoJsonWriter,
 }

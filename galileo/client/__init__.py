@@ -23,7 +23,8 @@ from galileo.client.results import (
     RetentionReport,
     Update,
 )
-from galileo.client.spool import Spool, SpooledUpdate
+from galileo.client.spool import HeldWindow, Spool, SpooledUpdate
+from galileo.model.windows import WindowChange
 
 __all__ = [
     "AsyncClient",
@@ -35,6 +36,7 @@ __all__ = [
     "ClusterStatus",
     "Estimate",
     "FeatureSummary",
+    "HeldWindow",
     "LabelBatches",
     "Labels",
     "Neighbours",
@@ -48,5 +50,6 @@ __all__ = [
     "SpooledUpdate",
     "Update",
     "Vertex",
+    "WindowChange",
     "connect",
 ]

@@ -13,8 +13,9 @@ import grpc.aio
 import pyarrow as pa
 
 from galileo.client import decode, queries, selection
-from galileo.client.async_exploration import AsyncExploration
+from galileo.client.async_datasets import AsyncDatasets
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
+from galileo.client.fetching import Fetching
 from galileo.client.ingestion import BATCH_ROWS, Batches, Progress, send_all
 from galileo.client.queries import LabelBatches
 from galileo.client.results import (
@@ -23,17 +24,17 @@ from galileo.client.results import (
     ClusterStatus,
     Labels,
     Receipt,
-    RetentionReport,
     Update,
 )
 from galileo.client.spool import Spool
 from galileo.client.transport import Transport
 from galileo.errors import InputError, TryAgain
 from galileo.labels import LabelSet
-from galileo.model.retention import NumberedRetention, Retention
-from galileo.model.schema import Schema, unknown_dataset
+from galileo.model.schema import Schema
 from galileo.model.times import Duration, seconds
+from galileo.model.windows import Window
 from galileo.packing import FORMAT_VERSION
+from galileo.query.builder import QueryLike, query_text
 from galileo.samplers import SamplerSpec
 from galileo.wire.pb import (
     cluster_pb2,
@@ -49,7 +50,7 @@ WATCH_WAIT_S = 10.0
 WATCH_PAUSE_S = 0.2
 
 
-class AsyncClient(AsyncExploration):
+class AsyncClient(AsyncDatasets):
     """A cluster, from the outside.
 
     Args:
@@ -62,6 +63,7 @@ class AsyncClient(AsyncExploration):
         patience_s = PATIENCE_S if patience is None else seconds(patience)
         self._transport = Transport(addresses, patience_s=patience_s)
         self._ingest_patience_s = PATIENCE_INGEST_S if patience is None else patience_s
+        self._fetching = Fetching(self._transport)
         self._schemas: dict[str, Schema] = {}
 
     async def __aenter__(self) -> AsyncClient:
@@ -72,103 +74,6 @@ class AsyncClient(AsyncExploration):
 
     async def close(self) -> None:
         await self._transport.close()
-
-    # --- datasets ----------------------------------------------------------------------------
-
-    async def create_dataset(self, schema: Schema, *, retention: Retention | None = None) -> None:
-        """Creates a dataset.
-
-        Args:
-            schema: of it.
-            retention: for how long observations are kept; None: for ever. Set in a second step:
-                where that fails the dataset is there and keeps everything until `set_retention`.
-
-        Raises:
-            DatasetExists: the name is taken; `details["same"]` says whether by this schema.
-        """
-        request = cluster_pb2.CreateDatasetRequest(schema_json=schema.to_json())
-        await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).CreateDataset(
-                request, timeout=TIMEOUT_S
-            )
-        )
-        self._schemas[schema.name] = schema
-        if retention is not None:
-            await self.set_retention(schema.name, retention)
-
-    async def set_retention(self, dataset: str, retention: Retention | None) -> None:
-        """Says for how long a dataset's observations are kept; every node learns of it.
-
-        Args:
-            dataset: its name.
-            retention: None keeps everything from now on.
-
-        Raises:
-            UnknownDataset: there is none of that name.
-        """
-        request = cluster_pb2.SetRetentionRequest(
-            dataset=dataset, retention_json=retention.to_json() if retention else ""
-        )
-        await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).SetRetention(
-                request, timeout=TIMEOUT_S
-            )
-        )
-
-    async def retention(self, dataset: str) -> Retention | None:
-        """The retention policy of a dataset; None where everything is kept.
-
-        Raises:
-            UnknownDataset: there is none of that name.
-        """
-        request = cluster_pb2.GetRetentionRequest(dataset=dataset)
-        reply = await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).GetRetention(
-                request, timeout=TIMEOUT_S
-            )
-        )
-        return NumberedRetention.from_json(reply.numbered_json).retention
-
-    async def apply_retention(self, dataset: str) -> tuple[RetentionReport, ...]:
-        """Does at once what the dataset's retention demands, which nodes else do in their time.
-
-        Returns:
-            A report of each node, also of those that could not be reached.
-
-        Raises:
-            UnknownDataset: there is none of that name.
-        """
-        request = cluster_pb2.ApplyRetentionRequest(dataset=dataset)
-        reply = await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).ApplyRetention(
-                request, timeout=ANSWER_TIMEOUT_S
-            )
-        )
-        return tuple(decode.retention_report(one) for one in reply.reports)
-
-    async def datasets(self) -> list[Schema]:
-        """The schemas of all datasets."""
-        request = cluster_pb2.ListDatasetsRequest()
-        reply = await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).ListDatasets(
-                request, timeout=TIMEOUT_S
-            )
-        )
-        schemas = [Schema.from_json(text) for text in reply.schemas_json]
-        self._schemas = {schema.name: schema for schema in schemas}
-        return schemas
-
-    async def schema(self, dataset: str) -> Schema:
-        """The schema of a dataset.
-
-        Raises:
-            UnknownDataset: there is none of that name.
-        """
-        if dataset not in self._schemas:
-            await self.datasets()
-        if dataset not in self._schemas:
-            raise unknown_dataset(dataset, sorted(self._schemas))
-        return self._schemas[dataset]
 
     # --- observations ------------------------------------------------------------------------
 
@@ -207,16 +112,33 @@ class AsyncClient(AsyncExploration):
             progress=progress,
         )
 
-    async def query(self, dataset: str, query: str = "") -> Labels:
+    async def query(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        sampler: SamplerSpec | None = None,
+        progress: Progress | None = None,
+    ) -> Labels:
         """The labels of all paths that match a CQL2 query, of everything that is stored by now.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            sampler: `galileo.sampler(...)`, thins them where they are stored.
+            progress: called with the labels of each piece as it comes.
 
         Raises:
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+            UnknownSampler: a node does not have the sampler.
+            SamplerFailed: the sampler raised.
         """
-        request = query_pb2.QueryRequest(dataset=dataset, query=query)
-        return await queries.collected(self._transport, request)
+        request = _query_request(dataset, query, sampler)
+        return await queries.collected(self._transport, request, progress=progress)
 
-    def query_batches(self, dataset: str, query: str = "") -> LabelBatches:
+    def query_batches(
+        self, dataset: str, query: QueryLike = "", *, sampler: SamplerSpec | None = None
+    ) -> LabelBatches:
         """The same, a bounded set of labels at a time; memory stays bounded here and at the nodes.
 
         Its `end` says, once all labels were given, how far they go and which partitions are
@@ -228,18 +150,22 @@ class AsyncClient(AsyncExploration):
             Unavailable: while it is read: the node that answers was lost. Ask again then, and
                 drop what was given.
         """
-        request = query_pb2.QueryRequest(dataset=dataset, query=query)
+        request = _query_request(dataset, query, sampler)
         return LabelBatches(self._transport, request)
 
-    async def read(self, labels: LabelSet, *, exact: bool = True) -> pa.Table:
+    async def read(
+        self, labels: LabelSet, *, exact: bool = True, progress: Progress | None = None
+    ) -> pa.Table:
         """The observations behind labels.
 
         Args:
             labels: of this cluster.
             exact: only observations that match the labels' query exactly; else all of their
                 paths, of which some can lie just outside a polygon or an interval.
+            progress: called with the observations of each piece as it comes.
         """
-        tables = [table async for table in self.read_batches(labels, exact=exact)]
+        pieces = self.read_batches(labels, exact=exact)
+        tables = [table async for table in queries.telling(pieces, progress)]
         schema = labels.schema.observation_schema
         return pa.concat_tables(tables) if tables else schema.empty_table()
 
@@ -255,7 +181,7 @@ class AsyncClient(AsyncExploration):
                 yield table
 
     async def select(
-        self, dataset: str, query: str = "", *, columns: Sequence[str] = ()
+        self, dataset: str, query: QueryLike = "", *, columns: Sequence[str] = ()
     ) -> pa.Table:
         """The observations that match a CQL2 query exactly, found and read in one call.
 
@@ -273,23 +199,24 @@ class AsyncClient(AsyncExploration):
             Unavailable: a node that may keep some of them cannot be reached.
         """
         schema = await self.schema(dataset)
-        return await selection.select(self._transport, schema, query, columns=columns)
+        return await selection.select(self._transport, schema, query_text(query), columns=columns)
 
-    async def count(self, dataset: str, query: str = "") -> int:
+    async def count(self, dataset: str, query: QueryLike = "") -> int:
         """How many observations match a CQL2 query exactly; errors as `select`."""
-        return await selection.count(self._transport, dataset, query)
+        return await selection.count(self._transport, dataset, query_text(query))
 
     # --- continuous queries ------------------------------------------------------------------
 
     async def submit(
         self,
         dataset: str,
-        query: str = "",
+        query: QueryLike = "",
         *,
         interval: Duration,
         expiration: Duration,
         sampler: SamplerSpec | None = None,
         compression: str = "none",
+        window: Window | None = None,
     ) -> Ccq:
         """Submits a cached continuous query; it is answered until it expires.
 
@@ -300,15 +227,18 @@ class AsyncClient(AsyncExploration):
             expiration: from now.
             sampler: `galileo.sampler(...)`, thins what is found.
             compression: of the cache, "none" or "lz4".
+            window: `galileo.Window...`; updates then say which windows their labels belong to,
+                and which of them are over.
         """
         request = continuous_pb2.SubmitRequest(
             ccq_id=f"ccq-{uuid.uuid4().hex}",
             dataset=dataset,
-            query=query,
+            query=query_text(query),
             interval_s=seconds(interval),
             expiration_s=seconds(expiration),
             sampler_json=sampler.to_json() if sampler else "",
             compression=compression,
+            window_json=window.to_json() if window else "",
         )
 
         async def attempt(channel: grpc.aio.Channel) -> Ccq:
@@ -317,7 +247,9 @@ class AsyncClient(AsyncExploration):
             )
             return await decode.collect_submission(call)
 
-        return await self._transport.call(attempt)
+        ccq = await self._transport.call(attempt)
+        self._fetching.learn(ccq.id, ccq.info.coordinator_address)
+        return ccq
 
     async def fetch(
         self, ccq_id: str, *, token: str = "", wait: Duration | None = None, labels_max: int = 0
@@ -336,14 +268,7 @@ class AsyncClient(AsyncExploration):
         """
         wait_s = 0.0 if wait is None else seconds(wait)
         request = _fetch_request(ccq_id, token, wait_s=wait_s, labels_max=labels_max)
-
-        async def attempt(channel: grpc.aio.Channel) -> Update:
-            call = continuous_pb2_grpc.ContinuousStub(channel).Fetch(
-                request, timeout=ANSWER_TIMEOUT_S + wait_s
-            )
-            return await decode.next_update(call)
-
-        return await self._transport.call(attempt)
+        return await self._fetching.fetch(request)
 
     async def watch(
         self, ccq_id: str, *, token: str = "", labels_max: int = 0, spool: Spool | None = None
@@ -371,7 +296,7 @@ class AsyncClient(AsyncExploration):
             try:
                 async for update in updates:
                     token = update.token
-                    if len(update.labels) or update.gone:
+                    if update.is_news:
                         if spool is not None:
                             await asyncio.to_thread(spool.store, ccq_id, update)
                         yield update
@@ -480,6 +405,16 @@ async def _asked(call: Any, request: continuous_pb2.FetchRequest) -> Update:
     return await decode.next_update(call)
 
 
+def _query_request(
+    dataset: str, query: QueryLike, sampler: SamplerSpec | None
+) -> query_pb2.QueryRequest:
+    return query_pb2.QueryRequest(
+        dataset=dataset,
+        query=query_text(query),
+        sampler_json=sampler.to_json() if sampler else "",
+    )
+
+
 def _fetch_request(
     ccq_id: str, token: str, *, wait_s: float, labels_max: int
 ) -> continuous_pb2.FetchRequest:
@@ -489,4 +424,5 @@ def _fetch_request(
         wait_s=wait_s,
         labels_max=labels_max,
         packing=FORMAT_VERSION,
+        leaves_out=True,
     )

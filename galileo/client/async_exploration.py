@@ -19,6 +19,7 @@ from galileo.client.findings import (
 )
 from galileo.client.transport import Transport
 from galileo.model.schema import Schema
+from galileo.query.builder import QueryLike, query_text
 
 
 class AsyncExploration(ABC):
@@ -29,14 +30,14 @@ class AsyncExploration(ABC):
     @abstractmethod
     async def schema(self, dataset: str) -> Schema: ...
 
-    async def explain(self, dataset: str, query: str = "") -> QueryExplanation:
+    async def explain(self, dataset: str, query: QueryLike = "") -> QueryExplanation:
         """How a query is answered, found by answering it: whom it asks, what they look at."""
-        return await exploration.explain(self._transport, dataset, query)
+        return await exploration.explain(self._transport, dataset, query_text(query))
 
     async def nearest(
         self,
         dataset: str,
-        query: str = "",
+        query: QueryLike = "",
         *,
         latitude: float,
         longitude: float,
@@ -58,14 +59,19 @@ class AsyncExploration(ABC):
             within_m: none farther away than so many metres, if given.
         """
         request = exploration.nearest_request(
-            dataset, query, latitude=latitude, longitude=longitude, k=k, within_m=within_m
+            dataset,
+            query_text(query),
+            latitude=latitude,
+            longitude=longitude,
+            k=k,
+            within_m=within_m,
         )
         return await exploration.nearest(self._transport, request)
 
     async def summarise(
         self,
         dataset: str,
-        query: str = "",
+        query: QueryLike = "",
         *,
         feature: str,
         bins: int | Sequence[float] | None = None,
@@ -82,7 +88,7 @@ class AsyncExploration(ABC):
             bins: of a histogram: so many of equal width between the extremes, or their edges.
         """
         return await exploration.summarise(
-            self._transport, dataset, query, feature=feature, bins=bins
+            self._transport, dataset, query_text(query), feature=feature, bins=bins
         )
 
     async def children(
@@ -132,7 +138,7 @@ class AsyncExploration(ABC):
     async def estimate(
         self,
         dataset: str,
-        query: str = "",
+        query: QueryLike = "",
         *,
         feature: str | None = None,
         quantiles: Sequence[float] = (),
@@ -146,5 +152,5 @@ class AsyncExploration(ABC):
             quantiles: shares from 0 to 1, such as 0.5 for the median.
         """
         return await exploration.estimate(
-            self._transport, dataset, query, feature=feature, quantiles=quantiles
+            self._transport, dataset, query_text(query), feature=feature, quantiles=quantiles
         )

@@ -38,6 +38,8 @@ from galileo.labels import LabelSet
 from galileo.model.retention import Retention
 from galileo.model.schema import Schema
 from galileo.model.times import Duration
+from galileo.model.windows import Window
+from galileo.query.builder import QueryLike
 from galileo.samplers import SamplerSpec
 
 CLOSE_TIMEOUT_S = 5.0
@@ -121,32 +123,45 @@ class Client:
             )
         )
 
-    def query(self, dataset: str, query: str = "") -> Labels:
-        return self._run(self._client.query(dataset, query))
+    def query(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        sampler: SamplerSpec | None = None,
+        progress: Progress | None = None,
+    ) -> Labels:
+        return self._run(self._client.query(dataset, query, sampler=sampler, progress=progress))
 
-    def query_batches(self, dataset: str, query: str = "") -> BlockingLabelBatches:
-        batches = self._client.query_batches(dataset, query)
+    def query_batches(
+        self, dataset: str, query: QueryLike = "", *, sampler: SamplerSpec | None = None
+    ) -> BlockingLabelBatches:
+        batches = self._client.query_batches(dataset, query, sampler=sampler)
         return BlockingLabelBatches(batches, self._iterate(batches))
 
-    def read(self, labels: LabelSet, *, exact: bool = True) -> pa.Table:
-        return self._run(self._client.read(labels, exact=exact))
+    def read(
+        self, labels: LabelSet, *, exact: bool = True, progress: Progress | None = None
+    ) -> pa.Table:
+        return self._run(self._client.read(labels, exact=exact, progress=progress))
 
     def read_batches(self, labels: LabelSet, *, exact: bool = True) -> Iterator[pa.Table]:
         return self._iterate(self._client.read_batches(labels, exact=exact))
 
-    def select(self, dataset: str, query: str = "", *, columns: Sequence[str] = ()) -> pa.Table:
+    def select(
+        self, dataset: str, query: QueryLike = "", *, columns: Sequence[str] = ()
+    ) -> pa.Table:
         return self._run(self._client.select(dataset, query, columns=columns))
 
-    def count(self, dataset: str, query: str = "") -> int:
+    def count(self, dataset: str, query: QueryLike = "") -> int:
         return self._run(self._client.count(dataset, query))
 
-    def explain(self, dataset: str, query: str = "") -> QueryExplanation:
+    def explain(self, dataset: str, query: QueryLike = "") -> QueryExplanation:
         return self._run(self._client.explain(dataset, query))
 
     def nearest(
         self,
         dataset: str,
-        query: str = "",
+        query: QueryLike = "",
         *,
         latitude: float,
         longitude: float,
@@ -162,7 +177,7 @@ class Client:
     def summarise(
         self,
         dataset: str,
-        query: str = "",
+        query: QueryLike = "",
         *,
         feature: str,
         bins: int | Sequence[float] | None = None,
@@ -195,7 +210,7 @@ class Client:
     def estimate(
         self,
         dataset: str,
-        query: str = "",
+        query: QueryLike = "",
         *,
         feature: str | None = None,
         quantiles: Sequence[float] = (),
@@ -207,12 +222,13 @@ class Client:
     def submit(
         self,
         dataset: str,
-        query: str = "",
+        query: QueryLike = "",
         *,
         interval: Duration,
         expiration: Duration,
         sampler: SamplerSpec | None = None,
         compression: str = "none",
+        window: Window | None = None,
     ) -> Ccq:
         return self._run(
             self._client.submit(
@@ -222,6 +238,7 @@ class Client:
                 expiration=expiration,
                 sampler=sampler,
                 compression=compression,
+                window=window,
             )
         )
 
@@ -261,6 +278,9 @@ class Client:
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
+            # What was cut off must have ended before an iterator over it can be closed.
+            ended = asyncio.run_coroutine_threadsafe(_cancelled(), self._loop)
+            ended.result(CLOSE_TIMEOUT_S)
             raise
         except CancelledError:
             raise Cancelled("the client was closed while this call waited") from None
@@ -322,6 +342,12 @@ async def _end(client: AsyncClient) -> None:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     await client.close()
+
+
+async def _cancelled() -> None:
+    """Waits for the tasks that are being cancelled."""
+    others = [task for task in asyncio.all_tasks() if task.cancelling()]
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _made(addresses: tuple[str, ...], patience: Duration | None) -> AsyncClient:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -13,12 +13,19 @@ import grpc.aio
 import pyarrow as pa
 
 from galileo.client.results import Ccq, CcqInfo, Labels, NodeStatus, RetentionReport, Update
-from galileo.errors import GalileoError, Unavailable
+from galileo.errors import DeadlineExceeded, GalileoError, Unavailable
 from galileo.labels import from_ipc
 from galileo.model.schema import Schema
+from galileo.model.windows import Window, WindowChange
 from galileo.packing import unpack
 from galileo.samplers import SamplerSpec
-from galileo.wire.codec import cursor_from_pb, stretches_from_pb, table_of
+from galileo.wire.codec import (
+    cursor_from_pb,
+    kept_rows,
+    stretches_from_pb,
+    table_of,
+    windows_from_pb,
+)
 from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2
 from galileo.wire.status import error_of_rpc
 
@@ -27,7 +34,7 @@ ANSWER_TIMEOUT_S = 300.0
 _SCHEMAS_KEPT = 256
 _DECODE_IN_THREAD_BYTES = 512 << 10
 
-_schema = lru_cache(_SCHEMAS_KEPT)(Schema.from_json)
+schema_of = lru_cache(_SCHEMAS_KEPT)(Schema.from_json)
 
 
 class _Head(Protocol):
@@ -38,14 +45,38 @@ class _Head(Protocol):
 async def collect_submission(call: AsyncIterator[continuous_pb2.SubmitPart]) -> Ccq:
     head, tail, chunks = await _collect(call)
     labels = _labels(head, chunks, tail.frontier, tail.missing)
-    return Ccq(id=tail.ccq.id, initial=labels, token=tail.token, info=ccq_info(tail.ccq))
+    windows, clock_us = _windows(tail)
+    info = ccq_info(tail.ccq)
+    return Ccq(tail.ccq.id, labels, tail.token, info, windows=windows, clock_us=clock_us)
 
 
 async def next_update(call: AsyncIterator[continuous_pb2.FetchPart]) -> Update:
     """The next whole update of a stream that may go on behind it."""
-    parts = [await _next_part(call)]
+    return await update_of(await update_parts(call))
+
+
+async def update_parts(
+    call: AsyncIterator[continuous_pb2.FetchPart], *, begins_within_s: float | None = None
+) -> list[continuous_pb2.FetchPart]:
+    """The parts of the next update.
+
+    Raises:
+        DeadlineExceeded: the first one does not come in time.
+    """
+    try:
+        async with asyncio.timeout(begins_within_s):
+            parts = [await _next_part(call)]
+    except TimeoutError as error:
+        raise DeadlineExceeded(
+            f"the node did not begin its answer within {begins_within_s} s; try again"
+        ) from error
     while not parts[-1].HasField("tail"):
         parts.append(await _next_part(call))
+    return parts
+
+
+async def update_of(parts: list[continuous_pb2.FetchPart]) -> Update:
+    """The update of all its parts."""
     if sum(len(data) for part in parts for data in part.packed) < _DECODE_IN_THREAD_BYTES:
         return _update(parts)
     return await asyncio.to_thread(_update, parts)
@@ -61,9 +92,10 @@ async def _next_part(call: Any) -> continuous_pb2.FetchPart:
 
 def _update(parts: list[continuous_pb2.FetchPart]) -> Update:
     head, tail = parts[0].head, parts[-1].tail
-    schema = _schema(head.schema_json)
-    tables = [unpack(data, schema.label_schema) for part in parts for data in part.packed]
+    schema = schema_of(head.schema_json)
+    tables = [table for part in parts for table in _unpacked(part, schema)]
     tables += [from_ipc(part.labels, schema.label_schema) for part in parts if part.labels]
+    windows, clock_us = _windows(tail)
     return Update(
         labels=Labels(
             schema,
@@ -77,7 +109,25 @@ def _update(parts: list[continuous_pb2.FetchPart]) -> Update:
         age_s=tail.age_s,
         more=tail.more,
         gone=stretches_from_pb(tail.gone),
+        windows=windows,
+        clock_us=clock_us,
     )
+
+
+def _unpacked(part: continuous_pb2.FetchPart, schema: Schema) -> Iterator[pa.Table]:
+    kept = {one.pack: (one.starts, one.counts) for one in part.kept}
+    for number, data in enumerate(part.packed):
+        yield kept_rows(unpack(data, schema.label_schema), kept.get(number))
+
+
+def _windows(
+    tail: continuous_pb2.FetchTail | continuous_pb2.SubmitTail,
+) -> tuple[tuple[WindowChange, ...], int | None]:
+    """What became of windows, and the event clock."""
+    if not tail.HasField("windows"):
+        return (), None
+    changes = windows_from_pb(tail.windows)
+    return tuple(changes.to_list()), changes.clock_us
 
 
 async def _collect(call: Any) -> tuple[Any, Any, list[bytes]]:
@@ -108,7 +158,7 @@ async def ended(call: Any) -> Exception:
 def _labels(
     head: _Head, chunks: list[bytes], frontier: common_pb2.CursorValue, missing: Any
 ) -> Labels:
-    schema = Schema.from_json(head.schema_json)
+    schema = schema_of(head.schema_json)
     return Labels(
         schema,
         table_of(chunks, schema.label_schema),
@@ -154,6 +204,8 @@ def ccq_info(value: continuous_pb2.CcqValue) -> CcqInfo:
         state=value.state,
         compression=value.compression,
         sampler=SamplerSpec.from_json(value.sampler_json) if value.sampler_json else None,
+        window=Window.from_json(value.window_json) if value.window_json else None,
+        holders=tuple(value.holders),
     )
 
 
@@ -171,6 +223,8 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
         pid=value.pid,
         ccqs_coordinated=value.ccqs_coordinated,
         cache_bytes=value.cache_bytes,
+        held_bytes=value.held_bytes,
+        spilled_bytes=value.spilled_bytes,
         stopped=tuple(value.stopped),
         datasets=tuple(
             {

@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from galileo.client import html
 from galileo.client.vertices import value_texts
 from galileo.cursor import ORIGIN, Cursor
 from galileo.model.schema import Schema
@@ -112,6 +113,11 @@ class QueryExplanation:
         columns = {name: [getattr(node, name) for node in self.nodes] for name in names}
         return pa.table(columns | {"partitions": [len(node.partitions) for node in self.nodes]})
 
+    def _repr_html_(self) -> str:
+        facts = {"groups": self.groups, "milliseconds": 1e3 * self.total_s, "missing": self.missing}
+        title = f"{self.dataset}: {self.found:,} paths found"
+        return html.card(title, facts, rows=self.to_arrow().to_pylist())
+
     def __repr__(self) -> str:
         return (
             f"<QueryExplanation {self.dataset}: {self.found:,} paths found by "
@@ -150,6 +156,11 @@ class Neighbours:
     def to_pandas(self) -> pd.DataFrame:
         frame: pd.DataFrame = self.table.to_pandas()
         return frame
+
+    def _repr_html_(self) -> str:
+        rows = self.table.slice(0, html.ROWS_SHOWN).to_pylist()
+        title = f"Nearest {len(self):,} observations"
+        return html.card(title, {"missing": self.missing}, rows=rows, of=len(self))
 
     def __repr__(self) -> str:
         distances = self.table.column(self.table.num_columns - 1)
@@ -198,6 +209,11 @@ class FeatureSummary:
     @property
     def complete(self) -> bool:
         return not self.missing
+
+    def _repr_html_(self) -> str:
+        told = ("paths", "observations", "nulls", "minimum", "mean", "maximum", "missing")
+        facts = {name: getattr(self, name) for name in told}
+        return html.card(f"Summary of {self.feature}", facts, rows=self.to_arrow().to_pylist())
 
     def to_arrow(self) -> pa.Table:
         """The histogram: columns `low`, `high`, `observations`."""
@@ -299,6 +315,11 @@ class Children:
         frame: pd.DataFrame = self.to_arrow().to_pandas()
         return frame
 
+    def _repr_html_(self) -> str:
+        rows = self.to_arrow().slice(0, html.ROWS_SHOWN).to_pylist()
+        facts = {"below": self.above, "missing": self.missing, "more": self.more}
+        return html.card(f"{len(self):,} of level {self.level}", facts, rows=rows, of=len(self))
+
     def __repr__(self) -> str:
         more = " and more" if self.more else ""
         return f"<Children: {len(self):,} of level {self.level}{more}{_state(self.missing)}>"
@@ -354,6 +375,12 @@ class Estimate:
     def complete(self) -> bool:
         """Whether the bounds speak of every commit that the node knows of."""
         return not self.missing and self.behind == 0
+
+    def _repr_html_(self) -> str:
+        names = ("share", "low", "value", "high")
+        rows = [{name: getattr(one, name) for name in names} for one in self.quantiles]
+        facts = {"quantiles of": self.feature, "commits behind": self.behind or None}
+        return html.card(f"{self.low:,} to {self.high:,} paths", facts, rows=rows)
 
     def __repr__(self) -> str:
         return f"<Estimate: {self.low:,} to {self.high:,} paths{_state(self.missing)}>"

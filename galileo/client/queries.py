@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.client import decode
+from galileo.client.ingestion import Progress
 from galileo.client.results import Labels, QueryEnd
 from galileo.client.transport import PAUSE_S, Transport
 from galileo.errors import DeadlineExceeded, GalileoError, TryAgain, Unavailable
 from galileo.labels import LabelSet, from_ipc
-from galileo.model.schema import Schema
-from galileo.wire.codec import cursor_from_pb, table_chunks
+from galileo.wire.codec import cursor_from_pb, table_chunks, table_of
 from galileo.wire.pb import query_pb2, query_pb2_grpc, storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_of_rpc
 
@@ -36,26 +36,44 @@ STREAM_TIMEOUT_S = 86_400.0
 _Opened: TypeAlias = tuple[Any, Any]
 
 
-async def collected(transport: Transport, request: query_pb2.QueryRequest) -> Labels:
-    """The whole answer, asked for again from the beginning where a node is lost on the way."""
+async def collected(
+    transport: Transport, request: query_pb2.QueryRequest, *, progress: Progress | None = None
+) -> Labels:
+    """The whole answer, asked for again from the beginning where a node is lost on the way.
+
+    `progress` is then not told again of as many labels as had come before.
+    """
+    told = 0
+
+    def tell(come: int) -> None:
+        nonlocal told
+        if progress is not None and come > told:
+            told, more = come, come - told
+            progress(more)
 
     async def attempt(channel: grpc.aio.Channel) -> Labels:
         call = query_pb2_grpc.QueryStub(channel).Run(request, timeout=decode.ANSWER_TIMEOUT_S)
         try:
-            return await _all_of(call)
+            return await _all_of(call, tell if progress else None)
         finally:
             call.cancel()
 
     return await transport.call(attempt)
 
 
-async def _all_of(call: Any) -> Labels:
-    head = (await _next(call)).head
-    schema = Schema.from_json(head.schema_json)
-    tables = [schema.label_schema.empty_table()]
-    while (part := await _next(call)).WhichOneof("part") == "labels":
-        tables.append(from_ipc(part.labels, schema.label_schema))
-    labels = Labels(schema, pa.concat_tables(tables), query=head.query_json)
+async def _all_of(call: Any, tell: Progress | None) -> Labels:
+    parts, come = [await _next(call)], 0
+    while True:
+        if tell is not None and parts[-1].labels:
+            come += pa.ipc.open_stream(parts[-1].labels).read_all().num_rows
+            tell(come)
+        if parts[-1].HasField("tail"):
+            break
+        parts.append(await _next(call))
+    head, part = parts[0].head, parts[-1]
+    schema = decode.schema_of(head.schema_json)
+    table = table_of([part.labels for part in parts if part.labels], schema.label_schema)
+    labels = Labels(schema, table, query=head.query_json)
     end = _end(part.tail, labels=len(labels))
     # A node that failed midway may have sent labels of partitions that now count as missing.
     known = labels if end.complete else end.known(labels)
@@ -63,6 +81,16 @@ async def _all_of(call: Any) -> Labels:
         frontier=end.frontier, missing=end.missing, query=head.query_json
     )
     return answer
+
+
+async def telling(
+    pieces: AsyncIterator[pa.Table], progress: Progress | None
+) -> AsyncIterator[pa.Table]:
+    """The same pieces; `progress` is called with the rows of each."""
+    async for piece in pieces:
+        if progress is not None:
+            progress(piece.num_rows)
+        yield piece
 
 
 class LabelBatches:
@@ -93,13 +121,17 @@ class LabelBatches:
         await self._labels.aclose()
 
     async def _run(self) -> AsyncGenerator[Labels, None]:
-        call, (head, part) = await self._transport.call(self._open)
-        schema = Schema.from_json(head.schema_json)
+        call, part = await self._transport.call(self._open)
+        head = part.head
+        schema = decode.schema_of(head.schema_json)
         try:
-            while part.WhichOneof("part") == "labels":
-                table = from_ipc(part.labels, schema.label_schema)
-                self._given += table.num_rows
-                yield Labels(schema, table, query=head.query_json)
+            while True:
+                if part.labels:
+                    table = from_ipc(part.labels, schema.label_schema)
+                    self._given += table.num_rows
+                    yield Labels(schema, table, query=head.query_json)
+                if part.HasField("tail"):
+                    break
                 part = await _next(call)
             self.end = _end(part.tail, labels=self._given)
         except (grpc.RpcError, TryAgain) as error:
@@ -110,8 +142,7 @@ class LabelBatches:
     async def _open(self, channel: grpc.aio.Channel) -> _Opened:
         call = query_pb2_grpc.QueryStub(channel).Run(self._request, timeout=STREAM_TIMEOUT_S)
         try:
-            head = (await _next(call)).head
-            return call, (head, await _next(call))
+            return call, await _next(call)
         except BaseException:
             call.cancel()
             raise

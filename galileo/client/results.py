@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass, field
 from typing import Any
 
-import shapely
 from rdflib import Graph
 
 from galileo import rdf
+from galileo.client import geo_files, html, plots
 from galileo.cursor import ORIGIN, Cursor, Stretch
-from galileo.errors import ConfigError
-from galileo.geo import geohash
 from galileo.labels import LabelSet
+from galileo.model.windows import Window, WindowChange, instant
 from galileo.rdf import LabelGraph, SparqlResult
 from galileo.samplers import SamplerSpec
 
@@ -30,15 +30,21 @@ class Labels(LabelSet):
         Raises:
             ConfigError: geopandas is not installed; it comes with `galileo-store[plots]`.
         """
-        try:
-            import geopandas
-        except ImportError as error:
-            raise ConfigError(
-                f"a GeoDataFrame needs geopandas, which does not load ({error}); "
-                "install it with: pip install 'galileo-store[plots]'"
-            ) from error
-        cells = shapely.box(*geohash.bounds(self.cells, self.schema.geohash_precision))
-        return geopandas.GeoDataFrame(self.to_pandas(), geometry=cells, crs="EPSG:4326")
+        return geo_files.to_geopandas(self)
+
+    def plot(self, by: str | None = None, *, ax: Any = None, cmap: str = "") -> Any:
+        """Draws a map of the cells; see `galileo.client.plots.plot_map`."""
+        return plots.plot_map(self, by, ax=ax, cmap=cmap)
+
+    def plot_time(self, by: str | None = None, *, ax: Any = None) -> Any:
+        """Draws observations, or a feature, by time; see `galileo.client.plots.plot_time`."""
+        return plots.plot_time(self, by, ax=ax)
+
+    def _repr_html_(self) -> str:
+        first = self.slice(0, min(html.ROWS_SHOWN, len(self))).to_arrow()
+        rows = first.drop_columns(["block", "partition", "sequence", "label"]).to_pylist()
+        title = f"{self.schema.name}: {len(self):,} labels"
+        return html.card(title, {"partitions missing:": self.missing}, rows=rows, of=len(self))
 
     def rdf(self) -> Graph:
         """The labels as an RDF graph; see docs/rdf.md for its terms."""
@@ -108,7 +114,10 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class CcqInfo:
-    """A CCQ as the cluster lists it; times in seconds, `expires_at` since 1970 UTC."""
+    """A CCQ as the cluster lists it; times in seconds, `expires_at` since 1970 UTC.
+
+    `holders` are nodes that keep earlier stretches of its cache, the oldest first.
+    """
 
     id: str
     dataset: str
@@ -121,19 +130,24 @@ class CcqInfo:
     state: str
     compression: str = "none"
     sampler: SamplerSpec | None = None
+    window: Window | None = None
+    holders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ccq:
     """A submitted CCQ: its id, its initial result, and the token that says so.
 
-    `coordinator` names the node that runs it, at the time of submission.
+    `coordinator` names the node that runs it, at the time of submission. `windows` and `clock_us`
+    are those of the initial result, as of an `Update`.
     """
 
     id: str
     initial: Labels
     token: str
     info: CcqInfo
+    windows: tuple[WindowChange, ...] = ()
+    clock_us: int | None = None
 
     @property
     def coordinator(self) -> str:
@@ -152,6 +166,10 @@ class Update:
         more: whether the next fetch has more at once.
         gone: commits that lie between the token before and this one and that the dataset's
             retention dropped before they were looked at; whether they matched nobody knows.
+        windows: what became of the query's windows, ascending by start: of those that the labels
+            belong to, and of those that are over now; empty where the query has none.
+        clock_us: the event clock, microseconds since 1970-01-01 UTC: the start of the newest
+            time bucket that was committed. None: there is none yet, or the query has no windows.
     """
 
     labels: Labels
@@ -160,6 +178,31 @@ class Update:
     age_s: float = 0.0
     more: bool = False
     gone: tuple[Stretch, ...] = ()
+    windows: tuple[WindowChange, ...] = ()
+    clock_us: int | None = None
+
+    @property
+    def clock(self) -> dt.datetime | None:
+        """The event clock as a time in UTC."""
+        return None if self.clock_us is None else instant(self.clock_us)
+
+    @property
+    def is_news(self) -> bool:
+        """Whether it tells anything but that there is nothing."""
+        return bool(len(self.labels) or self.gone or self.windows)
+
+    def _repr_html_(self) -> str:
+        gone = sum(one.last - one.first + 1 for one in self.gone)
+        facts = {"as of": f"{self.age_s:.1f} s ago", "windows": len(self.windows) or None}
+        facts |= {"more waits:": self.more, "commits gone:": gone or None}
+        return html.card("Update", facts) + self.labels._repr_html_()
+
+    def in_window(self, change: WindowChange) -> Labels:
+        """Its labels that belong to a window."""
+        buckets = self.labels.buckets
+        inside = self.labels.where((buckets >= change.start_us) & (buckets < change.end_us))
+        assert isinstance(inside, Labels)
+        return inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +227,11 @@ class RetentionReport:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node's state; sizes in bytes, `state` "up", "draining" or "unreachable"."""
+    """One node's state; sizes in bytes, `state` "up", "draining" or "unreachable".
+
+    `cache_bytes` is what the caches of CCQs take in memory; `held_bytes` of that is of CCQs that
+    other nodes coordinate by now. `spilled_bytes` are files.
+    """
 
     name: str
     group: str
@@ -198,6 +245,8 @@ class NodeStatus:
     pid: int = 0
     ccqs_coordinated: int = 0
     cache_bytes: int = 0
+    held_bytes: int = 0
+    spilled_bytes: int = 0
     stopped: tuple[str, ...] = ()
     datasets: tuple[dict[str, Any], ...] = ()
 
@@ -210,3 +259,21 @@ class ClusterStatus:
     def complete(self) -> bool:
         """Whether every node answered."""
         return all(node.state != "unreachable" for node in self.nodes)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {
+                "node": node.name,
+                "group": node.group,
+                "address": node.address,
+                "state": node.state,
+                "observations": sum(one["rows"] for one in node.datasets),
+                "CPU %": 100 * node.cpu_share,
+                "memory MB": node.memory_bytes / 1e6,
+                "CCQs": node.ccqs_coordinated,
+                "stopped": node.stopped,
+            }
+            for node in self.nodes
+        ]
+        up = sum(node.state == "up" for node in self.nodes)
+        return html.card(f"Cluster: {up} of {len(self.nodes)} nodes are up", rows=rows)

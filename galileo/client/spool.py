@@ -9,6 +9,7 @@ before a transaction counts.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -21,10 +22,14 @@ from galileo.cursor import Stretch
 from galileo.errors import DataDamaged, GalileoError, InputError, SpoolConflict, TryAgain
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.schema import Schema
+from galileo.model.times import Instant, iso, micros
+from galileo.model.windows import WindowChange, instant
 
 APPLICATION_ID = 0x47414C53  # "GALS"
-FORMAT = 1
+FORMAT = 2
+FORMAT_BEFORE_WINDOWS = 1
 BUSY_TIMEOUT_S = 10.0
+_NEXT = "SELECT number, arrow, schema, query FROM updates, reader"
 
 _TABLES = """
 CREATE TABLE reader (
@@ -39,6 +44,40 @@ CREATE TABLE gone (
     PRIMARY KEY (partition, first)
 );
 """
+# What format 2 has and format 1 has not; updates that were stored in format 1 have no bounds.
+_WINDOWS = """
+CREATE TABLE windows (
+    start INTEGER PRIMARY KEY, end INTEGER NOT NULL, labels INTEGER NOT NULL,
+    closed INTEGER NOT NULL
+);
+ALTER TABLE updates ADD COLUMN first_us INTEGER;
+ALTER TABLE updates ADD COLUMN last_us INTEGER;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWindow:
+    """A window of a CCQ, as far as the updates of a spool have told of it.
+
+    Attributes:
+        start_us, end_us: microseconds since 1970-01-01 UTC; it contains its start and not its end.
+        labels: that came for it, those of forgotten updates too.
+        is_closed: whether it is over; labels that come all the same open it again and close it.
+    """
+
+    start_us: int
+    end_us: int
+    labels: int
+    is_closed: bool
+
+    @property
+    def start(self) -> dt.datetime:
+        """As a time in UTC."""
+        return instant(self.start_us)
+
+    @property
+    def end(self) -> dt.datetime:
+        return instant(self.end_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +175,22 @@ class Spool:
                 (ccq_id, update.token, labels.schema.to_json(), labels.query),
             )
             if len(labels):
+                buckets = labels.buckets
                 database.execute(
-                    "INSERT INTO updates (labels, arrow) VALUES (?, ?)",
-                    (len(labels), to_ipc(labels.table, compression="lz4")),
+                    "INSERT INTO updates (labels, arrow, first_us, last_us) VALUES (?, ?, ?, ?)",
+                    (
+                        *(len(labels), to_ipc(labels.table, compression="lz4")),
+                        *(int(buckets.min()), int(buckets.max())),
+                    ),
                 )
             database.executemany(
                 "INSERT INTO gone VALUES (?, ?, ?)",
                 [(one.partition, one.first, one.last) for one in update.gone],
+            )
+            database.executemany(
+                "INSERT INTO windows VALUES (?, ?, ?, ?) ON CONFLICT (start) DO UPDATE "
+                "SET labels = labels + excluded.labels, closed = excluded.closed",
+                [(w.start_us, w.end_us, w.labels, w.is_closed) for w in update.windows],
             )
         self._known = update.token
 
@@ -151,6 +199,26 @@ class Spool:
         """All that the updates named as dropped by retention before it was looked at."""
         rows = self._all("SELECT partition, first, last FROM gone ORDER BY partition, first")
         return tuple(Stretch(*row) for row in rows)
+
+    def windows(self) -> tuple[HeldWindow, ...]:
+        """All windows that the updates have told of, ascending by start."""
+        rows = self._all("SELECT start, end, labels, closed FROM windows ORDER BY start")
+        return tuple(_held(row) for row in rows)
+
+    def window(self, start: Instant) -> HeldWindow:
+        """The window that begins at a time; `labels` gives its labels.
+
+        Raises:
+            InputError: no update has told of one.
+        """
+        start_us = micros(start)
+        rows = self._all("SELECT start, end, labels, closed FROM windows WHERE start = ?", start_us)
+        if not rows:
+            raise InputError(
+                f"expected the start of a window of which {self.path} was told, got "
+                f"{iso(start_us)}; windows() names them"
+            )
+        return _held(rows[0])
 
     def check(self, ccq_id: str) -> None:
         """Raises `InputError` where the spool holds another CCQ's updates."""
@@ -163,23 +231,12 @@ class Spool:
 
     def updates(self, *, after: int = 0) -> Iterator[SpooledUpdate]:
         """The updates held whose number lies past `after`, one at a time."""
-        while found := self._all(
-            "SELECT number, arrow, schema, query FROM updates, reader "
-            "WHERE number > ? ORDER BY number LIMIT 1",
-            after,
-        ):
-            after, data, schema_json, query = found[0]
-            schema = Schema.from_json(schema_json)
-            try:
-                table = from_ipc(data, schema.label_schema)
-            except InputError as error:
-                raise DataDamaged(
-                    f"update {after} of {self.path} is damaged: {error.message}"
-                ) from error
-            yield SpooledUpdate(after, Labels(schema, table, query=query))
+        while found := self._all(f"{_NEXT} WHERE number > ? ORDER BY number LIMIT 1", after):
+            after = found[0][0]
+            yield self._update(*found[0])
 
-    def labels(self) -> Labels:
-        """All labels held, as one set.
+    def labels(self, window: HeldWindow | WindowChange | None = None) -> Labels:
+        """All labels held, or those that belong to a window, as one set.
 
         Raises:
             InputError: it never held any, so nobody knows their schema.
@@ -188,11 +245,39 @@ class Spool:
         if not held:
             raise InputError(f"{self.path} holds nothing yet; watch a continuous query into it")
         schema = Schema.from_json(held[0][0])
-        parts = [update.labels for update in self.updates()]
-        return Labels(schema, Labels.concat(schema, parts).table, query=held[0][1])
+        updates = self.updates() if window is None else self._updates_around(window)
+        found = Labels.concat(schema, [update.labels for update in updates])
+        if window is not None:
+            buckets = found.buckets
+            found = found.where((buckets >= window.start_us) & (buckets < window.end_us))
+        return Labels(schema, found.table, query=held[0][1])
+
+    def _updates_around(self, window: HeldWindow | WindowChange) -> Iterator[SpooledUpdate]:
+        """The updates that may have labels of a window; those of format 1 may have any."""
+        after = 0
+        while found := self._all(
+            f"{_NEXT} WHERE number > ? AND (first_us IS NULL OR (first_us < ? AND last_us >= ?)) "
+            "ORDER BY number LIMIT 1",
+            *(after, window.end_us, window.start_us),
+        ):
+            after = found[0][0]
+            yield self._update(*found[0])
+
+    def _update(self, number: int, data: bytes, schema_json: str, query: str) -> SpooledUpdate:
+        schema = Schema.from_json(schema_json)
+        try:
+            table = from_ipc(data, schema.label_schema)
+        except InputError as error:
+            raise DataDamaged(
+                f"update {number} of {self.path} is damaged: {error.message}"
+            ) from error
+        return SpooledUpdate(number, Labels(schema, table, query=query))
 
     def forget(self, *, until: int) -> None:
-        """Drops the updates up to a number; the token stays, so they do not come again."""
+        """Drops the updates up to a number; the token stays, so they do not come again.
+
+        What `windows` says of them stays, too.
+        """
         with self._transaction() as database:
             database.execute("DELETE FROM updates WHERE number <= ?", (until,))
 
@@ -219,15 +304,20 @@ class Spool:
             (tables,) = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             if not tables and not application:
                 database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                database.execute(f"PRAGMA user_version = {FORMAT}")
-                for statement in filter(str.strip, _TABLES.split(";")):
-                    database.execute(statement)
+                self._make(_TABLES + _WINDOWS)
+            elif (application, version) == (APPLICATION_ID, FORMAT_BEFORE_WINDOWS):
+                self._make(_WINDOWS)
             elif (application, version) != (APPLICATION_ID, FORMAT):
                 raise self._foreign()
         except BaseException:
             database.execute("ROLLBACK")
             raise
         database.execute("COMMIT")
+
+    def _make(self, statements: str) -> None:
+        for statement in filter(str.strip, statements.split(";")):
+            self._database.execute(statement)
+        self._database.execute(f"PRAGMA user_version = {FORMAT}")
 
     def _foreign(self) -> InputError:
         return InputError(
@@ -273,3 +363,8 @@ class Spool:
         if error.sqlite_errorname == "SQLITE_NOTADB":
             return self._foreign()
         return DataDamaged(f"the spool {self.path} is damaged: {error}")
+
+
+def _held(row: tuple[Any, ...]) -> HeldWindow:
+    start_us, end_us, labels, closed = row
+    return HeldWindow(start_us, end_us, labels, bool(closed))

@@ -21,6 +21,9 @@ from galileo.wire.status import error_of_rpc
 
 PAUSE_S = 0.1
 PAUSE_MAX_S = 1.0
+"""Between tries where nobody says when to come back, doubled each time."""
+PAUSE_MIN_S = 0.05
+"""Where somebody does, and says at once."""
 TOPOLOGY_TIMEOUT_S = 5.0
 
 Result = TypeVar("Result")
@@ -73,11 +76,22 @@ class Transport:
             try:
                 return await self._once(attempt)
             except TryAgain as error:
-                wait = max(pause, float(error.details.get("after_s", 0.0)))
+                advised = error.details.get("after_s")
+                wait = pause if advised is None else max(float(advised), PAUSE_MIN_S)
                 if time.monotonic() + wait > deadline:
                     raise
                 await asyncio.sleep(wait)
-                pause = min(2 * pause, PAUSE_MAX_S)
+                if advised is None:
+                    pause = min(2 * pause, PAUSE_MAX_S)
+
+    async def ask(
+        self, address: str, attempt: Callable[[grpc.aio.Channel], Awaitable[Result]]
+    ) -> Result:
+        """The result of one `attempt` at one address, whatever becomes of it; errors as `call`."""
+        try:
+            return await attempt(self._channel(address))
+        except grpc.RpcError as error:
+            raise error_of_rpc(error, asked=address) from error
 
     async def _once(self, attempt: Callable[[grpc.aio.Channel], Awaitable[Result]]) -> Result:
         """One try at each address until one answers, be it with an error of its own."""

@@ -5,7 +5,8 @@ group have answered, or `poll_timeout_s` is over, the suitable ones among all an
 offered the appointment in the order of their rank, one at a time; an offer that is refused or
 not accepted within `appoint_timeout_s` goes to the next. Only when no suitable node is left
 does the poll widen to the next group. When there is no further group, the rest is asked in the
-order of rank too: the least loaded takes it.
+order of rank too: the least loaded takes it. An election that need not come to anything (a node
+gives away what it could keep) ends there instead.
 
 States: polling a group, offering to a node, over (decided or failed).
 Invariants: no node is polled or offered twice; at most `offers_max` offers.
@@ -55,6 +56,7 @@ class Election:
         self.offered_to: str | None = None
         self.is_over = False
         self._need_bytes = 0
+        self._only_suitable = False
         self._groups: list[tuple[str, ...]] = []
         self._polled_at: dict[str, float] = {}
         self.candidates: dict[str, Candidate] = {}
@@ -82,6 +84,7 @@ class Election:
 
     def _on_started(self, event: Started, now: float) -> list[ElectionEffect]:
         self._need_bytes = event.need_bytes
+        self._only_suitable = event.only_suitable
         self._groups = [group for group in event.groups if group]
         return self._widen(now)
 
@@ -118,7 +121,7 @@ class Election:
             return self._give_up()
         left = {n: c for n, c in self.candidates.items() if n not in self._offered}
         fit = {n: c for n, c in left.items() if self._is_suitable(c)}
-        if not fit and (self._groups or not left):
+        if not fit and (self._groups or not left or self._only_suitable):
             return self._widen(now)
         weights = self.options.weights
         node = rank(fit or left, need_bytes=self._need_bytes, weights=weights)[0]

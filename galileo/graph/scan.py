@@ -86,7 +86,12 @@ class Window:
     def _named(self, partitions: npt.NDArray[np.int32]) -> Mask:
         if self.partitions is None:
             return np.ones(len(partitions), dtype=np.bool_)
-        return np.isin(partitions, np.fromiter(self.partitions, dtype=np.int32))
+        if not self.partitions:
+            return np.zeros(len(partitions), dtype=np.bool_)
+        # What `np.isin` finds, at a fifth of its cost where there are few.
+        named = np.array(sorted(self.partitions), dtype=np.int32)
+        found: Mask = named.take(np.searchsorted(named, partitions), mode="clip") == partitions
+        return found
 
 
 def _coverage(*, possible: Mask, certain: Mask) -> Coverage:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.errors import InputError
-from galileo.model.times import MICROS, Duration, seconds
+from galileo.model.times import MICROS, TIME_MAX_US, TIME_MIN_US, Duration, seconds
 
 SIZE_MAX_US = 36_525 * 86_400 * MICROS
 """A hundred years."""
@@ -43,6 +43,7 @@ Run: TypeAlias = tuple[int, int]
 
 STATES: tuple[State, ...] = ("open", "closed", "reopened")
 _OPEN, _CLOSED, _REOPENED = range(3)
+_SPREAD = 4
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -174,7 +175,7 @@ class Window:
         Returns:
             Numbers of the windows that have any, ascending, and as many counts.
         """
-        last, sizes = np.unique(buckets // self.slide_us, return_counts=True)
+        last, sizes = _tallied(buckets // self.slide_us)
         numbers = expanded(_covered(last, self.overlap))
         sums = np.concatenate(([0], np.cumsum(sizes)))
         until = np.searchsorted(last, numbers + self.overlap - 1, side="right")
@@ -185,6 +186,13 @@ class Window:
         """Number of the last window that is over at this clock; those before it are over, too."""
         return (clock_us - self.size_us - self.lateness_us) // self.slide_us
 
+    def admits(self, told: Told) -> bool:
+        """Whether a reader of these windows can have been told so: times that there are."""
+        first, last = TIME_MIN_US - self.size_us, TIME_MAX_US
+        starts = [n * self.slide_us for at, count in told.open for n in (at, at + count - 1)]
+        clock = [] if told.clock_us is None else [told.clock_us]
+        return all(first <= moment <= last for moment in (*starts, *clock))
+
     def first_closing_us(self, told: Told) -> int | None:
         """The clock at which the first window of a reader closes; None: it has none open."""
         if not told.open:
@@ -192,7 +200,7 @@ class Window:
         return told.open[0][0] * self.slide_us + self.size_us + self.lateness_us
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class ClockStep:
     """The commits of a partition up to `sequence` hold a bucket that begins at `bucket_us`."""
 
@@ -234,11 +242,11 @@ class WindowChange:
     @property
     def start(self) -> dt.datetime:
         """As a time in UTC, which begins with the year 1."""
-        return _EPOCH + dt.timedelta(microseconds=self.start_us)
+        return instant(self.start_us)
 
     @property
     def end(self) -> dt.datetime:
-        return _EPOCH + dt.timedelta(microseconds=self.end_us)
+        return instant(self.end_us)
 
     @property
     def is_closed(self) -> bool:
@@ -305,10 +313,11 @@ def fold(
     labels[np.searchsorted(numbers, touched)] = counts
     after_us = told.clock_us
     if not more or len(numbers) > HELD_MAX:
-        newest_us = int(buckets.max()) if len(buckets) else None
-        after_us = max(
-            (c for c in (told.clock_us, clock_us, newest_us) if c is not None), default=None
-        )
+        # No window with labels, of an earlier answer either, begins later than all of its labels.
+        begun = numbers[-1:] * window.slide_us
+        known = [told.clock_us, clock_us, *begun.tolist()]
+        known += [int(buckets.max())] if len(buckets) else []
+        after_us = max((one for one in known if one is not None), default=None)
     was_over, is_over = _over(window, numbers, told.clock_us), _over(window, numbers, after_us)
     states = np.where(was_over, _REOPENED, np.where(is_over, _CLOSED, _OPEN)).astype(np.uint8)
     shown = is_over | (labels > 0)
@@ -317,11 +326,29 @@ def fold(
     return Told(after_us, runs(numbers[~is_over])), changes
 
 
+def instant(value_us: int) -> dt.datetime:
+    """Microseconds since 1970-01-01 as a time in UTC."""
+    return _EPOCH + dt.timedelta(microseconds=value_us)
+
+
 def _over(window: Window, numbers: Numbers, clock_us: int | None) -> npt.NDArray[np.bool_]:
     if clock_us is None:
         return np.zeros(len(numbers), dtype=np.bool_)
     over: npt.NDArray[np.bool_] = numbers <= window.last_over(clock_us)
     return over
+
+
+def _tallied(numbers: Numbers) -> tuple[Numbers, Numbers]:
+    """The distinct numbers, ascending, and how often each occurs; without a sort where they are
+    close together, as those of most answers are.
+    """
+    if len(numbers) == 0 or np.ptp(numbers) > _SPREAD * len(numbers):
+        distinct, counts = np.unique(numbers, return_counts=True)
+        return distinct, counts
+    first = int(numbers.min())
+    often = np.bincount(numbers - first)
+    places = np.flatnonzero(often)
+    return places + first, often[places]
 
 
 def _covered(last: Numbers, overlap: int) -> tuple[Run, ...]:

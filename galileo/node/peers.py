@@ -38,7 +38,8 @@ class ScanTask:
     """The commits (after, until] of some partitions, seen through one query.
 
     `until` None means: up to what is committed when the scan starts. With `labels_max` above 0
-    the answer may stop before, behind a whole commit, and says so by how far it reached.
+    the answer may stop before, behind a whole commit, and says so by how far it reached. With a
+    sampler the labels are what it keeps of them.
     """
 
     item: int
@@ -48,6 +49,7 @@ class ScanTask:
     until: Cursor | None
     partitions: frozenset[int]
     labels_max: int = 0
+    sampler_json: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,13 @@ from galileo.dht.topology import Topology
 from galileo.errors import AskElsewhere, Cancelled, GalileoError, TryAgain, UnknownDataset
 from galileo.labels import LabelSet, first_commits
 from galileo.model.schema import Schema
+from galileo.node import sampling
 from galileo.node.catalog import Catalog
 from galileo.node.peers import Peers, ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
 from galileo.node.shard import Shard
 from galileo.node.view import ClusterView
 from galileo.query import Query, parse
+from galileo.samplers import SamplerSpec
 
 LABELS_PER_PART = 32_768
 PARTS_WAITING_MAX = 4
@@ -54,14 +56,16 @@ class LocalScans:
     async def scan(self, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         """Each task's labels in parts, then its `ScanDone`, or a `ScanFailed` of its own."""
         loop = asyncio.get_running_loop()
-        if len(tasks) == 1 and not tasks[0].labels_max:
-            stepwise = _Stepwise(self._catalog, tasks[0])
-            while not stepwise.done:
-                for answer in await loop.run_in_executor(self._executor, stepwise.step):
-                    yield answer
-            return
-        for dataset in sorted({task.dataset for task in tasks}):
-            group = [task for task in tasks if task.dataset == dataset]
+        is_alone = len(tasks) == 1 and not tasks[0].labels_max
+        for task in tasks:
+            if is_alone or task.sampler_json:
+                stepwise = _Stepwise(self._catalog, task)
+                while not stepwise.done:
+                    for answer in await loop.run_in_executor(self._executor, stepwise.step):
+                        yield answer
+        together = [] if is_alone else [task for task in tasks if not task.sampler_json]
+        for dataset in sorted({task.dataset for task in together}):
+            group = [task for task in together if task.dataset == dataset]
             for answer in await loop.run_in_executor(self._executor, self._scan, dataset, group):
                 yield answer
 
@@ -127,13 +131,19 @@ def _start(catalog: Catalog, task: ScanTask) -> _Started:
     published = shard.published()
     reached = _reached(published, until=task.until, partitions=task.partitions)
     labels_max = _labels_per_step(shard.schema)
-    pieces = shard.graph.scan_pieces(
-        query,
-        labels_max=labels_max,
-        after=task.after,
-        until=reached,
-        partitions=task.partitions,
-    )
+
+    def scan(after: Cursor, until: Cursor) -> sampling.Pieces:
+        return shard.graph.scan_pieces(
+            query, labels_max=labels_max, after=after, until=until, partitions=task.partitions
+        )
+
+    if task.sampler_json:
+        spec = SamplerSpec.from_json(task.sampler_json)
+        pieces = sampling.sampled_pieces(
+            scan, shard.schema, after=task.after, until=reached, spec=spec
+        )
+    else:
+        pieces = scan(task.after, reached)
     return _Started(shard, pieces, reached, labels_max)
 
 
@@ -212,6 +222,7 @@ class Tail:
 AWAY = (TryAgain, AskElsewhere, Cancelled, UnknownDataset)
 
 _Part: TypeAlias = pa.Table | Tail | Exception
+_Answer: TypeAlias = AsyncGenerator[pa.Table | Tail, None]
 
 
 class ClusterScans:
@@ -236,7 +247,31 @@ class ClusterScans:
         """The partitions that placement allows to hold a match."""
         return placement.candidates(self._topology, query.schema, query.cell_ranges())
 
-    async def run(self, query: Query) -> AsyncGenerator[pa.Table | Tail, None]:
+    async def sampled(self, query: Query, spec: SamplerSpec) -> _Answer:
+        """What `run` finds, thinned by a sampler where it lies, and merged here if that is due.
+
+        Raises:
+            UnknownSampler: it is not installed here, or at another node.
+            InputError: it refuses its options, or they do not fit the dataset.
+            SamplerFailed: it raised, or gave no mask.
+            MessageTooLarge: there is too much to merge.
+        """
+        last = await asyncio.to_thread(sampling.merging_at_last, query.schema, spec)
+        async with aclosing(self.run(query, sampler=spec)) as parts:
+            async for part in parts:
+                if last is None:
+                    yield part
+                elif isinstance(part, Tail):
+                    labels = await asyncio.to_thread(last.result, until=part.frontier)
+                    for table in _parts(labels.table):
+                        yield table
+                    yield part
+                else:
+                    last.add(part)
+
+    async def run(
+        self, query: Query, *, sampler: SamplerSpec | None = None
+    ) -> AsyncGenerator[pa.Table | Tail, None]:
         """The labels in parts, then how far they go; of everything committed when it was asked.
 
         Where the feature graph rules a match out up to some commit, only later ones are looked
@@ -247,7 +282,7 @@ class ClusterScans:
         wanted = self.candidates(query)
         spared = self._view.spared(query, wanted)
         async with aclosing(
-            self.between(query, partitions=wanted, after=spared, until=None)
+            self.between(query, partitions=wanted, after=spared, until=None, sampler=sampler)
         ) as parts:
             async for part in parts:
                 if isinstance(part, Tail):
@@ -263,34 +298,30 @@ class ClusterScans:
         after: Cursor,
         until: Cursor | None,
         labels_max: int = 0,
+        sampler: SamplerSpec | None = None,
     ) -> AsyncGenerator[pa.Table | Tail, None]:
         """The labels of the commits (after, until] of some partitions, then their `Tail`.
 
-        With `labels_max` above 0 each node may stop behind that many.
+        With `labels_max` above 0 each node may stop behind that many. A sampler thins them at
+        the nodes; samples of different nodes are not merged.
         """
         whole = ScanTask(
             0, query.schema.name, query.to_json(), after, until, partitions, labels_max
         )
-        tasks = self._shares(whole)
-        queue: asyncio.Queue[_Part] = asyncio.Queue(PARTS_WAITING_MAX)
-        running = [
-            asyncio.create_task(self._ask(node, task, queue)) for node, task in tasks.items()
-        ]
-        tails: list[Tail] = []
-        try:
-            while len(tails) < len(running):
-                part = await queue.get()
-                if isinstance(part, Exception):
-                    raise part
+        if sampler is not None:
+            whole = dataclasses.replace(whole, sampler_json=sampler.to_json())
+        shares = self._shares(whole)
+        answers = [self._answer(node, share) for node, share in shares.items()]
+        if list(shares) == [self._name]:
+            # A small answer is a part and its tail: nothing that tasks and a queue could hasten.
+            for _ in range(2):
+                part = await anext(answers[0])
+                yield part
                 if isinstance(part, Tail):
-                    tails.append(part)
-                else:
-                    yield part
-        finally:
-            for one in running:
-                one.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-        yield _joined(tails)
+                    return
+        async with aclosing(_together(answers)) as parts:
+            async for part in parts:
+                yield part
 
     def _shares(self, task: ScanTask) -> dict[str, ScanTask]:
         """The part of the task that each node has to answer."""
@@ -302,25 +333,53 @@ class ClusterScans:
             if share
         }
 
-    async def _ask(self, node: str, task: ScanTask, queue: asyncio.Queue[_Part]) -> None:
-        """Puts one node's labels and its tail, or what went wrong on our side."""
+    async def _answer(self, node: str, task: ScanTask) -> _Answer:
+        """One node's labels, then its tail; raises what went wrong on our side."""
         asked = self._local.scan([task]) if node == self._name else self._peers.scan(node, [task])
         tail = Tail(ORIGIN, task.partitions)
         try:
             async with aclosing(asked) as answers:
                 async for answer in answers:
                     if isinstance(answer, ScanLabels):
-                        await queue.put(answer.table)
+                        yield answer.table
                     elif isinstance(answer, ScanDone):
                         tail = Tail(answer.reached, frozenset(), answer.gone)
                     else:
                         raise answer.error
         except AWAY as error:
             log.warning("node %s did not answer a scan: %s", node, error)
-        except Exception as error:
-            await queue.put(error)
-            return
-        await queue.put(tail)
+        yield tail
+
+
+async def _together(answers: Sequence[_Answer]) -> _Answer:
+    """The labels of several nodes as they come, then the one tail of them all."""
+    queue: asyncio.Queue[_Part] = asyncio.Queue(PARTS_WAITING_MAX)
+    running = [asyncio.create_task(_put(answer, queue)) for answer in answers]
+    tails: list[Tail] = []
+    try:
+        while len(tails) < len(running):
+            part = await queue.get()
+            if isinstance(part, Exception):
+                raise part
+            if isinstance(part, Tail):
+                tails.append(part)
+            else:
+                yield part
+    finally:
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    yield _joined(tails)
+
+
+async def _put(answer: _Answer, queue: asyncio.Queue[_Part]) -> None:
+    """Puts what one node answers, or what went wrong on our side."""
+    try:
+        async with aclosing(answer) as parts:
+            async for part in parts:
+                await queue.put(part)
+    except Exception as error:
+        await queue.put(error)
 
 
 def _joined(tails: Sequence[Tail]) -> Tail:

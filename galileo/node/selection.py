@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence, Set
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -32,7 +32,6 @@ from galileo.node.reading import Reading, found_now
 from galileo.node.scans import ClusterScans, Tail
 from galileo.node.shard import Shard
 from galileo.query import Query
-from galileo.storage.row_ranges import take_rows
 
 LABELS_PER_PIECE = 32_768
 ROWS_PER_TABLE = 65_536
@@ -40,6 +39,7 @@ ROWS_PER_TABLE = 65_536
 STEP_S = 0.025
 """After so long a step ends with what it has, so that others get their turn."""
 
+_PLACE_AND_TIME = ("latitude", "longitude", "time")
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _T = TypeVar("_T")
 
@@ -191,7 +191,7 @@ class _Pieces:
             else:
                 rest = found.take(np.flatnonzero(~found.certain))
                 known = int(found.rows[found.certain].sum(dtype=np.int64))
-                yield known + (self._read(rest).num_rows if len(rest.row) else 0)
+                yield known + (self._count(rest) if len(rest.row) else 0)
 
     def _found(self) -> Iterator[_Found | None]:
         """Labels that match, as many together as have `ROWS_PER_TABLE` rows or more."""
@@ -213,24 +213,47 @@ class _Pieces:
 
     def _read(self, found: _Found) -> pa.Table:
         """The observations behind labels that match exactly."""
-        tables = [self._commit(*commit) for commit in found.commits()]
-        table = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
-        open_ = np.flatnonzero(~np.repeat(found.certain, found.rows))
-        if len(open_):
-            keep = np.ones(table.num_rows, dtype=np.bool_)
-            near = table if len(open_) == len(keep) else table.take(pa.array(open_))
-            keep[open_] = self.query.match_observations(near)
-            table = table.filter(pa.array(keep))
+        near = self._near(found, {*self.columns, *_PLACE_AND_TIME, *self.query.features})
+        keep = self._matching(near, np.repeat(found.certain, found.rows))
+        table = near if keep is None else near.filter(pa.array(keep))
         return table.select(self.columns)
 
-    def _commit(
-        self, partition: int, sequence: int, ranges: tuple[np.ndarray, np.ndarray]
-    ) -> pa.Table:
-        with found_now():
-            whole = self.shard.journals[partition].read(sequence)
-        read = {*self.columns, "latitude", "longitude", "time", *self.query.features}
-        names = [name for name in whole.column_names if name in read]
-        return take_rows(whole.select(names), ranges)
+    def _count(self, found: _Found) -> int:
+        """How many observations behind labels match exactly."""
+        near = self._near(found, {*_PLACE_AND_TIME, *self.query.features})
+        return int(np.count_nonzero(self.query.match_observations(near)))
+
+    def _matching(self, near: pa.Table, certain: _Mask) -> _Mask | None:
+        """Which of the observations match; None: all of them."""
+        if certain.all():
+            return None
+        open_ = np.flatnonzero(~certain)
+        tested = near if len(open_) == len(certain) else near.take(pa.array(open_))
+        certain[open_] = self.query.match_observations(tested)
+        return certain
+
+    def _near(self, found: _Found, columns: Set[str]) -> pa.Table:
+        """Some columns of all observations behind labels."""
+        numbers, commits = found.row_numbers()
+        tables = []
+        for partition, sequence, start, stop in commits:
+            with found_now():
+                whole = self.shard.journals[partition].read(sequence)
+            names = whole.column_names
+            if len(columns) < len(names):
+                whole = whole.select([name for name in names if name in columns])
+            tables.append(_rows(whole, numbers[start:stop]))
+        # Put together here, since testing, filtering and encoding would do it column by column.
+        return pa.concat_tables(tables).combine_chunks() if len(tables) > 1 else tables[0]
+
+
+def _rows(table: pa.Table, numbers: npt.NDArray[np.int64]) -> pa.Table:
+    """The rows of ascending numbers; not copied where they are adjacent."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    assert 0 <= first <= last < table.num_rows, "a path names rows that its commit has not"
+    if last - first + 1 == len(numbers):
+        return table.slice(first, len(numbers))
+    return table.take(pa.array(numbers))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,12 +309,19 @@ class _Found:
         for start, stop in zip(firsts, [*firsts[1:], len(self.row)], strict=True):
             yield self.take(np.arange(start, stop))
 
-    def commits(self) -> Iterator[tuple[int, int, tuple[np.ndarray, np.ndarray]]]:
-        """Partition, sequence and the row ranges of each commit."""
+    def row_numbers(self) -> tuple[npt.NDArray[np.int64], list[tuple[int, int, int, int]]]:
+        """Which row of its commit each observation is, those of all labels behind each other.
+
+        Also partition, sequence, start and stop among these numbers, of each commit.
+        """
+        rows = self.rows.astype(np.int64)
+        ends = np.cumsum(rows)
+        numbers = np.repeat(self.row - (ends - rows), rows)
+        numbers += np.arange(len(numbers))
         starts = self._starts()
-        for start, stop in zip(starts, [*starts[1:], len(self.row)], strict=True):
-            ranges = self.row[start:stop], self.rows[start:stop]
-            yield int(self.partition[start]), int(self.sequence[start]), ranges
+        stops = ends[np.append(starts[1:], len(rows)) - 1]
+        places = (self.partition[starts], self.sequence[starts], np.append(0, stops[:-1]), stops)
+        return numbers, list(zip(*(place.tolist() for place in places), strict=True))
 
     def _starts(self) -> npt.NDArray[np.intp]:
         """Where each commit begins; there is at least one."""

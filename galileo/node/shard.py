@@ -19,6 +19,8 @@ from galileo.errors import GalileoError
 from galileo.graph.metadata import MetadataGraph
 from galileo.graph.synopsis import Synopsis
 from galileo.model.schema import Schema
+from galileo.model.times import column_micros
+from galileo.model.windows import ClockStep
 from galileo.query import parse
 from galileo.storage.journal import Commit, Committed, PartitionJournal
 from galileo.storage.recovery import Replayed
@@ -44,6 +46,7 @@ class Shard:
         self.journals: dict[int, PartitionJournal] = {}
         self._epoch = epoch
         self._published: dict[int, int] = {}
+        self._newest: dict[int, ClockStep] = {}
         self._synopses: dict[int, Synopsis] = {}
         self._unsummarised: dict[int, list[Replayed]] = {}
         self._unsummarised_paths: dict[int, int] = {}
@@ -70,6 +73,13 @@ class Shard:
     def published(self) -> Cursor:
         """The last commit of each partition that a scan sees."""
         return Cursor(dict(self._published))
+
+    def event_clock(self) -> tuple[ClockStep, ...]:
+        """Up to which commit each partition holds which newest time bucket.
+
+        What retention has dropped counts until the next start.
+        """
+        return tuple(self._newest.copy().values())
 
     def dropped(self) -> Cursor:
         """Up to where retention has dropped each partition's commits.
@@ -132,7 +142,16 @@ class Shard:
             self._unsummarised_paths[partition] = waiting
             if waiting >= UNSUMMARISED_PATHS_MAX:
                 self._summarise(partition)
+        self._wind(partition, commits)
         self._published[partition] = commits.last_sequence
+
+    def _wind(self, partition: int, commits: Replayed) -> None:
+        """Winds the event clock: before the commits are published, lest a reader be ahead of it."""
+        if commits.paths.num_rows:
+            newest_us = int(column_micros(commits.paths.column("bucket")).max())
+            before = self._newest.get(partition)
+            if before is None or newest_us > before.bucket_us:
+                self._newest[partition] = ClockStep(partition, commits.last_sequence, newest_us)
 
     def _summarise(self, partition: int) -> None:
         """Gives the synopsis the commits that wait, as one that ends with the last of them.

@@ -6,10 +6,13 @@ it may spare work, never an answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from galileo.cursor import ORIGIN, Cursor
 from galileo.graph.feature import FeatureGraph
 from galileo.graph.synopsis import SynopsisDelta, Version
 from galileo.model.schema import Schema
+from galileo.model.windows import ClockStep
 from galileo.query import Query
 
 
@@ -20,6 +23,7 @@ class ClusterView:
         self._sequences: dict[str, Cursor] = {}
         self._graphs: dict[str, FeatureGraph] = {}
         self._heard: set[str] = set()
+        self._clocks: dict[str, dict[int, ClockStep]] = {}
 
     def hear_node(self, node: str) -> None:
         """Remembers that a node has told what it has committed, if anything."""
@@ -37,6 +41,14 @@ class ClusterView:
         before = self.sequences(dataset)
         self._sequences[dataset] = before.join(sequences)
         return self._sequences[dataset] != before
+
+    def event_clock(self, dataset: str) -> tuple[ClockStep, ...]:
+        """The newest time bucket of each partition, and which commit brought it."""
+        return tuple(self._clocks.get(dataset, {}).values())
+
+    def hear_event_clock(self, dataset: str, steps: Iterable[ClockStep]) -> None:
+        """Takes a node's report of its newest time buckets; of each partition the last one."""
+        self._clocks.setdefault(dataset, {}).update({one.partition: one for one in steps})
 
     def hear_synopsis(self, schema: Schema, delta: SynopsisDelta) -> Version:
         """Takes a synopsis' changes; what is now known of it, for acknowledgement."""

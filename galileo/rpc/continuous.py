@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from galileo.cursor import Cursor, Stretch
 from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
+from galileo.model.windows import Changes, Window
 from galileo.packing import FORMAT_VERSION, unpack
 from galileo.rpc.guard import Context, streaming, unary
 from galileo.samplers import SamplerSpec
-from galileo.wire.codec import cursor_to_pb, label_chunks, stretches_to_pb
+from galileo.wire.codec import (
+    KeptRows,
+    cursor_from_pb,
+    cursor_to_pb,
+    kept_rows,
+    label_chunks,
+    stretches_to_pb,
+    windows_to_pb,
+)
 from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
 
 WAIT_MAX_S = 60.0
@@ -33,6 +42,7 @@ class Submission:
     expiration_s: float
     sampler: SamplerSpec | None
     compression: str
+    window: Window | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +60,21 @@ class CcqFacts:
     coordinator_address: str
     term: int
     state: str
+    window: Window | None = None
+    holders: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """`labels` is the initial result; `token` says so to the next fetch."""
+    """`labels` is the initial result; `token` says so to the next fetch.
+
+    `windows` is what they do to the windows of the CCQ; None: it has none.
+    """
 
     ccq: CcqFacts
     labels: LabelSet
     token: str
+    windows: Changes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +90,9 @@ class Fetched:
         frontier: how far the CCQ is evaluated; `age_s`: for how long it has been.
         more: whether a further fetch has more at once.
         gone: up to the cursor, what retention dropped before it was evaluated.
+        windows: what the labels do to the windows of the CCQ; None: it has none.
+        kept: by its place in `packed`, the rows of a pack that count, where they are not all.
+        coordinator_address: of the node that knew all this, where it is another.
     """
 
     schema_json: str
@@ -86,6 +105,24 @@ class Fetched:
     age_s: float
     more: bool
     gone: Sequence[Stretch] = ()
+    windows: Changes | None = None
+    kept: Mapping[int, KeptRows] = field(default_factory=dict)
+    coordinator_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a node keeps of a CCQ that it gave away.
+
+    Attributes:
+        data: the labels, as `galileo.ccq.pack_files` has them; empty: none.
+        reached: how far they go.
+        gone: up to there, what retention dropped before it was evaluated.
+    """
+
+    data: bytes
+    reached: Cursor
+    gone: Sequence[Stretch]
 
 
 class ContinuousFace(Protocol):
@@ -94,8 +131,19 @@ class ContinuousFace(Protocol):
     async def submit(self, submission: Submission) -> Submitted: ...
 
     async def fetch(
-        self, ccq_id: str, *, token: str, wait_s: float, labels_max: int, forwarded: bool
+        self,
+        ccq_id: str,
+        *,
+        token: str,
+        wait_s: float,
+        labels_max: int,
+        forwarded: bool,
+        leaves_out: bool,
     ) -> Fetched: ...
+
+    async def held(
+        self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
+    ) -> Held | None: ...
 
     async def cancel(self, ccq_id: str) -> None: ...
 
@@ -121,6 +169,7 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
                     SamplerSpec.from_json(request.sampler_json) if request.sampler_json else None
                 ),
                 compression=request.compression or "none",
+                window=Window.from_json(request.window_json) if request.window_json else None,
             )
         )
         labels = submitted.labels
@@ -132,6 +181,7 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
             token=submitted.token,
             frontier=cursor_to_pb(labels.frontier),
             missing=labels.missing,
+            windows=_windows(submitted.windows),
         )
         yield continuous_pb2.SubmitPart(tail=tail)
 
@@ -149,6 +199,26 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
         async for one in request:
             for part in await self._fetch(one):
                 yield part
+
+    @streaming
+    async def Held(  # noqa: N802
+        self, request: continuous_pb2.HeldRequest, context: Context
+    ) -> AsyncIterator[continuous_pb2.HeldPart]:
+        held = await self._face.held(
+            request.ccq_id,
+            term=request.term,
+            after=cursor_from_pb(request.after),
+            labels_max=request.labels_max,
+        )
+        if held is None:
+            yield continuous_pb2.HeldPart(tail=continuous_pb2.HeldTail(is_held=False))
+            return
+        for start in range(0, len(held.data), PART_BYTES):
+            yield continuous_pb2.HeldPart(data=held.data[start : start + PART_BYTES])
+        tail = continuous_pb2.HeldTail(
+            is_held=True, reached=cursor_to_pb(held.reached), gone=stretches_to_pb(held.gone)
+        )
+        yield continuous_pb2.HeldPart(tail=tail)
 
     @unary
     async def List(  # noqa: N802
@@ -172,9 +242,10 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
             wait_s=request.wait_s,
             labels_max=request.labels_max,
             forwarded=request.forwarded,
+            leaves_out=request.leaves_out or request.packing < FORMAT_VERSION,
         )
         if request.packing >= FORMAT_VERSION:
-            parts = [continuous_pb2.FetchPart(packed=some) for some in _grouped(fetched.packed)]
+            parts = list(_packed_parts(fetched))
         else:
             parts = await asyncio.to_thread(_arrow_parts, fetched)
         return _framed(parts or [continuous_pb2.FetchPart()], fetched)
@@ -193,31 +264,42 @@ def facts_to_pb(facts: CcqFacts) -> continuous_pb2.CcqValue:
         coordinator_address=facts.coordinator_address,
         term=facts.term,
         state=facts.state,
+        window_json=facts.window.to_json() if facts.window else "",
+        holders=facts.holders,
     )
+
+
+def _windows(changes: Changes | None) -> continuous_pb2.WindowsValue | None:
+    return None if changes is None else windows_to_pb(changes)
 
 
 def _head(labels: LabelSet) -> continuous_pb2.SubmitHead:
     return continuous_pb2.SubmitHead(schema_json=labels.schema.to_json(), query_json=labels.query)
 
 
-def _grouped(packed: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Small ones together, so that many of them are not as many messages."""
-    group: list[bytes] = []
-    size = 0
-    for data in packed:
-        group.append(data)
+def _packed_parts(fetched: Fetched) -> Iterator[continuous_pb2.FetchPart]:
+    """Small packs together, so that many of them are not as many messages."""
+    part, size = continuous_pb2.FetchPart(), 0
+    for number, data in enumerate(fetched.packed):
+        if number in fetched.kept:
+            starts, counts = fetched.kept[number]
+            part.kept.add(pack=len(part.packed), starts=starts, counts=counts)
+        part.packed.append(data)
         size += len(data)
         if size >= PART_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+            yield part
+            part, size = continuous_pb2.FetchPart(), 0
+    if part.packed:
+        yield part
 
 
 def _arrow_parts(fetched: Fetched) -> list[continuous_pb2.FetchPart]:
     """For readers that do not know our packing."""
     schema = Schema.from_json(fetched.schema_json).label_schema
-    tables = [unpack(data, schema) for data in fetched.packed]
+    tables = [
+        kept_rows(unpack(data, schema), fetched.kept.get(number))
+        for number, data in enumerate(fetched.packed)
+    ]
     return [
         continuous_pb2.FetchPart(labels=chunk) for table in tables for chunk in label_chunks(table)
     ]
@@ -230,8 +312,11 @@ def _framed(
     head, tail = parts[0].head, parts[-1].tail
     head.schema_json, head.query_json = fetched.schema_json, fetched.query_json
     tail.token, tail.age_s, tail.more = fetched.token, fetched.age_s, fetched.more
+    tail.coordinator = fetched.coordinator_address
     tail.frontier.CopyFrom(cursor_to_pb(fetched.frontier))
     tail.cursor.CopyFrom(cursor_to_pb(fetched.cursor))
     tail.missing.extend(fetched.missing)
     tail.gone.extend(stretches_to_pb(fetched.gone))
+    if fetched.windows is not None:
+        tail.windows.CopyFrom(windows_to_pb(fetched.windows))
     return parts

@@ -180,6 +180,14 @@ class GrpcPeers:
         async for part in self._stream(node, stub, "Fetch", request, timeout_s):
             yield part
 
+    async def held(
+        self, node: str, request: continuous_pb2.HeldRequest
+    ) -> AsyncIterator[continuous_pb2.HeldPart]:
+        """What a node keeps of a CCQ that it gave away."""
+        stub = continuous_pb2_grpc.ContinuousStub
+        async for part in self._stream(node, stub, "Held", request, CALL_TIMEOUT_S):
+            yield part
+
     async def explore(self, node: str, method: str, request: Any) -> Any:
         """The reply of the exploration service to a call that has one."""
         return await self._call(
@@ -259,6 +267,7 @@ def scan_task_to_pb(task: ScanTask) -> storage_pb2.ScanItem:
         bounded=task.until is not None,
         partitions=sorted(task.partitions),
         labels_max=task.labels_max,
+        sampler_json=task.sampler_json,
     )
 
 
@@ -271,6 +280,7 @@ def scan_task_from_pb(item: storage_pb2.ScanItem) -> ScanTask:
         until=cursor_from_pb(item.until) if item.bounded else None,
         partitions=frozenset(item.partitions),
         labels_max=item.labels_max,
+        sampler_json=item.sampler_json,
     )
 
 

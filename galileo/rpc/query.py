@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
 
+import pyarrow as pa
+
 from galileo.errors import Overloaded
 from galileo.node.scans import Tail
 from galileo.node.storage_node import StorageNode
-from galileo.query import parse
+from galileo.query import Query, parse
 from galileo.rpc.encoding import label_messages
 from galileo.rpc.guard import Context, streaming
+from galileo.samplers import SamplerSpec
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.pb import query_pb2, query_pb2_grpc
 
 ANSWERS_MAX = 256
 """Answers that one node streams at a time; each holds a few pieces while its reader is slow."""
 RETRY_AFTER_S = 0.5
+HELD_BYTES_MAX = 64 << 10
+"""Labels of up to this size wait for what comes next, since a small answer is one message."""
 
 
 class QueryServicer(query_pb2_grpc.QueryServicer):
@@ -30,16 +35,29 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
     ) -> AsyncGenerator[query_pb2.QueryPart, None]:
         schema = await self._node.schema(request.dataset)
         query = parse(request.query, schema)
+        found = self._found(query, request.sampler_json)
         with self._counted():
             head = query_pb2.QueryHead(schema_json=schema.to_json(), query_json=query.to_json())
-            yield query_pb2.QueryPart(head=head)
-            async with contextlib.aclosing(self._node.scans.run(query)) as parts:
+            held = query_pb2.QueryPart(head=head)
+            async with contextlib.aclosing(found) as parts:
                 async for part in parts:
                     if isinstance(part, Tail):
-                        yield query_pb2.QueryPart(tail=_tail(part))
-                    else:
-                        for chunk in await label_messages(part):
-                            yield query_pb2.QueryPart(labels=chunk)
+                        held.tail.CopyFrom(_tail(part))
+                        break
+                    for chunk in await label_messages(part):
+                        if held.labels:
+                            yield held
+                            held = query_pb2.QueryPart()
+                        held.labels = chunk
+                        if len(chunk) > HELD_BYTES_MAX:
+                            yield held
+                            held = query_pb2.QueryPart()
+            yield held
+
+    def _found(self, query: Query, sampler_json: str) -> AsyncGenerator[pa.Table | Tail, None]:
+        if sampler_json:
+            return self._node.scans.sampled(query, SamplerSpec.from_json(sampler_json))
+        return self._node.scans.run(query)
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
+from galileo.ccq import elsewhere
 from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import Record
@@ -36,7 +37,15 @@ Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, ccq.ContinuousEvent]]
 
 log = logging.getLogger(__name__)
 
-_Long: TypeAlias = ccq.StartCycle | ccq.Backfill | ccq.ConfirmSequences | ccq.GatherPacks
+_Long: TypeAlias = (
+    ccq.StartCycle
+    | ccq.Backfill
+    | ccq.ConfirmSequences
+    | ccq.GatherPacks
+    | elsewhere.SpillPacks
+    | elsewhere.LoadPacks
+    | elsewhere.AskHolder
+)
 _ANSWERS = (
     ccq.AnswerSubmit
     | ccq.RefuseSubmit
@@ -45,6 +54,8 @@ _ANSWERS = (
     | ccq.RedirectFetch
     | ccq.AnswerCancel
     | ccq.RefuseCancel
+    | elsewhere.AnswerHeld
+    | elsewhere.RefuseHeld
 )
 
 
@@ -56,8 +67,9 @@ class Driver:
         members: its failure detector.
         store: keeps the records.
         clock: both clocks.
-        work: carries out StartCycle, Backfill, ConfirmSequences and GatherPacks; returns the
-            event that answers, and never raises a GalileoError.
+        work: carries out what takes long (`_Long`); returns the event that answers, and never
+            raises a GalileoError.
+        drop_spills: deletes spill files, soon.
         own_news: called before each tick; the SequencesSeen of this node's own commits.
     """
 
@@ -70,6 +82,7 @@ class Driver:
         clock: Clock,
         work: Work,
         own_news: Callable[[], list[ccq.ContinuousEvent]],
+        drop_spills: Callable[[Sequence[int]], None],
     ) -> None:
         self.machine = machine
         self.members = members
@@ -78,6 +91,7 @@ class Driver:
         self._clock = clock
         self._work = work
         self._own_news = own_news
+        self._drop_spills = drop_spills
         self._events: asyncio.Queue[ccq.ContinuousEvent] = asyncio.Queue()
         self._has_news = False
         self._told_at = float("-inf")
@@ -86,6 +100,7 @@ class Driver:
         self._records: Executor = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._tasks: set[asyncio.Task[None]] = set()
         self._cycles: dict[int, asyncio.Task[None]] = {}
+        self._deaths: dict[str, asyncio.Event] = {}
 
     def feed(self, event: ccq.ContinuousEvent) -> None:
         """Takes an event; it is stepped in its turn."""
@@ -115,6 +130,11 @@ class Driver:
             del self._waiting[request]
             if not future.done() or future.cancelled():
                 self.feed(ccq.FetchAbandoned(request))
+
+    async def until_dead(self, node: str) -> None:
+        """Returns when a peer counts as dead; at once where it does so already."""
+        if node not in self.members.dead:
+            await self._deaths.setdefault(node, asyncio.Event()).wait()
 
     async def restore(self) -> None:
         """Feeds the records of earlier lives; comes before anything that can feed an event."""
@@ -167,6 +187,8 @@ class Driver:
             log.warning("%s: %s", "lost" if isinstance(effect, PeerDied) else "back", effect.node)
             if isinstance(effect, PeerDied | PeerRevived):
                 self.feed(effect)
+            if isinstance(effect, PeerDied) and effect.node in self._deaths:
+                self._deaths.pop(effect.node).set()
 
     async def _consume(self) -> None:
         while True:
@@ -186,6 +208,8 @@ class Driver:
                 self.mail.send(effect.to, effect.message)
         elif isinstance(effect, _Long):
             self._start(effect)
+        elif isinstance(effect, elsewhere.DropSpills):
+            self._drop_spills(effect.numbers)
         elif isinstance(effect, ccq.AbandonCycle):
             if effect.cycle_id in self._cycles:
                 self._cycles[effect.cycle_id].cancel()

@@ -18,9 +18,15 @@ from galileo.election.messages import UsageStatistics
 from galileo.errors import ConfigError, GalileoError, InputError
 from galileo.graph.synopsis import SynopsisDelta, Version
 from galileo.model.retention import NumberedRetention
+from galileo.model.windows import Window
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.peers import GrpcPeers
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb
+from galileo.wire.codec import (
+    cursor_from_pb,
+    cursor_to_pb,
+    event_clock_from_pb,
+    event_clock_to_pb,
+)
 from galileo.wire.pb import cluster_pb2
 from galileo.wire.tagged import TaggedJson
 
@@ -32,7 +38,16 @@ _PATIENT = (messages.Digest,)
 
 log = logging.getLogger(__name__)
 
-TAGGED = TaggedJson([*get_args(messages.Message), model.Ccq, model.Record, UsageStatistics])
+TAGGED = TaggedJson(
+    [
+        *get_args(messages.Message),
+        model.Ccq,
+        model.Record,
+        model.Holder,
+        Window,
+        UsageStatistics,
+    ]
+)
 
 
 class _Peer:
@@ -139,7 +154,11 @@ class MailRoom:
     def _heartbeat(self, box: _Peer) -> cluster_pb2.Heartbeat:
         shards = self._node.catalog.shards
         sequences = [
-            cluster_pb2.DatasetSequences(dataset=dataset, sequences=cursor_to_pb(shard.published()))
+            cluster_pb2.DatasetSequences(
+                dataset=dataset,
+                sequences=cursor_to_pb(shard.published()),
+                clock=event_clock_to_pb(shard.event_clock()),
+            )
             for dataset, shard in shards.items()
         ]
         retentions = [
@@ -208,6 +227,8 @@ class MailRoom:
         self, heartbeat: cluster_pb2.Heartbeat
     ) -> list[cluster_pb2.SynopsisVersion]:
         view = self._node.view
+        for one in heartbeat.sequences:
+            view.hear_event_clock(one.dataset, event_clock_from_pb(one.clock))
         news = [
             one.dataset
             for one in heartbeat.sequences

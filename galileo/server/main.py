@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
@@ -17,10 +18,12 @@ from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
 from galileo.ccq.options import ContinuousOptions
 from galileo.clock import Clock, SystemClock
-from galileo.config import Config, StorageSection
+from galileo.config import Config, LimitsSection, StorageSection
 from galileo.cursor import Cursor
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.dht.topology import Topology
+from galileo.election.machine import ElectionOptions
+from galileo.election.ranking import Suitability
 from galileo.errors import ConfigError
 from galileo.node.exploration import Exploration
 from galileo.node.merging import MergingOptions
@@ -38,6 +41,7 @@ from galileo.server.continuous import ContinuousQueries
 from galileo.server.driver import Driver
 from galileo.server.evaluation import Evaluation
 from galileo.server.mail import MailRoom
+from galileo.server.spills import SpillDirectory
 from galileo.server.usage import Usage
 from galileo.server.work import ContinuousWork
 from galileo.storage.merging import MergeOptions
@@ -57,6 +61,8 @@ from galileo.wire.pb import (
 USAGE_INTERVAL_S = 1.0
 GRACE_S = 2.0
 PARENT_CHECK_S = 1.0
+RESERVED_PART = 4
+"""Of its caches' budget at most a quarter has to be free where a node is to take one more CCQ."""
 TOPOLOGY_KIND = "topology"
 PLACEMENT = "placement"
 
@@ -104,9 +110,8 @@ class NodeProcess:
         self.machine = self._make_machine()
         self.node.retain(self._readers, _retaining(config.storage, clock))
         self._evaluation = Evaluation(config)
-        work = ContinuousWork(
-            self.node, self._peers, evaluate=self._evaluation.evaluate, is_dead=self._is_dead
-        )
+        self._spills = SpillDirectory(Path(config.node.directory), schema=self.node.catalog.schema)
+        work = self._make_work()
         self.driver = Driver(
             self.machine,
             self._members,
@@ -114,6 +119,7 @@ class NodeProcess:
             clock=clock,
             work=work,
             own_news=self._own_news,
+            drop_spills=self._spills.drop,
         )
         self.mail = MailRoom(
             self.node,
@@ -159,6 +165,7 @@ class NodeProcess:
             await self._peers.close()
             await self._evaluation.close()
             await self._exploration.close()
+            await asyncio.to_thread(self._spills.close)
             await self.node.close()
 
     async def _open(self) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
@@ -204,10 +211,21 @@ class NodeProcess:
                     tuple(member.name for member in group.nodes) for group in topology.groups
                 ),
                 cycle_timeout_s=self._config.evaluator.cycle_timeout_s,
+                election=_election(limits),
                 cache_bytes_max=limits.cache_bytes_max,
+                spill_bytes_max=limits.spill_bytes_max,
                 records_max=limits.ccqs_max,
                 labels_max=limits.answer_labels_max,
             ),
+        )
+
+    def _make_work(self) -> ContinuousWork:
+        return ContinuousWork(
+            self.node,
+            self._peers,
+            evaluate=self._evaluation.evaluate,
+            is_dead=self._is_dead,
+            spills=self._spills,
         )
 
     def _readers(self, dataset: str) -> list[Reader] | None:
@@ -236,12 +254,17 @@ class NodeProcess:
             if self._told.get(dataset) != published:
                 self._told[dataset] = published
                 self.node.view.hear_sequences(dataset, published)
-                news.append(ccq.SequencesSeen(dataset, self.node.view.sequences(dataset)))
+                self.node.view.hear_event_clock(dataset, shard.event_clock())
+                news.append(self._seen(dataset))
         return news
 
     def _tell_sequences(self, datasets: Iterable[str]) -> None:
         for dataset in datasets:
-            self.driver.feed(ccq.SequencesSeen(dataset, self.node.view.sequences(dataset)))
+            self.driver.feed(self._seen(dataset))
+
+    def _seen(self, dataset: str) -> ccq.SequencesSeen:
+        view = self.node.view
+        return ccq.SequencesSeen(dataset, view.sequences(dataset), view.event_clock(dataset))
 
 
 def _keep_placement(store: Store, topology: Topology) -> None:
@@ -271,6 +294,13 @@ def _merging(storage: StorageSection) -> MergingOptions | None:
         bytes_per_s=storage.merge_bytes_per_s,
         interval_s=storage.merge_interval_s,
     )
+
+
+def _election(limits: LimitsSection) -> ElectionOptions:
+    """A node whose caches may only be small keeps only a part of that free to be suitable."""
+    usual = Suitability()
+    reserve = min(usual.memory_reserve_bytes, limits.cache_bytes_max // RESERVED_PART)
+    return ElectionOptions(limits=replace(usual, memory_reserve_bytes=reserve))
 
 
 def _retaining(storage: StorageSection, clock: Clock) -> RetainingOptions:

@@ -68,5 +68,7 @@ class Usage:
             stopped=node.stopped(),
             ccqs_coordinated=len(machine.coordinated),
             cache_bytes=machine.usage.cache_bytes,
+            held_bytes=machine.held_bytes,
+            spilled_bytes=machine.state.tally.spilled_bytes,
             pid=os.getpid(),
         )

@@ -7,20 +7,25 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+from galileo.ccq import elsewhere
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Failure
-from galileo.ccq.packs import packed
+from galileo.ccq.pack_files import from_bytes
+from galileo.ccq.packs import PackedLabels, packed
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.errors import Bug, GalileoError, SamplerFailed
 from galileo.labels import LabelSet
+from galileo.model.schema import Schema
 from galileo.node.scans import Tail
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse
 from galileo.rpc.peers import GrpcPeers
 from galileo.samplers import SamplerSpec, apply, load
 from galileo.server.cycling import Cycling, Evaluate
-from galileo.wire.codec import cursor_from_pb
+from galileo.server.spills import SpillDirectory
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_from_pb
+from galileo.wire.pb import continuous_pb2
 
 QUERIES_KEPT = 4_096
 
@@ -35,6 +40,7 @@ class ContinuousWork:
         peers: for confirmations.
         evaluate: runs one Spark job.
         is_dead: whether a node is held dead, so that a cycle does not wait for it.
+        spills: the files of caches.
     """
 
     def __init__(
@@ -44,9 +50,11 @@ class ContinuousWork:
         *,
         evaluate: Evaluate,
         is_dead: Callable[[str], bool],
+        spills: SpillDirectory,
     ) -> None:
         self._node = node
         self._peers = peers
+        self._spills = spills
         self._parsed = lru_cache(QUERIES_KEPT)(parse)
         self._cycling = Cycling(
             node,
@@ -57,13 +65,27 @@ class ContinuousWork:
         )
 
     async def __call__(
-        self, effect: ccq.StartCycle | ccq.Backfill | ccq.ConfirmSequences | ccq.GatherPacks
+        self,
+        effect: ccq.StartCycle
+        | ccq.Backfill
+        | ccq.ConfirmSequences
+        | ccq.GatherPacks
+        | elsewhere.SpillPacks
+        | elsewhere.LoadPacks
+        | elsewhere.AskHolder,
     ) -> ccq.ContinuousEvent:
         """Does it; the event that answers."""
-        if isinstance(effect, ccq.GatherPacks):
-            return await _gather(effect)
-        if isinstance(effect, ccq.ConfirmSequences):
-            return await self._confirm(effect)
+        match effect:
+            case ccq.GatherPacks():
+                return await _gather(effect)
+            case elsewhere.SpillPacks():
+                return await self._spills.write(effect)
+            case elsewhere.LoadPacks():
+                return await self._spills.read(effect)
+            case ccq.ConfirmSequences():
+                return await self._confirm(effect)
+            case elsewhere.AskHolder():
+                return await self._ask_holder(effect)
         try:
             if isinstance(effect, ccq.StartCycle):
                 return await self._cycling.run(effect)
@@ -147,6 +169,33 @@ class ContinuousWork:
                 f"{type(error).__name__}: {error}"
             ) from error
 
+    # --- holders -----------------------------------------------------------------------------
+
+    async def _ask_holder(
+        self, effect: elsewhere.AskHolder
+    ) -> elsewhere.HolderAnswered | elsewhere.HolderFailed:
+        """Asks a node for what it holds, over the network though it were this one."""
+        request = continuous_pb2.HeldRequest(
+            ccq_id=effect.ccq.id,
+            term=effect.term,
+            after=cursor_to_pb(effect.after),
+            labels_max=effect.labels_max,
+        )
+        parts, tail = [], continuous_pb2.HeldTail()
+        try:
+            async for part in self._peers.held(effect.node, request):
+                parts.append(part.data)
+                tail.MergeFrom(part.tail)
+            schema = self._node.catalog.schema(effect.ccq.dataset)
+            labels = await asyncio.to_thread(_from_parts, parts, schema)
+        except GalileoError as error:
+            log.info("%s does not hold labels of %s: %s", effect.node, effect.ccq.id, error)
+            return elsewhere.HolderFailed(effect.request)
+        if not tail.is_held:
+            return elsewhere.HolderFailed(effect.request)
+        reached, gone = cursor_from_pb(tail.reached), tuple(stretches_from_pb(tail.gone))
+        return elsewhere.HolderAnswered(effect.request, labels, reached, gone)
+
     # --- confirmations -----------------------------------------------------------------------
 
     async def _confirm(self, effect: ccq.ConfirmSequences) -> ccq.SequencesConfirmed:
@@ -176,6 +225,11 @@ class ContinuousWork:
             return None
         found = [one for one in status.datasets if one.dataset == dataset]
         return cursor_from_pb(found[0].sequences) if found else ORIGIN
+
+
+def _from_parts(parts: Sequence[bytes], schema: Schema) -> PackedLabels | None:
+    data = b"".join(parts)
+    return from_bytes(data, schema) if data else None
 
 
 async def _gather(effect: ccq.GatherPacks) -> ccq.PacksGathered:

@@ -26,6 +26,8 @@ from galileo.storage.frame import (
 SUFFIX = ".segment"
 MAPPED_SEGMENTS_MAX = 32
 """Segments of one partition that stay memory-mapped; each costs a file descriptor."""
+DECODED_COMMITS_MAX = 256
+"""Commits of one partition whose decoded observations are kept: views, some 4 KB each."""
 
 
 def segment_name(first_sequence: int) -> str:
@@ -126,13 +128,19 @@ class Segment:
         Raises:
             DataDamaged: at the first read of this frame, if its checksum is wrong.
         """
+        decoded = self._maps.decoded(sequence)
+        if decoded is not None:
+            return decoded
         header = self.header(sequence)
         start = self._offset(sequence) + header.observations_offset
         if not self._verified[sequence - self.first_sequence]:
             self._verify(header, start)
             self._verified[sequence - self.first_sequence] = True
-        view = self._view(start, header.observations_bytes)
-        return decode_body(view, self._schema.observation_schema)
+        view = self._maps.view(self, until=start + header.observations_bytes)
+        body = view.slice(start, header.observations_bytes)
+        batch = decode_body(body, self._schema.observation_schema)
+        self._maps.keep(self.path, sequence, batch, view=view)
+        return batch
 
     def _verify(self, header: FrameHeader, start: int) -> None:
         """Reads through the file, not the map: a bad sector is an error here, there SIGBUS."""
@@ -152,15 +160,17 @@ class Segment:
 
 
 class SegmentMaps:
-    """The memory maps of a partition's segments, the most recently used ones kept.
+    """The memory maps of a partition's segments, and observations decoded in them.
 
-    A map that is dropped here lives on until the last table that uses it is gone.
+    The most recently used ones are kept. A map that is dropped here lives on until the last table
+    that uses it is gone; so what was decoded in it is dropped with it.
     """
 
-    __slots__ = ("_lock", "_maps")
+    __slots__ = ("_decoded", "_lock", "_maps")
 
     def __init__(self) -> None:
         self._maps: OrderedDict[Path, pa.Buffer] = OrderedDict()
+        self._decoded: OrderedDict[int, tuple[Path, pa.RecordBatch]] = OrderedDict()
         self._lock = threading.Lock()
 
     def view(self, segment: Segment, *, until: int) -> pa.Buffer:
@@ -169,20 +179,46 @@ class SegmentMaps:
             view = self._maps.get(segment.path)
             if view is None or view.size < until:
                 view = _map(segment.path, max(until, segment.length))
+                self._drop_decoded(segment.path)
                 self._maps[segment.path] = view
             self._maps.move_to_end(segment.path)
             while len(self._maps) > MAPPED_SEGMENTS_MAX:
-                self._maps.popitem(last=False)
+                path, _ = self._maps.popitem(last=False)
+                self._drop_decoded(path)
             return view
+
+    def decoded(self, sequence: int) -> pa.RecordBatch | None:
+        """The observations of a commit, where they are kept; they were checked."""
+        with self._lock:
+            found = self._decoded.get(sequence)
+            if found is None:
+                return None
+            self._decoded.move_to_end(sequence)
+            return found[1]
+
+    def keep(self, path: Path, sequence: int, batch: pa.RecordBatch, *, view: pa.Buffer) -> None:
+        """Keeps the observations of a commit, unless the map that they are in was dropped."""
+        with self._lock:
+            if self._maps.get(path) is view:
+                self._decoded[sequence] = path, batch
+                while len(self._decoded) > DECODED_COMMITS_MAX:
+                    self._decoded.popitem(last=False)
 
     def forget(self, path: Path) -> None:
         """Drops the map of a file that is deleted."""
         with self._lock:
             self._maps.pop(path, None)
+            self._drop_decoded(path)
 
     def clear(self) -> None:
         with self._lock:
             self._maps.clear()
+            self._decoded.clear()
+
+    def _drop_decoded(self, path: Path) -> None:
+        """The caller holds the lock."""
+        for sequence in [s for s, (of, _) in self._decoded.items() if of == path]:
+            del self._decoded[sequence]
 
 
 def _map(path: Path, length: int) -> pa.Buffer:

@@ -6,12 +6,16 @@
 
 pytest then checks the rule on which exactly-once rests for sampled queries: the decision about
 a label depends on the labels of the same commit, the options and the seed, and on nothing else
-(`galileo.samplers`). The checks run on `sample_labels()` unless `labels` is overridden.
+(`galileo.samplers`); and where samples are merged, that the way there changes nothing. The checks
+run on `sample_labels()` unless `labels` is overridden. `verdicts` runs them without pytest.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+from unittest import SkipTest
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +24,7 @@ import pyarrow as pa
 from galileo.geo import geohash
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
-from galileo.samplers import Sampler, apply
+from galileo.samplers import MergingSampler, Sampler, Scope, apply, scope_of
 
 SEEDS = (0, 1, 2, 3, 0x9E3779B97F4A7C15, 2**64 - 1)
 HOUR_US = 3_600_000_000
@@ -101,6 +105,89 @@ class SamplerConformance:
             thinned = apply(made, labels, seed=seed)
             assert set(identities(thinned)) == kept(made, labels, seed=seed)
 
+    def test_its_scope_is_one_that_it_can_keep(self) -> None:
+        made = self.make()
+        scope = scope_of(made)
+        assert scope in get_args(Scope), f"expected a scope of {get_args(Scope)}, got {scope!r}"
+        if scope != "commit":
+            assert isinstance(made, MergingSampler), (
+                f"a scope {scope!r} needs regroups and merge(labels, *, seed)"
+            )
+
+    def test_the_order_in_which_samples_are_merged_does_not_matter(self) -> None:
+        made, samples = self._samples()
+        expected = merged(made, samples, seed=1)
+        for number in range(5):
+            order = np.random.default_rng(number).permutation(len(samples))
+            found = merged(made, _taken(samples, order), seed=1)
+            assert found == expected, "the same samples in another order were merged otherwise"
+
+    def test_merging_is_deterministic(self) -> None:
+        made, samples = self._samples()
+        for seed in SEEDS:
+            first = merged(made, samples, seed=seed)
+            assert merged(made, samples, seed=seed) == first, "a second call chose otherwise"
+            again = merged(self._merging(), samples, seed=seed)
+            assert again == first, "a new instance chose otherwise"
+
+    def test_samples_can_be_merged_in_groups_if_it_says_so(self) -> None:
+        made, samples = self._samples()
+        if not made.regroups:
+            raise SkipTest("regroups is False: everything is merged at once")
+        commits = _commits(samples)
+        expected = merged(made, samples, seed=1)
+        for size in (1, 2, 3, len(commits)):
+            groups = [commits[at : at + size] for at in range(0, len(commits), size)]
+            parts = [_taken(samples, np.concatenate(rows)) for rows in groups]
+            thinner = [part.where(made.merge(part, seed=1)) for part in parts]
+            found = merged(made, LabelSet.concat(samples.schema, thinner), seed=1)
+            assert found == expected, (
+                f"merged {size} commits at a time and then again, other labels are kept than all "
+                "at once: declare regroups = False"
+            )
+
+    def _merging(self) -> MergingSampler:
+        made = self.make()
+        if scope_of(made) == "commit" or not isinstance(made, MergingSampler):
+            raise SkipTest("its scope is a commit: nothing is merged")
+        return made
+
+    def _samples(self) -> tuple[MergingSampler, LabelSet]:
+        """The sampler, and what it keeps of each commit."""
+        made = self._merging()
+        return made, apply(made, self.labels(), seed=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one check; the message says why it did not pass."""
+
+    check: str
+    outcome: Literal["passed", "skipped", "failed"]
+    message: str = ""
+
+
+def verdicts(checks: type[SamplerConformance]) -> Sequence[Verdict]:
+    """Runs the checks of a conformance class, those that it adds among them, in alphabetic order.
+
+    Whatever a check raises is its verdict.
+    """
+    names = [name for name in dir(checks) if name.startswith("test_")]
+    return [_verdict(checks(), name) for name in names]
+
+
+def _verdict(checks: SamplerConformance, name: str) -> Verdict:
+    words = name.removeprefix("test_").replace("_", " ")
+    try:
+        getattr(checks, name)()
+    except SkipTest as reason:
+        return Verdict(words, "skipped", str(reason))
+    except AssertionError as error:
+        return Verdict(words, "failed", str(error))
+    except Exception as error:
+        return Verdict(words, "failed", f"{type(error).__name__}: {error}")
+    return Verdict(words, "passed")
+
 
 def sample_labels(*, seed: int = 0) -> LabelSet:
     """Labels of eight commits of unequal size in three partitions, shuffled.
@@ -141,6 +228,16 @@ def sample_labels(*, seed: int = 0) -> LabelSet:
 def kept(chosen: Sampler, labels: LabelSet, *, seed: int) -> set[Identity]:
     """Identities of the labels that a sampler keeps."""
     return set(identities(labels.where(np.asarray(chosen.sample(labels, seed=seed)))))
+
+
+def merged(chosen: MergingSampler, samples: LabelSet, *, seed: int) -> set[Identity]:
+    """Identities of the labels that are left when samples are merged."""
+    mask = np.asarray(chosen.merge(samples, seed=seed))
+    assert mask.dtype == np.bool_, f"expected booleans of merge, got {mask.dtype}"
+    assert mask.shape == (len(samples),), (
+        f"expected {len(samples)} booleans of merge, got {mask.shape}"
+    )
+    return set(identities(samples.where(mask)))
 
 
 def identities(labels: LabelSet) -> list[Identity]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from galileo.cursor import Cursor, Stretch
 from galileo.errors import InputError
 from galileo.labels import from_ipc, to_ipc
-from galileo.wire.pb import common_pb2
+from galileo.model.windows import STATES, Changes, ClockStep
+from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2
+
+KeptRows: TypeAlias = tuple[Sequence[int], Sequence[int]]
+"""First rows and row counts of what counts, ascending; none is negative."""
 
 LABELS_PER_MESSAGE = 32_768
 ROWS_PER_MESSAGE = 65_536
@@ -41,6 +47,48 @@ def stretches_from_pb(values: Iterable[common_pb2.StretchValue]) -> tuple[Stretc
     return tuple(Stretch(one.partition, one.first, one.last) for one in values)
 
 
+def event_clock_to_pb(steps: Sequence[ClockStep]) -> cluster_pb2.EventClockValue:
+    return cluster_pb2.EventClockValue(
+        partitions=[one.partition for one in steps],
+        sequences=[one.sequence for one in steps],
+        buckets_us=[one.bucket_us for one in steps],
+    )
+
+
+def event_clock_from_pb(value: cluster_pb2.EventClockValue) -> tuple[ClockStep, ...]:
+    """Raises InputError where the three lists do not fit each other."""
+    columns = (value.partitions, value.sequences, value.buckets_us)
+    if len({len(column) for column in columns}) != 1:
+        raise InputError(
+            f"expected steps of an event clock in three lists of one length, got "
+            f"{[len(column) for column in columns]}"
+        )
+    return tuple(ClockStep(*one) for one in zip(*columns, strict=True))
+
+
+def windows_to_pb(changes: Changes) -> continuous_pb2.WindowsValue:
+    return continuous_pb2.WindowsValue(
+        clock_us=changes.clock_us,
+        size_us=changes.size_us,
+        starts=changes.starts.astype("<i8").tobytes(),
+        labels=changes.labels.astype("<i8").tobytes(),
+        states=changes.states.tobytes(),
+    )
+
+
+def windows_from_pb(value: continuous_pb2.WindowsValue) -> Changes:
+    """Raises InputError where the lists do not fit each other, or a state is none."""
+    states = np.frombuffer(value.states, dtype=np.uint8)
+    if {len(value.starts), len(value.labels)} != {8 * len(states)} or (states >= len(STATES)).any():
+        raise InputError(
+            f"expected the starts, labels and states of windows, got {len(value.starts)}, "
+            f"{len(value.labels)} and {len(states)} bytes"
+        )
+    starts, labels = (np.frombuffer(one, dtype="<i8") for one in (value.starts, value.labels))
+    clock_us = value.clock_us if value.HasField("clock_us") else None
+    return Changes(clock_us, value.size_us, starts, labels, states)
+
+
 def table_chunks(table: pa.Table, rows_max: int) -> Iterator[bytes]:
     """A table as IPC streams of at most `rows_max` rows; none for an empty table.
 
@@ -61,6 +109,26 @@ def _bounded(table: pa.Table) -> Iterator[bytes]:
 
 def label_chunks(table: pa.Table) -> Iterator[bytes]:
     return table_chunks(table, LABELS_PER_MESSAGE)
+
+
+def kept_rows(table: pa.Table, rows: KeptRows | None) -> pa.Table:
+    """The rows of some ranges, in their order, not copied; all of them where it is None.
+
+    Raises:
+        InputError: a range is not within the table.
+    """
+    if rows is None:
+        return table
+    starts, counts = rows
+    if len(starts) != len(counts) or any(
+        start + count > table.num_rows for start, count in zip(starts, counts, strict=True)
+    ):
+        raise InputError(
+            f"expected first rows and row counts within {table.num_rows} labels, "
+            f"got {list(starts)[:5]} … and {list(counts)[:5]} …"
+        )
+    slices = [table.slice(*place) for place in zip(starts, counts, strict=True)]
+    return pa.concat_tables(slices) if slices else table.slice(0, 0)
 
 
 def table_of(chunks: Iterable[bytes], schema: pa.Schema) -> pa.Table:

@@ -17,6 +17,7 @@ from galileo.cursor import Cursor
 from galileo.generate import NamLike
 from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.options import EvaluatorOptions
+from galileo.spark.runtime import RuntimeDir
 
 START = "2014-03-01T00:00:00Z"
 PATIENCE = "60s"
@@ -78,6 +79,11 @@ async def ensured(running: galileo.LocalCluster) -> psutil.Process:
         return psutil.Process(handle.pid)
 
 
+def evaluator_process(running: galileo.LocalCluster) -> psutil.Process | None:
+    """The process that is the evaluator, whoever started it."""
+    return RuntimeDir(running.evaluator_directory).holder()
+
+
 def evaluator_options(running: galileo.LocalCluster) -> EvaluatorOptions:
     """Those with which the cluster's nodes would start it."""
     return EvaluatorOptions(running.evaluator_directory)
@@ -104,6 +110,15 @@ def end(process: psutil.Process) -> None:
         for one in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
+
+
+def wait_whole(client: Client) -> None:
+    """Returns when every node answers, and knows that the others do."""
+    deadline = time.monotonic() + KNOWN_TIMEOUT_S
+    while not client.status().complete:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all nodes answer after {KNOWN_TIMEOUT_S:.0f} s")
+        time.sleep(_LOOK_S)
 
 
 def wait_cached(client: Client, ccq_id: str, *, token: str, reached: Cursor) -> None:

@@ -76,11 +76,11 @@ def _used() -> dict[_Process, float]:
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
             one = _Process(process.pid, "galileo.server" in process.cmdline())
-            used[one] = _seconds(process.pid)
+            used[one] = processor_seconds(process.pid)
     return used
 
 
-def _seconds(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
     """Processor time of a process's threads; psutil's is too coarse for what is idle."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9

@@ -35,6 +35,12 @@ class Sizes:
         stream_labels: of the answer that is streamed.
         standing_polygons, standing_boxes: standing queries, each against `standing_rows` new rows.
         clients, clients_s: that work at the same time, and for how many seconds.
+        kills: of coordinators.
+        fresh_blocks_per_s, fresh_s: blocks ingested a second while their freshness is taken, and
+            for how many seconds.
+        tick_paths: new in one tick; `idle_tick_s`: how long nothing is new before another one.
+        memory_blocks, memory_ccqs, memory_results: stored blocks, continuous queries, and labels
+            in the cache of each.
     """
 
     runs: int = 5
@@ -72,6 +78,14 @@ class Sizes:
     standing_rows: int = 100_000
     clients: int = 20
     clients_s: float = 60.0
+    kills: int = 50
+    fresh_blocks_per_s: int = 5_000
+    fresh_s: float = 30.0
+    tick_paths: int = 10_000
+    idle_tick_s: float = 70.0
+    memory_blocks: int = 1_000_000
+    memory_ccqs: int = 10
+    memory_results: int = 100_000
 
 
 FULL = Sizes()
@@ -106,6 +120,14 @@ QUICK = Sizes(
     standing_rows=2_000,
     clients=4,
     clients_s=3.0,
+    kills=1,
+    fresh_blocks_per_s=100,
+    fresh_s=3.0,
+    tick_paths=500,
+    idle_tick_s=1.0,
+    memory_blocks=4_000,
+    memory_ccqs=2,
+    memory_results=400,
 )
 
 

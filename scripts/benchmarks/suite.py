@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks import (
+    ccq_memory,
     clients,
     cycle,
+    failover,
     fetch,
     fetch_growth,
+    freshness,
     graph_duckdb,
     graph_insert,
     graph_query,
@@ -25,6 +28,7 @@ from benchmarks import (
     spatial_postgis,
     standing,
     streaming,
+    tick,
     verify,
 )
 from benchmarks.figures import Figure, quantity
@@ -59,6 +63,10 @@ AREAS = (
 
 # Long, or in need of other software; they run when they are named.
 COMPARISONS = (
+    Area("tick", "A tick, warm and after whatever cools it", tick.measure),
+    Area("freshness", "How old results are while blocks come in", freshness.measure),
+    Area("failover", "When a coordinator is killed", failover.measure),
+    Area("ccq_memory", "What caches add to a cluster's memory", ccq_memory.measure),
     Area("growth", "Fetching while the store grows", fetch_growth.measure),
     Area("duckdb", "The metadata graph beside DuckDB", graph_duckdb.measure),
     Area("scale", "What grows with the metadata graph", graph_scale.measure),

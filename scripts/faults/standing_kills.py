@@ -18,7 +18,7 @@ LONG_PAUSE_S, LONG_PAUSES = 20.0, 0.1
 CALM_S = (0.5, 3.0)
 PATIENT = 0.6
 """Share of the faults after which every reader gets an update before the next one."""
-UPDATES_S = 180.0
+UPDATES_S = 300.0
 
 Fault = tuple[Literal["kill", "pause"], Victim]
 

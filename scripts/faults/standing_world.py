@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -17,15 +18,15 @@ from galileo.labels import LabelSet
 from galileo.samplers import SamplerSpec
 from galileo.spark.runtime import RuntimeDir
 from galileo.testing.faults.ledger import numbered_schema
-from galileo.testing.faults.nodes import PATIENCE, wait_until
+from galileo.testing.faults.nodes import PATIENCE
 from galileo.testing.faults.readers import FetchReader, Reader, SpoolReader, WatchReader
 from galileo.testing.faults.stream import Stream
 
 DATASET = "numbered"
 IMPATIENCE = "200ms"
 INTERVAL = "250ms"
-EXPIRATION = "1h"
-FIRST_S, DRAIN_S = 180.0, 180.0
+EXPIRATION = "12h"
+FIRST_S, DRAIN_S = 300.0, 300.0
 LEFT_BEHIND_S = 30.0
 
 WATCHED = "temperature > 265 AND S_INTERSECTS(geometry, BBOX(-150, -60, 120, 70))"
@@ -67,46 +68,49 @@ class World:
         return process
 
 
+def three_nodes(trial: Trial, *, settings: dict[str, dict[str, Any]] | None = None) -> LocalCluster:
+    """A cluster in two groups, not started yet."""
+    return LocalCluster(3, 2, trial.directory / "cluster", settings=settings)
+
+
 @contextlib.contextmanager
-def standing(
-    trial: Trial, *, prepare: Callable[[LocalCluster], None] | None = None
-) -> Iterator[World]:
+def standing(trial: Trial, cluster: LocalCluster | None = None) -> Iterator[World]:
     """A world that has had its first updates; judged at the end of the block.
 
     Args:
         trial: that is told what did not hold.
-        prepare: is handed the cluster before it is started.
+        cluster: of at least three nodes, not started yet; a plain one where there is none.
     """
-    cluster = LocalCluster(3, 2, trial.directory / "cluster")
-    if prepare is not None:
-        prepare(cluster)
+    cluster = cluster or three_nodes(trial)
     families: set[psutil.Process] = set()
     with cluster:
         client = cluster.client(patience=PATIENCE)
         client.create_dataset(numbered_schema(DATASET))
         stream = Stream(cluster.client(patience=IMPATIENCE), DATASET)
         world = World(cluster, client, stream, _readers(trial, cluster, client), families)
-        for reader in world.readers:
-            reader.start()
-        stream.start()
-        wait_for_updates(world, timeout_s=FIRST_S)
-        trial.say("all readers have had an update")
-        yield world
-        _judge(trial, world)
-        world.evaluator()
+        try:
+            for reader in world.readers:
+                reader.start()
+            stream.start()
+            wait_for_updates(world, timeout_s=FIRST_S)
+            trial.say("all readers have had an update")
+            yield world
+            _judge(trial, world)
+            world.evaluator()
+        finally:
+            world.spooler.end()
     _judge_left(trial, families)
 
 
 def wait_for_updates(world: World, *, timeout_s: float) -> None:
     """Returns when each reader has been handed something more."""
-    before = [reader.count() for reader in world.readers]
-    wait_until(
-        lambda: all(
-            reader.count() > count for reader, count in zip(world.readers, before, strict=True)
-        ),
-        what="an update to each reader",
-        timeout_s=timeout_s,
-    )
+    waiting = {reader.way: (reader, reader.count()) for reader in world.readers}
+    deadline = time.monotonic() + timeout_s
+    while waiting := {way: one for way, one in waiting.items() if one[0].count() <= one[1]}:
+        if time.monotonic() > deadline:
+            ways = ", ".join(waiting)
+            raise TimeoutError(f"no update within {timeout_s:.0f} s to the readers by {ways}")
+        time.sleep(0.05)
 
 
 def _readers(trial: Trial, cluster: LocalCluster, client: Client) -> tuple[Reader, ...]:
@@ -141,6 +145,7 @@ def _judge(trial: Trial, world: World) -> None:
         reader.close()
         world.client.cancel(reader.ccq.id)
         _judge_reader(trial, reader, labels)
+        trial.counts["samplings failed"] += reader.samplings_failed
 
 
 def _wanted(client: Client, ccq: Ccq) -> LabelSet:

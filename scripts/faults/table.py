@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from faults import (
+    standing_clocks,
     standing_kills,
+    standing_network,
     storage_calls,
     storage_damage,
     storage_disks,
@@ -19,4 +21,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     *storage_damage.SCENARIOS,
     *storage_disks.SCENARIOS,
     *standing_kills.SCENARIOS,
+    *standing_clocks.SCENARIOS,
+    *standing_network.SCENARIOS,
 )

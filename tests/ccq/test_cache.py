@@ -1,5 +1,6 @@
 """The cache against a dumb one: a set of paths and two cursors."""
 
+from cache_log import PARTITIONS, cursors, logs, paths_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,24 +9,7 @@ from galileo.ccq.answer import compose
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.packs import PackedLabels
 from galileo.cursor import ORIGIN, Cursor
-from galileo.testing.simulator.logs import Path, to_labels, to_paths
-
-PARTITIONS = (0, 1, 4)
-cursors = st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 12), max_size=3).map(Cursor)
-logs = st.fixed_dictionaries(
-    {p: st.lists(st.integers(0, 3), min_size=12, max_size=12) for p in PARTITIONS}
-)
-
-
-def paths_of(log, after: Cursor, until: Cursor) -> list[Path]:
-    """What the log holds in (after, until]; the log gives the paths of each commit."""
-    return [
-        (p, sequence, row, row * 7)
-        for p in PARTITIONS
-        for sequence in range(after[p] + 1, until[p] + 1)
-        for row in range(log[p][sequence - 1])
-    ]
-
+from galileo.testing.simulator.logs import to_labels, to_paths
 
 operations = st.lists(
     st.tuples(

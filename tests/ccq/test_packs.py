@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -23,6 +25,7 @@ from galileo.cursor import ORIGIN, Cursor
 from galileo.labels import LabelSet, first_commits
 from galileo.packing import unpack
 from galileo.testing.simulator.logs import Path, to_labels, to_paths
+from galileo.wire.codec import kept_rows
 
 PARTITIONS = (0, 1, 4)
 cursors = st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 6), max_size=3).map(Cursor)
@@ -76,6 +79,32 @@ def test_what_is_sent_holds_nothing_that_was_left_out(of, after):
     schema = left.schema.label_schema
     tables = [unpack(data, schema) for data in sent.after(after).to_bytes(compressed=True)]
     assert pa.concat_tables([schema.empty_table(), *tables]).equals(left.in_commit_order().table)
+
+
+@given(paths, cursors, cursors, st.integers(1, 9))
+def test_who_leaves_out_rows_gets_the_same_labels(of, after, until, rows):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        some = in_small_packs(of, rows, monkeypatch).after(after).until(until)
+    data, kept = some.to_pieces(leaves_out=True)
+    assert some.is_quick(leaves_out=True) <= all(
+        one is pack.data for one, pack in zip(data, some.packs, strict=True)
+    )
+    schema = some.schema.label_schema
+    tables = [kept_rows(unpack(one, schema), kept.get(n)) for n, one in enumerate(data)]
+    assert pa.concat_tables([schema.empty_table(), *tables]).equals(some.labels().table)
+
+
+def test_packs_are_given_as_they_are_unless_little_of_them_counts_or_they_hold_others() -> None:
+    labels = to_labels([(0, sequence, 0, 7) for sequence in range(1, 9)])
+    assert labels is not None
+    for left, whole in ((2, True), (1, False)):
+        some = labels.after(Cursor({0: 8 - left}))
+        data, kept = some.to_pieces(leaves_out=True)
+        assert (data[0] is labels.packs[0].data) == some.is_quick(leaves_out=True) == whole
+        assert kept == ({0: ([6], [2])} if whole else {})
+    shared = PackedLabels(labels.schema, (replace(labels.packs[0], share=8),))
+    assert not shared.after(Cursor({0: 1})).is_quick(leaves_out=True)
+    assert not shared.after(Cursor({0: 1})).to_pieces(leaves_out=True)[1]
 
 
 def test_whole_packs_are_sent_as_they_are() -> None:

@@ -53,7 +53,7 @@ def together(owners, *, compressed=False):
     return sets, packed_together(SCHEMA, table, starts, compressed=compressed)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     OWNERS,
     st.booleans(),

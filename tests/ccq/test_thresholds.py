@@ -47,7 +47,7 @@ def test_what_is_fetched_more_often_gains_and_the_others_do_not(means, fetches, 
     after = thresholds(means, [f + more * (i == which) for i, f in enumerate(fetches)])
     others = np.arange(len(fetches)) != which
     # A sum of shares is rounded; what that is worth of a large budget is a few bytes.
-    slack = 1 + means.budget_bytes >> 48
+    slack = 1 + (means.budget_bytes >> 48)
     assert after[which] >= before[which] - slack
     assert (after[others] <= before[others] + slack).all()
 

@@ -1,6 +1,7 @@
 import base64
 
 import google_crc32c
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from galileo.ccq import token
 from galileo.cursor import Cursor
 from galileo.errors import InvalidToken
+from galileo.model.windows import HELD_MAX, Told, runs
 
 cursors = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), max_size=20).map(
     Cursor
@@ -56,11 +58,52 @@ def test_a_right_checksum_over_nonsense_is_refused(body):
     assert token.encode("q", cursor) == text
 
 
-def test_a_newer_version_is_named():
-    body = bytes([2]) + b"\x01q\x00"
+def sealed(body: bytes) -> str:
     raw = body + google_crc32c.value(body).to_bytes(4, "big")
-    with pytest.raises(InvalidToken, match="version 1, got 2"):
-        token.decode(base64.urlsafe_b64encode(raw).rstrip(b"=").decode(), ccq_id="q")
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def test_a_newer_version_is_named():
+    with pytest.raises(InvalidToken, match="version 1 or 2, got 3"):
+        token.decode(sealed(bytes([3]) + b"\x01q\x00"), ccq_id="q")
+
+
+numbers = st.integers(-(2**58), 2**58)
+open_windows = st.sets(st.integers(-(2**40), 2**40), max_size=40).map(
+    lambda some: runs(np.array(sorted(some), dtype=np.int64))
+)
+
+
+@given(ids, cursors, st.builds(Told, st.none() | numbers, open_windows))
+def test_a_token_says_what_its_reader_was_told_of_windows(ccq_id, cursor, told):
+    text = token.encode(ccq_id, cursor, told)
+    assert token.read(text, ccq_id=ccq_id) == (cursor, told)
+    assert token.decode(text, ccq_id=ccq_id) == cursor
+
+
+def test_a_reader_without_windows_has_tokens_as_ever():
+    """Text that was given out before there were windows."""
+    assert token.read("AQFxAQAFWBmutA", ccq_id="q") == (Cursor({0: 5}), Told())
+    assert token.encode("q", Cursor({0: 5})) == "AQFxAQAFWBmutA"
+
+
+def test_a_token_holds_few_windows_open():
+    """It is refused before anything is made of so many."""
+    many = Told(0, ((3, HELD_MAX + 1),))
+    with pytest.raises(InvalidToken, match="impossible"):
+        token.read(token.encode("q", Cursor(), many), ccq_id="q")
+    with pytest.raises(InvalidToken, match="impossible"):
+        token.read(token.encode("q", Cursor(), Told(0, ((3, 0),))), ccq_id="q")
+
+
+@given(st.binary(max_size=40))
+def test_a_right_checksum_over_nonsense_about_windows_is_refused(body):
+    text = sealed(bytes([token.VERSION_WITH_WINDOWS]) + b"\x01q\x00" + body)
+    try:
+        cursor, told = token.read(text, ccq_id="q")
+    except InvalidToken:
+        return
+    assert token.encode("q", cursor, told) == text
 
 
 def test_tokens_are_bounded():

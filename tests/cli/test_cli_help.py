@@ -44,6 +44,7 @@ def examples(path: str) -> list[str]:
 def test_the_commands_are_these() -> None:
     assert [path.removeprefix("galileo ") for path in LEAVES] == [
         *("backup", "ccq cancel", "ccq fetch", "ccq list", "ccq spool", "ccq submit", "ccq watch"),
+        "completion",
         *(
             "create",
             "drain",
@@ -56,8 +57,9 @@ def test_the_commands_are_these() -> None:
             "query",
             "read",
         ),
-        *("restore", "retention apply", "retention set", "retention show", "serve", "sparql"),
-        *("status", "summarise", "topology", "up", "verify"),
+        *("restore", "retention apply", "retention set", "retention show"),
+        *("sampler list", "sampler new", "sampler test", "serve", "sparql"),
+        *("status", "summarise", "top", "topology", "up", "verify"),
     ]
 
 
@@ -93,7 +95,8 @@ def test_every_option_says_what_it_is(path: str) -> None:
 @pytest.mark.parametrize("path", LEAVES)
 def test_results_come_as_json_where_there_are_any(path: str) -> None:
     options = {text for one in LEAVES[path].params for text in one.opts}
-    assert ("--json" in options) is (path not in ("galileo serve", "galileo evaluator"))
+    without = ("galileo serve", "galileo evaluator", "galileo completion")
+    assert ("--json" in options) is (path not in without)
 
 
 @pytest.mark.parametrize("path", ALL)

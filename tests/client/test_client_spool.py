@@ -22,21 +22,23 @@ from hypothesis import strategies as st
 
 import galileo
 from galileo.cli.main import main
-from galileo.client import Labels, Spool, Update
+from galileo.client import HeldWindow, Labels, Spool, Update, WindowChange
 from galileo.cursor import Stretch
 from galileo.errors import CcqCancelled, DataDamaged, InputError, SpoolConflict, TryAgain
+from galileo.labels import to_ipc
 from galileo.model.schema import Feature, Schema
 
 SCHEMA = Schema("gauges", [Feature("level", "m")], geohash_precision=3, time_bucket="1h")
 KILLS = 6
+HOUR_US = 3_600_000_000
 WATCH = [sys.executable, "-m", "galileo"]
 
 
-def labels(*rows: int, sequence: int = 1) -> Labels:
+def labels(*rows: int, sequence: int = 1, hour: int = 0) -> Labels:
     count = len(rows)
     columns = {
         "cell": pa.array(np.full(count, 77, dtype=np.uint64)),
-        "bucket": pa.array(np.zeros(count, dtype=np.int64)).cast(pa.timestamp("us", tz="UTC")),
+        "bucket": pa.array(np.full(count, hour * HOUR_US)).cast(pa.timestamp("us", tz="UTC")),
         "level": pa.array(np.asarray(rows, dtype=np.float64) / 4),
         "row": pa.array(np.asarray(rows, dtype=np.int32)),
         "rows": pa.array(np.ones(count, dtype=np.int32)),
@@ -209,6 +211,98 @@ def test_a_spool_is_a_list_with_a_token(tmp_path_factory, steps):
         assert {u.number: rows_of(u.labels) for u in spool.updates()} == held
         assert len(spool) == sum(map(len, held.values()))
     spool.close()
+
+
+# --- windows ---------------------------------------------------------------------------------
+
+
+def change(hour: int, count: int, state: str) -> WindowChange:
+    return WindowChange(hour * HOUR_US, (hour + 2) * HOUR_US, count, state)  # type: ignore[arg-type]
+
+
+def test_windows_grow_over_updates_and_close_and_open_again(path):
+    with Spool(path) as spool:
+        first = Update(labels(1, 2, hour=1), "t1", windows=(change(0, 2, "open"),))
+        spool.store("ccq-1", first)
+        assert spool.windows() == (HeldWindow(0, 2 * HOUR_US, 2, is_closed=False),)
+        closing = Update(
+            labels(3, hour=-1), "t2", windows=(change(-2, 1, "open"), change(0, 0, "closed"))
+        )
+        spool.store("ccq-1", closing)
+    with Spool(path) as spool:
+        assert [(one.labels, one.is_closed) for one in spool.windows()] == [(1, False), (2, True)]
+        late = Update(labels(4, hour=0), "t3", windows=(change(0, 1, "reopened"),))
+        spool.store("ccq-1", late)
+        held = spool.window("1970-01-01")
+        assert (held.labels, held.is_closed, held.start.hour, held.end.hour) == (3, True, 0, 2)
+        assert rows_of(spool.labels(held)) == [1, 2, 4]
+        assert rows_of(spool.labels(change(-2, 1, "open"))) == [3]
+        assert rows_of(spool.labels()) == [1, 2, 3, 4]
+        spool.forget(until=1)
+        assert spool.window(held.start).labels == 3
+        assert rows_of(spool.labels(held)) == [4]
+
+
+def test_a_window_of_which_nothing_was_told_is_named(path):
+    with Spool(path) as spool:
+        spool.store("ccq-1", Update(labels(1), "t1"))
+        assert spool.windows() == ()
+        with pytest.raises(InputError, match=r"got 2012-03-01T06:00:00Z; windows\(\) names them"):
+            spool.window("2012-03-01T06:00:00Z")
+
+
+def test_windows_of_an_update_that_is_not_stored_are_not_there(path):
+    with Spool(path) as one, Spool(path) as two:
+        one.store("ccq-1", Update(labels(1), "t1", windows=(change(0, 1, "open"),)))
+        with pytest.raises(SpoolConflict):
+            two.store("ccq-1", Update(labels(1), "t1", windows=(change(0, 1, "closed"),)))
+        assert two.windows() == (HeldWindow(0, 2 * HOUR_US, 1, is_closed=False),)
+
+
+# The tables of format 1, as they were written before there were windows.
+FORMAT_1 = """
+CREATE TABLE reader (
+    one INTEGER PRIMARY KEY CHECK (one = 1), ccq TEXT NOT NULL, token TEXT NOT NULL,
+    schema TEXT NOT NULL, query TEXT NOT NULL
+);
+CREATE TABLE updates (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, labels INTEGER NOT NULL, arrow BLOB NOT NULL
+);
+CREATE TABLE gone (
+    partition INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    PRIMARY KEY (partition, first)
+);
+PRAGMA application_id = 1195461715;
+PRAGMA user_version = 1;
+"""
+
+
+def test_a_spool_of_the_format_before_windows_goes_on(path):
+    database = sqlite3.connect(path)
+    database.executescript(FORMAT_1)
+    schema = SCHEMA.to_json()
+    database.execute("INSERT INTO reader VALUES (1, 'ccq-1', 't1', ?, '')", (schema,))
+    data = to_ipc(labels(1, 2, hour=1).table, compression="lz4")
+    database.execute("INSERT INTO updates (labels, arrow) VALUES (2, ?)", (data,))
+    database.commit()
+    database.close()
+    with Spool(path) as spool:
+        assert (spool.token, spool.windows()) == ("t1", ())
+        spool.store("ccq-1", Update(labels(3, hour=0), "t2", windows=(change(0, 1, "open"),)))
+    with Spool(path) as spool:
+        assert rows_of(spool.labels(spool.window("1970-01-01"))) == [1, 2, 3]
+        assert rows_of(spool.labels(change(5, 0, "closed"))) == []
+
+
+def test_a_spool_of_a_later_format_is_refused_and_left_alone(path):
+    Spool(path).close()
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 3")
+    database.close()
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="a later version"):
+        Spool(path)
+    assert path.read_bytes() == before
 
 
 # --- with a cluster --------------------------------------------------------------------------

@@ -23,7 +23,7 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "plugins/*/README.md")
     for path in ROOT.glob(pattern)
 )
-WITH_CLUSTER = ["docs/client.md", "docs/continuous.md"]
+WITH_CLUSTER = ["docs/samplers.md", "docs/client.md", "docs/results.md", "docs/continuous.md"]
 ALONE = ["docs/cluster.md", "docs/errors.md"]
 CONFIGURATIONS = ["docs/cluster.md", "docs/configuration.md"]
 DOCUMENTED_NODE = "127.0.0.1:7701"

@@ -105,3 +105,27 @@ def test_nobody_asks(world):
     graph.insert(world.batch(1, 10), partition=0, sequence=1)
     nothing = question(graph, [], [], cursors=[(0, 0, 0)], until=Cursor({0: 1}))
     assert len(graph.match(nothing)) == 0
+
+
+@pytest.mark.parametrize("head_paths_max", [1, 1_000])
+def test_dropped_commits_are_in_no_match(world, head_paths_max):
+    graph = MetadataGraph(world.schema, head_paths_max=head_paths_max)
+    for sequence in range(1, 6):
+        for partition in (0, 1):
+            batch = world.batch(sequence, 10)
+            graph.insert(batch, partition=partition, sequence=sequence)
+    graph.drop_before(0, 4)
+    asks = [(0, cursor) for cursor in range(3)]
+    cursors = [(0, 0, 0), (4, UNASKED, 0), (UNASKED, 3, 0)]
+    asked = question(graph, ["true"], asks, cursors=cursors, until=Cursor({0: 5, 1: 4}))
+    found = {
+        number: sorted(
+            set(zip(table["partition"].to_pylist(), table["sequence"].to_pylist(), strict=True))
+        )
+        for number, table in graph.match(asked).split()
+    }
+    assert found == {
+        0: [(0, 4), (0, 5), (1, 1), (1, 2), (1, 3), (1, 4)],
+        1: [(0, 5)],
+        2: [(1, 4)],
+    }

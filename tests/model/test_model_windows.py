@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import galileo
 from galileo.errors import InputError
 from galileo.model import windows
-from galileo.model.times import micros
+from galileo.model.times import TIME_MAX_US, TIME_MIN_US, micros
 from galileo.model.windows import Told, Window, expanded, fold, runs
 
 H = 3_600_000_000
@@ -57,16 +58,172 @@ class Naive:
         return changes
 
 
-shapes = st.one_of(
-    st.builds(
-        lambda size, late: Window("tumbling", size, size, late),
-        st.sampled_from([1, 7, H, 5 * H, 24 * H, MONTH]),
-        st.sampled_from([0, 3, H, 24 * H]),
-    ).filter(lambda w: True),
-    st.builds(
-        lambda slide, times, late: Window("sliding", slide * times, slide, late),
-        st.sampled_from([1, 9, H, 24 * H]),
-        st.integers(1, 40),
-        st.sampled_from([0, 5, 2 * H, 30 * H]),
-    ),
-).map(lambda window: window) if False else None
+@st.composite
+def shapes(draw: st.DrawFn) -> Window:
+    slide = draw(st.sampled_from([1, 7, 60_000_000, H, 24 * H, MONTH]))
+    overlap = draw(st.sampled_from([1, 1, 2, 6, 24]))
+    lateness = draw(st.sampled_from([0, 1, slide // 3, slide, 30 * slide]))
+    return Window("sliding", slide * overlap, slide, lateness)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[Window, list[tuple[list[int], int | None]]]:
+    """Windows, and answers: starts of buckets of some width, and a clock that need not ascend."""
+    window = draw(shapes())
+    width = draw(st.sampled_from([1, window.slide_us, 3 * window.size_us, window.size_us // 2 + 1]))
+    middle = draw(st.sampled_from([0, -1_000 * width, 50_000 * width]))
+    moments = st.integers(-60, 60).map(lambda n: middle + n * width)
+    answers = st.tuples(st.lists(moments, max_size=8), st.none() | moments)
+    return window, draw(st.lists(answers, min_size=1, max_size=5))
+
+
+@given(histories())
+def test_folding_answers_is_what_a_loop_over_labels_finds(history):
+    window, answers = history
+    naive, told = Naive(window), Told()
+    for buckets, clock_us in answers:
+        expected = naive.take(buckets, clock_us=clock_us)
+        told, changes = fold(
+            window, told, buckets=np.array(buckets, dtype=np.int64), clock_us=clock_us, more=False
+        )
+        assert [(one.start_us, one.labels, one.state) for one in changes.to_list()] == expected
+        assert changes.clock_us == told.clock_us == naive.clock_us
+        assert (expanded(told.open) * window.slide_us).tolist() == sorted(naive.held)
+
+
+@given(st.sets(st.integers(-1_000, 1_000)))
+def test_numbers_as_runs_are_the_same_numbers(numbers):
+    ascending = np.array(sorted(numbers), dtype=np.int64)
+    found = runs(ascending)
+    assert expanded(found).tolist() == ascending.tolist()
+    assert all(end + count < start for (end, count), (start, _) in pairwise(found))
+
+
+def test_a_label_belongs_where_its_bucket_begins_however_wide_it_is():
+    """A day's bucket lies over 24 hours' windows, and counts for the first."""
+    numbers, counts = Window.tumbling("1h").counts(np.array([24 * H, 24 * H, -24 * H]))
+    assert numbers.tolist() == [-24, 24]
+    assert counts.tolist() == [1, 2]
+
+
+def test_while_more_waits_the_clock_stands_and_windows_stay_open():
+    window, late_one = Window.tumbling("1h"), np.array([0])
+    told, changes = fold(window, Told(), buckets=np.array([9 * H]), clock_us=9 * H, more=True)
+    assert changes.clock_us is None
+    told, changes = fold(window, told, buckets=late_one, clock_us=9 * H, more=False)
+    assert [(one.start_us, one.state) for one in changes.to_list()] == [(0, "closed")]
+    told, changes = fold(window, told, buckets=late_one, clock_us=9 * H, more=True)
+    assert [(one.start_us, one.state) for one in changes.to_list()] == [(0, "reopened")]
+    assert told == Told(9 * H, ((9, 1),))
+
+
+def test_what_was_held_while_more_waited_moves_the_clock_afterwards():
+    """Even where nobody has told of a clock that far yet."""
+    window = Window.tumbling("1h")
+    told, _ = fold(window, Told(), buckets=np.array([9 * H]), clock_us=None, more=True)
+    told, changes = fold(window, told, buckets=np.array([0]), clock_us=None, more=False)
+    assert (changes.clock_us, told.open) == (9 * H, ((9, 1),))
+    assert [(one.start_us, one.state) for one in changes.to_list()] == [(0, "closed")]
+
+
+def test_only_times_that_there_are_can_have_been_told():
+    window = Window.tumbling("1h")
+    told, _ = fold(
+        window, Told(), buckets=np.array([TIME_MIN_US, TIME_MAX_US]), clock_us=None, more=True
+    )
+    assert window.admits(told)
+    assert window.admits(Told(TIME_MAX_US))
+    assert not window.admits(Told(TIME_MAX_US + 1))
+    assert not window.admits(Told(0, ((2**50, 1),)))
+    assert not window.admits(Told(0, ((-(2**50), 1),)))
+
+
+def test_a_reader_holds_so_many_windows_open_and_no_more(monkeypatch):
+    monkeypatch.setattr(windows, "HELD_MAX", 5)
+    window, many = Window.tumbling("1h"), np.arange(6) * H
+    told, changes = fold(window, Told(), buckets=many[:5], clock_us=9 * H, more=True)
+    assert (told.clock_us, told.open) == (None, ((0, 5),))
+    told, changes = fold(window, told, buckets=many[5:], clock_us=3 * H, more=True)
+    assert (told.clock_us, told.open) == (5 * H, ((5, 1),))
+    assert [one.state for one in changes.to_list()] == ["closed"] * 5 + ["open"]
+
+
+def test_lateness_keeps_windows_open_for_as_long():
+    window = Window.tumbling("1h", lateness="10m")
+    told, _ = fold(window, Told(), buckets=np.array([0]), clock_us=None, more=False)
+    assert window.first_closing_us(told) == H + H // 6
+    told, changes = fold(window, told, buckets=np.array([]), clock_us=H + H // 6 - 1, more=False)
+    assert len(changes) == 0
+    told, changes = fold(window, told, buckets=np.array([]), clock_us=H + H // 6, more=False)
+    assert [one.state for one in changes.to_list()] == ["closed"]
+    assert window.first_closing_us(told) is None
+
+
+def test_a_change_says_when_its_window_is():
+    (change,) = fold(
+        Window.tumbling("1h"), Told(), buckets=np.array([-H]), clock_us=5 * H, more=False
+    )[1].to_list()
+    assert (change.start, change.end) == (
+        dt.datetime(1969, 12, 31, 23, tzinfo=dt.UTC),
+        dt.datetime(1970, 1, 1, tzinfo=dt.UTC),
+    )
+    assert change.is_closed
+    assert micros(change.start) == change.start_us
+
+
+@pytest.mark.parametrize(
+    ("text", "window"),
+    [
+        ("tumbling:1h", Window.tumbling("1h")),
+        ("tumbling:90s", Window.tumbling(90.0)),
+        ("sliding:6h/1h", Window.sliding("6h", slide="1h")),
+        ("sliding:30d/1d", Window.sliding("30d", slide="1d")),
+    ],
+)
+def test_windows_are_written_as_text(text, window):
+    assert galileo.Window.parse(text) == window
+    assert str(window) == text
+    assert Window.from_json(window.to_json()) == window
+    assert Window.parse(text, lateness="10m").lateness_us == H // 6
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1h",
+        "tumbling",
+        "tumbling:",
+        "tumbling:6h/1h",
+        "sliding:6h",
+        "sliding:6h/",
+        "hopping:1h",
+    ],
+)
+def test_other_texts_are_refused(text):
+    with pytest.raises(InputError, match="'tumbling:1h' or 'sliding:6h/1h'"):
+        Window.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Window.tumbling("1h", over="commit"), "not that of their commit"),
+        (lambda: Window.sliding("6h", slide="4h"), "whole multiple of the slide"),
+        (lambda: Window.sliding("1h", slide="2h"), "whole multiple of the slide"),
+        (lambda: Window.sliding("24h", slide="1m"), "at most 512 windows around each label"),
+        (lambda: Window.tumbling("1s", lateness="7d"), "at most 4096 windows that are open"),
+        (lambda: Window.tumbling("40000d"), "at most a hundred years"),
+        (lambda: Window.tumbling(0), "above zero"),
+        (lambda: Window.tumbling("1h", lateness=-1), "above zero"),
+        (lambda: Window("hopping", H, H), "'tumbling' or 'sliding'"),  # type: ignore[arg-type]
+        (lambda: Window("tumbling", 2 * H, H), "tumbling windows without a slide"),
+        (lambda: Window("tumbling", 1.5, 1.5), "whole microseconds"),  # type: ignore[arg-type]
+        (lambda: Window.from_json("{"), "as JSON"),
+        (lambda: Window.from_json('{"size_us":1}'), "as JSON"),
+        (lambda: Window.from_json("7"), "as JSON"),
+    ],
+)
+def test_wrong_windows_are_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

@@ -14,6 +14,7 @@ from galileo.cursor import ORIGIN
 from galileo.errors import GalileoError
 from galileo.model import paths
 from galileo.model.schema import Schema
+from galileo.model.times import column_micros
 from galileo.node.shard import Shard
 from galileo.query import parse
 from galileo.storage.journal import Commit, Committed
@@ -79,3 +80,31 @@ def test_who_goes_through_the_journals_is_not_disturbed_by_a_new_one(
         for partition in shard.journals:
             shard.attach(partition + 1, store.journal(schema.name, partition + 1))
         assert sorted(shard.journals) == [0, 1]
+
+
+def test_the_event_clock_is_that_of_the_newest_bucket_also_after_a_restart(
+    tmp_path: Path, schema: Schema, make_observations: Make
+) -> None:
+    commits = [
+        Commit("p", batch, *paths.index(schema, make_observations(3, seed=batch)))
+        for batch in range(12)
+    ]
+    buckets = [int(column_micros(commit.paths.column("bucket")).max()) for commit in commits]
+    newest = [max(buckets[: number + 1]) for number in range(12)]
+    with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
+        store.create_dataset(schema)
+        store.recover(lambda *_: None)
+        shard = Shard(schema, epoch=store.epoch)
+        shard.attach(PARTITION, store.journal(schema.name, PARTITION))
+        assert shard.event_clock() == ()
+        for number, commit in enumerate(commits):
+            shard.write(PARTITION, [commit])
+            (step,) = shard.event_clock()
+            assert step.bucket_us == newest[number]
+            assert step.sequence == newest.index(step.bucket_us) + 1
+    again = Shard(schema, epoch=2)
+    with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
+        store.recover(lambda _, partition, replayed: again.replay(partition, replayed))
+    (step,) = again.event_clock()
+    assert (step.partition, step.bucket_us) == (PARTITION, newest[-1])
+    assert newest.index(newest[-1]) < step.sequence <= 12

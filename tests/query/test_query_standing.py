@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import micros
 from galileo.query import Columns, from_arrow, parse
 from galileo.query.query import Query
-from galileo.query.standing import Asks, StandingQueries, normal, pairs
+from galileo.query.standing import Asks, StandingQueries, access, normal, pairs
 from galileo.query.standing.asks import UNASKED
 from galileo.query.standing.prefixes import prefixes_of
 
@@ -29,6 +30,7 @@ COARSE = Schema("coarse", FEATURES, geohash_precision=2, time_bucket="1h")
 FINE = Schema("fine", FEATURES, geohash_precision=7, time_bucket="1h")
 START = micros("2012-03-01T00:00:00Z")
 HOUR = 3_600_000_000
+SIGNS = ("=", "<>", "<", "<=", ">", ">=")
 OTHERS = (
     "CASEI(s) = CASEI('ALPHA')",
     "s LIKE 'a%'",
@@ -70,14 +72,15 @@ def _time() -> st.SearchStrategy[str]:
     hours = st.integers(0, 23)
     after = hours.map(lambda h: f"datetime >= TIMESTAMP('2012-03-01T{h:02}:30:00Z')")
     before = hours.map(lambda h: f"datetime < TIMESTAMP('2012-03-01T{h:02}:00:00Z')")
-    return st.one_of(after, before)
+    until = hours.map(lambda h: f"datetime <= TIMESTAMP('2012-03-01T{h:02}:00:00Z')")
+    return st.one_of(after, before, until)
 
 
 def _feature() -> st.SearchStrategy[str]:
     number = st.sampled_from([-1.5, -1, 0, 0.5, 1, 2, 3, 1e18])
     compared = st.builds(
         lambda name, sign, value: f"{name} {sign} {value}",
-        *(st.sampled_from("tn"), st.sampled_from(["=", "<>", "<", "<=", ">", ">="]), number),
+        *(st.sampled_from("tn"), st.sampled_from(SIGNS), number),
     )
     texts = st.builds(
         lambda sign, text: f"s {sign} '{text}'",
@@ -94,6 +97,25 @@ def _conditions() -> st.SearchStrategy[str]:
     return st.lists(st.one_of(single, single, single, pair), max_size=4).map(
         lambda parts: " AND ".join(parts) or "true"
     )
+
+
+def made_up(seed: int, *, count: int) -> list[str]:
+    """Conjunctions of up to three conditions of all kinds."""
+    rng = random.Random(seed)
+    x, y = (lambda: rng.randint(-175, 150)), (lambda: rng.randint(-85, 60))
+    kinds = (
+        lambda: f"S_INTERSECTS(geometry, BBOX({(a := x())}, {(b := y())}, {a + 90}, {b + 25}))",
+        lambda: f"DWITHIN(geometry, POINT({x()} {y()}), {rng.randint(1_000, 3_000_000)})",
+        lambda: f"geohash LIKE '{rng.choice('9sedk')}%'",
+        lambda: (
+            f"datetime {rng.choice(SIGNS)} TIMESTAMP('2012-03-01T{rng.randint(0, 23):02}:00:00Z')"
+        ),
+        lambda: f"{rng.choice('tn')} {rng.choice(SIGNS)} {rng.choice([-1, 0, 0.5, 1, 2])}",
+        lambda: f"s = '{rng.choice(TEXTS)}'",
+        lambda: rng.choice(OTHERS),
+    )
+    parts = [[rng.choice(kinds)() for _ in range(rng.randint(1, 3))] for _ in range(count)]
+    return [rng.choice(["{}", "{}", "{}", "NOT ({})"]).format(" AND ".join(p)) for p in parts]
 
 
 def paths_of(schema: Schema, *, seed: int, size: int) -> Columns:
@@ -137,6 +159,14 @@ def matched(standing: StandingQueries, columns: Columns, keys: list[int]) -> lis
     ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_are_many():
+    """Ways to candidates that pay for many queries only are taken for few, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(access, "FEW", 2)
+        yield
+
+
 # --- equal to the loop -----------------------------------------------------------------------
 
 
@@ -153,6 +183,20 @@ def test_finds_what_a_loop_over_the_queries_finds(texts, schema, seed, size):
     for key, query in queries.items():
         standing.add(key, query)
     columns = paths_of(schema, seed=seed, size=size)
+    found = matched(standing, columns, [*queries])
+    assert len(set(found)) == len(found)
+    assert set(found) == naive(queries, columns)
+
+
+@pytest.mark.parametrize("schema", [COARSE, FINE])
+@pytest.mark.parametrize("seed", range(15))
+def test_many_queries_at_once_find_what_a_loop_finds(schema, seed):
+    """Sixty queries of all kinds, so that each kind shares its columns with others."""
+    queries = {key: parse(text, schema) for key, text in enumerate(made_up(seed, count=60))}
+    standing = StandingQueries(schema)
+    for key, query in queries.items():
+        standing.add(key, query)
+    columns = paths_of(schema, seed=seed, size=80)
     found = matched(standing, columns, [*queries])
     assert len(set(found)) == len(found)
     assert set(found) == naive(queries, columns)
@@ -305,6 +349,34 @@ def test_equal_conditions_are_evaluated_once():
     assert not standing._rest._conditions
 
 
+@pytest.mark.parametrize("negated", ["", "NOT "])
+def test_cells_that_a_cover_leaves_open_are_tested_by_themselves(negated):
+    """A large region in small cells: its border has too many of them."""
+    triangle = "S_INTERSECTS(geometry, POLYGON((-110 30, -80 31, -95 48, -110 30)))"
+    queries = {0: parse(negated + triangle, FINE), 1: parse(f"{negated}{triangle} AND t > 0", FINE)}
+    assert normal.normal(queries[0]).rest is not None
+    along = np.linspace(0.0, 1.0, 400)
+    near = np.random.default_rng(1).normal(0.0, 0.002, (2, 400))
+    cells = geohash.encode(30 + along + near[0], -110 + 30 * along + near[1], 7)
+    columns = paths_of(FINE, seed=1, size=400)
+    columns = Columns(cells, columns.bucket, columns.features)
+    standing = StandingQueries(FINE)
+    for key, query in queries.items():
+        standing.add(key, query)
+    expected = naive(queries, columns)
+    assert 0 < sum(key == 0 for key, _ in expected) < 400
+    for _ in range(2):
+        assert set(matched(standing, columns, [0, 1])) == expected
+
+
+def test_a_removed_query_is_not_found_by_its_old_slot():
+    standing = StandingQueries(COARSE)
+    standing.add(0, parse("true", COARSE))
+    slots = standing.slots([0])
+    standing.remove(0)
+    assert list(standing.match(paths_of(COARSE, seed=1, size=5), slots=slots)) == []
+
+
 def test_memory_of_removed_queries_is_given_back():
     standing = StandingQueries(COARSE, dead_min=2)
     for key in range(400):
@@ -313,3 +385,5 @@ def test_memory_of_removed_queries_is_given_back():
     standing._prefixes.settle()
     assert standing.capacity == 64
     assert standing.nbytes < 20_000
+    (wanted,) = standing._constants.texts.values()
+    assert wanted.nbytes < 10_000

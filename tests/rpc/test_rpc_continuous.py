@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc.aio
+import pyarrow as pa
 import pytest
 
 from galileo.ccq.packs import packed
 from galileo.client import decode
-from galileo.cursor import Cursor
-from galileo.errors import DataDamaged
+from galileo.cursor import Cursor, Stretch
+from galileo.errors import DataDamaged, InputError
 from galileo.labels import LabelSet, from_ipc
+from galileo.model.windows import Told, Window, fold, instant
 from galileo.packing import FORMAT_VERSION
 from galileo.rpc import continuous as module
-from galileo.rpc.continuous import ContinuousServicer, Fetched
+from galileo.rpc.continuous import ContinuousServicer, Fetched, Held
 from galileo.testing.simulator.logs import SCHEMA, to_labels
 from galileo.wire.channel import open_channel, server_options
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_from_pb
 from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
 
 PATHS = [(p, sequence, row, 7) for p in (0, 1) for sequence in (1, 2, 3) for row in range(40)]
+
+HELD = Held(bytes(range(256)) * 10_000, Cursor({0: 3}), (Stretch(0, 1, 2),))
 
 
 @dataclass
@@ -33,6 +38,10 @@ class Face:
     async def fetch(self, ccq_id: str, **_: object) -> Fetched:
         self.asked.append(ccq_id)
         return self.answer
+
+    async def held(self, ccq_id: str, *, term: int, after: Cursor, labels_max: int) -> Held | None:
+        self.asked.append(f"{ccq_id} {term} {after} {labels_max}")
+        return HELD if term == 7 else None
 
 
 def fetched(*parts: list[tuple[int, int, int, int]]) -> Fetched:
@@ -110,6 +119,26 @@ async def test_who_does_not_know_the_packing_gets_arrow(stub) -> None:
 
 
 @pytest.mark.parametrize("packing", [0, FORMAT_VERSION])
+@pytest.mark.parametrize("part_bytes", [1, 1 << 20])
+async def test_rows_that_do_not_count_are_left_out(
+    stub, face: Face, packing: int, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the client, or by the node for who cannot; numbered within each message."""
+    monkeypatch.setattr(module, "PART_BYTES", part_bytes)
+    face.answer = replace(face.answer, kept={1: ([0, 60], [10, 80])})
+    update = await decode.next_update(stub.Fetch(request(packing=packing)))
+    table = expected().table
+    kept = pa.concat_tables([table.slice(0, 110), table.slice(160, 80)])
+    assert update.labels.table.equals(kept)
+
+
+async def test_rows_that_are_not_there_cannot_be_kept(stub, face: Face) -> None:
+    face.answer = replace(face.answer, kept={1: ([100], [41])})
+    with pytest.raises(InputError, match="within 140 labels"):
+        await decode.next_update(stub.Fetch(request()))
+
+
+@pytest.mark.parametrize("packing", [0, FORMAT_VERSION])
 async def test_an_empty_answer_has_a_token_too(stub, face: Face, packing: int) -> None:
     face.answer = fetched()
     update = await decode.next_update(stub.Fetch(request(packing=packing)))
@@ -133,3 +162,37 @@ async def test_labels_that_were_damaged_on_the_way_are_not_taken(stub, face: Fac
     face.answer.packed[:] = [bytes(damaged)]  # type: ignore[index]
     with pytest.raises(DataDamaged, match="checksum"):
         await decode.next_update(stub.Fetch(request()))
+
+
+async def test_an_answer_says_what_becomes_of_windows(stub, face: Face) -> None:
+    window, buckets = Window.tumbling("2h"), expected().buckets
+    _, changes = fold(window, Told(), buckets=buckets, clock_us=None, more=False)
+    face.answer = replace(face.answer, windows=changes)
+    update = await decode.next_update(stub.Fetch(request()))
+    assert update.windows == tuple(changes.to_list())
+    assert update.clock_us == changes.clock_us == int(buckets.max())
+    assert update.clock == instant(update.clock_us)
+    assert [len(update.in_window(one)) for one in update.windows] == changes.labels.tolist()
+
+
+async def test_an_answer_without_windows_says_nothing_of_them(stub) -> None:
+    update = await decode.next_update(stub.Fetch(request()))
+    assert (update.windows, update.clock_us, update.clock) == ((), None, None)
+
+
+async def test_what_is_held_comes_in_parts_and_what_is_not_is_said(
+    stub: continuous_pb2_grpc.ContinuousStub, face: Face
+) -> None:
+    asked = continuous_pb2.HeldRequest(
+        ccq_id="q", term=7, after=cursor_to_pb(Cursor({0: 1})), labels_max=9
+    )
+    parts = [part async for part in stub.Held(asked)]
+    assert b"".join(part.data for part in parts) == HELD.data
+    assert len(parts) > 2
+    tail = parts[-1].tail
+    assert (tail.is_held, cursor_from_pb(tail.reached)) == (True, HELD.reached)
+    assert tuple(stretches_from_pb(tail.gone)) == HELD.gone
+    assert face.asked == ["q 7 Cursor({0: 1}) 9"]
+    asked.term = 8
+    (part,) = [part async for part in stub.Held(asked)]
+    assert (part.data, part.tail.is_held) == (b"", False)

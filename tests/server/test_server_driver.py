@@ -102,6 +102,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
             clock=SystemClock(),
             work=worker,
             own_news=lambda: [],
+            drop_spills=lambda numbers: None,
         )
         mail = Mail(store)
         driver.mail = mail  # type: ignore[assignment]
@@ -280,6 +281,7 @@ async def test_a_mistake_of_the_machine_ends_the_driver(bench: Bench) -> None:
         clock=SystemClock(),
         work=bench.driver._work,
         own_news=lambda: [],
+        drop_spills=lambda numbers: None,
     )
     driver.feed(WAKE)
     with pytest.raises(ExceptionGroup) as ended:
@@ -297,6 +299,7 @@ async def test_new_commits_are_told_at_once_and_then_not_too_often(bench: Bench)
         clock=SystemClock(),
         work=bench.driver._work,
         own_news=lambda: [],
+        drop_spills=lambda numbers: None,
     )
     now = 0.0
 

@@ -137,6 +137,8 @@ async def test_a_heartbeat_tells_epoch_commits_and_datasets(
     assert post.heartbeats == [("b", "a", a.store.epoch)]
     assert post.news == [("b", ["nam"])]
     assert b.view.sequences("nam") == a.catalog.shard("nam").published()
+    assert sorted(b.view.event_clock("nam")) == sorted(a.catalog.shard("nam").event_clock())
+    assert len(b.view.event_clock("nam")) == len(b.view.sequences("nam"))
     assert (b.view.heard("a"), a.view.heard("b")) == (True, False)
     await post.beat("a", "b")
     assert post.news == [("b", ["nam"])], "the second told nothing new"

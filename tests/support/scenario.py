@@ -3,6 +3,8 @@
 A file is a list of steps. A step is a command line, a line of dashes, and the trace that the
 command leaves, up to an empty line. Lines that begin with `#` say what it is about.
 
+    limits cache=900 [...]    of the machines that begin from here on: bytes of caches and of
+                              files (spill), seconds until they are used (idle), held (hold)
     nodes a b | c             groups of nodes; each begins its life
     usage b cpu=0.9 free=0    what b measures of itself
     submit a q [group=c]      a client submits the CCQ q at node a
@@ -11,9 +13,12 @@ command leaves, up to an empty line. Lines that begin with `#` say what it is ab
     commit 0:4 [at=a]         commits up to 4 of partition 0 become known, everywhere or at a
     find b 2 [reach=0:3]      the evaluator of b finishes a cycle and finds two labels in it
     fail b                    the evaluator of b fails a cycle
+    write b [lost] / load b [lost]   the next file of b is written or loaded, or cannot be
+    hold a                    the next question of a to a holder is answered
     deliver [a b]             all messages under way arrive, and what they cause; or from a to b
     lose a b                  what is under way from a to b is lost
     tick 0.5                  time passes, and every node looks at its clock
+    flush b                   b tells what it has heard of retrieved cursors
     run 3                     time passes in steps of a tenth; messages arrive at once
     crash b / suspect b       b ends; all others take b for dead (whether or not it is)
     drain b / undrain b       b gives away what it coordinates, or takes on again
@@ -23,14 +28,16 @@ command leaves, up to an empty line. Lines that begin with `#` say what it is ab
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from galileo.ccq import elsewhere
 from galileo.ccq import events as ev
 from galileo.ccq import messages as msg
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import NODES_MAX, Ccq, Record
 from galileo.ccq.options import ContinuousOptions
+from galileo.ccq.packs import PackedLabels
 from galileo.cursor import Cursor
 from galileo.dht.membership import PeerDied, PeerRevived
 from galileo.election.messages import Poll, PollAnswer, UsageStatistics
@@ -83,6 +90,12 @@ class Stage:
         self._mail: list[tuple[str, str, msg.Message]] = []
         self._requests: dict[int, str] = {}
         self._trace: list[str] = []
+        self._limits: dict[str, float] = {}
+        self._files: dict[tuple[str, int], PackedLabels] = {}
+        self._writes: dict[str, list[elsewhere.SpillPacks]] = {}
+        self._loads: dict[str, list[elsewhere.LoadPacks]] = {}
+        self._asked: dict[str, list[elsewhere.AskHolder]] = {}
+        self._askers: dict[int, str] = {}
 
     def play(self, command: str) -> list[str]:
         word, *rest = command.split()
@@ -93,6 +106,16 @@ class Stage:
         return self._trace
 
     # --- commands ---------------------------------------------------------------------------
+
+    def _do_limits(
+        self, *, cache: str, spill: str = "1", idle: str = "60", hold: str = "3600"
+    ) -> None:
+        self._limits = {
+            "cache_bytes_max": int(cache),
+            "spill_bytes_max": int(spill),
+            "spill_idle_s": float(idle),
+            "holding_s": float(hold),
+        }
 
     def _do_nodes(self, *names: str) -> None:
         text = " ".join(names)
@@ -138,6 +161,27 @@ class Stage:
         failure = ev.Failure("unavailable", "the job failed")
         self._feed(node, ev.CycleFailed(self._cycles[node].pop(0).cycle_id, failure))
 
+    def _do_write(self, node: str, how: str = "") -> None:
+        effect = self._writes[node].pop(0)
+        if not how:
+            self._files[node, effect.number] = effect.labels
+        size = None if how else effect.labels.size
+        self._feed(node, elsewhere.PacksSpilled(effect.number, size))
+
+    def _do_load(self, node: str, how: str = "") -> None:
+        effect = self._loads[node].pop(0)
+        found = None if how else self._files.get((node, effect.number))
+        self._feed(node, elsewhere.PacksLoaded(effect.number, effect.ccq.id, found))
+
+    def _do_hold(self, node: str) -> None:
+        asked = self._asked[node].pop(0)
+        if asked.node not in self._machines:
+            self._feed(node, elsewhere.HolderFailed(asked.request))
+            return
+        self._askers[asked.request] = node
+        wanted = asked.ccq.id, asked.term, asked.after, asked.labels_max
+        self._feed(asked.node, elsewhere.HeldRequested(asked.request, *wanted))
+
     def _do_deliver(self, sender: str = "", to: str = "") -> None:
         for _ in range(DELIVERIES_MAX):
             due = [m for m in self._mail if not sender or m[:2] == (sender, to)]
@@ -159,6 +203,10 @@ class Stage:
         for _ in range(round(float(seconds) / STEP_S)):
             self._do_tick(str(STEP_S))
             self._do_deliver()
+
+    def _do_flush(self, node: str) -> None:
+        self._machines[node]._sync_at = 0.0
+        self._feed(node, ev.Ticked(WALL + self._now))
 
     def _do_drain(self, node: str) -> None:
         self._feed(node, ev.DrainRequested())
@@ -183,9 +231,10 @@ class Stage:
 
     def _begin(self, name: str) -> None:
         names = [one for group in self._groups for one in group]
-        options = ContinuousOptions(names.index(name), self._groups, sync_interval_s=SELDOM)
-        self._machines[name] = Continuous(name, options)
+        base = ContinuousOptions(names.index(name), self._groups, sync_interval_s=SELDOM)
+        self._machines[name] = Continuous(name, replace(base, **self._limits))
         self._cycles[name] = []
+        self._writes[name], self._loads[name], self._asked[name] = [], [], []
         self._feed(name, ev.Restored(tuple(self._saved[name].values()), WALL + self._now))
         self._feed(name, ev.UsageMeasured(UsageStatistics(memory_free_bytes=8 << 30)))
         self._feed(name, ev.Ticked(WALL + self._now))
@@ -220,8 +269,52 @@ class Stage:
                 self._cycles[node].append(effect)
                 asked = ", ".join(f"{i.ccq.id} after {_places(i.after)}" for i in items)
                 self._tell(f"{node} evaluates {asked}")
+            case (
+                elsewhere.SpillPacks()
+                | elsewhere.LoadPacks()
+                | elsewhere.DropSpills()
+                | elsewhere.AskHolder()
+            ):
+                self._work(node, effect)
+            case elsewhere.AnswerHeld() | elsewhere.RefuseHeld():
+                self._answer_held(node, effect)
             case _:
                 self._tell(f"{node}: {self._reply(effect)}")
+
+    def _work(
+        self,
+        node: str,
+        effect: elsewhere.SpillPacks
+        | elsewhere.LoadPacks
+        | elsewhere.DropSpills
+        | elsewhere.AskHolder,
+    ) -> None:
+        match effect:
+            case elsewhere.SpillPacks(number, ccq, labels):
+                self._writes[node].append(effect)
+                self._tell(f"{node} writes file {number} of {ccq.id}: {len(labels)} labels")
+            case elsewhere.LoadPacks(number, ccq):
+                self._loads[node].append(effect)
+                self._tell(f"{node} loads file {number} of {ccq.id}")
+            case elsewhere.DropSpills(numbers):
+                for number in numbers:
+                    self._files.pop((node, number), None)
+                    self._tell(f"{node} deletes file {number}")
+            case elsewhere.AskHolder(_, ccq, holder, term, after):
+                self._asked[node].append(effect)
+                what = f"{ccq.id} of term {_term(term)} after {_places(after)}"
+                self._tell(f"{node} asks the holder {holder} for {what}")
+
+    def _answer_held(self, node: str, effect: elsewhere.AnswerHeld | elsewhere.RefuseHeld) -> None:
+        asker = self._askers.pop(effect.request)
+        if isinstance(effect, elsewhere.RefuseHeld):
+            self._tell(f"{node} does not hold that")
+            self._feed(asker, elsewhere.HolderFailed(effect.request))
+            return
+        count = 0 if effect.labels is None else len(effect.labels)
+        self._tell(f"{node} holds {count} labels up to {_places(effect.reached)}")
+        told = effect.labels, effect.reached, effect.gone
+        self._feed(asker, elsewhere.HolderAnswered(effect.request, *told))
 
     def _reply(self, effect: ev.ContinuousEffect) -> str:
         request = self._requests.get(getattr(effect, "request", -1), "")
@@ -282,7 +375,10 @@ def _record(record: Record) -> str:
     ended = f", {record.ended}" if record.ended else ""
     retrieved = f", read up to {_places(record.retrieved)}" if record.retrieved else ""
     where = f"{record.ccq.id} at {record.coordinator} in term {_term(record.term)}"
-    return f"[{where}{retrieved}{ended}]"
+    held = "".join(
+        f", {one.node} holds {_places(one.after)} to {_places(one.until)}" for one in record.holders
+    )
+    return f"[{where}{retrieved}{held}{ended}]"
 
 
 def _term(term: int) -> str:

@@ -1,10 +1,12 @@
 """The conformance tests pass for a sampler that keeps the rule, and fail for one that does not."""
 
+from unittest import SkipTest
+
 import numpy as np
 import pytest
 
 from galileo.samplers import label_hashes
-from galileo.testing.conformance import SamplerConformance, sample_labels
+from galileo.testing.conformance import SamplerConformance, Verdict, sample_labels, verdicts
 
 
 class EveryThird:
@@ -96,3 +98,109 @@ def test_the_sample_labels_hold_several_shuffled_commits():
     assert len(set(zip(labels.partitions, labels.sequences, strict=True))) == 8
     assert (np.diff(labels.partitions) != 0).sum() > 100
     assert labels.table.column("temperature").null_count > 0
+
+
+# --- samples of many commits -----------------------------------------------------------------
+
+
+class Draw:
+    """Keeps the smallest hash of each commit, and then of everything."""
+
+    scope = "global"
+    regroups = True
+
+    def sample(self, labels, *, seed):
+        hashes = label_hashes(labels, seed=seed)
+        commits = labels.partitions.astype(np.int64) << 32 | labels.sequences
+        least = [hashes[commits == commit].min() for commit in commits]
+        return hashes == np.array(least)
+
+    def merge(self, labels, *, seed):
+        hashes = label_hashes(labels, seed=seed)
+        return hashes == hashes.min()
+
+
+class TestDraw(SamplerConformance):
+    def make(self):
+        return Draw()
+
+
+class NoMerge(Seeded):
+    scope = "global"
+
+
+class NoScope(Seeded):
+    scope = "everywhere"
+
+
+class MergedByPosition(Draw):
+    def merge(self, labels, *, seed):
+        return np.arange(len(labels)) == 0
+
+
+class MergedByHalves(Draw):
+    """Keeps half of what it sees: twice is a quarter."""
+
+    def merge(self, labels, *, seed):
+        hashes = label_hashes(labels, seed=seed)
+        return hashes <= np.median(hashes)
+
+
+class MergedAtOnce(MergedByHalves):
+    regroups = False
+
+
+class MergedByChance(Draw):
+    calls = 0
+
+    def merge(self, labels, *, seed):
+        MergedByChance.calls += 1
+        return label_hashes(labels, seed=MergedByChance.calls) < np.uint64(2**63)
+
+
+class MergedToNumbers(Draw):
+    def merge(self, labels, *, seed):
+        return np.flatnonzero(super().merge(labels, seed=seed))
+
+
+@pytest.mark.parametrize(
+    ("made", "check", "match"),
+    [
+        (NoMerge, "test_its_scope_is_one_that_it_can_keep", "needs regroups and merge"),
+        (NoScope, "test_its_scope_is_one_that_it_can_keep", "expected a scope of"),
+        (MergedByPosition, "test_the_order_in_which_samples_are_merged_does_not_matter", "order"),
+        (MergedByHalves, "test_samples_can_be_merged_in_groups_if_it_says_so", "regroups = False"),
+        (MergedByChance, "test_merging_is_deterministic", "second call"),
+        (MergedToNumbers, "test_merging_is_deterministic", "booleans of merge, got int64"),
+    ],
+)
+def test_a_sampler_that_merges_wrongly_is_found_out(made, check, match):
+    with pytest.raises(AssertionError, match=match):
+        getattr(checks_of(made, seed_matters=True), check)()
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"), [(MergedAtOnce, "merged at once"), (Seeded, "nothing is merged")]
+)
+def test_what_is_not_promised_is_not_checked(made, reason):
+    checks = checks_of(made, seed_matters=True)
+    with pytest.raises(SkipTest, match=reason):
+        checks.test_samples_can_be_merged_in_groups_if_it_says_so()
+
+
+def test_verdicts_tell_what_became_of_each_check():
+    class Checks(SamplerConformance):
+        def make(self):
+            return WrongType()
+
+        def test_of_its_own(self):
+            raise ZeroDivisionError("by nothing")
+
+    found = {one.check: one for one in verdicts(Checks)}
+    assert len(found) == 12
+    mask = found["it returns a mask of one boolean per label"]
+    assert (mask.outcome, mask.message.split("\n")[0]) == ("failed", "expected booleans, got int8")
+    own = found["of its own"]
+    assert (own.outcome, own.message) == ("failed", "ZeroDivisionError: by nothing")
+    assert found["merging is deterministic"].outcome == "skipped"
+    assert found["it is a sampler"] == Verdict("it is a sampler", "passed")

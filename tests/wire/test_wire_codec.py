@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError
+from galileo.model.windows import Changes, ClockStep
 from galileo.wire import codec
 from galileo.wire.channel import MESSAGE_BYTES_MAX
-from galileo.wire.pb import common_pb2
+from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2
 
 cursors = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), max_size=6)
 
@@ -71,3 +72,39 @@ def test_no_chunks_are_an_empty_table() -> None:
     schema = pa.schema([("b", pa.int64())])
     assert list(codec.table_chunks(schema.empty_table(), 10)) == []
     assert codec.table_of([], schema).equals(schema.empty_table())
+
+
+micros = st.integers(-(2**62), 2**62)
+
+
+@given(st.lists(st.builds(ClockStep, st.integers(0, 2**31), st.integers(0, 2**62), micros)))
+def test_steps_of_an_event_clock_cross_the_wire(steps: list[ClockStep]) -> None:
+    packed = codec.event_clock_to_pb(steps).SerializeToString()
+    assert codec.event_clock_from_pb(cluster_pb2.EventClockValue.FromString(packed)) == tuple(steps)
+
+
+def test_steps_of_unequal_lists_are_refused() -> None:
+    value = cluster_pb2.EventClockValue(partitions=[1, 2], sequences=[3, 4], buckets_us=[5])
+    with pytest.raises(InputError, match=r"three lists of one length, got \[2, 2, 1\]"):
+        codec.event_clock_from_pb(value)
+
+
+@given(st.none() | micros, st.lists(st.tuples(micros, st.integers(0, 9), st.integers(0, 2))))
+def test_changes_of_windows_cross_the_wire(
+    clock_us: int | None, changes: list[tuple[int, int, int]]
+) -> None:
+    starts, labels, states = np.array(changes, dtype=np.int64).reshape(-1, 3).T
+    sent = Changes(clock_us, 7, starts, labels, states.astype(np.uint8))
+    value = continuous_pb2.WindowsValue.FromString(codec.windows_to_pb(sent).SerializeToString())
+    found = codec.windows_from_pb(value)
+    assert (found.clock_us, found.size_us) == (clock_us, 7)
+    assert found.to_list() == sent.to_list()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"starts": b"1234567"}, {"labels": bytes(16)}, {"states": b"\3"}, {"states": b""}]
+)
+def test_changes_that_do_not_fit_are_refused(wrong: dict[str, bytes]) -> None:
+    right = {"starts": bytes(8), "labels": bytes(8), "states": b"\1"}
+    with pytest.raises(InputError, match="starts, labels and states of windows"):
+        codec.windows_from_pb(continuous_pb2.WindowsValue(size_us=1, **(right | wrong)))

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from galileo.testing.faults.clocks import faketime_missing
 from galileo.testing.faults.disks import LoopDisk, MemoryDisk
+from galileo.testing.faults.networks import network_missing
 from galileo.testing.faults.tracing import attached_to_nothing
 
 
@@ -91,3 +93,5 @@ STRACE = Need("strace", strace_missing)
 ATTACHING = Need("strace of running processes", attaching_missing)
 MEMORY_DISK = Need("small file system", memory_disk_missing)
 LOOP_DISK = Need("file system on a loop device", loop_disk_missing)
+CLOCKS = Need("wall clock that jumps", faketime_missing)
+NETWORK = Need("network of namespaces", network_missing)

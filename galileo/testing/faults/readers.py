@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from galileo.ccq import token as tokens
 from galileo.client import Ccq, Client, Spool
-from galileo.errors import Gone, TryAgain
+from galileo.errors import CcqCancelled, SamplerFailed, TryAgain
 from galileo.testing.faults.delivery import Deliveries
 
-FETCH_WAIT_S = 5.0
+FETCH_WAIT_S, PAUSE_S = 5.0, 0.2
 
 
 class WatchReader(threading.Thread):
@@ -26,6 +27,8 @@ class WatchReader(threading.Thread):
     Attributes:
         deliveries: what it was handed.
         failure: what ended it before the end of the CCQ.
+        samplings_failed: how often it was told that the sampler was too slow, as one looks whose
+            process was stopped.
     """
 
     way = "watch"
@@ -36,22 +39,28 @@ class WatchReader(threading.Thread):
         self.deliveries = Deliveries()
         self.deliveries.begin(ccq.initial)
         self.failure: BaseException | None = None
+        self.samplings_failed = 0
         self._client = client
 
     def run(self) -> None:
         try:
             self._read()
-        except Gone:
+        except CcqCancelled:
             return
         except BaseException as error:
             self.failure = error
 
     def count(self) -> int:
-        """Labels so far."""
+        """Labels so far.
+
+        Raises:
+            RuntimeError: it has ended before the CCQ.
+        """
+        self.close()
         return len(self.deliveries)
 
     def close(self) -> None:
-        """After the end of the CCQ.
+        """Before the end of the CCQ.
 
         Raises:
             RuntimeError: it had ended before.
@@ -60,8 +69,14 @@ class WatchReader(threading.Thread):
             raise RuntimeError(f"the reader by {self.way} failed") from self.failure
 
     def _read(self) -> None:
-        for update in self._client.watch(self.ccq.id, token=self.ccq.token):
-            self.deliveries.take(update)
+        token = self.ccq.token
+        while True:
+            try:
+                for update in self._client.watch(self.ccq.id, token=token):
+                    self.deliveries.take(update)
+                    token = update.token
+            except SamplerFailed:
+                self.samplings_failed += 1
 
 
 class FetchReader(WatchReader):
@@ -75,6 +90,10 @@ class FetchReader(WatchReader):
             try:
                 update = self._client.fetch(self.ccq.id, token=token, wait=FETCH_WAIT_S)
             except TryAgain:
+                continue
+            except SamplerFailed:
+                self.samplings_failed += 1
+                time.sleep(PAUSE_S)
                 continue
             self.deliveries.take(update)
             token = update.token
@@ -93,6 +112,7 @@ class SpoolReader:
         self.ccq = ccq
         self.deliveries = Deliveries()
         self.deliveries.begin(ccq.initial)
+        self.samplings_failed = 0
         self._nodes = [word for address in addresses for word in ("--node", address)]
         self._path = spool
         self._log = spool.with_suffix(".log")
@@ -136,12 +156,17 @@ class SpoolReader:
         if self._process is None:
             return
         ended = self._process.poll()
-        self._process.kill()
-        self._process.wait()
-        self._process = None
+        self.end()
         self._note()
         if ended is not None:
             raise self._ended(ended)
+
+    def end(self) -> None:
+        """SIGKILL, whatever it held."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     def close(self) -> None:
         """The same, for good."""

@@ -11,7 +11,7 @@ from galileo.ccq.events import AnswerFetch
 from galileo.ccq.model import Ccq
 from galileo.cursor import Cursor, Stretch
 from galileo.testing.simulator.logs import Log, Path, scan, to_paths
-from galileo.testing.simulator.loop import Violation
+from galileo.testing.simulator.loop import demand
 
 
 @dataclass(slots=True)
@@ -56,22 +56,25 @@ class Checker:
             self._observe_cursors(key, one)
         terms = {ccq_id: one.term for ccq_id, one in led.items()}
         if terms != self._terms.get(node):
-            self._count(node, terms)
+            self._count(node, led)
             self._terms[node] = terms
 
     def restart(self, node: str) -> None:
         """What `node` coordinated went with its process."""
         self._terms[node] = {}
 
-    def _count(self, node: str, terms: dict[str, int]) -> None:
+    def _count(self, node: str, led: Mapping[str, Coordination]) -> None:
         """Counts changes of coordinators."""
-        for ccq_id, term in terms.items():
+        for ccq_id, one in led.items():
+            term = one.term
             newest, leader = self._newest.get(ccq_id, (0, node))
             if term > newest > 0:
                 self._counters["take-overs" if leader != node else "resumptions"] += 1
+            is_succession = any(holder.term == newest for holder in one.fetches.holders)
+            self._counters["successions by overflow"] += is_succession and term > newest
             if term > newest:
                 self._newest[ccq_id] = (term, node)
-        lost = [i for i in self._terms.get(node, {}) if i not in terms]
+        lost = [i for i in self._terms.get(node, {}) if i not in led]
         self._counters["coordinators deposed or ended"] += len(lost)
 
     def _observe_cursors(self, key: tuple[str, int], one: Coordination) -> None:
@@ -103,6 +106,7 @@ class Checker:
             after = answer.after[partition]
             expected += scan(ccq, self._logs[partition], after=after, until=until)
         self._verify_gone(ccq, answer)
+        self._verify_clock(ccq, answer)
         expected = [path for path in expected if not is_gone(path, answer.gone)]
         # Sorting is stable: it puts partitions behind each other and changes nothing within one.
         got = sorted(to_paths(answer.labels), key=lambda path: path[0])
@@ -148,6 +152,20 @@ class Checker:
                 has = max([self._tokens.get(ccq.id, Cursor())[partition], *before])
                 demand(one.last <= has, f"{ccq.id}: retention passed its readers to {one}")
 
+    def _verify_clock(self, ccq: Ccq, answer: AnswerFetch) -> None:
+        """The event clock is told with windows, and is not ahead of what was committed."""
+        demand(ccq.window is not None or answer.clock_us is None, f"{ccq.id}: a clock for nobody")
+        if answer.clock_us is not None:
+            newest_us = self.newest_us(answer.cursor)
+            is_true = newest_us is not None and answer.clock_us <= newest_us
+            demand(is_true, f"{ccq.id}: the event clock {answer.clock_us} is ahead of {newest_us}")
+
+    def newest_us(self, cursor: Cursor | None = None) -> int | None:
+        """The newest time bucket up to a cursor, or of all that is committed."""
+        ends = {p: log.end for p, log in self._logs.items()} if cursor is None else cursor
+        newest = (self._logs[p].newest_us(until) for p, until in ends.items())
+        return max((one for one in newest if one is not None), default=None)
+
     def acknowledge(self, partition: int, *, batch: tuple[str, int], sequence: int) -> None:
         """Remembers that a producer was told that its batch is durable."""
         self._acknowledged[partition, batch] = sequence
@@ -176,9 +194,3 @@ class Checker:
 def is_gone(path: Path, gone: Iterable[Stretch]) -> bool:
     """Whether a path lies in one of the stretches."""
     return any(one.partition == path[0] and one.first <= path[1] <= one.last for one in gone)
-
-
-def demand(holds: bool, otherwise: str) -> None:
-    """Raises a Violation unless the promise `holds`."""
-    if not holds:
-        raise Violation(otherwise)

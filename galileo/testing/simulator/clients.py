@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from galileo.ccq import token
 from galileo.ccq.events import (
     AnswerCancel,
@@ -22,12 +24,14 @@ from galileo.ccq.events import (
 from galileo.ccq.gone import stretches
 from galileo.ccq.model import Ccq, Failure
 from galileo.cursor import ORIGIN, Cursor, Stretch
-from galileo.testing.simulator.checker import Checker, demand
-from galileo.testing.simulator.logs import Log, Path, scan, to_paths
-from galileo.testing.simulator.loop import Loop, Violation
+from galileo.model.windows import Changes, Told, fold
+from galileo.testing.simulator.checker import Checker
+from galileo.testing.simulator.logs import Log, Path, bucket_us, scan, to_paths
+from galileo.testing.simulator.loop import Loop, Violation, demand
 from galileo.testing.simulator.network import Network
 from galileo.testing.simulator.node import EPOCH_WALL, Node
 from galileo.testing.simulator.variants import Variant
+from galileo.testing.simulator.windows import Windows
 
 PATIENCE_S = 2.5
 RETRY_S = 0.5
@@ -119,6 +123,7 @@ class Reader(_Client):
         delivered: the paths that its application has, by answer.
         gone: what it was told that retention had dropped, or had dropped before it began.
         ended: the kind of the final refusal.
+        windows: what it was told of the windows of its CCQ; None: that has none.
     """
 
     def __init__(self, name: str, world: Service, ccq: Ccq) -> None:
@@ -128,6 +133,7 @@ class Reader(_Client):
         self.delivered: dict[Path, None] = {}
         self.gone: list[Stretch] = []
         self.ended = ""
+        self.windows = None if ccq.window is None else Windows(ccq.window)
         self.answered: set[Cursor] = set()
         self._awaited: int | None = None
         self._target = ""
@@ -161,6 +167,9 @@ class Reader(_Client):
         self.token = token.encode(self.ccq.id, ORIGIN) if is_from_start else other.token
         self.delivered = {} if is_from_start else dict(other.delivered)
         self.gone = [] if is_from_start else list(other.gone)
+        if other.windows is not None:
+            fresh = Windows(other.windows.window)
+            self.windows = fresh if is_from_start else other.windows.copy()
         self._fetch()
 
     def crash(self) -> None:
@@ -205,7 +214,8 @@ class Reader(_Client):
         self.world.checker.verify_initial(
             self.ccq, paths, reached, dropped=dropped, now=self.loop.now
         )
-        self._store(paths, reached, stretches(ORIGIN, dropped))
+        news = self._folded(Told(), paths, clock_us=initial.clock_us, more=False)
+        self._store(paths, reached, stretches(ORIGIN, dropped), news)
         self._target = effect.coordinator
         for act in self._followers:
             act()
@@ -227,7 +237,9 @@ class Reader(_Client):
 
         def ask() -> None:
             until = None if wait_s is None else node.now_plus(wait_s)
-            event = FetchRequested(request, self.ccq.id, cursor, until, labels_max)
+            event = FetchRequested(
+                request, self.ccq.id, cursor, until, labels_max, self._until_clock_us()
+            )
             node.ask(event, lambda effect: self.back(node, lambda: take(effect)))
 
         self.call(node, ask)
@@ -253,12 +265,14 @@ class Reader(_Client):
         if answer.labels is not None:
             self.loop.counters["answers served again"] += answer.after in self.answered
             self.answered.add(answer.after)
+        paths = to_paths(answer.labels)
+        news = self._folded(self._told(), paths, clock_us=answer.clock_us, more=answer.more)
         if self.world.variant.conduct.stores_token_first:
             self.token = token.encode(self.ccq.id, answer.cursor)
         if not self.world.is_calm and self.loop.chance(0.03):
             self.crash()  # The answer has come and is not stored: it has to come again.
             return
-        self._store(to_paths(answer.labels), answer.cursor, answer.gone)
+        self._store(paths, answer.cursor, answer.gone, news)
         if answer.more:
             self.loop.counters["answers cut"] += 1
             self._fetch()
@@ -281,13 +295,42 @@ class Reader(_Client):
         demand(allowed.get(failure.kind, False), f"{self.name}: {failure.message}")
         self.ended, self._awaited = failure.kind, None
 
-    def _store(self, paths: list[Path], cursor: Cursor, gone: Iterable[Stretch]) -> None:
+    def _told(self) -> Told:
+        """What its token says of windows."""
+        return token.read(self.token, ccq_id=self.ccq.id)[1] if self.token else Told()
+
+    def _until_clock_us(self) -> int | None:
+        window = self.ccq.window
+        return None if window is None else window.first_closing_us(self._told())
+
+    def _folded(
+        self, told: Told, paths: list[Path], *, clock_us: int | None, more: bool
+    ) -> tuple[Told, Changes | None]:
+        """What the node that answers does for it."""
+        if self.ccq.window is None:
+            return told, None
+        buckets = np.array([bucket_us(path) for path in paths], dtype=np.int64)
+        return fold(self.ccq.window, told, buckets=buckets, clock_us=clock_us, more=more)
+
+    def _store(
+        self,
+        paths: list[Path],
+        cursor: Cursor,
+        gone: Iterable[Stretch],
+        news: tuple[Told, Changes | None],
+    ) -> None:
         self.gone += gone
+        told, changes = news
+        if self.windows is not None and changes is not None:
+            closed, reopened = self.windows.take(changes, paths)
+            self.loop.counters["windows closed"] += closed
+            self.loop.counters["windows reopened"] += reopened
         for path in paths:
             if path in self.delivered:
                 raise Violation(f"{self.name}: {path} was delivered twice")
             self.delivered[path] = None
-        self.token = token.encode(self.ccq.id, cursor)
+        forgets = self.world.variant.conduct.forgets_windows
+        self.token = token.encode(self.ccq.id, cursor, Told() if forgets else told)
 
     def forge(self) -> None:
         """Asks with a token for commits that do not exist, beside the real reading."""
@@ -329,11 +372,14 @@ class Reader(_Client):
 
 @dataclass(frozen=True, slots=True)
 class _Initial:
-    """A CCQ's first result: what is stored up to `reached`, which lacks what was dropped."""
+    """A CCQ's first result: what is stored up to `reached`, which lacks what was dropped, and
+    the event clock as the node that answers knows it.
+    """
 
     paths: list[Path]
     reached: Cursor
     dropped: Cursor
+    clock_us: int | None
 
 
 def _initial(world: Service, node: Node, ccq: Ccq) -> _Initial:
@@ -345,4 +391,5 @@ def _initial(world: Service, node: Node, ccq: Ccq) -> _Initial:
         if owner.serves and world.network.connects(node.name, owner.name):
             reached[partition], dropped[partition] = log.end, log.dropped
             paths += scan(ccq, log, after=log.dropped, until=log.end)
-    return _Initial(paths, Cursor(reached), Cursor(dropped))
+    clock = node.machine.state.clock_of(ccq.dataset)
+    return _Initial(paths, Cursor(reached), Cursor(dropped), clock.at(Cursor(reached)))

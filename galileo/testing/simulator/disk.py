@@ -1,8 +1,12 @@
-"""The disk on which a simulated node keeps its records."""
+"""The disks on which a simulated node keeps its records and spills its caches."""
 
 from __future__ import annotations
 
 from galileo.ccq.model import Record
+from galileo.ccq.pack_files import from_bytes, to_bytes
+from galileo.ccq.packs import PackedLabels
+from galileo.errors import DataDamaged
+from galileo.testing.simulator.logs import SCHEMA
 from galileo.testing.simulator.loop import Loop
 
 
@@ -43,3 +47,44 @@ class RecordDisk:
             else:
                 self._synced[ccq_id] = record
         del self._unsynced[:count]
+
+
+class SpillDisk:
+    """Files of packs, some of which cannot be written, or are damaged when they are read."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._files: dict[int, bytes] = {}
+
+    def clear(self) -> None:
+        """What an earlier life left."""
+        self._files = {}
+
+    def write(self, number: int, labels: PackedLabels, fails: float) -> int | None:
+        """The size of the file; None where the disk refuses."""
+        assert number not in self._files, f"file {number} is written twice"
+        if self._loop.chance(fails):
+            self._loop.counters["packs not spilled"] += 1
+            return None
+        self._loop.counters["packs spilled"] += 1
+        self._files[number] = to_bytes(labels, compressed=False)
+        return len(self._files[number])
+
+    def read(self, number: int, fails: float) -> PackedLabels | None:
+        """Its labels; None where it is lost or damaged."""
+        data = self._files.get(number)
+        if data is None:
+            return None
+        if self._loop.chance(fails):
+            self._loop.counters["spill files damaged"] += 1
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        try:
+            labels = from_bytes(data, SCHEMA)
+        except DataDamaged:
+            return None
+        self._loop.counters["packs loaded"] += 1
+        return labels
+
+    def drop(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            del self._files[number]

@@ -37,16 +37,17 @@ class Evaluate(Protocol):
 
 @dataclass(slots=True)
 class Trouble:
-    """Probabilities of what goes wrong with one job."""
+    """Probabilities of what goes wrong with one job; `spoils`: with one spill file."""
 
     fails: float = 0.0
     is_lost: float = 0.0
     is_slow: float = 0.0
     falls_short: float = 0.0
+    spoils: float = 0.0
 
 
 NO_TROUBLE = Trouble()
-USUAL_TROUBLE = Trouble(fails=0.01, is_lost=0.01, is_slow=0.06, falls_short=0.1)
+USUAL_TROUBLE = Trouble(fails=0.01, is_lost=0.01, is_slow=0.06, falls_short=0.1, spoils=0.1)
 
 
 class Evaluator:

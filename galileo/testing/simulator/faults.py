@@ -163,6 +163,7 @@ class Faults:
             is_lost=self._random.choice((0.0, 0.3)),
             is_slow=self._random.choice((0.0, 0.5)),
             falls_short=0.5,
+            spoils=0.3,
         )
 
         def undo() -> None:

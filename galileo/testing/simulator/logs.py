@@ -13,12 +13,15 @@ from galileo.ccq.packs import PackedLabels, packed
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
+from galileo.model.windows import ClockStep
 from galileo.samplers import SamplerSpec
 from galileo.testing.simulator.loop import Loop
 
 SCHEMA = Schema("sim", [Feature("value", type="int")])
 Path = tuple[int, int, int, int]
 """Partition, commit sequence, row, value."""
+HOUR_US = 3_600_000_000
+_LATE_HOURS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Log:
     commits: list[Commit] = field(default_factory=list)
     pending: list[Commit] = field(default_factory=list)
     dropped: int = 0
+    _newest: list[int] = field(default_factory=list)
 
     def append(self, values: tuple[int, ...], batch: tuple[str, int], wall: float) -> Commit:
         sequence = len(self.commits) + len(self.pending) + 1
@@ -66,6 +70,25 @@ class Log:
     @property
     def end(self) -> int:
         return len(self.commits)
+
+    def newest_us(self, until: int) -> int | None:
+        """The newest time bucket of the commits up to one of them, those dropped included."""
+        for commit in self.commits[len(self._newest) :]:
+            own = [bucket_us((self.partition, commit.sequence, 0, v)) for v in commit.values]
+            self._newest.append(max([*self._newest[-1:], *own]))
+        return self._newest[until - 1] if until else None
+
+    def clock_steps(self) -> tuple[ClockStep, ...]:
+        """What the partition's owner tells of the event clock."""
+        newest_us = self.newest_us(self.end)
+        return () if newest_us is None else (ClockStep(self.partition, self.end, newest_us),)
+
+
+def bucket_us(path: Path) -> int:
+    """Start of a path's time bucket: an hour a commit, and some values are late by many."""
+    _, sequence, _, value = path
+    late = _LATE_HOURS if value % 7 == 0 else value % 3
+    return (sequence - late) * HOUR_US
 
 
 def query(modulus: int, remainder: int) -> str:
@@ -100,7 +123,7 @@ def to_labels(paths: list[Path]) -> PackedLabels | None:
     partitions, sequences, rows, values = (np.array(column) for column in zip(*paths, strict=True))
     columns = [
         pa.array(values.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)),
-        times_from_micros(values.astype(np.int64) * 3_600_000_000),
+        times_from_micros(np.array([bucket_us(path) for path in paths], dtype=np.int64)),
         pa.array(values.astype(np.int64)),
         pa.array(rows.astype(np.int32)),
         pa.array(np.ones(len(rows), dtype=np.int32)),

@@ -15,6 +15,12 @@ class Violation(AssertionError):
     """A promise was broken."""
 
 
+def demand(holds: bool, otherwise: str) -> None:
+    """Raises a Violation unless the promise `holds`."""
+    if not holds:
+        raise Violation(otherwise)
+
+
 class Loop:
     """Events in order of time, then of scheduling.
 

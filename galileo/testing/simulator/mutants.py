@@ -14,6 +14,8 @@ from galileo.ccq.answer import Answer, compose
 from galileo.ccq.cache import LabelCache, Selection
 from galileo.ccq.coordination import Coordination
 from galileo.ccq.cycles import Cycles
+from galileo.ccq.elsewhere import AnswerHeld, HeldRequested
+from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import (
     AnswerFetch,
     ContinuousEffect,
@@ -25,6 +27,7 @@ from galileo.ccq.events import (
     SaveRecord,
 )
 from galileo.ccq.fetches import Effects, Fetches
+from galileo.ccq.holding import Holding, Holdings
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import NODES_MAX, Record
 from galileo.ccq.options import ContinuousOptions
@@ -47,11 +50,14 @@ def _with(
     coordination: type[Coordination] = Coordination,
     evaluate: Evaluate = by_sequence,
     has_cursors: bool = True,
+    holding: type[Holding] = Holding,
 ) -> Variant:
     """The production machine with some part of its coordinations replaced."""
     parts: dict[str, Any] = {"cache_type": cache, "cycles_type": cycles, "fetches_type": fetches}
     changed = type("MutantCoordination", (coordination,), parts)
-    state = type("MutantState", (NodeState,), {"coordination_type": changed})
+    holdings = type("MutantHoldings", (Holdings,), {"holding_type": holding})
+    replaced = {"coordination_type": changed, "holdings_type": holdings}
+    state = type("MutantState", (NodeState,), replaced)
     return Variant(_on(state), evaluate, has_cursors)
 
 
@@ -73,7 +79,8 @@ class _PaperCache(LabelCache):
 
     def take_all(self) -> PackedLabels | None:
         parts = [chunk.packed for chunk in self._chunks]
-        self._chunks, self.base = [], self.until
+        self._keep([])
+        self.base = self.until
         return PackedLabels.concat(parts)
 
 
@@ -107,7 +114,7 @@ class _ClearOnReply(Fetches):
 
     def _answer(self, *arguments: Any, **named: Any) -> Effects:
         effects = super()._answer(*arguments, **named)
-        self._cache._chunks = []
+        self._cache._keep([])
         return effects
 
 
@@ -122,8 +129,15 @@ class _AdvanceOnFailure(Cycles):
 class _ResumeFromEvaluated(Coordination):
     """Hands the evaluated cursor to the successor, which believes that it holds that cache."""
 
-    def __init__(self, record: Record, *, now: float, options: ContinuousOptions) -> None:
-        super().__init__(record, now=now, options=options)
+    def __init__(
+        self,
+        record: Record,
+        *,
+        now: float,
+        options: ContinuousOptions,
+        clock: EventClock | None = None,
+    ) -> None:
+        super().__init__(record, now=now, options=options, clock=clock)
         self.cache.base = ORIGIN
 
     @property
@@ -209,6 +223,58 @@ def _skip_without_stamp(item: CycleItem, logs: dict[int, Log], *, wall: float) -
     return replace(right, labels=to_labels(paths))
 
 
+# --- full caches -----------------------------------------------------------------------------
+
+
+class _TrustHolders(Fetches):
+    """Takes a stretch whose holder has it no more for one without labels."""
+
+    def _give_up(self, fetch: Any, now: float) -> Effects:
+        reached = fetch.cursor.join(fetch.until)
+        return self._join(fetch, None, reached, now=now, missing=fetch.doubtful, gone=())
+
+
+class _ForgetHeld(Holding):
+    """Lets go of what it holds as soon as it is asked for it, read or not."""
+
+    def ask(self, event: HeldRequested) -> Effects:
+        effects = super().ask(event)
+        self.cache.clear()
+        return effects
+
+
+class _BeginPastHolder(Coordination):
+    """Begins one commit past what the predecessor has evaluated."""
+
+    def __init__(self, record: Record, **named: Any) -> None:
+        super().__init__(record, **named)
+        if record.holders:
+            self.cache.until = Cursor({p: s + 1 for p, s in self.cache.until.items()})
+
+
+class _HoldHalfway(Holding):
+    """Says that it has all of its stretch, whatever it has dropped or left out of the answer."""
+
+    def ask(self, event: HeldRequested) -> Effects:
+        return [
+            replace(one, reached=one.reached.join(self.cache.until))
+            if isinstance(one, AnswerHeld)
+            else one
+            for one in super().ask(event)
+        ]
+
+
+class _LoseSpills(LabelCache):
+    """Goes on without the labels of a file that is lost."""
+
+    def take_loaded(self, number: int, labels: PackedLabels | None) -> None:
+        if labels is not None:
+            super().take_loaded(number, labels)
+        else:
+            self._loading.discard(number)
+            self._keep([c for c in self._chunks if c.spill is None or c.spill.number != number])
+
+
 # --- terms and records -----------------------------------------------------------------------
 
 
@@ -270,6 +336,29 @@ class _ResumeInTerm(Continuous):
         return effects
 
 
+# --- windows ---------------------------------------------------------------------------------
+
+
+class _NewestKnown(EventClock):
+    """Takes the newest bucket of which it has heard, wherever the reader stands."""
+
+    def at(self, cursor: Cursor) -> int | None:
+        return super().at(Cursor(dict.fromkeys(self._steps, 1 << 40)))
+
+
+class _ByWallClock(NodeState):
+    """Closes windows when the clock on the wall has passed their end."""
+
+    def clock_of(self, dataset: str) -> EventClock:
+        state = self
+
+        class Wall(EventClock):
+            def at(self, cursor: Cursor) -> int | None:
+                return int(state.wall * 1e6)
+
+        return self.clocks.setdefault(dataset, Wall())
+
+
 VARIANTS: dict[str, Variant] = {
     "production": Variant(),
     "paper": _with(
@@ -292,6 +381,15 @@ VARIANTS: dict[str, Variant] = {
     "accept_stale_reply": Variant(conduct=Conduct(takes_stale_answers=True)),
     "drop_past_readers": Variant(conduct=Conduct(drops_what_is_unfetched=True)),
     "conceal_what_is_gone": Variant(conduct=Conduct(conceals_what_is_gone=True)),
+    "close_by_wall_clock": Variant(_on(_ByWallClock)),
+    "clock_ahead_of_cursor": Variant(
+        _on(type("NewestKnownState", (NodeState,), {"clock_type": _NewestKnown}))
+    ),
+    "forget_windows": Variant(conduct=Conduct(forgets_windows=True)),
+    "forget_held": _with(fetches=_TrustHolders, holding=_ForgetHeld),
+    "begin_past_holder": _with(coordination=_BeginPastHolder),
+    "hold_halfway": _with(holding=_HoldHalfway),
+    "lose_spills": _with(cache=_LoseSpills),
     "ignore_terms": Variant(_on(_IgnoreTerms)),
     "reuse_terms": Variant(_on(_ReuseTerms)),
     "count_terms": Variant(_on(_CountTerms)),

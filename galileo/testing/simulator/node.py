@@ -6,6 +6,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from galileo.ccq.elsewhere import (
+    AnswerHeld,
+    AskHolder,
+    DropSpills,
+    HeldRequested,
+    HolderAnswered,
+    HolderFailed,
+    LoadPacks,
+    PacksLoaded,
+    PacksSpilled,
+    RefuseHeld,
+    SpillPacks,
+)
 from galileo.ccq.events import (
     AbandonCycle,
     AnswerCancel,
@@ -41,17 +54,19 @@ from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import Cursor
 from galileo.dht import membership
 from galileo.election.messages import UsageStatistics
-from galileo.testing.simulator.checker import Checker, demand
-from galileo.testing.simulator.disk import RecordDisk
+from galileo.model.windows import ClockStep
+from galileo.testing.simulator.checker import Checker
+from galileo.testing.simulator.disk import RecordDisk, SpillDisk
 from galileo.testing.simulator.evaluator import Evaluator, Trouble
 from galileo.testing.simulator.logs import SCHEMA, Commit, Log
-from galileo.testing.simulator.loop import Loop
+from galileo.testing.simulator.loop import Loop, demand
 from galileo.testing.simulator.network import Network
 from galileo.testing.simulator.variants import Variant
 
 TICK_S = 0.1
 SYNC_MEAN_S = 0.06
 GATHER_S = 0.05
+SPILL_MEAN_S = 0.05
 EPOCH_WALL = 1_700_000_000.0
 MEMBERSHIP = membership.MembershipOptions(heartbeat_interval_s=0.4, dead_after_s=1.6, lag_max_s=0.8)
 
@@ -64,6 +79,8 @@ _REPLIES = (
     RedirectFetch,
     AnswerCancel,
     RefuseCancel,
+    AnswerHeld,
+    RefuseHeld,
 )
 
 
@@ -71,6 +88,7 @@ _REPLIES = (
 class Heartbeat:
     epoch: int
     sequences: Cursor
+    clock: tuple[ClockStep, ...]
 
 
 class Cluster(Protocol):
@@ -83,6 +101,8 @@ class Cluster(Protocol):
     trouble: Trouble
     logs: dict[int, Log]
     mid_step_crashes: float
+
+    def next_request(self) -> int: ...
 
     def node(self, name: str) -> Node: ...
 
@@ -108,6 +128,7 @@ class Node:
         self._world = world
         self._loop = world.loop
         self._disk = RecordDisk()
+        self._spills = SpillDisk(self._loop)
         self._inbox: list[Callable[[], None]] = []
         self._replies: dict[int, Reply] = {}
         self._evaluator = Evaluator(
@@ -141,6 +162,7 @@ class Node:
         self.machine = self._world.variant.machine(self.name, options)
         self._loop.note(f"{self.name} boots")
         self._world.checker.restart(self.name)
+        self._spills.clear()
         self.feed(Restored(self._disk.restore(), self.wall))
         free = self._loop.random.choice((1, 4, 8)) << 30
         self.feed(UsageMeasured(UsageStatistics(self._loop.random.random(), free)))
@@ -196,7 +218,11 @@ class Node:
 
     # --- what clients ask ---------------------------------------------------------------
 
-    def ask(self, event: SubmitRequested | FetchRequested | CancelRequested, reply: Reply) -> None:
+    def ask(
+        self,
+        event: SubmitRequested | FetchRequested | CancelRequested | HeldRequested,
+        reply: Reply,
+    ) -> None:
         self._replies[event.request] = reply
         self.feed(event)
 
@@ -250,7 +276,7 @@ class Node:
     def _heed(self, effect: membership.MembershipEffect) -> None:
         if isinstance(effect, membership.SendHeartbeat):
             sequences = Cursor({log.partition: log.end for log in self.own_logs()})
-            beat = Heartbeat(self.epoch, sequences)
+            beat = Heartbeat(self.epoch, sequences, self._own_clock())
             peer = self._world.node(effect.to)
             self._post(effect.to, lambda: peer.on_heartbeat(self.name, beat))
         else:
@@ -262,7 +288,7 @@ class Node:
         for effect in self._membership.step(arrived, self._now):
             self._heed(effect)
         self._membership.check()
-        self.feed(SequencesSeen(SCHEMA.name, beat.sequences))
+        self.feed(SequencesSeen(SCHEMA.name, beat.sequences, beat.clock))
 
     def _sync(self, log: Log, commit: Commit, reply: Callable[[int], None]) -> None:
         log.sync()
@@ -271,7 +297,10 @@ class Node:
 
     def _see_own_sequences(self) -> None:
         sequences = Cursor({log.partition: log.end for log in self.own_logs()})
-        self.feed(SequencesSeen(SCHEMA.name, sequences))
+        self.feed(SequencesSeen(SCHEMA.name, sequences, self._own_clock()))
+
+    def _own_clock(self) -> tuple[ClockStep, ...]:
+        return tuple(step for log in self.own_logs() for step in log.clock_steps())
 
     def _post(self, to: str, deliver: Callable[[], None]) -> None:
         peer = self._world.node(to)
@@ -326,8 +355,43 @@ class Node:
                 self._loop.counters["packs gathered"] += 1
                 done = PacksGathered(ccq.id, term, labels.gathered(compressed=False))
                 self._loop.after(GATHER_S, lambda: answer(done))
+            case SpillPacks():
+                size = self._spills.write(effect.number, effect.labels, trouble.spoils)
+                written = PacksSpilled(effect.number, size)
+                self._loop.after(self._loop.delay(SPILL_MEAN_S), lambda: answer(written))
+            case LoadPacks():
+                found = self._spills.read(effect.number, trouble.spoils)
+                loaded = PacksLoaded(effect.number, effect.ccq.id, found)
+                self._loop.after(self._loop.delay(SPILL_MEAN_S), lambda: answer(loaded))
+            case DropSpills(numbers):
+                self._spills.drop(numbers)
+            case AskHolder():
+                self._ask_holder(effect, answer)
             case AbandonCycle():
                 self._loop.counters["cycles abandoned"] += 1
+
+    def _ask_holder(self, effect: AskHolder, answer: Callable[[ContinuousEvent], None]) -> None:
+        """A call over the network; what is lost on the way is given up by the machine."""
+        holder, network = self._world.node(effect.node), self._world.network
+        request = self._world.next_request()
+        wanted = effect.ccq.id, effect.term, effect.after, effect.labels_max
+
+        def take(reply: ContinuousEffect) -> None:
+            if isinstance(reply, AnswerHeld):
+                self._loop.counters["stretches from holders"] += 1
+                told = reply.labels, reply.reached, reply.gone
+                answer(HolderAnswered(effect.request, *told))
+            else:
+                self._loop.counters["holders lost"] += 1
+                answer(HolderFailed(effect.request))
+
+        def back(reply: ContinuousEffect) -> None:
+            network.send(effect.node, self.name, lambda: take(reply))
+
+        def ask() -> None:
+            holder.ask(HeldRequested(request, *wanted), back)
+
+        network.send(self.name, effect.node, lambda: holder.receive(ask))
 
     def _verify_saved(self, message: Message) -> None:
         """What a node promises by a message has to be on its disk before."""

@@ -17,6 +17,7 @@ class Conduct:
         evaluates_unsynced: scans see it, too.
         stores_batches_again: storage does not recognise a repeated batch.
         stores_token_first: readers store the token, and their labels in a second step.
+        forgets_windows: tokens do not say what the reader was told of windows.
         takes_stale_answers: readers take an answer that they no longer wait for.
         drops_what_is_unfetched: retention passes readers though it must not.
         conceals_what_is_gone: scans say that they saw everything, what was dropped included.
@@ -26,6 +27,7 @@ class Conduct:
     evaluates_unsynced: bool = False
     stores_batches_again: bool = False
     stores_token_first: bool = False
+    forgets_windows: bool = False
     takes_stale_answers: bool = False
     drops_what_is_unfetched: bool = False
     conceals_what_is_gone: bool = False

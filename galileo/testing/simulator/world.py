@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from random import Random
 
 from galileo.ccq.model import Ccq
 from galileo.ccq.options import ContinuousOptions
 from galileo.election.machine import ElectionOptions
 from galileo.samplers import SamplerSpec
-from galileo.testing.simulator.checker import Checker, demand
+from galileo.testing.simulator.checker import Checker
 from galileo.testing.simulator.clients import Producer, Reader
 from galileo.testing.simulator.evaluator import NO_TROUBLE
 from galileo.testing.simulator.faults import Faults
 from galileo.testing.simulator.logs import Log, query
-from galileo.testing.simulator.loop import Loop
+from galileo.testing.simulator.loop import Loop, demand
 from galileo.testing.simulator.mutants import VARIANTS
 from galileo.testing.simulator.network import Network
 from galileo.testing.simulator.node import EPOCH_WALL, Node
 from galileo.testing.simulator.retention import AGREEMENT_S, Retention
+from galileo.testing.simulator.windows import window_of
 
 FAULTS_UNTIL_S = 18.0
 DRAIN_MAX_S = 25.0
@@ -51,6 +53,7 @@ class World:
         without: Collection[str] = (),
         trace: Callable[[str], None] | None = None,
     ) -> None:
+        self._seed = seed
         self.loop = Loop(seed, trace=trace)
         random = self.loop.random
         self.network = Network(self.loop)
@@ -66,6 +69,7 @@ class World:
         groups = (tuple(names[:border]), tuple(names[border:]))
         self._groups = tuple(group for group in groups if group)
         self._cache_bytes_max = random.choice((400, 1 << 30, 1 << 30))
+        self._fill_caches(seed)
         self._requests = 0
         self.nodes = [Node(name, self) for name in names]
         self.producers = [Producer(f"p{i}", self) for i in range(2)]
@@ -74,6 +78,14 @@ class World:
         self.retention = Retention(self, seed)
         self.checker.spares_readers = not self.retention.past_readers
         self.checker.agreement_s = AGREEMENT_S
+
+    def _fill_caches(self, seed: int) -> None:
+        """Some worlds have very small caches, some files for what is too much, some both."""
+        random = Random(f"caches {seed}")
+        if self._cache_bytes_max == 1 << 30:
+            self._cache_bytes_max = random.choice((700, 1200, 2500, 1 << 30))
+        self._spill_bytes_max = random.choice((1, 1500, 1 << 30))
+        self._spill_idle_s = random.choice((0.0, 0.0, 1e9))
 
     # --- what nodes and clients see -----------------------------------------------------
 
@@ -98,6 +110,14 @@ class World:
             cycle_timeout_s=2.0,
             cycle_retry_max_s=2.0,
             cache_bytes_max=self._cache_bytes_max,
+            spill_bytes_max=self._spill_bytes_max,
+            spill_idle_s=self._spill_idle_s,
+            spill_retry_s=1.0,
+            load_ahead_s=0.5,
+            full_check_s=0.2,
+            holding_s=8.0,
+            holder_timeout_s=0.6,
+            succession_pause_s=1.5,
             chunks_gathered=3,
             confirm_timeout_s=0.5,
             backfill_timeout_s=2.0,
@@ -152,6 +172,9 @@ class World:
         longest_s = max(reader.ccq.interval_s for reader in self.readers)
         self.loop.run_until(self.loop.now + longest_s + FRESH_BOUND_S)
         self._demand_all()
+        for reader in self._live_readers():
+            if reader.windows is not None:
+                reader.windows.verify(reader.delivered, clock_us=self.checker.newest_us())
 
     def _is_quiet(self) -> bool:
         live = [reader for reader in self.readers if not reader.ended]
@@ -201,6 +224,7 @@ class World:
                 expires_at=expires_at if number == 1 else NEVER,
                 sampler=SamplerSpec("thin", {}, number) if random.random() < 0.4 else None,
                 compression="lz4" if random.random() < 0.3 else "",
+                window=window_of(self._seed, number) if self.variant.has_cursors else None,
             )
             readers.append(Reader(f"r{number}", self, ccq))
         return [*readers, Reader("second", self, readers[0].ccq)]

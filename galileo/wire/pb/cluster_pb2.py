@@ -26,7 +26,7 @@ from galileo.wire.pb import common_pb2 as galileo_dot_wire_dot_pb_dot_common__pb
 from galileo.wire.pb import continuous_pb2 as galileo_dot_wire_dot_pb_dot_continuous__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dgalileo/wire/pb/cluster.proto\x12\x0fgalileo.wire.pb\x1a\x1cgalileo/wire/pb/common.proto\x1a galileo/wire/pb/continuous.proto\">\n\x14\x43reateDatasetRequest\x12\x13\n\x0bschema_json\x18\x01 \x01(\t\x12\x11\n\treplicate\x18\x02 \x01(\x08\"\x14\n\x12\x43reateDatasetReply\"\x15\n\x13ListDatasetsRequest\")\n\x11ListDatasetsReply\x12\x14\n\x0cschemas_json\x18\x01 \x03(\t\"\x1e\n\rStatusRequest\x12\r\n\x05local\x18\x01 \x01(\x08\"\x8f\x02\n\rDatasetStatus\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\r\n\x05paths\x18\x03 \x01(\x04\x12\x15\n\rbytes_on_disk\x18\x04 \x01(\x04\x12\x13\n\x0bgraph_bytes\x18\x05 \x01(\x04\x12/\n\tsequences\x18\x06 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x16\n\x0eretention_json\x18\x07 \x01(\t\x12-\n\x07\x64ropped\x18\x08 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12,\n\x04held\x18\t \x03(\x0b\x32\x1e.galileo.wire.pb.HeldBackValue\"B\n\rHeldBackValue\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x63\x63q_ids\x18\x03 \x03(\t\">\n\x13SetRetentionRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x16\n\x0eretention_json\x18\x02 \x01(\t\"&\n\x13GetRetentionRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\"\'\n\x0eRetentionReply\x12\x15\n\rnumbered_json\x18\x01 \x01(\t\"N\n\x15\x41pplyRetentionRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05local\x18\x02 \x01(\x08\x12\x15\n\rnumbered_json\x18\x03 \x01(\t\"\x8e\x01\n\x0fRetentionReport\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05\x66iles\x18\x02 \x01(\x04\x12\x0f\n\x07\x63ommits\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12,\n\x04held\x18\x05 \x03(\x0b\x32\x1e.galileo.wire.pb.HeldBackValue\x12\x10\n\x08\x66\x61ilures\x18\x06 \x03(\t\"H\n\x13\x41pplyRetentionReply\x12\x31\n\x07reports\x18\x01 \x03(\x0b\x32 .galileo.wire.pb.RetentionReport\"\xd5\x02\n\nNodeStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x11\n\tcpu_share\x18\x05 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\x19\n\x11memory_free_bytes\x18\x07 \x01(\x04\x12\x0c\n\x04load\x18\x08 \x01(\x01\x12\x10\n\x08uptime_s\x18\t \x01(\x01\x12\x30\n\x08\x64\x61tasets\x18\n \x03(\x0b\x32\x1e.galileo.wire.pb.DatasetStatus\x12\x0f\n\x07stopped\x18\x0b \x03(\t\x12\x18\n\x10\x63\x63qs_coordinated\x18\x0c \x01(\r\x12\x13\n\x0b\x63\x61\x63he_bytes\x18\r \x01(\x04\x12\x0b\n\x03pid\x18\x0e \x01(\r\x12\'\n\x04\x63\x63qs\x18\x0f \x03(\x0b\x32\x19.galileo.wire.pb.CcqValue\"9\n\x0bStatusReply\x12*\n\x05nodes\x18\x01 \x03(\x0b\x32\x1b.galileo.wire.pb.NodeStatus\"*\n\x0c\x44rainRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"\x0c\n\nDrainReply\"\x11\n\x0fTopologyRequest\"&\n\rTopologyReply\x12\x15\n\rtopology_json\x18\x01 \x01(\t\"U\n\x0fSynopsisVersion\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\"0\n\x0eSynopsisChange\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05\x64\x65lta\x18\x02 \x01(\x0c\"T\n\x10\x44\x61tasetSequences\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12/\n\tsequences\x18\x02 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\"\xbd\x01\n\tHeartbeat\x12\x34\n\tsequences\x18\x01 \x03(\x0b\x32!.galileo.wire.pb.DatasetSequences\x12\x31\n\x08synopses\x18\x02 \x03(\x0b\x32\x1f.galileo.wire.pb.SynopsisChange\x12\x10\n\x08\x64\x61tasets\x18\x03 \x03(\t\x12\x35\n\nretentions\x18\x04 \x03(\x0b\x32!.galileo.wire.pb.DatasetRetention\":\n\x10\x44\x61tasetRetention\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x15\n\rnumbered_json\x18\x02 \x01(\t\"\x8f\x01\n\x0f\x45xchangeRequest\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1c\n\x14topology_fingerprint\x18\x03 \x01(\x04\x12-\n\theartbeat\x18\x04 \x01(\x0b\x32\x1a.galileo.wire.pb.Heartbeat\x12\x10\n\x08messages\x18\x05 \x03(\x0c\"R\n\rExchangeReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x32\n\x08synopses\x18\x02 \x03(\x0b\x32 .galileo.wire.pb.SynopsisVersion2\xf7\x05\n\x07\x43luster\x12[\n\rCreateDataset\x12%.galileo.wire.pb.CreateDatasetRequest\x1a#.galileo.wire.pb.CreateDatasetReply\x12X\n\x0cListDatasets\x12$.galileo.wire.pb.ListDatasetsRequest\x1a\".galileo.wire.pb.ListDatasetsReply\x12\x46\n\x06Status\x12\x1e.galileo.wire.pb.StatusRequest\x1a\x1c.galileo.wire.pb.StatusReply\x12L\n\x08Topology\x12 .galileo.wire.pb.TopologyRequest\x1a\x1e.galileo.wire.pb.TopologyReply\x12\x43\n\x05\x44rain\x12\x1d.galileo.wire.pb.DrainRequest\x1a\x1b.galileo.wire.pb.DrainReply\x12U\n\x0cSetRetention\x12$.galileo.wire.pb.SetRetentionRequest\x1a\x1f.galileo.wire.pb.RetentionReply\x12U\n\x0cGetRetention\x12$.galileo.wire.pb.GetRetentionRequest\x1a\x1f.galileo.wire.pb.RetentionReply\x12^\n\x0e\x41pplyRetention\x12&.galileo.wire.pb.ApplyRetentionRequest\x1a$.galileo.wire.pb.ApplyRetentionReply\x12L\n\x08\x45xchange\x12 .galileo.wire.pb.ExchangeRequest\x1a\x1e.galileo.wire.pb.ExchangeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dgalileo/wire/pb/cluster.proto\x12\x0fgalileo.wire.pb\x1a\x1cgalileo/wire/pb/common.proto\x1a galileo/wire/pb/continuous.proto\">\n\x14\x43reateDatasetRequest\x12\x13\n\x0bschema_json\x18\x01 \x01(\t\x12\x11\n\treplicate\x18\x02 \x01(\x08\"\x14\n\x12\x43reateDatasetReply\"\x15\n\x13ListDatasetsRequest\")\n\x11ListDatasetsReply\x12\x14\n\x0cschemas_json\x18\x01 \x03(\t\"\x1e\n\rStatusRequest\x12\r\n\x05local\x18\x01 \x01(\x08\"\x8f\x02\n\rDatasetStatus\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\r\n\x05paths\x18\x03 \x01(\x04\x12\x15\n\rbytes_on_disk\x18\x04 \x01(\x04\x12\x13\n\x0bgraph_bytes\x18\x05 \x01(\x04\x12/\n\tsequences\x18\x06 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x16\n\x0eretention_json\x18\x07 \x01(\t\x12-\n\x07\x64ropped\x18\x08 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12,\n\x04held\x18\t \x03(\x0b\x32\x1e.galileo.wire.pb.HeldBackValue\"B\n\rHeldBackValue\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x63\x63q_ids\x18\x03 \x03(\t\">\n\x13SetRetentionRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x16\n\x0eretention_json\x18\x02 \x01(\t\"&\n\x13GetRetentionRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\"\'\n\x0eRetentionReply\x12\x15\n\rnumbered_json\x18\x01 \x01(\t\"N\n\x15\x41pplyRetentionRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05local\x18\x02 \x01(\x08\x12\x15\n\rnumbered_json\x18\x03 \x01(\t\"\x8e\x01\n\x0fRetentionReport\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05\x66iles\x18\x02 \x01(\x04\x12\x0f\n\x07\x63ommits\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12,\n\x04held\x18\x05 \x03(\x0b\x32\x1e.galileo.wire.pb.HeldBackValue\x12\x10\n\x08\x66\x61ilures\x18\x06 \x03(\t\"H\n\x13\x41pplyRetentionReply\x12\x31\n\x07reports\x18\x01 \x03(\x0b\x32 .galileo.wire.pb.RetentionReport\"\x80\x03\n\nNodeStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x11\n\tcpu_share\x18\x05 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\x19\n\x11memory_free_bytes\x18\x07 \x01(\x04\x12\x0c\n\x04load\x18\x08 \x01(\x01\x12\x10\n\x08uptime_s\x18\t \x01(\x01\x12\x30\n\x08\x64\x61tasets\x18\n \x03(\x0b\x32\x1e.galileo.wire.pb.DatasetStatus\x12\x0f\n\x07stopped\x18\x0b \x03(\t\x12\x18\n\x10\x63\x63qs_coordinated\x18\x0c \x01(\r\x12\x13\n\x0b\x63\x61\x63he_bytes\x18\r \x01(\x04\x12\x0b\n\x03pid\x18\x0e \x01(\r\x12\'\n\x04\x63\x63qs\x18\x0f \x03(\x0b\x32\x19.galileo.wire.pb.CcqValue\x12\x12\n\nheld_bytes\x18\x10 \x01(\x04\x12\x15\n\rspilled_bytes\x18\x11 \x01(\x04\"9\n\x0bStatusReply\x12*\n\x05nodes\x18\x01 \x03(\x0b\x32\x1b.galileo.wire.pb.NodeStatus\"*\n\x0c\x44rainRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"\x0c\n\nDrainReply\"\x11\n\x0fTopologyRequest\"&\n\rTopologyReply\x12\x15\n\rtopology_json\x18\x01 \x01(\t\"U\n\x0fSynopsisVersion\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\"0\n\x0eSynopsisChange\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05\x64\x65lta\x18\x02 \x01(\x0c\"L\n\x0f\x45ventClockValue\x12\x12\n\npartitions\x18\x01 \x03(\r\x12\x11\n\tsequences\x18\x02 \x03(\x04\x12\x12\n\nbuckets_us\x18\x03 \x03(\x12\"\x85\x01\n\x10\x44\x61tasetSequences\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12/\n\tsequences\x18\x02 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12/\n\x05\x63lock\x18\x03 \x01(\x0b\x32 .galileo.wire.pb.EventClockValue\"\xbd\x01\n\tHeartbeat\x12\x34\n\tsequences\x18\x01 \x03(\x0b\x32!.galileo.wire.pb.DatasetSequences\x12\x31\n\x08synopses\x18\x02 \x03(\x0b\x32\x1f.galileo.wire.pb.SynopsisChange\x12\x10\n\x08\x64\x61tasets\x18\x03 \x03(\t\x12\x35\n\nretentions\x18\x04 \x03(\x0b\x32!.galileo.wire.pb.DatasetRetention\":\n\x10\x44\x61tasetRetention\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x15\n\rnumbered_json\x18\x02 \x01(\t\"\x8f\x01\n\x0f\x45xchangeRequest\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1c\n\x14topology_fingerprint\x18\x03 \x01(\x04\x12-\n\theartbeat\x18\x04 \x01(\x0b\x32\x1a.galileo.wire.pb.Heartbeat\x12\x10\n\x08messages\x18\x05 \x03(\x0c\"R\n\rExchangeReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x32\n\x08synopses\x18\x02 \x03(\x0b\x32 .galileo.wire.pb.SynopsisVersion2\xf7\x05\n\x07\x43luster\x12[\n\rCreateDataset\x12%.galileo.wire.pb.CreateDatasetRequest\x1a#.galileo.wire.pb.CreateDatasetReply\x12X\n\x0cListDatasets\x12$.galileo.wire.pb.ListDatasetsRequest\x1a\".galileo.wire.pb.ListDatasetsReply\x12\x46\n\x06Status\x12\x1e.galileo.wire.pb.StatusRequest\x1a\x1c.galileo.wire.pb.StatusReply\x12L\n\x08Topology\x12 .galileo.wire.pb.TopologyRequest\x1a\x1e.galileo.wire.pb.TopologyReply\x12\x43\n\x05\x44rain\x12\x1d.galileo.wire.pb.DrainRequest\x1a\x1b.galileo.wire.pb.DrainReply\x12U\n\x0cSetRetention\x12$.galileo.wire.pb.SetRetentionRequest\x1a\x1f.galileo.wire.pb.RetentionReply\x12U\n\x0cGetRetention\x12$.galileo.wire.pb.GetRetentionRequest\x1a\x1f.galileo.wire.pb.RetentionReply\x12^\n\x0e\x41pplyRetention\x12&.galileo.wire.pb.ApplyRetentionRequest\x1a$.galileo.wire.pb.ApplyRetentionReply\x12L\n\x08\x45xchange\x12 .galileo.wire.pb.ExchangeRequest\x1a\x1e.galileo.wire.pb.ExchangeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -60,31 +60,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_APPLYRETENTIONREPLY']._serialized_start=1010
   _globals['_APPLYRETENTIONREPLY']._serialized_end=1082
   _globals['_NODESTATUS']._serialized_start=1085
-  _globals['_NODESTATUS']._serialized_end=1426
-  _globals['_STATUSREPLY']._serialized_start=1428
-  _globals['_STATUSREPLY']._serialized_end=1485
-  _globals['_DRAINREQUEST']._serialized_start=1487
-  _globals['_DRAINREQUEST']._serialized_end=1529
-  _globals['_DRAINREPLY']._serialized_start=1531
-  _globals['_DRAINREPLY']._serialized_end=1543
-  _globals['_TOPOLOGYREQUEST']._serialized_start=1545
-  _globals['_TOPOLOGYREQUEST']._serialized_end=1562
-  _globals['_TOPOLOGYREPLY']._serialized_start=1564
-  _globals['_TOPOLOGYREPLY']._serialized_end=1602
-  _globals['_SYNOPSISVERSION']._serialized_start=1604
-  _globals['_SYNOPSISVERSION']._serialized_end=1689
-  _globals['_SYNOPSISCHANGE']._serialized_start=1691
-  _globals['_SYNOPSISCHANGE']._serialized_end=1739
-  _globals['_DATASETSEQUENCES']._serialized_start=1741
-  _globals['_DATASETSEQUENCES']._serialized_end=1825
-  _globals['_HEARTBEAT']._serialized_start=1828
-  _globals['_HEARTBEAT']._serialized_end=2017
-  _globals['_DATASETRETENTION']._serialized_start=2019
-  _globals['_DATASETRETENTION']._serialized_end=2077
-  _globals['_EXCHANGEREQUEST']._serialized_start=2080
-  _globals['_EXCHANGEREQUEST']._serialized_end=2223
-  _globals['_EXCHANGEREPLY']._serialized_start=2225
-  _globals['_EXCHANGEREPLY']._serialized_end=2307
-  _globals['_CLUSTER']._serialized_start=2310
-  _globals['_CLUSTER']._serialized_end=3069
+  _globals['_NODESTATUS']._serialized_end=1469
+  _globals['_STATUSREPLY']._serialized_start=1471
+  _globals['_STATUSREPLY']._serialized_end=1528
+  _globals['_DRAINREQUEST']._serialized_start=1530
+  _globals['_DRAINREQUEST']._serialized_end=1572
+  _globals['_DRAINREPLY']._serialized_start=1574
+  _globals['_DRAINREPLY']._serialized_end=1586
+  _globals['_TOPOLOGYREQUEST']._serialized_start=1588
+  _globals['_TOPOLOGYREQUEST']._serialized_end=1605
+  _globals['_TOPOLOGYREPLY']._serialized_start=1607
+  _globals['_TOPOLOGYREPLY']._serialized_end=1645
+  _globals['_SYNOPSISVERSION']._serialized_start=1647
+  _globals['_SYNOPSISVERSION']._serialized_end=1732
+  _globals['_SYNOPSISCHANGE']._serialized_start=1734
+  _globals['_SYNOPSISCHANGE']._serialized_end=1782
+  _globals['_EVENTCLOCKVALUE']._serialized_start=1784
+  _globals['_EVENTCLOCKVALUE']._serialized_end=1860
+  _globals['_DATASETSEQUENCES']._serialized_start=1863
+  _globals['_DATASETSEQUENCES']._serialized_end=1996
+  _globals['_HEARTBEAT']._serialized_start=1999
+  _globals['_HEARTBEAT']._serialized_end=2188
+  _globals['_DATASETRETENTION']._serialized_start=2190
+  _globals['_DATASETRETENTION']._serialized_end=2248
+  _globals['_EXCHANGEREQUEST']._serialized_start=2251
+  _globals['_EXCHANGEREQUEST']._serialized_end=2394
+  _globals['_EXCHANGEREPLY']._serialized_start=2396
+  _globals['_EXCHANGEREPLY']._serialized_end=2478
+  _globals['_CLUSTER']._serialized_start=2481
+  _globals['_CLUSTER']._serialized_end=3240
 # @@protoc_insertion_point(module_scope)

@@ -355,6 +355,8 @@ class NodeStatus(_message.Message):
     CACHE_BYTES_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     CCQS_FIELD_NUMBER: _builtins.int
+    HELD_BYTES_FIELD_NUMBER: _builtins.int
+    SPILLED_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     group: _builtins.str
     address: _builtins.str
@@ -369,7 +371,12 @@ class NodeStatus(_message.Message):
     uptime_s: _builtins.float
     ccqs_coordinated: _builtins.int
     cache_bytes: _builtins.int
+    """of all caches in memory"""
     pid: _builtins.int
+    held_bytes: _builtins.int
+    """of cache_bytes: of queries that others coordinate by now"""
+    spilled_bytes: _builtins.int
+    """of cached labels in files"""
     @_builtins.property
     def datasets(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetStatus]: ...
     @_builtins.property
@@ -396,10 +403,12 @@ class NodeStatus(_message.Message):
         cache_bytes: _builtins.int = ...,
         pid: _builtins.int = ...,
         ccqs: _abc.Iterable[_continuous_pb2.CcqValue] | None = ...,
+        held_bytes: _builtins.int = ...,
+        spilled_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_bytes", b"cache_bytes", "ccqs", b"ccqs", "ccqs_coordinated", b"ccqs_coordinated", "cpu_share", b"cpu_share", "datasets", b"datasets", "group", b"group", "load", b"load", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "name", b"name", "pid", b"pid", "state", b"state", "stopped", b"stopped", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_bytes", b"cache_bytes", "ccqs", b"ccqs", "ccqs_coordinated", b"ccqs_coordinated", "cpu_share", b"cpu_share", "datasets", b"datasets", "group", b"group", "held_bytes", b"held_bytes", "load", b"load", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "name", b"name", "pid", b"pid", "spilled_bytes", b"spilled_bytes", "state", b"state", "stopped", b"stopped", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -548,23 +557,57 @@ class SynopsisChange(_message.Message):
 Global___SynopsisChange: _TypeAlias = SynopsisChange  # noqa: Y015
 
 @_typing.final
+class EventClockValue(_message.Message):
+    """Up to the commit `sequences[i]` of `partitions[i]`, the newest time bucket begins at `buckets_us[i]`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    BUCKETS_US_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def buckets_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
+        buckets_us: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets_us", b"buckets_us", "partitions", b"partitions", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EventClockValue: _TypeAlias = EventClockValue  # noqa: Y015
+
+@_typing.final
 class DatasetSequences(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DATASET_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     @_builtins.property
     def sequences(self) -> _common_pb2.CursorValue: ...
+    @_builtins.property
+    def clock(self) -> Global___EventClockValue: ...
     def __init__(
         self,
         *,
         dataset: _builtins.str = ...,
         sequences: _common_pb2.CursorValue | None = ...,
+        clock: Global___EventClockValue | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sequences", b"sequences"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "sequences", b"sequences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "sequences", b"sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "dataset", b"dataset", "sequences", b"sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

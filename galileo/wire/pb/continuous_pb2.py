@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from galileo.wire.pb import common_pb2 as galileo_dot_wire_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n galileo/wire/pb/continuous.proto\x12\x0fgalileo.wire.pb\x1a\x1cgalileo/wire/pb/common.proto\"\x94\x01\n\rSubmitRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x12\n\ninterval_s\x18\x03 \x01(\x01\x12\x14\n\x0c\x65xpiration_s\x18\x04 \x01(\x01\x12\x14\n\x0csampler_json\x18\x05 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x06 \x01(\t\x12\x0e\n\x06\x63\x63q_id\x18\x07 \x01(\t\"\xdd\x01\n\x08\x43\x63qValue\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x12\n\nquery_json\x18\x03 \x01(\t\x12\x12\n\ninterval_s\x18\x04 \x01(\x01\x12\x12\n\nexpires_at\x18\x05 \x01(\x01\x12\x14\n\x0csampler_json\x18\x06 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x07 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x08 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\t \x01(\t\x12\x0c\n\x04term\x18\n \x01(\x04\x12\r\n\x05state\x18\x0b \x01(\t\"5\n\nSubmitHead\x12\x13\n\x0bschema_json\x18\x01 \x01(\t\x12\x12\n\nquery_json\x18\x02 \x01(\t\"\x84\x01\n\nSubmitTail\x12&\n\x03\x63\x63q\x18\x01 \x01(\x0b\x32\x19.galileo.wire.pb.CcqValue\x12\r\n\x05token\x18\x02 \x01(\t\x12.\n\x08\x66rontier\x18\x03 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0f\n\x07missing\x18\x04 \x03(\r\"\x80\x01\n\nSubmitPart\x12+\n\x04head\x18\x01 \x01(\x0b\x32\x1b.galileo.wire.pb.SubmitHeadH\x00\x12\x10\n\x06labels\x18\x02 \x01(\x0cH\x00\x12+\n\x04tail\x18\x03 \x01(\x0b\x32\x1b.galileo.wire.pb.SubmitTailH\x00\x42\x06\n\x04part\"u\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x63\x63q_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x12\n\nlabels_max\x18\x04 \x01(\r\x12\x11\n\tforwarded\x18\x05 \x01(\x08\x12\x0f\n\x07packing\x18\x06 \x01(\r\"\xd3\x01\n\tFetchTail\x12\r\n\x05token\x18\x01 \x01(\t\x12.\n\x08\x66rontier\x18\x02 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\r\n\x05\x61ge_s\x18\x03 \x01(\x01\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12\x0f\n\x07missing\x18\x05 \x03(\r\x12,\n\x06\x63ursor\x18\x06 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12+\n\x04gone\x18\x07 \x03(\x0b\x32\x1d.galileo.wire.pb.StretchValue\"\x80\x01\n\tFetchPart\x12)\n\x04head\x18\x01 \x01(\x0b\x32\x1b.galileo.wire.pb.SubmitHead\x12\x0e\n\x06labels\x18\x02 \x01(\x0c\x12(\n\x04tail\x18\x03 \x01(\x0b\x32\x1a.galileo.wire.pb.FetchTail\x12\x0e\n\x06packed\x18\x04 \x03(\x0c\"\r\n\x0bListRequest\"4\n\tListReply\x12\'\n\x04\x63\x63qs\x18\x01 \x03(\x0b\x32\x19.galileo.wire.pb.CcqValue\"\x1f\n\rCancelRequest\x12\x0e\n\x06\x63\x63q_id\x18\x01 \x01(\t\"\r\n\x0b\x43\x61ncelReply2\xed\x02\n\nContinuous\x12G\n\x06Submit\x12\x1e.galileo.wire.pb.SubmitRequest\x1a\x1b.galileo.wire.pb.SubmitPart0\x01\x12\x44\n\x05\x46\x65tch\x12\x1d.galileo.wire.pb.FetchRequest\x1a\x1a.galileo.wire.pb.FetchPart0\x01\x12\x46\n\x05Watch\x12\x1d.galileo.wire.pb.FetchRequest\x1a\x1a.galileo.wire.pb.FetchPart(\x01\x30\x01\x12@\n\x04List\x12\x1c.galileo.wire.pb.ListRequest\x1a\x1a.galileo.wire.pb.ListReply\x12\x46\n\x06\x43\x61ncel\x12\x1e.galileo.wire.pb.CancelRequest\x1a\x1c.galileo.wire.pb.CancelReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n galileo/wire/pb/continuous.proto\x12\x0fgalileo.wire.pb\x1a\x1cgalileo/wire/pb/common.proto\"\xa9\x01\n\rSubmitRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x12\n\ninterval_s\x18\x03 \x01(\x01\x12\x14\n\x0c\x65xpiration_s\x18\x04 \x01(\x01\x12\x14\n\x0csampler_json\x18\x05 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x06 \x01(\t\x12\x0e\n\x06\x63\x63q_id\x18\x07 \x01(\t\x12\x13\n\x0bwindow_json\x18\x08 \x01(\t\"\x83\x02\n\x08\x43\x63qValue\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x12\n\nquery_json\x18\x03 \x01(\t\x12\x12\n\ninterval_s\x18\x04 \x01(\x01\x12\x12\n\nexpires_at\x18\x05 \x01(\x01\x12\x14\n\x0csampler_json\x18\x06 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x07 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x08 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\t \x01(\t\x12\x0c\n\x04term\x18\n \x01(\x04\x12\r\n\x05state\x18\x0b \x01(\t\x12\x13\n\x0bwindow_json\x18\x0c \x01(\t\x12\x0f\n\x07holders\x18\r \x03(\t\"5\n\nSubmitHead\x12\x13\n\x0bschema_json\x18\x01 \x01(\t\x12\x12\n\nquery_json\x18\x02 \x01(\t\"\xb4\x01\n\nSubmitTail\x12&\n\x03\x63\x63q\x18\x01 \x01(\x0b\x32\x19.galileo.wire.pb.CcqValue\x12\r\n\x05token\x18\x02 \x01(\t\x12.\n\x08\x66rontier\x18\x03 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0f\n\x07missing\x18\x04 \x03(\r\x12.\n\x07windows\x18\x05 \x01(\x0b\x32\x1d.galileo.wire.pb.WindowsValue\"s\n\x0cWindowsValue\x12\x15\n\x08\x63lock_us\x18\x01 \x01(\x12H\x00\x88\x01\x01\x12\x0f\n\x07size_us\x18\x02 \x01(\x04\x12\x0e\n\x06starts\x18\x03 \x01(\x0c\x12\x0e\n\x06labels\x18\x04 \x01(\x0c\x12\x0e\n\x06states\x18\x05 \x01(\x0c\x42\x0b\n\t_clock_us\"\x80\x01\n\nSubmitPart\x12+\n\x04head\x18\x01 \x01(\x0b\x32\x1b.galileo.wire.pb.SubmitHeadH\x00\x12\x10\n\x06labels\x18\x02 \x01(\x0cH\x00\x12+\n\x04tail\x18\x03 \x01(\x0b\x32\x1b.galileo.wire.pb.SubmitTailH\x00\x42\x06\n\x04part\"\x89\x01\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x63\x63q_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x12\n\nlabels_max\x18\x04 \x01(\r\x12\x11\n\tforwarded\x18\x05 \x01(\x08\x12\x0f\n\x07packing\x18\x06 \x01(\r\x12\x12\n\nleaves_out\x18\x07 \x01(\x08\"\x98\x02\n\tFetchTail\x12\r\n\x05token\x18\x01 \x01(\t\x12.\n\x08\x66rontier\x18\x02 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\r\n\x05\x61ge_s\x18\x03 \x01(\x01\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12\x0f\n\x07missing\x18\x05 \x03(\r\x12,\n\x06\x63ursor\x18\x06 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12+\n\x04gone\x18\x07 \x03(\x0b\x32\x1d.galileo.wire.pb.StretchValue\x12.\n\x07windows\x18\x08 \x01(\x0b\x32\x1d.galileo.wire.pb.WindowsValue\x12\x13\n\x0b\x63oordinator\x18\t \x01(\t\"\xa9\x01\n\tFetchPart\x12)\n\x04head\x18\x01 \x01(\x0b\x32\x1b.galileo.wire.pb.SubmitHead\x12\x0e\n\x06labels\x18\x02 \x01(\x0c\x12(\n\x04tail\x18\x03 \x01(\x0b\x32\x1a.galileo.wire.pb.FetchTail\x12\x0e\n\x06packed\x18\x04 \x03(\x0c\x12\'\n\x04kept\x18\x05 \x03(\x0b\x32\x19.galileo.wire.pb.KeptRows\"8\n\x08KeptRows\x12\x0c\n\x04pack\x18\x01 \x01(\r\x12\x0e\n\x06starts\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\r\"l\n\x0bHeldRequest\x12\x0e\n\x06\x63\x63q_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12+\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x12\n\nlabels_max\x18\x04 \x01(\r\"w\n\x08HeldTail\x12\x0f\n\x07is_held\x18\x01 \x01(\x08\x12-\n\x07reached\x18\x02 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12+\n\x04gone\x18\x03 \x03(\x0b\x32\x1d.galileo.wire.pb.StretchValue\"A\n\x08HeldPart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\'\n\x04tail\x18\x02 \x01(\x0b\x32\x19.galileo.wire.pb.HeldTail\"\r\n\x0bListRequest\"4\n\tListReply\x12\'\n\x04\x63\x63qs\x18\x01 \x03(\x0b\x32\x19.galileo.wire.pb.CcqValue\"\x1f\n\rCancelRequest\x12\x0e\n\x06\x63\x63q_id\x18\x01 \x01(\t\"\r\n\x0b\x43\x61ncelReply2\xb0\x03\n\nContinuous\x12G\n\x06Submit\x12\x1e.galileo.wire.pb.SubmitRequest\x1a\x1b.galileo.wire.pb.SubmitPart0\x01\x12\x44\n\x05\x46\x65tch\x12\x1d.galileo.wire.pb.FetchRequest\x1a\x1a.galileo.wire.pb.FetchPart0\x01\x12\x46\n\x05Watch\x12\x1d.galileo.wire.pb.FetchRequest\x1a\x1a.galileo.wire.pb.FetchPart(\x01\x30\x01\x12\x41\n\x04Held\x12\x1c.galileo.wire.pb.HeldRequest\x1a\x19.galileo.wire.pb.HeldPart0\x01\x12@\n\x04List\x12\x1c.galileo.wire.pb.ListRequest\x1a\x1a.galileo.wire.pb.ListReply\x12\x46\n\x06\x43\x61ncel\x12\x1e.galileo.wire.pb.CancelRequest\x1a\x1c.galileo.wire.pb.CancelReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,29 +33,39 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'galileo.wire.pb.continuous_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SUBMITREQUEST']._serialized_start=84
-  _globals['_SUBMITREQUEST']._serialized_end=232
-  _globals['_CCQVALUE']._serialized_start=235
-  _globals['_CCQVALUE']._serialized_end=456
-  _globals['_SUBMITHEAD']._serialized_start=458
-  _globals['_SUBMITHEAD']._serialized_end=511
-  _globals['_SUBMITTAIL']._serialized_start=514
-  _globals['_SUBMITTAIL']._serialized_end=646
-  _globals['_SUBMITPART']._serialized_start=649
-  _globals['_SUBMITPART']._serialized_end=777
-  _globals['_FETCHREQUEST']._serialized_start=779
-  _globals['_FETCHREQUEST']._serialized_end=896
-  _globals['_FETCHTAIL']._serialized_start=899
-  _globals['_FETCHTAIL']._serialized_end=1110
-  _globals['_FETCHPART']._serialized_start=1113
-  _globals['_FETCHPART']._serialized_end=1241
-  _globals['_LISTREQUEST']._serialized_start=1243
-  _globals['_LISTREQUEST']._serialized_end=1256
-  _globals['_LISTREPLY']._serialized_start=1258
-  _globals['_LISTREPLY']._serialized_end=1310
-  _globals['_CANCELREQUEST']._serialized_start=1312
-  _globals['_CANCELREQUEST']._serialized_end=1343
-  _globals['_CANCELREPLY']._serialized_start=1345
-  _globals['_CANCELREPLY']._serialized_end=1358
-  _globals['_CONTINUOUS']._serialized_start=1361
-  _globals['_CONTINUOUS']._serialized_end=1726
+  _globals['_SUBMITREQUEST']._serialized_end=253
+  _globals['_CCQVALUE']._serialized_start=256
+  _globals['_CCQVALUE']._serialized_end=515
+  _globals['_SUBMITHEAD']._serialized_start=517
+  _globals['_SUBMITHEAD']._serialized_end=570
+  _globals['_SUBMITTAIL']._serialized_start=573
+  _globals['_SUBMITTAIL']._serialized_end=753
+  _globals['_WINDOWSVALUE']._serialized_start=755
+  _globals['_WINDOWSVALUE']._serialized_end=870
+  _globals['_SUBMITPART']._serialized_start=873
+  _globals['_SUBMITPART']._serialized_end=1001
+  _globals['_FETCHREQUEST']._serialized_start=1004
+  _globals['_FETCHREQUEST']._serialized_end=1141
+  _globals['_FETCHTAIL']._serialized_start=1144
+  _globals['_FETCHTAIL']._serialized_end=1424
+  _globals['_FETCHPART']._serialized_start=1427
+  _globals['_FETCHPART']._serialized_end=1596
+  _globals['_KEPTROWS']._serialized_start=1598
+  _globals['_KEPTROWS']._serialized_end=1654
+  _globals['_HELDREQUEST']._serialized_start=1656
+  _globals['_HELDREQUEST']._serialized_end=1764
+  _globals['_HELDTAIL']._serialized_start=1766
+  _globals['_HELDTAIL']._serialized_end=1885
+  _globals['_HELDPART']._serialized_start=1887
+  _globals['_HELDPART']._serialized_end=1952
+  _globals['_LISTREQUEST']._serialized_start=1954
+  _globals['_LISTREQUEST']._serialized_end=1967
+  _globals['_LISTREPLY']._serialized_start=1969
+  _globals['_LISTREPLY']._serialized_end=2021
+  _globals['_CANCELREQUEST']._serialized_start=2023
+  _globals['_CANCELREQUEST']._serialized_end=2054
+  _globals['_CANCELREPLY']._serialized_start=2056
+  _globals['_CANCELREPLY']._serialized_end=2069
+  _globals['_CONTINUOUS']._serialized_start=2072
+  _globals['_CONTINUOUS']._serialized_end=2504
 # @@protoc_insertion_point(module_scope)

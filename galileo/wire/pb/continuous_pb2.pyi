@@ -30,6 +30,7 @@ class SubmitRequest(_message.Message):
     SAMPLER_JSON_FIELD_NUMBER: _builtins.int
     COMPRESSION_FIELD_NUMBER: _builtins.int
     CCQ_ID_FIELD_NUMBER: _builtins.int
+    WINDOW_JSON_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     query: _builtins.str
     interval_s: _builtins.float
@@ -40,6 +41,8 @@ class SubmitRequest(_message.Message):
     """"none" or "lz4" """
     ccq_id: _builtins.str
     """chosen by the client, so that a repeated submission is recognised"""
+    window_json: _builtins.str
+    """empty: no windows"""
     def __init__(
         self,
         *,
@@ -50,10 +53,11 @@ class SubmitRequest(_message.Message):
         sampler_json: _builtins.str = ...,
         compression: _builtins.str = ...,
         ccq_id: _builtins.str = ...,
+        window_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "compression", b"compression", "dataset", b"dataset", "expiration_s", b"expiration_s", "interval_s", b"interval_s", "query", b"query", "sampler_json", b"sampler_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "compression", b"compression", "dataset", b"dataset", "expiration_s", b"expiration_s", "interval_s", b"interval_s", "query", b"query", "sampler_json", b"sampler_json", "window_json", b"window_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -74,6 +78,8 @@ class CcqValue(_message.Message):
     COORDINATOR_ADDRESS_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    WINDOW_JSON_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     dataset: _builtins.str
     query_json: _builtins.str
@@ -88,6 +94,11 @@ class CcqValue(_message.Message):
     term: _builtins.int
     state: _builtins.str
     """"running", "electing", "cancelled", "expired" """
+    window_json: _builtins.str
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """nodes that keep earlier stretches of its cache, oldest first"""
+
     def __init__(
         self,
         *,
@@ -102,10 +113,12 @@ class CcqValue(_message.Message):
         coordinator_address: _builtins.str = ...,
         term: _builtins.int = ...,
         state: _builtins.str = ...,
+        window_json: _builtins.str = ...,
+        holders: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compression", b"compression", "coordinator", b"coordinator", "coordinator_address", b"coordinator_address", "dataset", b"dataset", "expires_at", b"expires_at", "id", b"id", "interval_s", b"interval_s", "query_json", b"query_json", "sampler_json", b"sampler_json", "state", b"state", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compression", b"compression", "coordinator", b"coordinator", "coordinator_address", b"coordinator_address", "dataset", b"dataset", "expires_at", b"expires_at", "holders", b"holders", "id", b"id", "interval_s", b"interval_s", "query_json", b"query_json", "sampler_json", b"sampler_json", "state", b"state", "term", b"term", "window_json", b"window_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -141,6 +154,7 @@ class SubmitTail(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     FRONTIER_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     @_builtins.property
     def ccq(self) -> Global___CcqValue: ...
@@ -148,6 +162,8 @@ class SubmitTail(_message.Message):
     def frontier(self) -> _common_pb2.CursorValue: ...
     @_builtins.property
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def windows(self) -> Global___WindowsValue: ...
     def __init__(
         self,
         *,
@@ -155,14 +171,55 @@ class SubmitTail(_message.Message):
         token: _builtins.str = ...,
         frontier: _common_pb2.CursorValue | None = ...,
         missing: _abc.Iterable[_builtins.int] | None = ...,
+        windows: Global___WindowsValue | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ccq", b"ccq", "frontier", b"frontier"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ccq", b"ccq", "frontier", b"frontier", "windows", b"windows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq", b"ccq", "frontier", b"frontier", "missing", b"missing", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq", b"ccq", "frontier", b"frontier", "missing", b"missing", "token", b"token", "windows", b"windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubmitTail: _TypeAlias = SubmitTail  # noqa: Y015
+
+@_typing.final
+class WindowsValue(_message.Message):
+    """What labels do to the windows of a query, one place in each list for each window that changes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLOCK_US_FIELD_NUMBER: _builtins.int
+    SIZE_US_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    clock_us: _builtins.int
+    """the event clock; absent: none yet"""
+    size_us: _builtins.int
+    """of each window"""
+    starts: _builtins.bytes
+    """int64, little-endian, microseconds, ascending"""
+    labels: _builtins.bytes
+    """int64: of the answer in the window"""
+    states: _builtins.bytes
+    """one byte: 0 open, 1 closed, 2 reopened"""
+    def __init__(
+        self,
+        *,
+        clock_us: _builtins.int | None = ...,
+        size_us: _builtins.int = ...,
+        starts: _builtins.bytes = ...,
+        labels: _builtins.bytes = ...,
+        states: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clock_us", b"_clock_us", "clock_us", b"clock_us"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock_us", b"_clock_us", "clock_us", b"clock_us", "labels", b"labels", "size_us", b"size_us", "starts", b"starts", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__clock_us: _TypeAlias = _typing.Literal["clock_us"]  # noqa: Y015
+    _WhichOneofArgType__clock_us: _TypeAlias = _typing.Literal["_clock_us", b"_clock_us"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clock_us) -> _WhichOneofReturnType__clock_us | None: ...
+
+Global___WindowsValue: _TypeAlias = WindowsValue  # noqa: Y015
 
 @_typing.final
 class SubmitPart(_message.Message):
@@ -203,6 +260,7 @@ class FetchRequest(_message.Message):
     LABELS_MAX_FIELD_NUMBER: _builtins.int
     FORWARDED_FIELD_NUMBER: _builtins.int
     PACKING_FIELD_NUMBER: _builtins.int
+    LEAVES_OUT_FIELD_NUMBER: _builtins.int
     ccq_id: _builtins.str
     token: _builtins.str
     wait_s: _builtins.float
@@ -213,6 +271,8 @@ class FetchRequest(_message.Message):
     """between nodes: do not forward again"""
     packing: _builtins.int
     """newest format of packed labels that the reader knows; 0: Arrow"""
+    leaves_out: _builtins.bool
+    """the reader knows `kept`"""
     def __init__(
         self,
         *,
@@ -222,10 +282,11 @@ class FetchRequest(_message.Message):
         labels_max: _builtins.int = ...,
         forwarded: _builtins.bool = ...,
         packing: _builtins.int = ...,
+        leaves_out: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "forwarded", b"forwarded", "labels_max", b"labels_max", "packing", b"packing", "token", b"token", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "forwarded", b"forwarded", "labels_max", b"labels_max", "leaves_out", b"leaves_out", "packing", b"packing", "token", b"token", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -242,11 +303,15 @@ class FetchTail(_message.Message):
     MISSING_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    COORDINATOR_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     age_s: _builtins.float
     """how long ago the frontier was reached"""
     more: _builtins.bool
     """more waits behind the token"""
+    coordinator: _builtins.str
+    """"host:port" that knew the answer, where another node was asked"""
     @_builtins.property
     def frontier(self) -> _common_pb2.CursorValue: ...
     @_builtins.property
@@ -261,6 +326,10 @@ class FetchTail(_message.Message):
     def gone(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StretchValue]:
         """between the two tokens, dropped before they were evaluated"""
 
+    @_builtins.property
+    def windows(self) -> Global___WindowsValue:
+        """absent: the query has none"""
+
     def __init__(
         self,
         *,
@@ -271,10 +340,12 @@ class FetchTail(_message.Message):
         missing: _abc.Iterable[_builtins.int] | None = ...,
         cursor: _common_pb2.CursorValue | None = ...,
         gone: _abc.Iterable[_common_pb2.StretchValue] | None = ...,
+        windows: Global___WindowsValue | None = ...,
+        coordinator: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "frontier", b"frontier"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "frontier", b"frontier", "windows", b"windows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "cursor", b"cursor", "frontier", b"frontier", "gone", b"gone", "missing", b"missing", "more", b"more", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "coordinator", b"coordinator", "cursor", b"cursor", "frontier", b"frontier", "gone", b"gone", "missing", b"missing", "more", b"more", "token", b"token", "windows", b"windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -290,6 +361,7 @@ class FetchPart(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
     PACKED_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     labels: _builtins.bytes
     """an Arrow IPC stream; empty: none"""
     @_builtins.property
@@ -300,6 +372,10 @@ class FetchPart(_message.Message):
     def packed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """of galileo.packing, in place of `labels`"""
 
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptRows]:
+        """of packs that hold more than the answer"""
+
     def __init__(
         self,
         *,
@@ -307,14 +383,131 @@ class FetchPart(_message.Message):
         labels: _builtins.bytes = ...,
         tail: Global___FetchTail | None = ...,
         packed: _abc.Iterable[_builtins.bytes] | None = ...,
+        kept: _abc.Iterable[Global___KeptRows] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "labels", b"labels", "packed", b"packed", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "kept", b"kept", "labels", b"labels", "packed", b"packed", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchPart: _TypeAlias = FetchPart  # noqa: Y015
+
+@_typing.final
+class KeptRows(_message.Message):
+    """The rows of a pack that count; the reader leaves out the others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PACK_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    pack: _builtins.int
+    """place in `packed` of the same part"""
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        pack: _builtins.int = ...,
+        starts: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "pack", b"pack", "starts", b"starts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptRows: _TypeAlias = KeptRows  # noqa: Y015
+
+@_typing.final
+class HeldRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CCQ_ID_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    LABELS_MAX_FIELD_NUMBER: _builtins.int
+    ccq_id: _builtins.str
+    term: _builtins.int
+    """in which the node coordinated the CCQ"""
+    labels_max: _builtins.int
+    """it may stop once it has found so many"""
+    @_builtins.property
+    def after(self) -> _common_pb2.CursorValue: ...
+    def __init__(
+        self,
+        *,
+        ccq_id: _builtins.str = ...,
+        term: _builtins.int = ...,
+        after: _common_pb2.CursorValue | None = ...,
+        labels_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "ccq_id", b"ccq_id", "labels_max", b"labels_max", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldRequest: _TypeAlias = HeldRequest  # noqa: Y015
+
+@_typing.final
+class HeldTail(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_HELD_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    is_held: _builtins.bool
+    """false: the node does not have it, or not any more"""
+    @_builtins.property
+    def reached(self) -> _common_pb2.CursorValue:
+        """all labels past `after` and not past this are here"""
+
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StretchValue]: ...
+    def __init__(
+        self,
+        *,
+        is_held: _builtins.bool = ...,
+        reached: _common_pb2.CursorValue | None = ...,
+        gone: _abc.Iterable[_common_pb2.StretchValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reached", b"reached"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "is_held", b"is_held", "reached", b"reached"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldTail: _TypeAlias = HeldTail  # noqa: Y015
+
+@_typing.final
+class HeldPart(_message.Message):
+    """The data of all parts together are packs with their commits; the last part has the tail."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    @_builtins.property
+    def tail(self) -> Global___HeldTail: ...
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        tail: Global___HeldTail | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tail", b"tail"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "tail", b"tail"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldPart: _TypeAlias = HeldPart  # noqa: Y015
 
 @_typing.final
 class ListRequest(_message.Message):

@@ -49,6 +49,11 @@ class ContinuousStub:
                 request_serializer=galileo_dot_wire_dot_pb_dot_continuous__pb2.FetchRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_pb_dot_continuous__pb2.FetchPart.FromString,
                 _registered_method=True)
+        self.Held = channel.unary_stream(
+                '/galileo.wire.pb.Continuous/Held',
+                request_serializer=galileo_dot_wire_dot_pb_dot_continuous__pb2.HeldRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_continuous__pb2.HeldPart.FromString,
+                _registered_method=True)
         self.List = channel.unary_unary(
                 '/galileo.wire.pb.Continuous/List',
                 request_serializer=galileo_dot_wire_dot_pb_dot_continuous__pb2.ListRequest.SerializeToString,
@@ -83,6 +88,13 @@ class ContinuousServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Held(self, request, context):
+        """Between nodes: what a node keeps of a CCQ that it coordinated in an earlier term.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def List(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -112,6 +124,11 @@ def add_ContinuousServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=galileo_dot_wire_dot_pb_dot_continuous__pb2.FetchRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_pb_dot_continuous__pb2.FetchPart.SerializeToString,
+            ),
+            'Held': grpc.unary_stream_rpc_method_handler(
+                    servicer.Held,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_continuous__pb2.HeldRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_continuous__pb2.HeldPart.SerializeToString,
             ),
             'List': grpc.unary_unary_rpc_method_handler(
                     servicer.List,
@@ -205,6 +222,33 @@ class Continuous:
             '/galileo.wire.pb.Continuous/Watch',
             galileo_dot_wire_dot_pb_dot_continuous__pb2.FetchRequest.SerializeToString,
             galileo_dot_wire_dot_pb_dot_continuous__pb2.FetchPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Held(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/galileo.wire.pb.Continuous/Held',
+            galileo_dot_wire_dot_pb_dot_continuous__pb2.HeldRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_continuous__pb2.HeldPart.FromString,
             options,
             channel_credentials,
             insecure,

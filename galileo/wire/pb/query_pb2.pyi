@@ -25,18 +25,22 @@ class QueryRequest(_message.Message):
 
     DATASET_FIELD_NUMBER: _builtins.int
     QUERY_FIELD_NUMBER: _builtins.int
+    SAMPLER_JSON_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     query: _builtins.str
     """CQL2, text or JSON"""
+    sampler_json: _builtins.str
+    """empty: no sampler"""
     def __init__(
         self,
         *,
         dataset: _builtins.str = ...,
         query: _builtins.str = ...,
+        sampler_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "query", b"query"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "query", b"query", "sampler_json", b"sampler_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -92,21 +96,19 @@ Global___QueryTail: _TypeAlias = QueryTail  # noqa: Y015
 
 @_typing.final
 class QueryPart(_message.Message):
+    """The first part has the head, the last one the tail; a small answer is one part."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEAD_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
     labels: _builtins.bytes
-    """Arrow IPC stream of the label schema"""
+    """an Arrow IPC stream of the label schema; empty: none"""
     @_builtins.property
-    def head(self) -> Global___QueryHead:
-        """first"""
-
+    def head(self) -> Global___QueryHead: ...
     @_builtins.property
-    def tail(self) -> Global___QueryTail:
-        """last"""
-
+    def tail(self) -> Global___QueryTail: ...
     def __init__(
         self,
         *,
@@ -114,13 +116,11 @@ class QueryPart(_message.Message):
         labels: _builtins.bytes = ...,
         tail: Global___QueryTail | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "labels", b"labels", "part", b"part", "tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "labels", b"labels", "part", b"part", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "labels", b"labels", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["head", "labels", "tail"]  # noqa: Y015
-    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QueryPart: _TypeAlias = QueryPart  # noqa: Y015
 

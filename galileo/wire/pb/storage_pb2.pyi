@@ -264,6 +264,7 @@ class ScanItem(_message.Message):
     BOUNDED_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     LABELS_MAX_FIELD_NUMBER: _builtins.int
+    SAMPLER_JSON_FIELD_NUMBER: _builtins.int
     item: _builtins.int
     """names this query in the answer"""
     dataset: _builtins.str
@@ -272,6 +273,8 @@ class ScanItem(_message.Message):
     """whether `until` holds; else up to what is committed"""
     labels_max: _builtins.int
     """0: no bound; else `reached` may stay behind, at a whole commit"""
+    sampler_json: _builtins.str
+    """thins the labels of each commit; empty: no sampler"""
     @_builtins.property
     def after(self) -> _common_pb2.CursorValue: ...
     @_builtins.property
@@ -289,10 +292,11 @@ class ScanItem(_message.Message):
         bounded: _builtins.bool = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
         labels_max: _builtins.int = ...,
+        sampler_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "bounded", b"bounded", "dataset", b"dataset", "item", b"item", "labels_max", b"labels_max", "partitions", b"partitions", "query_json", b"query_json", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "bounded", b"bounded", "dataset", b"dataset", "item", b"item", "labels_max", b"labels_max", "partitions", b"partitions", "query_json", b"query_json", "sampler_json", b"sampler_json", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

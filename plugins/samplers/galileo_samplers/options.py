@@ -5,14 +5,23 @@ They come from JSON, so nothing is known about their types.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 import pandas as pd
+import pyarrow as pa
 
 from galileo.errors import InputError
+from galileo.labels import LabelSet
+from galileo.samplers import Scope
 
 PRECISION_MAX = 12
+COUNT_MAX = 10_000_000
+"""Labels of one sample: they are held in memory where they are merged."""
+DISTANCE_MAX_M = 20_000_000.0
+"""A little less than half way round the Earth."""
+QUOTAS_MAX = 100_000
 
 
 def checked_fraction(value: Any) -> float:
@@ -21,10 +30,51 @@ def checked_fraction(value: Any) -> float:
     return float(value)
 
 
-def checked_count(value: Any) -> int:
-    if not _is_whole(value) or int(value) < 1:
-        raise InputError(f"expected per_stratum as a whole number from 1 up, got {value!r}")
+def checked_count(value: Any, *, name: str) -> int:
+    if not _is_whole(value) or not 1 <= int(value) <= COUNT_MAX:
+        raise InputError(f"expected {name} as a whole number from 1 to {COUNT_MAX}, got {value!r}")
     return int(value)
+
+
+def checked_quotas(value: Any) -> dict[str, int]:
+    """Labels by the name of a stratum; 0 is a quota, too."""
+    if not isinstance(value, Mapping) or not 1 <= len(value) <= QUOTAS_MAX:
+        raise InputError(
+            f"expected quotas as up to {QUOTAS_MAX} whole numbers by stratum, got {value!r}"
+        )
+    for name, quota in value.items():
+        if not isinstance(name, str) or not _is_whole(quota) or not 0 <= quota <= COUNT_MAX:
+            raise InputError(
+                f"expected a whole number from 0 to {COUNT_MAX} as quota of {name!r}, got {quota!r}"
+            )
+    return dict(value)
+
+
+def checked_scope(value: Any) -> Scope:
+    if value not in get_args(Scope):
+        raise InputError(f"expected a scope of {list(get_args(Scope))}, got {value!r}")
+    scope: Scope = value
+    return scope
+
+
+def checked_distance_m(value: Any) -> float:
+    if not _is_number(value) or not 0 < float(value) <= DISTANCE_MAX_M:
+        raise InputError(
+            f"expected distance_m as metres above 0 and up to {DISTANCE_MAX_M:.0f}, got {value!r}"
+        )
+    return float(value)
+
+
+def checked_scale(value: Any) -> float:
+    if not _is_number(value) or not 0 < float(value) < math.inf:
+        raise InputError(f"expected scale as a finite number above 0, got {value!r}")
+    return float(value)
+
+
+def checked_feature(value: Any) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"expected a feature by name, got {value!r}")
+    return value
 
 
 def checked_precision(value: Any) -> int:
@@ -52,6 +102,23 @@ def checked_edges(value: Any) -> tuple[float, ...]:
     if not items or not rising or not all(abs(item) < float("inf") for item in items):
         raise InputError(f"expected edges as increasing numbers, got {value!r}")
     return tuple(float(item) for item in items)
+
+
+def feature_column(labels: LabelSet, name: str) -> pa.Array:
+    """An indexed feature's values.
+
+    Raises:
+        InputError: the dataset has no such feature.
+    """
+    names = [feature.name for feature in labels.schema.indexed]
+    if name not in names:
+        raise InputError(f"expected an indexed feature of {names}, got {name!r}")
+    column = labels.table.column(name)
+    return pa.concat_arrays(column.chunks) if len(labels) else pa.array([], column.type)
+
+
+def is_numeric(column: pa.Array) -> bool:
+    return bool(pa.types.is_floating(column.type) or pa.types.is_integer(column.type))
 
 
 def _is_number(value: Any) -> bool:

@@ -118,20 +118,20 @@ def test_every_stratum_of_every_commit_is_represented(options):
     assert {key for key, keep in zip(keys, mask.tolist(), strict=True) if keep} == set(keys)
 
 
-def test_no_label_of_a_stratum_is_favoured():
-    """Chi-square of how often each of 100 labels is among 10, over 400 seeds; 99 degrees.
-
-    Counts without replacement vary less than a multinomial's by the factor 0.9; 148.2 is the
-    99.9 % point.
-    """
-    labels = sample_labels()
-    commit = labels.where((labels.partitions == 2) & (labels.sequences == 2))
-    assert len(commit) == 100
-    sampler = Stratified(by="time", width="30d", per_stratum=10)
-    counts = sum(sampler.sample(commit, seed=seed).astype(np.int64) for seed in range(400))
-    assert counts.sum() == 400 * 10
-    statistic = ((counts - 40.0) ** 2 / (40.0 * 0.9)).sum()
-    assert 60.0 < statistic < 148.2
+def test_no_label_of_a_stratum_is_favoured(commit_of, counted, chi_square_bound):
+    """Counts of each stratum over 1,000 seeds; draws without replacement shrink the statistic."""
+    labels, seeds, quota = commit_of(250), 1_000, 10
+    chosen = Stratified(by="feature", feature="level", per_stratum=quota)
+    counts = counted(chosen, labels, seeds=seeds)
+    strata = np.array(strata_one_by_one(labels, {"by": "feature", "feature": "level"}), dtype=float)
+    strata[np.isnan(strata)] = -1
+    for stratum in set(strata.tolist()):
+        own = counts[strata == stratum]
+        size, share = len(own), quota / len(own)
+        assert own.sum() == quota * seeds
+        spread = seeds * share * (1 - share)
+        statistic = ((own - seeds * share) ** 2).sum() / spread * (size - 1) / size
+        assert statistic < chi_square_bound(size - 1)
 
 
 def test_seven_hundredths_of_a_hundred_are_seven():
@@ -193,3 +193,100 @@ def test_it_is_found_by_name():
     spec = samplers.sampler("stratified", by="cell", precision=3, per_stratum=2, seed=9)
     loaded = samplers.load(samplers.SamplerSpec.from_json(spec.to_json()))
     assert loaded == Stratified(by="cell", precision=3, per_stratum=2)
+
+
+# --- strata of everything, and quotas by name ------------------------------------------------
+
+
+class TestMergedByCell(SamplerConformance):
+    def make(self):
+        return Stratified(by="cell", precision=2, per_stratum=4)
+
+
+class TestMergedByName(SamplerConformance):
+    def make(self):
+        return Stratified(by="feature", feature="station", quotas={"KDEN": 9, "~": 2})
+
+
+QUOTAS = [
+    ({"by": "cell", "precision": 2}, {"9x": 3, "9v": 0}),
+    ({"by": "time", "width": "1d"}, {"2012-03-01T00:00:00Z": 2, "2012-03-03T00:00:00Z": 5}),
+    ({"by": "feature", "feature": "station"}, {"K/AB": 4, "~": 1}),
+    ({"by": "feature", "feature": "level"}, {"0": 4, "3": 2}),
+    ({"by": "feature", "feature": "raining"}, {"true": 4, "false": 2}),
+    (
+        {"by": "feature", "feature": "temperature", "edges": [273.15, 290]},
+        {"below": 1, "273.15": 2, "290": 3, "~": 4},
+    ),
+]
+
+
+def names_one_by_one(labels, options):
+    """The name by which a quota is given, found label by label."""
+    if options["by"] == "time":
+        days = labels.buckets // 86_400_000_000
+        return [f"2012-03-0{1 + day - 15400}T00:00:00Z" for day in days.tolist()]
+    if options["by"] == "cell":
+        return strata_one_by_one(labels, options)
+    values = labels.table.column(options["feature"]).to_pylist()
+    if "edges" in options:
+        names = {None: "~", 0: "below", 1: "273.15", 2: "290"}
+        return [names[number] for number in strata_one_by_one(labels, options)]
+    texts = {None: "~", True: "true", False: "false"} if options["feature"] == "raining" else {}
+    return [texts.get(value, "~" if value is None else str(value)) for value in values]
+
+
+@pytest.mark.parametrize(("options", "quotas"), QUOTAS)
+@pytest.mark.parametrize("otherwise", [None, 6])
+def test_each_stratum_of_everything_has_its_own_quota(options, quotas, otherwise):
+    labels = sample_labels()
+    chosen = Stratified(**options, quotas=quotas, per_stratum=otherwise)
+    left = samplers.merge(chosen, samplers.apply(chosen, labels, seed=2), seed=2)
+    names = names_one_by_one(labels, options)
+    assert set(quotas) <= set(names)
+    expected = {name: min(names.count(name), quotas.get(name, otherwise or 0)) for name in names}
+    found = names_one_by_one(left, options)
+    assert {name: found.count(name) for name in expected} == expected
+
+
+@given(every_option, st.integers(0, 2**64 - 1))
+def test_what_is_left_of_commits_is_what_all_of_it_gives(options, seed):
+    labels, chosen = sample_labels(), Stratified(**options)
+    if "fraction" in options:
+        assert samplers.merge(chosen, labels, seed=seed) is labels
+        return
+    left = samplers.merge(chosen, samplers.apply(chosen, labels, seed=seed), seed=seed)
+    assert left.table.equals(samplers.merge(chosen, labels, seed=seed).table)
+
+
+def test_a_fraction_is_of_each_commit():
+    chosen = Stratified(by="cell", precision=2, fraction=0.5)
+    assert samplers.scope_of(chosen) == "commit"
+    with pytest.raises(InputError, match="expected scope 'commit' with a fraction"):
+        Stratified(by="cell", precision=2, fraction=0.5, scope="global")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"by": "cell", "precision": 2, "quotas": {"9xj": 1}}, "geohash of 2 characters"),
+        ({"by": "cell", "precision": 2, "quotas": {"9a": 1}}, "geohash of 2 characters"),
+        ({"by": "time", "width": "1d", "quotas": {"2012-03-01": 1}}, "expected a time such as"),
+        (
+            {"by": "time", "width": "1d", "quotas": {"2012-03-01T06:00:00Z": 1}},
+            "start of a stretch",
+        ),
+        (
+            {"by": "feature", "feature": "x", "edges": [1, 2], "quotas": {"3": 1}},
+            r"stratum of \['below', '1', '2', '~'\]",
+        ),
+        ({"by": "feature", "feature": "x", "quotas": {}}, "quotas as up to"),
+        ({"by": "feature", "feature": "x", "quotas": [5]}, "quotas as up to"),
+        ({"by": "feature", "feature": "x", "quotas": {"a": -1}}, "as quota of 'a'"),
+        ({"by": "feature", "feature": "x", "quotas": {"a": 1}, "fraction": 0.5}, "got both"),
+        ({"by": "feature", "feature": "x", "per_stratum": 1, "scope": "x"}, "expected a scope"),
+    ],
+)
+def test_quotas_that_name_no_stratum_are_refused(options, match):
+    with pytest.raises(InputError, match=match):
+        Stratified(**options)

@@ -43,6 +43,18 @@ def test_the_count_is_within_the_bounds_of_its_binomial(many, fraction, seed):
     assert abs(count - expected) < 4 * deviation
 
 
+def test_no_label_is_favoured(commit_of, counted, chi_square_bound):
+    """Counts over 1,000 seeds against their binomials; and how many are kept of each seed."""
+    labels, share, seeds = commit_of(250), 0.2, 1_000
+    counts = counted(Uniform(fraction=share), labels, seeds=seeds)
+    statistic = ((counts - seeds * share) ** 2).sum() / (seeds * share * (1 - share))
+    assert statistic < chi_square_bound(len(labels))
+    sizes = [Uniform(fraction=share).sample(labels, seed=seed).sum() for seed in range(seeds)]
+    spread = len(labels) * share * (1 - share)
+    assert abs(np.mean(sizes) - len(labels) * share) < 3.719 * math.sqrt(spread / seeds)
+    assert np.var(sizes) == pytest.approx(spread, rel=0.2)
+
+
 def test_all_means_all(many):
     assert Uniform(fraction=1).sample(many, seed=3).all()
 

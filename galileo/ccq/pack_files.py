@@ -1,0 +1,75 @@
+"""Packs with their lists of commits as bytes: what spill files hold, and what holders send.
+
+    magic "GSPL", version, number of packs                        4, 2, 4 bytes
+    for each pack: labels, commits, bytes of data                 3 times 8 bytes
+                   commits (4 rows of int64), data
+    CRC-32C of all before                                         4 bytes
+
+All numbers are little-endian. The packs are checked for themselves when they are unpacked.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import google_crc32c
+import numpy as np
+
+from galileo.ccq.packs import Pack, PackedLabels
+from galileo.errors import DataDamaged
+from galileo.model.schema import Schema
+
+FILE_VERSION = 1
+_MAGIC = b"GSPL"
+_HEAD = struct.Struct("<4sHI")
+_PACK = struct.Struct("<QQQ")
+_CHECKSUM = struct.Struct("<I")
+_COMMIT_BYTES = 4 * 8
+
+
+def to_bytes(labels: PackedLabels, *, compressed: bool) -> bytes:
+    """The packs; those that hold labels of others, or dropped ones, are packed anew.
+
+    Takes time in proportion to the bytes, more where there is packing to do.
+    """
+    packs = [one.alone(labels.schema, compressed=compressed) for one in labels.packs]
+    parts = [_HEAD.pack(_MAGIC, FILE_VERSION, len(packs))]
+    for one in packs:
+        parts.append(_PACK.pack(one.rows, one.commits.shape[1], len(one.data)))
+        parts += [np.ascontiguousarray(one.commits, dtype="<i8").tobytes(), one.data]
+    body = b"".join(parts)
+    return body + _CHECKSUM.pack(google_crc32c.value(body))
+
+
+def from_bytes(data: bytes, schema: Schema) -> PackedLabels:
+    """The packs again.
+
+    Raises:
+        DataDamaged: the bytes are not what `to_bytes` made.
+    """
+    body = data[: -_CHECKSUM.size]
+    if len(body) < _HEAD.size or _CHECKSUM.pack(google_crc32c.value(body)) != data[len(body) :]:
+        raise DataDamaged(f"expected packs with their checksum, got {len(data)} damaged bytes")
+    magic, version, count = _HEAD.unpack_from(body)
+    if (magic, version) != (_MAGIC, FILE_VERSION):
+        raise DataDamaged(
+            f"expected packs of version {FILE_VERSION}, got {magic!r} of version {version}"
+        )
+    packs, at = [], _HEAD.size
+    for _ in range(count):
+        one, at = _read(body, at)
+        packs.append(one)
+    return PackedLabels(schema, tuple(packs))
+
+
+def _read(body: bytes, at: int) -> tuple[Pack, int]:
+    if at + _PACK.size > len(body):
+        raise DataDamaged("expected one more pack, got the end of the bytes")
+    rows, commits, size = _PACK.unpack_from(body, at)
+    start = at + _PACK.size
+    middle = start + commits * _COMMIT_BYTES
+    end = middle + size
+    if end > len(body):
+        raise DataDamaged(f"expected {end} bytes of packs, got {len(body)}")
+    columns = np.frombuffer(body, dtype="<i8", count=4 * commits, offset=start)
+    return Pack(body[middle:end], rows, columns.reshape(4, commits).astype(np.int64)), end

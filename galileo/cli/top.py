@@ -1,0 +1,105 @@
+"""`galileo top`: the cluster at a glance, again and again."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from galileo.cli.live import Part, Screen, follow
+from galileo.cli.output import failing_well
+from galileo.cli.session import Session, json_option
+from galileo.client import CcqInfo, Client, ClusterStatus, NodeStatus
+from galileo.model.times import seconds
+
+QUERY_SHOWN = 48
+"""Characters of a query in the table."""
+
+
+@click.command()
+@click.option("--interval", default="2s", show_default=True, help="Time between two looks.")
+@click.option("--once", is_flag=True, help="Look once.")
+@click.option("--times", type=click.IntRange(1), help="Look so many times.")
+@json_option
+@click.pass_obj
+@failing_well
+def top(session: Session, *, interval: str, once: bool, times: int | None) -> None:
+    """Show nodes and continuous queries, and go on showing them until Ctrl-C.
+
+    On a terminal the table is redrawn; elsewhere one follows the other.
+
+    \b
+    Example:
+      galileo top --interval 5s
+      galileo top --once --json | jq '.nodes[].load'
+    """
+    with session.client() as client:
+        glance = Glance(client)
+        every_s = seconds(interval)
+        follow(session.output, glance.look, every_s=every_s, times=1 if once else times)
+
+
+class Glance:
+    """Looks at a cluster, and knows what it saw last."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._rows: dict[str, tuple[float, int]] = {}
+
+    def look(self) -> Screen:
+        """The nodes with the observations that each stored a second since the last look."""
+        status, ccqs, now = self._client.status(), self._client.list_ccqs(), time.time()
+        rates = {node.name: self._rate(node) for node in status.nodes}
+        parts = (
+            Part([_node(node, rates[node.name]) for node in status.nodes], title=_title(status)),
+            Part(
+                [_ccq(one, now) for one in ccqs],
+                title="Continuous queries",
+                words="" if ccqs else "No continuous queries.",
+            ),
+        )
+        return Screen(parts, {"complete": status.complete, "nodes": status.nodes, "ccqs": ccqs})
+
+    def _rate(self, node: NodeStatus) -> float | None:
+        stored, now = sum(int(one["rows"]) for one in node.datasets), time.monotonic()
+        before = self._rows.get(node.name)
+        if node.state != "unreachable":
+            self._rows[node.name] = (now, stored)
+        if before is None or node.state == "unreachable":
+            return None
+        return max(0, stored - before[1]) / max(now - before[0], 1e-9)
+
+
+def _title(status: ClusterStatus) -> str:
+    up = sum(node.state == "up" for node in status.nodes)
+    return f"{up} of {len(status.nodes)} nodes are up"
+
+
+def _node(node: NodeStatus, rate: float | None) -> dict[str, Any]:
+    return {
+        "node": node.name,
+        "group": node.group,
+        "state": node.state,
+        "CPU %": 100 * node.cpu_share,
+        "memory MB": node.memory_bytes / 1e6,
+        "load": node.load,
+        "observations": sum(one["rows"] for one in node.datasets),
+        "stored/s": "" if rate is None else f"{rate:,.0f}",
+        "CCQs": node.ccqs_coordinated,
+        "cache MB": node.cache_bytes / 1e6,
+        "stopped": "; ".join(node.stopped),
+    }
+
+
+def _ccq(one: CcqInfo, now: float) -> dict[str, Any]:
+    query = one.query if len(one.query) <= QUERY_SHOWN else f"{one.query[:QUERY_SHOWN]}…"
+    return {
+        "id": one.id,
+        "dataset": one.dataset,
+        "state": one.state,
+        "coordinator": one.coordinator,
+        "every s": one.interval_s,
+        "ends in s": round(max(0.0, one.expires_at - now)),
+        "query": query,
+    }

@@ -1,0 +1,112 @@
+"""The calls of `AsyncClient` about datasets: schemas, and for how long observations are kept."""
+
+from __future__ import annotations
+
+from galileo.client import decode
+from galileo.client.async_exploration import AsyncExploration
+from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
+from galileo.client.results import RetentionReport
+from galileo.model.retention import NumberedRetention, Retention
+from galileo.model.schema import Schema, unknown_dataset
+from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
+
+
+class AsyncDatasets(AsyncExploration):
+    """A schema never changes, so one that was asked for is kept."""
+
+    _schemas: dict[str, Schema]
+
+    async def create_dataset(self, schema: Schema, *, retention: Retention | None = None) -> None:
+        """Creates a dataset.
+
+        Args:
+            schema: of it.
+            retention: for how long observations are kept; None: for ever. Set in a second step:
+                where that fails the dataset is there and keeps everything until `set_retention`.
+
+        Raises:
+            DatasetExists: the name is taken; `details["same"]` says whether by this schema.
+        """
+        request = cluster_pb2.CreateDatasetRequest(schema_json=schema.to_json())
+        await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).CreateDataset(
+                request, timeout=TIMEOUT_S
+            )
+        )
+        self._schemas[schema.name] = schema
+        if retention is not None:
+            await self.set_retention(schema.name, retention)
+
+    async def set_retention(self, dataset: str, retention: Retention | None) -> None:
+        """Says for how long a dataset's observations are kept; every node learns of it.
+
+        Args:
+            dataset: its name.
+            retention: None keeps everything from now on.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        request = cluster_pb2.SetRetentionRequest(
+            dataset=dataset, retention_json=retention.to_json() if retention else ""
+        )
+        await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).SetRetention(
+                request, timeout=TIMEOUT_S
+            )
+        )
+
+    async def retention(self, dataset: str) -> Retention | None:
+        """The retention policy of a dataset; None where everything is kept.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        request = cluster_pb2.GetRetentionRequest(dataset=dataset)
+        reply = await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).GetRetention(
+                request, timeout=TIMEOUT_S
+            )
+        )
+        return NumberedRetention.from_json(reply.numbered_json).retention
+
+    async def apply_retention(self, dataset: str) -> tuple[RetentionReport, ...]:
+        """Does at once what the dataset's retention demands, which nodes else do in their time.
+
+        Returns:
+            A report of each node, also of those that could not be reached.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        request = cluster_pb2.ApplyRetentionRequest(dataset=dataset)
+        reply = await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).ApplyRetention(
+                request, timeout=ANSWER_TIMEOUT_S
+            )
+        )
+        return tuple(decode.retention_report(one) for one in reply.reports)
+
+    async def datasets(self) -> list[Schema]:
+        """The schemas of all datasets."""
+        request = cluster_pb2.ListDatasetsRequest()
+        reply = await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).ListDatasets(
+                request, timeout=TIMEOUT_S
+            )
+        )
+        schemas = [Schema.from_json(text) for text in reply.schemas_json]
+        self._schemas = {schema.name: schema for schema in schemas}
+        return schemas
+
+    async def schema(self, dataset: str) -> Schema:
+        """The schema of a dataset.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        if dataset not in self._schemas:
+            await self.datasets()
+        if dataset not in self._schemas:
+            raise unknown_dataset(dataset, sorted(self._schemas))
+        return self._schemas[dataset]

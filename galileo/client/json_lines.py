@@ -1,0 +1,49 @@
+"""Rows of a table as JSON texts, column by column."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.model.times import column_micros, iso_column
+
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x20)} | {
+    0x08: "\\b",
+    0x09: "\\t",
+    0x0A: "\\n",
+    0x0C: "\\f",
+    0x0D: "\\r",
+}
+
+
+def json_lines(table: pa.Table) -> pa.StringArray:
+    """Each row as a JSON object."""
+    parts: list[pa.Array | str] = []
+    for number, name in enumerate(table.column_names):
+        begin = "{" if number == 0 else ","
+        parts.append(f"{begin}{_quoted(pa.array([name]))[0]}:")
+        parts.append(_json_values(table.column(name).combine_chunks()))
+    return pc.binary_join_element_wise(*parts, "}", "")
+
+
+def _json_values(column: pa.Array) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_string(column.type):
+        texts = _quoted(column)
+    elif pa.types.is_timestamp(column.type):
+        texts = _quoted(iso_column(column_micros(column)))
+    elif pa.types.is_floating(column.type):
+        texts = pc.if_else(pc.is_finite(column), column.cast(pa.string()), None)
+    else:
+        texts = column.cast(pa.string())
+    return texts.fill_null("null")
+
+
+def _quoted(texts: pa.Array) -> pa.Array:
+    for plain, escaped in (("\\", "\\\\"), ('"', '\\"')):
+        texts = pc.replace_substring(texts, plain, escaped)
+    if pc.any(pc.match_substring_regex(texts, r"[\x00-\x1f]")).as_py():
+        for code, escaped in _CONTROLS.items():
+            texts = pc.replace_substring(texts, chr(code), escaped)
+    return pc.binary_join_element_wise('"', texts, '"', "")

@@ -1,0 +1,225 @@
+"""Samples of queries that are asked once: made where the labels lie, merged where it is due.
+
+A sampler decides about whole commits. The pieces of a scan are cut anywhere, so they are put
+together first: all at once where that is little, else in windows that end between commits, each
+a scan of its own. A first scan has then counted the labels of each commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from galileo import samplers
+from galileo.cursor import Cursor
+from galileo.errors import GalileoError, MessageTooLarge, SamplerFailed
+from galileo.labels import LabelSet, cut_between_commits
+from galileo.model.schema import Schema
+from galileo.samplers import MergingSampler, Sampler, SamplerSpec, scope_of
+
+WINDOW_LABELS_MAX = 524_288
+"""Labels of commits that are sampled together; one commit may have more."""
+MERGED_LABELS_MAX = 4_194_304
+"""Sampled labels that one node holds to merge them."""
+
+Pieces: TypeAlias = Iterator[pa.RecordBatch | None]
+Scan: TypeAlias = Callable[[Cursor, Cursor], Pieces]
+
+
+def merges_here(chosen: Sampler) -> bool:
+    """Whether a node merges the samples of its commits before it hands them on."""
+    scope = scope_of(chosen)
+    if not isinstance(chosen, MergingSampler) or scope == "commit":
+        return False
+    return scope == "node" or chosen.regroups
+
+
+def merging_at_last(schema: Schema, spec: SamplerSpec) -> Merged | None:
+    """What takes the samples of all nodes and merges them; None where each stands for itself.
+
+    Nothing is merged before everything is there: labels of a node that fails midway do not count.
+
+    Raises:
+        UnknownSampler: it is not installed here.
+        InputError: it refuses its options.
+    """
+    if scope_of(samplers.load(spec)) != "global":
+        return None
+    return Merged(schema, spec, again=False)
+
+
+def sampled_pieces(
+    scan: Scan, schema: Schema, *, after: Cursor, until: Cursor, spec: SamplerSpec
+) -> Pieces:
+    """What a sampler keeps of the commits (after, until], as pieces like those of the scan.
+
+    Args:
+        scan: pieces of the labels of (after, until], cut anywhere; called more than once.
+        schema: of the dataset.
+        after: exclusive.
+        until: inclusive; names every partition that is asked.
+        spec: the sampler.
+
+    Raises:
+        UnknownSampler: it is not installed here.
+        InputError: it refuses its options, or they do not fit the dataset.
+        SamplerFailed: it raised, or gave no mask.
+        MessageTooLarge: there is too much to merge.
+    """
+    chosen = samplers.load(spec)
+    if not merges_here(chosen):
+        yield from _per_commit(scan, schema, after=after, until=until, sampler=(chosen, spec))
+        return
+    merging = Merged(schema, spec, again=chosen.regroups)  # type: ignore[attr-defined]
+    for piece in _per_commit(scan, schema, after=after, until=until, sampler=(chosen, spec)):
+        if piece is not None:
+            merging.add(pa.Table.from_batches([piece]))
+        yield None
+    yield from merging.result().table.to_batches()
+
+
+class Merged:
+    """Takes what a sampler kept of many commits, and merges it.
+
+    Args:
+        schema: of the dataset.
+        spec: the sampler.
+        again: whether what is held may be merged whenever there is much of it.
+    """
+
+    def __init__(self, schema: Schema, spec: SamplerSpec, *, again: bool) -> None:
+        self._schema = schema
+        self._spec = spec
+        self._chosen = samplers.load(spec)
+        self._again = again
+        self._held: list[LabelSet] = []
+        self._count = 0
+
+    def add(self, table: pa.Table) -> None:
+        """Takes labels; raises `MessageTooLarge` where they are too many to hold."""
+        self._held.append(LabelSet(self._schema, table))
+        self._count += table.num_rows
+        if self._again and self._count > WINDOW_LABELS_MAX:
+            self._held = [self.result()]
+            self._count = len(self._held[0])
+        if self._count > MERGED_LABELS_MAX:
+            raise MessageTooLarge(
+                f"expected at most {MERGED_LABELS_MAX} sampled labels to merge, got more; ask a "
+                "narrower query, or take a smaller sample or one of each commit"
+            )
+
+    def result(self, *, until: Cursor | None = None) -> LabelSet:
+        """What is left of what was taken; of the commits up to `until` alone, where given."""
+        labels = LabelSet.concat(self._schema, self._held)
+        if until is not None:
+            labels = labels.until(until)
+        with _Judged(self._spec, labels):
+            return samplers.merge(self._chosen, labels, seed=self._spec.seed)
+
+
+def _per_commit(
+    scan: Scan,
+    schema: Schema,
+    *,
+    after: Cursor,
+    until: Cursor,
+    sampler: tuple[Sampler, SamplerSpec],
+) -> Pieces:
+    """What `sample` keeps."""
+    chosen, spec = sampler
+    windows = _windows(scan, schema, after=after, until=until)
+    for labels in windows:
+        if labels is None:
+            yield None
+            continue
+        with _Judged(spec, labels):
+            kept = samplers.apply(chosen, labels, seed=spec.seed)
+        yield from kept.table.to_batches()
+        yield None
+
+
+def _windows(
+    scan: Scan, schema: Schema, *, after: Cursor, until: Cursor
+) -> Iterator[LabelSet | None]:
+    """All labels, whole commits at a time, and None after every piece of work."""
+    counted = _Counted()
+    held: list[pa.RecordBatch] = []
+    for piece in scan(after, until):
+        if piece is not None:
+            counted.add(piece)
+            held.append(piece)
+            if counted.total > WINDOW_LABELS_MAX:
+                held.clear()
+        yield None
+    if counted.total <= WINDOW_LABELS_MAX:
+        yield _labels(schema, held)
+        return
+    begin = after
+    for end in counted.cuts(until):
+        found = yield from _gathered(scan(begin, end))
+        yield _labels(schema, found)
+        begin = end
+
+
+def _gathered(pieces: Pieces) -> Generator[None, None, list[pa.RecordBatch]]:
+    found: list[pa.RecordBatch] = []
+    for piece in pieces:
+        if piece is not None:
+            found.append(piece)
+        yield None
+    return found
+
+
+def _labels(schema: Schema, batches: list[pa.RecordBatch]) -> LabelSet:
+    return LabelSet(schema, pa.Table.from_batches(batches, schema=schema.label_schema))
+
+
+class _Counted:
+    """How many labels each commit has."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._keys = np.empty((2, 0), dtype=np.int64)
+        self._sizes = np.empty(0, dtype=np.int64)
+
+    def add(self, piece: pa.RecordBatch) -> None:
+        self.total += piece.num_rows
+        own = np.stack([piece.column(name).to_numpy() for name in ("partition", "sequence")])
+        keys = np.concatenate([self._keys, own.astype(np.int64)], axis=1)
+        weights = np.concatenate([self._sizes, np.ones(piece.num_rows, dtype=np.int64)])
+        self._keys, inverse = np.unique(keys, axis=1, return_inverse=True)
+        sizes = np.bincount(inverse.reshape(-1), weights=weights)
+        self._sizes = sizes.astype(np.int64)
+
+    def cuts(self, until: Cursor) -> Iterator[Cursor]:
+        """Where windows end; the last one at `until`."""
+        partitions, sequences, sizes = self._keys[0].astype(np.int32), self._keys[1], self._sizes
+        while int(sizes.sum()) > WINDOW_LABELS_MAX and len(sizes) > 1:
+            cut = cut_between_commits(
+                partitions, sequences, sizes, reached=until, labels_max=WINDOW_LABELS_MAX
+            )
+            yield cut
+            left = cut.past(partitions, sequences)
+            partitions, sequences, sizes = partitions[left], sequences[left], sizes[left]
+        yield until
+
+
+class _Judged:
+    """Says of whatever a sampler raises whose fault it is."""
+
+    def __init__(self, spec: SamplerSpec, labels: LabelSet) -> None:
+        self._name = spec.name
+        self._size = len(labels)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, GalileoError):
+            raise SamplerFailed(
+                f"sampler {self._name!r} failed on {self._size} labels: "
+                f"{type(error).__name__}: {error}"
+            ) from error

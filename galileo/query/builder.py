@@ -1,0 +1,345 @@
+"""Queries as Python expressions, for those who would rather not write CQL2 text.
+
+    (galileo.f.temperature > 290) & galileo.within((-110, 35, -100, 42))
+
+A condition holds CQL2 JSON values and knows no schema, so a wrong name is found where the query is
+asked. `str` gives CQL2 text, for reading and keeping. What is sent is JSON: the parser of texts
+reads one in fifteen coordinates of full precision wrong in the last bit.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, Protocol, TypeAlias, final
+
+import numpy as np
+import shapely
+from shapely.geometry.base import BaseGeometry
+
+from galileo.errors import InputError
+from galileo.model.times import Instant, iso, micros
+from galileo.query.operands import DATETIME, GEOHASH, GEOMETRY
+from galileo.query.text import to_text
+
+
+class HasGeoInterface(Protocol):
+    """What tells its shape as GeoJSON."""
+
+    @property
+    def __geo_interface__(self) -> dict[str, Any]: ...
+
+
+Place: TypeAlias = BaseGeometry | HasGeoInterface | str | Sequence[float] | dict[str, Any]
+
+_NO_TRUTH = (
+    "a condition is true or false of each observation, not by itself: join conditions by &, | "
+    "and ~, each in parentheses, instead of 'and', 'or' and 'not'; write .between(280, 290) "
+    "instead of 280 < f.x < 290, and .isin([...]) instead of 'in'"
+)
+
+
+class _Combinable:
+    """What stands on either side of `&` and `|`: a condition, or a bool feature by itself."""
+
+    __slots__ = ()
+
+    @property
+    def tree(self) -> Any:
+        """CQL2 JSON values."""
+        raise NotImplementedError
+
+    def __and__(self, other: _Combinable) -> Condition:
+        return _joined("and", self, other)
+
+    def __or__(self, other: _Combinable) -> Condition:
+        return _joined("or", self, other)
+
+    def __invert__(self) -> Condition:
+        return Condition({"op": "not", "args": [self.tree]})
+
+    def __bool__(self) -> NoReturn:
+        raise InputError(_NO_TRUTH)
+
+    def __str__(self) -> str:
+        return to_text(self.tree)
+
+
+@final
+class Condition(_Combinable):
+    """A condition on observations; join them by `&`, `|` and `~`, each in parentheses.
+
+    `str` gives CQL2 text, `to_json` CQL2 JSON. Every call of a client that takes a query takes it.
+    """
+
+    __slots__ = ("_tree",)
+
+    def __init__(self, tree: Any) -> None:
+        self._tree = tree
+
+    @property
+    def tree(self) -> Any:
+        """CQL2 JSON values."""
+        return self._tree
+
+    def to_json(self) -> str:
+        """CQL2 JSON."""
+        return json.dumps(self._tree, ensure_ascii=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Condition) and self._tree == other._tree
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def __repr__(self) -> str:
+        return f"<Condition {self}>"
+
+
+@final
+class Property(_Combinable):
+    """A feature, `datetime` or `geohash`, to compare with values.
+
+    Texts are compared as they are; `casei` ignores upper and lower case. Times are datetimes, dates
+    (which mean their whole day), or texts such as "2012-03-01T06:00:00Z".
+    """
+
+    __slots__ = ("_folded", "_name")
+
+    def __init__(self, name: str, *, folded: bool = False) -> None:
+        self._name = name
+        self._folded = folded
+
+    @property
+    def tree(self) -> Any:
+        """CQL2 JSON values."""
+        named = {"property": self._name}
+        return {"op": "casei", "args": [named]} if self._folded else named
+
+    def __eq__(self, other: object) -> Condition:  # type: ignore[override]
+        return self._compared("=", other)
+
+    def __ne__(self, other: object) -> Condition:  # type: ignore[override]
+        return self._compared("<>", other)
+
+    def __lt__(self, other: Any) -> Condition:
+        return self._compared("<", other)
+
+    def __le__(self, other: Any) -> Condition:
+        return self._compared("<=", other)
+
+    def __gt__(self, other: Any) -> Condition:
+        return self._compared(">", other)
+
+    def __ge__(self, other: Any) -> Condition:
+        return self._compared(">=", other)
+
+    def between(self, low: Any, high: Any) -> Condition:
+        """From `low` to `high`, both included."""
+        return self._about("between", self._value(low), self._value(high))
+
+    def isin(self, values: Iterable[Any]) -> Condition:
+        """One of the values; of no values, nothing matches."""
+        if isinstance(values, str):
+            raise InputError(f"expected a list of values for isin, got the text {values!r}")
+        listed = [self._value(value) for value in values]
+        return self._about("in", listed) if listed else Condition(False)
+
+    def like(self, pattern: str) -> Condition:
+        """A pattern in which `%` is any stretch of characters and `_` one; a backslash escapes."""
+        return self._about("like", self._value(pattern))
+
+    def is_null(self) -> Condition:
+        """The value is missing."""
+        return self._about("isNull")
+
+    def is_not_null(self) -> Condition:
+        """There is a value."""
+        return ~self.is_null()
+
+    def casei(self) -> Property:
+        """The same property, compared without regard to upper and lower case."""
+        return Property(self._name, folded=True)
+
+    def __repr__(self) -> str:
+        return f"<Property {self}>"
+
+    def _compared(self, op: str, value: Any) -> Condition:
+        return self._about(op, self._value(value))
+
+    def _about(self, op: str, *args: Any) -> Condition:
+        return Condition({"op": op, "args": [self.tree, *args]})
+
+    def _value(self, value: Any) -> Any:
+        raw = _literal(value, about=self._name)
+        return {"op": "casei", "args": [raw]} if self._folded else raw
+
+
+@final
+class Properties:
+    """The properties of any dataset by name: `f.temperature`, or `f["temperature"]`.
+
+    `f.datetime` is the time of an observation and `f.geohash` its cell; the others are features.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Property:
+        # Notebooks and copiers look for names of their own on everything.
+        if name.startswith("_"):
+            raise AttributeError(f"a property that begins with '_' is written f[{name!r}]")
+        return Property(name)
+
+    def __getitem__(self, name: str) -> Property:
+        if not isinstance(name, str) or not name:
+            raise InputError(f"expected the name of a property, got {name!r}")
+        return Property(name)
+
+    def __repr__(self) -> str:
+        return "<the properties of a dataset: f.temperature>"
+
+
+f = Properties()
+
+QueryLike: TypeAlias = str | Condition | Property
+"""CQL2 text, CQL2 JSON in a text, a condition, or a bool feature by itself."""
+
+
+def query_text(query: QueryLike) -> str:
+    """The text of a query as it is sent.
+
+    Raises:
+        InputError: it is no query.
+    """
+    if isinstance(query, str):
+        return query
+    if isinstance(query, Condition | Property):
+        return json.dumps(query.tree, ensure_ascii=False)
+    raise InputError(
+        "expected a query as CQL2 text or as a condition such as galileo.f.temperature > 290, "
+        f"got {type(query).__name__}"
+    )
+
+
+def within(region: Place, *, edge: bool = True) -> Condition:
+    """The observation lies in a region.
+
+    Args:
+        region: a shapely geometry (or what has a `__geo_interface__`), WKT, GeoJSON, or four
+            numbers: west, south, east, north, of which west is larger than east across the
+            antimeridian. Degrees, longitude first.
+        edge: whether the edge belongs to it.
+
+    Raises:
+        InputError: it is no region.
+    """
+    name = "s_intersects" if edge else "s_within"
+    return Condition({"op": name, "args": [{"property": GEOMETRY}, _geometry(region)]})
+
+
+def near(latitude: float, longitude: float, metres: float) -> Condition:
+    """The observation lies at most so many metres from a point, along a great circle."""
+    point = {"type": "Point", "coordinates": [_number(longitude), _number(latitude)]}
+    return Condition({"op": "dwithin", "args": [{"property": GEOMETRY}, point, _number(metres)]})
+
+
+def during(start: Instant | None, end: Instant | None) -> Condition:
+    """The observation was made at `start` or later, and before `end`; None is an open end.
+
+    The end is left out, so that of intervals that follow each other each instant is in one.
+    """
+    bounds = [
+        {"op": op, "args": [{"property": DATETIME}, {"timestamp": iso(micros(bound))}]}
+        for op, bound in ((">=", start), ("<", end))
+        if bound is not None
+    ]
+    if not bounds:
+        return Condition(True)
+    return Condition(bounds[0] if len(bounds) == 1 else {"op": "and", "args": bounds})
+
+
+def geohash(pattern: str) -> Condition:
+    """The observation lies in a cell that begins as `pattern` does: `"9x%"`."""
+    return Property(GEOHASH).like(pattern)
+
+
+def _joined(op: str, left: _Combinable, right: _Combinable) -> Condition:
+    if not isinstance(right, _Combinable):
+        raise InputError(
+            f"expected a condition on both sides of {'&' if op == 'and' else '|'}, got {right!r}; "
+            "put comparisons in parentheses: (f.x > 1) & (f.y < 2)"
+        )
+    parts: list[Any] = []
+    for tree in (left.tree, right.tree):
+        same = isinstance(tree, dict) and tree.get("op") == op
+        parts += tree["args"] if same else [tree]
+    return Condition({"op": op, "args": parts})
+
+
+def _literal(value: Any, *, about: str) -> Any:
+    if isinstance(value, np.generic) and not isinstance(value, np.datetime64):
+        value = value.item()
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float):
+        return _number(value)
+    if isinstance(value, dt.datetime | np.datetime64):
+        return {"timestamp": iso(micros(value))}
+    if isinstance(value, dt.date):
+        return {"date": value.isoformat()}
+    raise InputError(_no_literal(value, about))
+
+
+def _no_literal(value: Any, about: str) -> str:
+    if value is None:
+        return f"{about} cannot be compared with None; write f.{about}.is_null()"
+    if isinstance(value, Property):
+        return f"{about} cannot be compared with another property, {value}; only with a value"
+    if isinstance(value, Condition):
+        return (
+            f"{about} cannot be compared with a condition, {value}; put comparisons in "
+            "parentheses: (f.x > 1) & (f.y < 2)"
+        )
+    return f"expected a number, text, bool or time to compare {about} with, got {value!r}"
+
+
+def _number(value: Any) -> int | float:
+    plain: Any = value.item() if isinstance(value, np.generic) else value
+    is_number = isinstance(plain, int | float) and not isinstance(plain, bool)
+    if is_number and math.isfinite(plain):
+        number: int | float = plain
+        return number
+    raise InputError(f"expected a finite number, got {value!r}")
+
+
+def _geometry(region: Place) -> Any:
+    try:
+        return _geojson(region)
+    except (shapely.errors.ShapelyError, TypeError, ValueError, KeyError) as error:
+        raise InputError(
+            "expected a region as a shapely geometry, WKT, GeoJSON or (west, south, east, north), "
+            f"got {region!r}: {error}"
+        ) from error
+
+
+def _geojson(region: Place) -> Any:
+    if isinstance(region, str):
+        region = shapely.from_wkt(region)
+    if isinstance(region, dict) or hasattr(region, "__geo_interface__"):
+        region = shapely.geometry.shape(region)
+    if isinstance(region, BaseGeometry):
+        return _drawn(region)
+    bounds = [_number(bound) for bound in region]
+    if len(bounds) != 4:
+        raise InputError(f"expected west, south, east and north, got {len(bounds)} numbers")
+    return {"bbox": bounds}
+
+
+def _drawn(shape: BaseGeometry) -> Any:
+    if shape.is_empty or shape.geom_type == "GeometryCollection":
+        raise InputError(f"expected one geometry with coordinates, got {shape.wkt}")
+    if not np.isfinite(shapely.get_coordinates(shape)).all():
+        raise InputError("expected finite coordinates")
+    return json.loads(shapely.to_geojson(shapely.force_2d(shape)))

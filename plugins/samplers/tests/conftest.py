@@ -1,0 +1,47 @@
+"""Labels to sample, and bounds for what chance may do."""
+
+import math
+
+import numpy as np
+import pytest
+
+from galileo.testing.conformance import sample_labels
+
+NORMAL_QUANTILE = 3.719
+"""Of 0.9999: a fixed seed that fails by chance would be one in ten thousand."""
+
+
+@pytest.fixture(scope="session")
+def chi_square_bound():
+    """The 99.99 % point for degrees of freedom; Wilson and Hilferty, PNAS 17 (1931)."""
+
+    def bound(degrees):
+        spread = 2 / (9 * degrees)
+        return degrees * (1 - spread + NORMAL_QUANTILE * math.sqrt(spread)) ** 3
+
+    return bound
+
+
+@pytest.fixture(scope="session")
+def commit_of():
+    """`commit_of(30)`: the commit of the sample labels that has so many."""
+    labels = sample_labels()
+    places = np.stack([labels.partitions, labels.sequences])
+    found, sizes = np.unique(places, axis=1, return_counts=True)
+
+    def of(size):
+        partition, sequence = found[:, list(sizes).index(size)]
+        return labels.where((labels.partitions == partition) & (labels.sequences == sequence))
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def counted():
+    """How often each label is kept over seeds."""
+
+    def over(sampler, labels, *, seeds, merging=False):
+        choose = sampler.merge if merging else sampler.sample
+        return sum(choose(labels, seed=seed).astype(np.int64) for seed in range(seeds))
+
+    return over

@@ -1,0 +1,143 @@
+"""How old what a reader has is, while blocks come in steadily.
+
+Blocks of 8 KB are ingested at a fixed rate into three nodes, by one client that sends the next
+batch on a schedule whether or not the one before has been answered; a reader watches a continuous
+query with an interval of a second that finds every one of them. The lag of a batch is the time
+from the acknowledgement of its last commit to the update that brought it; that of a batch whose
+update came before the acknowledgement is 0.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks import clusters, ingest_blocks
+from benchmarks.figures import Figure, Goal, Peer, Spread
+from benchmarks.sizes import Bench
+from galileo.client import Ccq, Client, Update
+from galileo.cursor import Cursor
+from galileo.errors import CcqCancelled
+
+NODES = 3
+DATASET = "fresh"
+INTERVAL_S, EXPIRATION = 1.0, "1h"
+BATCHES_PER_S = 10
+AT_ONCE = 4
+P99_S = 1.5
+TIMEOUT_S = 120.0
+TABLES = 20
+"""Different batches, sent in turn."""
+
+
+@dataclass(slots=True)
+class _Watcher:
+    """Follows a continuous query; notes when each update came, and how many labels it had."""
+
+    client: Client
+    ccq: Ccq
+    labels: int = 0
+    arrived: list[tuple[float, Cursor]] = field(default_factory=list)
+
+    def run(self) -> None:
+        try:
+            for update in self.client.watch(self.ccq.id, token=self.ccq.token):
+                self._note(update)
+        except CcqCancelled:
+            return
+
+    def _note(self, update: Update) -> None:
+        self.labels += len(update.labels)
+        self.arrived.append((time.monotonic(), update.labels.frontier))
+
+
+def measure(bench: Bench) -> Iterator[Figure]:
+    sizes = bench.sizes
+    with (
+        clusters.cluster(bench.directory, nodes=NODES) as running,
+        clusters.warm_evaluator(running),
+    ):
+        client = running.client(patience=clusters.PATIENCE)
+        schema = ingest_blocks.schema(DATASET)
+        client.create_dataset(schema)
+        ccq = client.submit(DATASET, "", interval=INTERVAL_S, expiration=EXPIRATION)
+        watcher = _Watcher(running.client(patience=clusters.PATIENCE), ccq)
+        thread = threading.Thread(target=watcher.run, daemon=True)
+        thread.start()
+        whole = ingest_blocks.blocks(
+            schema, TABLES * sizes.fresh_blocks_per_s // BATCHES_PER_S, one_path=True
+        )
+        bench.say(f"ingesting {sizes.fresh_blocks_per_s:,} blocks/s for {sizes.fresh_s:g} s")
+        sent, took_s = _ingest(client, whole, seconds=sizes.fresh_s)
+        _wait(watcher, sent)
+        stored = len(client.query(DATASET))
+        client.cancel(ccq.id)
+        thread.join()
+    if watcher.labels != stored:
+        raise AssertionError(f"expected {stored:,} labels, got {watcher.labels:,}")
+    yield from _figures(bench, sent, watcher, took_s=took_s)
+
+
+def _ingest(
+    client: Client, whole: pa.Table, *, seconds: float
+) -> tuple[list[tuple[float, Cursor]], float]:
+    """When each batch was acknowledged and how far it reached; and how long all took."""
+    rows = whole.num_rows // TABLES
+    tables = [whole.slice(number * rows, rows) for number in range(TABLES)]
+    started = time.monotonic()
+
+    def send(number: int) -> tuple[float, Cursor]:
+        time.sleep(max(0.0, started + number / BATCHES_PER_S - time.monotonic()))
+        receipt = client.ingest(DATASET, tables[number % TABLES], batch_rows=rows)
+        return time.monotonic(), receipt.reached
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        sent = list(pool.map(send, range(round(seconds * BATCHES_PER_S))))
+    return sent, time.monotonic() - started
+
+
+def _wait(watcher: _Watcher, sent: list[tuple[float, Cursor]]) -> None:
+    """Returns when everything has been handed out."""
+    reached = Cursor()
+    for _, cursor in sent:
+        reached = reached.join(cursor)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (watcher.arrived and watcher.arrived[-1][1].covers(reached)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the updates have not reached {reached}")
+        time.sleep(0.05)
+
+
+def _lags(sent: list[tuple[float, Cursor]], watcher: _Watcher) -> list[float]:
+    lags = []
+    for acknowledged, reached in sent:
+        at = next(at for at, frontier in watcher.arrived if frontier.covers(reached))
+        lags.append(max(0.0, at - acknowledged))
+    return lags
+
+
+def _figures(
+    bench: Bench, sent: list[tuple[float, Cursor]], watcher: _Watcher, *, took_s: float
+) -> Iterator[Figure]:
+    sizes = bench.sizes
+    blocks = sizes.fresh_blocks_per_s // BATCHES_PER_S * len(sent)
+    lags = _lags(sent, watcher)
+    what = f"{sizes.fresh_blocks_per_s:,} blocks/s meant, {NODES} nodes, interval {INTERVAL_S:g} s"
+    yield Figure("blocks that were ingested", "blocks/s", Spread.of([blocks / took_s]))
+    interval = Peer("the update interval", Spread.of([INTERVAL_S]))
+    yield Figure(
+        f"from a batch acknowledged to its update: {what}", "s", Spread.of(lags), (interval,)
+    )
+    yield Figure(
+        f"the same, 99th percentile of {len(lags):,} batches",
+        "s",
+        Spread.of([float(np.quantile(lags, 0.99))]),
+        (interval,),
+        (Goal("at most", P99_S),),
+    )

@@ -1,0 +1,153 @@
+"""What a tick takes: from the moment at which cycles are due to the labels in a reader's hands.
+
+Cycles are due at whole multiples of the update interval on the monotonic clock, which all processes
+of a machine share. So the observations are ingested some time before such a multiple, and an update
+is timed from the multiple to its arrival at a reader who waits for it: up to 50 ms until the
+coordinator looks at its clock, the Spark job, the cache, and the answer. After each of the things
+that let Spark fall asleep or die the first tick is timed again.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+import galileo
+from benchmarks import clusters
+from benchmarks.figures import Figure, Goal, Spread
+from benchmarks.idle import processor_seconds
+from benchmarks.sizes import Bench
+from galileo.client import Ccq, Client
+from galileo.cursor import Cursor
+from galileo.errors import CcqCancelled
+
+NODES = 3
+DATASET = "nam"
+INTERVAL_S, EXPIRATION = 1.0, "1h"
+BEFORE_S = 0.5
+"""How long before a tick the observations are sent; nodes hear of them within a quarter second."""
+TRIES = 20
+UNTIMED = 5
+TIMEOUT_S = 180.0
+P50_S, P95_S = 0.120, 0.250
+QUIET_S = 5.0
+
+
+@dataclass(slots=True)
+class _Watcher:
+    """Follows a continuous query; says when an update came."""
+
+    client: Client
+    ccq: Ccq
+    arrived: queue.SimpleQueue[tuple[float, Cursor]] = field(default_factory=queue.SimpleQueue)
+
+    def run(self) -> None:
+        try:
+            for update in self.client.watch(self.ccq.id, token=self.ccq.token):
+                self.arrived.put((time.monotonic(), update.labels.frontier))
+        except CcqCancelled:
+            return
+
+    def wait(self, reached: Cursor) -> float:
+        while True:
+            at, frontier = self.arrived.get(timeout=TIMEOUT_S)
+            if frontier.covers(reached):
+                return at
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticks:
+    client: Client
+    watcher: _Watcher
+    news: pa.Table
+
+    def one(self) -> float:
+        """Seconds from a tick to the update that it brought."""
+        for _ in range(TRIES):
+            due = _next_tick(after=time.monotonic() + BEFORE_S)
+            time.sleep(due - BEFORE_S - time.monotonic())
+            reached = self.client.ingest(DATASET, self.news).reached
+            was_in_time = time.monotonic() < due
+            taken = self.watcher.wait(reached) - due
+            if was_in_time:
+                return taken
+        raise AssertionError(f"expected an ingest to take less than {BEFORE_S:g} s")
+
+
+def _next_tick(*, after: float) -> float:
+    return (after // INTERVAL_S + 1) * INTERVAL_S
+
+
+def measure(bench: Bench) -> Iterator[Figure]:
+    sizes = bench.sizes
+    table = clusters.forecast(sizes.preload_rows, stride=sizes.stride)
+    with clusters.cluster(bench.directory, nodes=NODES) as running, clusters.ending_children():
+        client = running.client(patience=clusters.PATIENCE)
+        clusters.create_dataset(running, client, DATASET)
+        client.ingest(DATASET, table)
+        ccq = client.submit(DATASET, interval=INTERVAL_S, expiration=EXPIRATION)
+        watcher = _Watcher(running.client(patience=clusters.PATIENCE), ccq)
+        threading.Thread(target=watcher.run, daemon=True).start()
+        ticks = _Ticks(client, watcher, table.slice(0, sizes.tick_paths))
+        bench.say("the first tick, which starts Spark")
+        yield Figure(
+            "the first tick of a cluster, which starts Spark", "s", Spread.of([ticks.one()])
+        )
+        yield from _warm(bench, ticks)
+        yield _nothing_new(bench, running)
+        yield from _after(bench, running, ticks)
+        client.cancel(ccq.id)
+
+
+def _warm(bench: Bench, ticks: _Ticks) -> Iterator[Figure]:
+    count = bench.sizes.updates
+    bench.say(f"{count} warm ticks")
+    taken = [ticks.one() for _ in range(UNTIMED + count)][UNTIMED:]
+    what = f"{ticks.news.num_rows:,} new paths, {NODES} nodes"
+    name = f"a warm tick: from when it is due to its labels at a reader, {what}"
+    yield Figure(name, "s", Spread.of(taken), goals=(Goal("at most", P50_S),))
+    p95 = Spread.of([float(np.quantile(taken, 0.95))])
+    yield Figure(
+        f"the same, 95th percentile of {count} ticks", "s", p95, goals=(Goal("at most", P95_S),)
+    )
+
+
+def _nothing_new(bench: Bench, running: galileo.LocalCluster) -> Figure:
+    """Processor time of everything that belongs to Spark while ticks pass that have no news."""
+    bench.say("ticks without news")
+    evaluator = _evaluator(running)
+    family = [evaluator, *evaluator.children(recursive=True)]
+    workers = [one for one in family if one.name().startswith("python")]
+    time.sleep(QUIET_S)
+    before = sum(processor_seconds(one.pid) for one in workers)
+    ticks = QUIET_S / INTERVAL_S
+    time.sleep(QUIET_S)
+    used = sum(processor_seconds(one.pid) for one in workers) - before
+    name = "processor time of the evaluator and Spark's Python processes for a tick without news"
+    return Figure(name, "s", Spread.of([used / ticks]))
+
+
+def _after(bench: Bench, running: galileo.LocalCluster, ticks: _Ticks) -> Iterator[Figure]:
+    idle_s = bench.sizes.idle_tick_s
+    bench.say(f"{idle_s:g} s of idleness")
+    time.sleep(idle_s)
+    name = f"the first tick after {idle_s:g} s of idleness"
+    yield Figure(name, "s", Spread.of([ticks.one()]))
+    bench.say("killing the evaluator")
+    killed = _evaluator(running)
+    killed.kill()
+    yield Figure("the first tick after the evaluator was killed", "s", Spread.of([ticks.one()]))
+
+
+def _evaluator(running: galileo.LocalCluster) -> psutil.Process:
+    found = clusters.evaluator_process(running)
+    if found is None:
+        raise AssertionError("expected an evaluator that runs")
+    return found

@@ -1,0 +1,144 @@
+"""Networks between real nodes that are cut, cut one way, or lose packets.
+
+Each node has a network namespace of its own, and so has the process that plays the scenario, which
+is therefore another one than that of `scripts/chaos`: `python -m faults.standing_network`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+
+from faults.registry import Scenario, Trial
+from faults.standing_world import standing, three_nodes, wait_for_updates
+from galileo.cluster import LocalCluster
+from galileo.spark.runtime import RuntimeDir
+from galileo.testing.faults.needs import NETWORK
+from galileo.testing.faults.networks import Link, Network
+
+HERE = "client"
+TOLD = "told: "
+NODES = ("node-1", "node-2", "node-3")
+PORT = 7701
+KINDS = ("cut off", "cut off outwards", "cut off inwards", "cut between two", "loss everywhere")
+CUT_S = (3.0, 8.0)
+"""Longer than `membership.dead_after_s`."""
+LOSS = (0.02, 0.2)
+UPDATES_S = 300.0
+END_TIMEOUT_S = 15.0
+
+
+def cut(trial: Trial) -> None:
+    """Has another process, in a namespace of its own, play it."""
+    words = [str(trial.directory), str(trial.random.randrange(2**31)), str(trial.rounds)]
+    command = ["unshare", "--net", sys.executable, "-m", "faults.standing_network", *words]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as playing:
+        assert playing.stdout is not None
+        assert playing.stderr is not None
+        said: list[str] = []
+        for line in playing.stderr:
+            said = [*said[-20:], line]
+            if line.startswith(TOLD):
+                trial.say(line.removeprefix(TOLD).rstrip())
+        output = playing.stdout.read()
+    if playing.returncode:
+        raise RuntimeError(f"the scenario's process failed: {''.join(said)}")
+    told = json.loads(output)
+    trial.counts.update(told["counts"])
+    trial.complaints += told["complaints"]
+
+
+def play(trial: Trial, *, seed: int) -> None:
+    with Network((HERE, *NODES), seed=seed, here=HERE) as network:
+        cluster = _cluster(trial, network)
+        try:
+            with standing(trial, cluster) as world:
+                for _ in trial.each_round():
+                    _one(trial, network)
+                    wait_for_updates(world, timeout_s=UPDATES_S)
+        finally:
+            _end_evaluators(trial.directory)
+        trial.counts["packets"] = network.carried
+        trial.counts["packets dropped"] = network.dropped
+
+
+def _cluster(trial: Trial, network: Network) -> LocalCluster:
+    """Its nodes on hosts of their own, each with an evaluator of its own."""
+    addresses = [f"{network.hosts[name].address}:{PORT}" for name in NODES]
+    place = trial.directory / "cluster"
+    place.mkdir()
+    (place / "addresses.json").write_text(json.dumps(addresses))
+    cluster = three_nodes(trial, settings={"security": {"insecure": True}})
+    for node in cluster.nodes:
+        own = f"GALILEO_EVALUATOR__DIRECTORY={trial.directory / 'evaluators' / node.name}"
+        node.prefix = (*network.hosts[node.name].prefix, "env", own)
+    return cluster
+
+
+def _one(trial: Trial, network: Network) -> None:
+    kind = trial.random.choice([*KINDS])
+    node = trial.random.choice(NODES)
+    other = trial.random.choice([one for one in NODES if one != node])
+    links, share = _links(trial, network, kind, node, other)
+    trial.say(f"{kind}: {node}" + (f" and {other}" if kind == "cut between two" else ""))
+    with network.losing(links, share):
+        time.sleep(trial.random.uniform(*CUT_S))
+    trial.counts[kind] += 1
+
+
+def _links(
+    trial: Trial, network: Network, kind: str, node: str, other: str
+) -> tuple[list[Link], float]:
+    around = network.around(node)
+    if kind == "loss everywhere":
+        everywhere = {link for name in network.hosts for link in network.around(name)}
+        return sorted(everywhere), trial.random.uniform(*LOSS)
+    chosen = {
+        "cut off": around,
+        "cut off outwards": [link for link in around if link[0] == node],
+        "cut off inwards": [link for link in around if link[1] == node],
+        "cut between two": [(node, other), (other, node)],
+    }
+    return chosen[kind], 1.0
+
+
+def _end_evaluators(directory: Path) -> None:
+    for place in (directory / "evaluators").glob("*"):
+        process = RuntimeDir(place).holder()
+        if process is not None:
+            process.terminate()
+            for one in psutil.wait_procs([process], timeout=END_TIMEOUT_S)[1]:
+                one.kill()
+
+
+def main(directory: str, seed: str, rounds: str) -> None:
+    def say(text: str) -> None:
+        print(f"{TOLD}{text}", file=sys.stderr, flush=True)
+
+    trial = Trial(Path(directory), int(rounds), random.Random(int(seed)), say, Counter())
+    play(trial, seed=int(seed))
+    print(json.dumps({"counts": trial.counts, "complaints": trial.complaints}))
+
+
+SCENARIOS = (
+    Scenario(
+        "network-cuts",
+        "nodes cut off, cut off one way, cut from each other, and packets lost: every reader is "
+        "handed every label once, no frontier is ahead of what was handed out, and it heals",
+        (NETWORK,),
+        5,
+        cut,
+    ),
+)
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

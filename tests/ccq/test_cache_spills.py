@@ -1,0 +1,198 @@
+"""A cache with files against a dumb one: whatever is where, it holds what the log has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from cache_log import cursors, logs, paths_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.ccq import cache as module
+from galileo.ccq.cache import LabelCache, Selection, Tally
+from galileo.ccq.pack_files import from_bytes, to_bytes
+from galileo.ccq.packs import PackedLabels
+from galileo.cursor import ORIGIN, Cursor
+from galileo.errors import DataDamaged
+from galileo.testing.simulator.logs import SCHEMA, to_labels, to_paths
+
+STEPS = (
+    *("append", "append", "append", "spill", "spill", "written", "refused", "unload"),
+    *("load", "lose", "drop", "advance", "shrink", "gather", "gathered"),
+)
+steps = st.lists(st.tuples(st.sampled_from(STEPS), cursors), max_size=24)
+
+
+@dataclass
+class Disk:
+    """What is being written, and what is written."""
+
+    number: int = 0
+    writing: dict[int, bytes] = field(default_factory=dict)
+    files: dict[int, bytes] = field(default_factory=dict)
+    crowds: list[PackedLabels] = field(default_factory=list)
+
+    def forget(self, tally: Tally) -> None:
+        for number in tally.discarded:
+            del self.files[number]
+        tally.discarded.clear()
+
+
+@settings(max_examples=80)
+@given(logs, cursors, steps, cursors, st.integers(1, 30), st.integers(1, 12))
+def test_a_cache_with_files_holds_what_the_log_has(log, base, plan, after, labels_max, spilled):
+    original, module.SPILL_LABELS = module.SPILL_LABELS, spilled
+    try:
+        cache, disk = LabelCache(base, chunks_gathered=3), Disk()
+        for kind, cursor in plan:
+            apply(cache, disk, kind, cursor, log)
+            cache.check()
+            assert (cache.tally.bytes, cache.tally.spilled_bytes) == (
+                cache.bytes,
+                cache.spilled_bytes,
+            )
+            disk.forget(cache.tally)
+        judge(cache, disk, log, after, labels_max)
+    finally:
+        module.SPILL_LABELS = original
+
+
+def apply(cache: LabelCache, disk: Disk, kind: str, cursor: Cursor, log) -> None:
+    base, until, held = cache.base, cache.until, len(cache)
+    if kind == "append":
+        cache.append(to_labels(paths_of(log, until, cursor)), reached=cursor)
+    elif kind == "spill":
+        labels = cache.spill(disk.number + 1)
+        if labels is not None:
+            disk.number += 1
+            disk.writing[disk.number] = to_bytes(labels, compressed=False)
+    elif kind in ("written", "refused") and disk.writing:
+        number, data = disk.writing.popitem()
+        if kind == "written":
+            disk.files[number] = data
+        cache.take_spilled(number, len(data) if kind == "written" else None)
+    elif kind in ("load", "lose") and cache.absent():
+        number = cache.absent()[0].number
+        found = from_bytes(disk.files[number], SCHEMA) if kind == "load" else None
+        assert cache.load(number)
+        assert not cache.load(number)
+        cache.take_loaded(number, found)
+    elif kind == "unload":
+        cache.unload()
+    elif kind == "shrink":
+        before = cache.bytes
+        assert not cache.shrink() or cache.bytes < before
+    elif kind == "drop":
+        cache.drop(cursor)
+    elif kind == "advance":
+        cache.advance(cursor)
+    elif kind == "gather":
+        crowd = cache.gather()
+        disk.crowds += [crowd] if crowd is not None else []
+    elif kind == "gathered":
+        for crowd in disk.crowds:
+            cache.take_gathered(crowd.gathered(compressed=False))
+        disk.crowds.clear()
+    if kind in ("spill", "written", "refused", "load", "unload", "gather"):
+        assert (cache.base, cache.until, len(cache)) == (base, until, held)
+
+
+def judge(cache: LabelCache, disk: Disk, log, after: Cursor, labels_max: int) -> None:
+    """Every answer is right, what is in files is asked for, and in the end all of it comes."""
+    for _ in range(100):
+        selection = cache.select(after, labels_max=labels_max)
+        if selection.lacking is None:
+            break
+        assert selection == Selection(None, after, whole=False, lacking=selection.lacking)
+        found = from_bytes(disk.files[selection.lacking], SCHEMA)
+        cache.take_loaded(selection.lacking, found)
+    assert selection.lacking is None
+    assert sorted(to_paths(selection.labels)) == paths_of(log, after, selection.covered)
+    for spill in cache.absent():
+        cache.take_loaded(spill.number, from_bytes(disk.files[spill.number], SCHEMA))
+    whole = cache.select(after, labels_max=10_000)
+    assert whole.whole
+    assert sorted(to_paths(whole.labels)) == paths_of(log, after, whole.covered)
+    assert whole.covered == after.join(
+        {p: s for p, s in cache.until.items() if after[p] >= cache.base[p]}
+    )
+
+
+def filled(*sequences: int) -> LabelCache:
+    cache = LabelCache(ORIGIN)
+    for sequence in sequences:
+        cache.append(to_labels([(0, sequence, 0, 7)]), reached=Cursor({0: sequence}))
+    return cache
+
+
+def test_a_file_whose_labels_were_dropped_while_it_was_written_is_not_needed() -> None:
+    cache = filled(1, 2)
+    assert len(cache.spill(5) or ()) == 2
+    assert cache.spilling == (5,)
+    cache.drop(Cursor({0: 2}))
+    cache.take_spilled(5, 100)
+    assert (cache.tally.discarded, cache.tally.bytes, cache.tally.spilled_bytes) == ([5], 0, 0)
+
+
+def test_what_is_on_its_way_to_a_file_is_not_dropped_to_save_memory() -> None:
+    cache = filled(1, 2)
+    cache.spill(1)
+    assert cache.spilling_bytes == cache.bytes > 0
+    assert not cache.shrink()
+    cache.append(to_labels([(0, 3, 0, 7)]), reached=Cursor({0: 3}))
+    assert cache.shrink()
+    assert (len(cache), cache.base) == (0, Cursor({0: 3}))
+
+
+def test_a_lost_file_costs_what_lies_before_its_end_and_nothing_behind() -> None:
+    cache = filled(1, 2)
+    cache.spill(1)
+    cache.take_spilled(1, 100)
+    cache.append(to_labels([(0, 3, 0, 7)]), reached=Cursor({0: 3}))
+    cache.take_loaded(1, None)
+    assert (cache.base, len(cache), cache.tally.discarded) == (Cursor({0: 2}), 1, [1])
+
+
+def test_clearing_lets_go_of_memory_and_files() -> None:
+    cache = filled(1, 2, 3)
+    cache.spill(1)
+    cache.take_spilled(1, 100)
+    cache.take_loaded(1, to_labels([(0, s, 0, 7) for s in (1, 2, 3)]))
+    cache.clear()
+    assert (cache.tally.bytes, cache.tally.spilled_bytes, cache.tally.discarded) == (0, 0, [1])
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=4), st.booleans())
+def test_packs_come_back_from_their_bytes(commits, compressed):
+    packs = [
+        to_labels([(1, sequence, row, value) for row, value in enumerate(values)])
+        for sequence, values in enumerate(commits, start=1)
+    ]
+    labels = PackedLabels.concat(packs) or PackedLabels(SCHEMA, ())
+    again = from_bytes(to_bytes(labels, compressed=compressed), SCHEMA)
+    assert to_paths(again) == to_paths(labels)
+    behind = Cursor({1: 1})
+    assert to_paths(again.after(behind)) == to_paths(labels.after(behind))
+
+
+def test_packs_of_some_commits_are_written_without_the_others() -> None:
+    labels = to_labels([(0, s, row, s) for s in (1, 2, 3) for row in range(40)])
+    assert labels is not None
+    some = labels.after(Cursor({0: 2}))
+    again = from_bytes(to_bytes(some, compressed=False), SCHEMA)
+    assert to_paths(again) == to_paths(some)
+    assert again.is_whole
+
+
+@pytest.mark.parametrize("at", [0, 5, 40, -1])
+def test_damaged_bytes_are_never_taken_for_packs(at: int) -> None:
+    labels = to_labels([(0, 1, row, row) for row in range(20)])
+    assert labels is not None
+    data = bytearray(to_bytes(labels, compressed=False))
+    data[at] ^= 4
+    with pytest.raises(DataDamaged, match="damaged"):
+        from_bytes(bytes(data), SCHEMA)
+    with pytest.raises(DataDamaged):
+        from_bytes(b"", SCHEMA)

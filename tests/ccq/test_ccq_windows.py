@@ -1,0 +1,90 @@
+"""Fetches of a query with windows: they are told the event clock, and wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ccq_driver import CCQ, Driver, only, path
+
+from galileo.ccq.events import (
+    AnswerFetch,
+    CycleFinished,
+    CycleResult,
+    FetchRequested,
+    SequencesSeen,
+    StartCycle,
+)
+from galileo.ccq.model import Record
+from galileo.cursor import ORIGIN, Cursor
+from galileo.model.windows import ClockStep, Window
+from galileo.server.mail import TAGGED
+
+WINDOWED = replace(CCQ, window=Window.tumbling("1h"))
+
+
+def found_nothing(driver: Driver, reached: dict[int, int], *, now: float) -> list:
+    """A cycle that looks at commits in which nothing matches."""
+    (start,) = only(driver.tick(now), StartCycle)
+    item = start.items[0]
+    result = CycleResult("q", item.term, item.after, None, Cursor(reached))
+    return driver.feed(CycleFinished(start.cycle_id, (result,)))
+
+
+def test_an_answer_tells_the_clock_at_its_cursor():
+    driver = Driver()
+    driver.lead(WINDOWED)
+    driver.feed(SequencesSeen("d", Cursor({0: 1}), (ClockStep(0, 1, 50),)))
+    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    driver.feed(SequencesSeen("d", Cursor({0: 2, 1: 1}), (ClockStep(0, 2, 80),)))
+    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    assert (answer.cursor, answer.clock_us) == (Cursor({0: 1}), 50)
+
+
+def test_a_query_without_windows_is_told_no_clock():
+    driver = Driver()
+    driver.lead()
+    driver.feed(SequencesSeen("d", Cursor({0: 1}), (ClockStep(0, 1, 50),)))
+    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    assert answer.clock_us is None
+
+
+def test_a_fetch_waits_until_commits_without_a_match_wind_the_clock():
+    driver = Driver()
+    driver.lead(WINDOWED)
+    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    waiting = FetchRequested(1, "q", Cursor({0: 1}), wait_until=60.0, until_clock_us=100)
+    assert driver.feed(waiting) == []
+    driver.feed(SequencesSeen("d", Cursor({0: 2}), (ClockStep(0, 2, 99),)))
+    assert only(found_nothing(driver, {0: 2}, now=2.0), AnswerFetch) == []
+    assert driver.feed(SequencesSeen("d", Cursor({0: 3}), (ClockStep(0, 3, 100),))) == []
+    (answer,) = only(found_nothing(driver, {0: 3}, now=3.0), AnswerFetch)
+    assert (answer.labels, answer.cursor, answer.clock_us) == (None, Cursor({0: 3}), 100)
+
+
+def test_a_clock_that_is_heard_after_the_cycle_ends_the_wait_at_once():
+    driver = Driver()
+    driver.lead(WINDOWED)
+    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    driver.feed(FetchRequested(1, "q", Cursor({0: 1}), wait_until=60.0, until_clock_us=100))
+    (answer,) = driver.feed(SequencesSeen("d", Cursor({0: 1}), (ClockStep(0, 1, 100),)))
+    assert answer.clock_us == 100
+
+
+def test_others_that_wait_do_not_mind_the_clock():
+    driver = Driver()
+    driver.lead(WINDOWED)
+    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    assert driver.feed(FetchRequested(1, "q", Cursor({0: 1}), wait_until=60.0)) == []
+    assert driver.feed(SequencesSeen("d", Cursor({0: 1}), (ClockStep(0, 1, 100),))) == []
+
+
+def test_records_keep_windows_and_old_ones_have_none():
+    record = Record(WINDOWED, 5, "a")
+    kept = TAGGED.encode(record)
+    assert TAGGED.decode(kept) == record
+    window = TAGGED.encode(WINDOWED.window)
+    old = kept.replace(b',"window":' + window, b"")
+    assert old != kept
+    assert TAGGED.decode(old) == Record(CCQ, 5, "a")
+    assert not CCQ.asks_the_same(WINDOWED)

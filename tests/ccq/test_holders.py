@@ -1,0 +1,278 @@
+"""Records that name holders merge like a semilattice, and holdings follow what records say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ccq_driver import CCQ, WALL, Driver, only, path
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.ccq.elsewhere import (
+    AnswerHeld,
+    AskHolder,
+    HeldRequested,
+    HolderAnswered,
+    HolderFailed,
+    LoadPacks,
+    PacksLoaded,
+    PacksSpilled,
+    RefuseHeld,
+    SpillPacks,
+)
+from galileo.ccq.events import (
+    AnswerFetch,
+    Backfill,
+    FetchAbandoned,
+    FetchRequested,
+    SaveRecord,
+    Send,
+)
+from galileo.ccq.messages import Announce, Appoint, Appointed
+from galileo.ccq.model import NODES_MAX, Holder, Record
+from galileo.cursor import ORIGIN, Cursor
+from galileo.election.messages import PollAnswer, UsageStatistics
+from galileo.testing.simulator.logs import to_labels, to_paths
+
+small = st.dictionaries(st.integers(0, 1), st.integers(0, 3), max_size=2).map(Cursor)
+holders = st.builds(Holder, st.sampled_from(["a", "b"]), st.integers(1, 3), small, small)
+
+
+@st.composite
+def records(draw) -> Record:
+    """As they occur: what one term begins with is the same everywhere, and only becomes less."""
+    term = draw(st.integers(1, 3))
+    all_of_term = [Holder("a", n, ORIGIN, Cursor({0: n})) for n in range(1, 1 + term)]
+    named = tuple(one for one in all_of_term if draw(st.booleans()))
+    over = draw(st.sampled_from([(None, 0.0), ("cancelled", 5.0), ("expired", 7.0)]))
+    return Record(CCQ, term, "abc"[term % 3], draw(small), *over, holders=named)
+
+
+@given(records(), records(), records())
+def test_records_merge_in_any_order_and_any_number_of_times(a, b, c):
+    assert a.merge(b) == b.merge(a)
+    assert a.merge(b).merge(c) == a.merge(b.merge(c))
+    assert a.merge(a) == a
+    assert a.merge(b).merge(b) == a.merge(b)
+
+
+@given(records(), records())
+def test_a_merged_record_names_nobody_who_is_not_needed(a, b):
+    merged = a.merge(b)
+    newest = max(a.term, b.term)
+    named = [set(one.holders) for one in (a, b) if one.term == newest]
+    assert set(merged.holders) <= set.intersection(*named)
+    assert not any(merged.retrieved.covers(one.until) for one in merged.holders)
+    assert merged.ended is None or not merged.holders
+
+
+# --- at the holder -------------------------------------------------------------------------------
+
+SMALL = {"cache_bytes_max": 400, "spill_idle_s": 1e9, "spill_bytes_max": 1}
+ROOMY = UsageStatistics(memory_free_bytes=8 << 30, cpu_share=0.1)
+
+
+def overflowed(**options) -> Driver:
+    """The machine of a, which has given q to b and holds the commits 1 to 4 of it."""
+    driver = Driver(**(SMALL | options))
+    driver.lead()
+    effects: list = []
+    for sequence in (1, 2, 3, 4):
+        effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
+    polls = only(effects, Send)
+    assert [one.to for one in polls] == ["b", "c"]
+    for poll in polls:
+        effects = driver.hear(poll.to, PollAnswer(poll.message.election, ROOMY))
+    (appoint,) = [one.message for one in only(effects, Send) if isinstance(one.message, Appoint)]
+    assert appoint.record.holders == (Holder("a", NODES_MAX, ORIGIN, Cursor({0: 4})),)
+    driver.hear(appoint.record.coordinator, Appointed("q", appoint.record.term))
+    return driver
+
+
+def ask(driver: Driver, after: Cursor = ORIGIN, *, term: int = NODES_MAX) -> list:
+    return driver.feed(HeldRequested(1, "q", term, after, 100))
+
+
+def test_a_holder_answers_with_what_lies_past_the_token() -> None:
+    driver = overflowed()
+    (answer,) = ask(driver, Cursor({0: 1}))
+    assert isinstance(answer, AnswerHeld)
+    assert to_paths(answer.labels) == [path(0, 2), path(0, 3), path(0, 4)]
+    assert answer.reached == Cursor({0: 4})
+    assert driver.machine.usage.cache_bytes > 0
+    assert ask(driver, Cursor({0: 4})) == [RefuseHeld(1)]
+    assert ask(driver, term=NODES_MAX + 1) == [RefuseHeld(1)]
+
+
+def test_a_holder_answers_where_its_stretch_has_the_token_and_nowhere_else() -> None:
+    driver = overflowed()
+    record = driver.machine.records[0]
+    driver.hear("b", Announce((replace(record, retrieved=Cursor({0: 2})),)))
+    assert ask(driver) == [RefuseHeld(1)]
+    (answer,) = ask(driver, Cursor({0: 2}))
+    assert to_paths(answer.labels) == [path(0, 3), path(0, 4)]
+
+
+def test_a_holder_lets_go_once_clients_have_all_of_it() -> None:
+    driver = overflowed()
+    record = driver.machine.records[0]
+    driver.hear("b", Announce((replace(record, retrieved=Cursor({0: 4})),)))
+    assert driver.machine.usage.cache_bytes == 0
+    assert ask(driver) == [RefuseHeld(1)]
+
+
+def test_a_holder_lets_go_once_it_is_named_no_more_and_when_the_ccq_ends() -> None:
+    for change in ({"holders": ()}, {"ended": "expired", "ended_at": WALL}):
+        driver = overflowed()
+        driver.hear("b", Announce((replace(driver.machine.records[0], **change),)))
+        assert driver.machine.usage.cache_bytes == 0
+
+
+def test_a_holder_lets_go_after_a_while() -> None:
+    driver = overflowed(holding_s=10.0)
+    driver.tick(13.0)
+    assert driver.machine.usage.cache_bytes > 0
+    driver.tick(14.1)
+    assert driver.machine.usage.cache_bytes == 0
+
+
+def test_what_is_held_goes_to_files_and_is_loaded_for_who_asks() -> None:
+    driver = overflowed(spill_bytes_max=10_000)
+    (spill,) = only(driver.tick(5.0), SpillPacks)
+    driver.feed(PacksSpilled(spill.number, 100))
+    assert driver.machine.usage.cache_bytes == 0
+    assert [type(one) for one in ask(driver)] == [LoadPacks]
+    assert driver.feed(HeldRequested(2, "q", NODES_MAX, Cursor({0: 3}), 100)) == []
+    driver.feed(HeldRequested(3, "q", NODES_MAX, ORIGIN, 100))
+    driver.feed(FetchAbandoned(3))
+    first, second = driver.feed(PacksLoaded(spill.number, "q", spill.labels))
+    assert (first.request, len(first.labels)) == (1, 4)
+    assert (second.request, len(second.labels)) == (2, 1)
+
+
+def test_a_holder_whose_file_is_lost_says_so() -> None:
+    driver = overflowed(spill_bytes_max=10_000)
+    (spill,) = only(driver.tick(5.0), SpillPacks)
+    driver.feed(PacksSpilled(spill.number, 100))
+    ask(driver)
+    assert RefuseHeld(1) in driver.feed(PacksLoaded(spill.number, "q", None))
+
+
+def test_before_its_records_are_back_a_node_holds_nothing() -> None:
+    driver = Driver()
+    fresh = type(driver.machine)("a", driver.machine.state.options)
+    assert fresh.step(HeldRequested(1, "q", 1, ORIGIN, 5), 0.0) == [RefuseHeld(1)]
+
+
+def test_after_a_restart_a_node_names_itself_no_more() -> None:
+    mine = Holder("a", NODES_MAX, ORIGIN, Cursor({0: 4}))
+    other = Holder("b", NODES_MAX + 1, Cursor({0: 4}), Cursor({0: 6}))
+    kept = Record(CCQ, 2 * NODES_MAX, "a", holders=(mine, other))
+    driver = Driver(kept=(kept,))
+    saved = only(driver.tick(5.0), SaveRecord)
+    assert saved[0].record.holders == (other,)
+    assert driver.machine.coordinated["q"].evaluated == Cursor({0: 6})
+
+
+# --- at the coordinator --------------------------------------------------------------------------
+
+OLD = Holder("b", NODES_MAX, Cursor({0: 2}), Cursor({0: 4}))
+NEW = Holder("c", 2 * NODES_MAX, Cursor({0: 6}), Cursor({0: 8}))
+
+
+def succeeding(*named: Holder) -> Driver:
+    driver = Driver()
+    driver.hear("b", Appoint(Record(CCQ, 3 * NODES_MAX, "a", ORIGIN, holders=named), 0))
+    return driver
+
+
+def fetch(driver: Driver, at: int, request: int = 1) -> list:
+    return driver.feed(FetchRequested(request, "q", Cursor({0: at})))
+
+
+def test_a_successor_begins_where_the_last_stretch_ends_and_owns_up_to_what_was_read() -> None:
+    driver = succeeding(OLD, NEW)
+    led = driver.machine.coordinated["q"]
+    assert (led.evaluated, led.retrieved) == (Cursor({0: 8}), ORIGIN)
+
+
+def test_each_token_is_answered_by_who_has_its_stretch() -> None:
+    driver = succeeding(OLD, NEW)
+    (before,) = fetch(driver, 0, 1)
+    assert isinstance(before, Backfill)
+    assert before.until == Cursor({0: 2}), "a rescan ends where the first stretch begins"
+    (held,) = fetch(driver, 2, 2)
+    assert (held.node, held.term, held.after) == ("b", NODES_MAX, Cursor({0: 2}))
+    (between,) = fetch(driver, 5, 3)
+    assert between.until == Cursor({0: 6})
+    (newer,) = fetch(driver, 7, 4)
+    assert isinstance(newer, AskHolder)
+    assert newer.node == "c"
+
+
+def test_what_a_holder_has_is_joined_with_the_cache() -> None:
+    driver = succeeding(NEW)
+    driver.cycle([path(0, 9)], {0: 9}, now=1.0)
+    fetch(driver, 6)
+    found = to_labels([path(0, 7), path(0, 8)])
+    (answer,) = driver.feed(HolderAnswered(1, found, Cursor({0: 8})))
+    assert isinstance(answer, AnswerFetch)
+    assert to_paths(answer.labels) == [path(0, 7), path(0, 8), path(0, 9)]
+    assert (answer.cursor, answer.more) == (Cursor({0: 9}), False)
+
+
+def test_a_holder_that_claims_more_than_its_stretch_is_not_believed() -> None:
+    driver = succeeding(OLD)
+    driver.cycle([path(0, 5)], {0: 5}, now=1.0)
+    fetch(driver, 2)
+    found = to_labels([path(0, 3), path(0, 5, row=9)])
+    (answer,) = driver.feed(HolderAnswered(1, found, Cursor({0: 9, 1: 9})))
+    assert to_paths(answer.labels) == [path(0, 3), path(0, 5)]
+    assert answer.cursor == Cursor({0: 5})
+
+
+def test_a_holder_that_falls_short_ends_the_answer_where_it_ends() -> None:
+    driver = succeeding(OLD)
+    fetch(driver, 2)
+    (answer,) = driver.feed(HolderAnswered(1, to_labels([path(0, 3)]), Cursor({0: 3})))
+    assert (answer.cursor, answer.more) == (Cursor({0: 3}), True)
+
+
+def test_a_holder_that_fails_is_given_up_and_its_stretch_rescanned() -> None:
+    for failed in (HolderFailed(1), HolderAnswered(1, None, Cursor({0: 2}))):
+        driver = succeeding(OLD)
+        fetch(driver, 2)
+        (rescan,) = driver.feed(failed)
+        assert isinstance(rescan, Backfill)
+        assert (rescan.after, rescan.until) == (Cursor({0: 2}), Cursor({0: 4}))
+        assert [type(one) for one in fetch(driver, 3, 2)] == [Backfill]
+        assert driver.machine.coordinated["q"].fetches.holders == ()
+
+
+def test_a_holder_that_is_silent_is_given_up() -> None:
+    driver = succeeding(OLD)
+    fetch(driver, 2)
+    assert only(driver.tick(4.9), Backfill) == []
+    assert len(only(driver.tick(5.0), Backfill)) == 1
+    assert driver.feed(HolderAnswered(1, None, Cursor({0: 4}))) == []
+
+
+def test_a_token_before_what_others_have_read_is_not_looked_for_at_the_holder() -> None:
+    driver = succeeding(OLD)
+    fetch(driver, 3, 1)
+    (rescan,) = fetch(driver, 2, 2)
+    assert isinstance(rescan, Backfill)
+    assert rescan.until == Cursor({0: 3})
+
+
+def test_holders_that_were_given_up_are_told_to_the_others() -> None:
+    driver = succeeding(OLD, NEW)
+    driver.machine._sync_at = 0.0
+    fetch(driver, 2)
+    driver.feed(HolderFailed(1))
+    effects = driver.tick(1.0)
+    (saved,) = only(effects, SaveRecord)
+    assert saved.record.holders == (NEW,)
+    told = [one.message for one in only(effects, Send) if isinstance(one.message, Announce)]
+    assert told
+    assert all(message.records[0].holders == (NEW,) for message in told)

@@ -1,0 +1,204 @@
+"""What is shown again and again: redrawn on a terminal, one after the other elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+import galileo
+from galileo.cli import live
+from galileo.cli.live import Part, Screen, follow
+from galileo.cli.main import main
+from galileo.cli.output import Output
+from galileo.errors import Unavailable
+
+Fresh = Callable[[str], str]
+ESCAPE = "\x1b"
+ON_A_TERMINAL = {"FORCE_COLOR": "1", "COLUMNS": "200"}
+
+
+@pytest.fixture
+def run(cluster: galileo.LocalCluster) -> Callable[..., Result]:
+    def ran(*arguments: str, env: dict[str, str] | None = None) -> Result:
+        done = CliRunner(env=env).invoke(main, ["--node", cluster.addresses[0], *arguments])
+        assert done.exit_code == 0, done.output
+        return done
+
+    return ran
+
+
+@pytest.fixture
+def ccq(client: galileo.Client, fresh_name: Fresh) -> Iterator[galileo.Ccq]:
+    name = fresh_name("live")
+    client.create_dataset(galileo.Schema(name, [galileo.Feature("t", "K")], geohash_precision=3))
+    columns = {"latitude": [1.0] * 30, "longitude": [2.0] * 30, "t": [float(n) for n in range(30)]}
+    client.ingest(name, pa.table(columns | {"time": ["2014-03-01T00:00:00Z"] * 30}))
+    made = client.submit(name, galileo.f.t > 1, interval="10m", expiration="1h")
+    yield made
+    client.cancel(made.id)
+
+
+def test_top_shows_nodes_and_ccqs_once(
+    run: Callable[..., Result], ccq: galileo.Ccq, client: galileo.Client
+) -> None:
+    told = run("top", "--once").output
+    assert ESCAPE not in told
+    assert "3 of 3 nodes are up" in told
+    assert [node.name for node in client.status().nodes if node.name not in told] == []
+    assert ccq.id in told
+    assert ccq.coordinator in told
+
+
+def test_a_long_value_stays_in_one_piece_where_nobody_watches(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Output(as_json=False).rows([{"id": "x" * 300, "query": "y" * 300}])
+    told = capsys.readouterr().out
+    assert "x" * 300 in told
+    assert "y" * 300 in told
+    assert max(len(line) for line in told.splitlines()) < 620
+
+
+def test_top_tells_json_line_by_line(run: Callable[..., Result]) -> None:
+    told = run("top", "--times", "2", "--interval", "10ms", "--json").output.splitlines()
+    looks = [json.loads(line) for line in told]
+    assert [look["complete"] for look in looks] == [True, True]
+    assert len(looks[0]["nodes"]) == 3
+
+
+def test_status_follows_itself_where_nobody_watches(run: Callable[..., Result]) -> None:
+    told = run("status", "--watch", "--times", "2", "--interval", "10ms").output
+    assert ESCAPE not in told
+    assert told.count("held back") == 2
+    assert run("status").output.count("held back") == 1
+
+
+def test_top_is_redrawn_on_a_terminal(run: Callable[..., Result]) -> None:
+    told = run("top", "--times", "2", "--interval", "10ms", env=ON_A_TERMINAL).output
+    assert f"{ESCAPE}[1A" in told, "the cursor goes up to draw over the first"
+
+
+def test_a_real_terminal_is_noticed(cluster: galileo.LocalCluster) -> None:
+    command = [sys.executable, "-m", "galileo", "--node", cluster.addresses[0]]
+    command += ["status", "--watch", "--times", "2", "--interval", "10ms"]
+    ours, theirs = pty.openpty()
+    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TERM")}
+    process = subprocess.Popen(command, stdout=theirs, env=environment | {"TERM": "xterm"})
+    os.close(theirs)
+    told = b""
+    # The end of a terminal whose other side is closed is an error on Linux.
+    while piece := read(ours):
+        told += piece
+    os.close(ours)
+    assert process.wait(20) == 0
+    assert b"\x1b[1A" in told
+    assert "unreachable" not in told.decode()
+
+
+def read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:
+        return b""
+
+
+def test_a_watched_query_is_redrawn_on_a_terminal(
+    run: Callable[..., Result], ccq: galileo.Ccq
+) -> None:
+    told = run("ccq", "watch", ccq.id, "--updates", "1", env=ON_A_TERMINAL).output
+    assert "28 labels in 1 updates, the newest 20 shown" in told
+    assert "token " in told
+    assert ESCAPE in told
+
+
+def test_a_watched_query_is_plain_where_nobody_watches(
+    run: Callable[..., Result], ccq: galileo.Ccq
+) -> None:
+    told = run("ccq", "watch", ccq.id, "--updates", "1").output
+    assert ESCAPE not in told
+    assert "28 labels, the first 20 shown" in told
+
+
+class Looks:
+    """Gives what it was told to, one after the other; errors are raised."""
+
+    def __init__(self, *found: Screen | Exception) -> None:
+        self.found = list(found)
+
+    def __call__(self) -> Screen:
+        one = self.found.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+
+SCREEN = Screen((Part([{"node": "n1"}], title="t"),), {"node": "n1"})
+
+
+def test_while_nobody_answers_the_last_screen_stays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(live.time, "sleep", slept.append)
+    looks = Looks(SCREEN, Unavailable("no node could be reached"), SCREEN)
+    follow(Output(as_json=False), looks, every_s=5.0, times=3)
+    told = capsys.readouterr().out
+    assert told.count("n1") == 3
+    assert told.count("no node could be reached") == 1
+    assert len(slept) == 2
+    assert all(4.0 < one <= 5.0 for one in slept)
+
+
+def test_the_first_look_has_to_succeed() -> None:
+    with pytest.raises(Unavailable):
+        follow(Output(as_json=False), Looks(Unavailable("away")), every_s=1.0)
+
+
+def test_errors_are_json_for_programs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live.time, "sleep", lambda _: None)
+    looks = Looks(SCREEN, Unavailable("away"), SCREEN)
+    follow(Output(as_json=True), looks, every_s=1.0, times=3)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == lines[2] == {"node": "n1"}
+    assert lines[1] == {"error": {"kind": "unavailable", "message": "away"}}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_read_its_completion(shell: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["completion", shell])
+    assert done.exit_code == 0
+    assert "_GALILEO_COMPLETE" in done.output
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    script = tmp_path / "script"
+    script.write_text(done.output)
+    subprocess.run([shell, "-n", str(script)], check=True)
+
+
+def test_bash_completes_commands(tmp_path: Path) -> None:
+    programs = Path(sys.executable).parent
+    if shutil.which("bash") is None or not (programs / "galileo").exists():
+        pytest.skip("bash or the galileo program is not installed")
+    script = tmp_path / "script"
+    script.write_text(CliRunner().invoke(main, ["completion", "bash"]).output)
+    asked = (
+        f"source {script}; COMP_WORDS=(galileo ccq wa); COMP_CWORD=2; "
+        '_galileo_completion galileo; echo "${COMPREPLY[@]}"'
+    )
+    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", asked], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "watch"

@@ -1,0 +1,290 @@
+"""`galileo sampler`, and `galileo query --sampler` against a real cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+
+import galileo
+from galileo import samplers
+from galileo.cli.main import main
+from galileo.model.schema import Feature, Schema
+
+ROWS = 400
+BROKEN = """
+import numpy as np
+
+class ByPlace:
+    def __init__(self, *, every=3):
+        self.every = every
+
+    def sample(self, labels, *, seed):
+        return np.arange(len(labels)) % self.every == 0
+"""
+KEEPING = """
+from galileo.testing.conformance import SamplerConformance
+
+class EvenRows:
+    def sample(self, labels, *, seed):
+        return labels.rows % 2 == 0
+"""
+OF_ITS_OWN = """
+class TestEvenRows(SamplerConformance):
+    seed_matters = False
+
+    def make(self):
+        return EvenRows()
+"""
+
+
+def run(*words: str, fails: int = 0) -> Result:
+    done = CliRunner().invoke(main, [*words])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == fails, done.output
+    return done
+
+
+def told(*words: str, fails: int = 0) -> Any:
+    return json.loads(run(*words, "--json", fails=fails).stdout)
+
+
+@pytest.fixture(autouse=True)
+def _own_paths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is tested is imported from its own directory, and forgotten afterwards."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith(("galileo_checked_", "galileo_sampler_")):
+            del sys.modules[name]
+
+
+# --- what is installed -----------------------------------------------------------------------
+
+
+def test_the_list_names_what_is_installed() -> None:
+    rows = {row["name"]: row for row in told("sampler", "list")}
+    assert set(rows) == set(samplers.installed())
+    assert rows["reservoir"]["distribution"] == "galileo-samplers"
+    assert rows["reservoir"]["about"].startswith("Keeps `n` labels")
+    assert "galileo-samplers" in run("sampler", "list").stdout
+
+
+def test_a_sampler_that_cannot_be_imported_is_listed_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "lost-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lost\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{samplers.ENTRY_POINTS}]\nlost = not_there:Lost\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    [row] = [row for row in told("sampler", "list") if row["name"] == "lost"]
+    assert row["about"] == "cannot be imported: ModuleNotFoundError: No module named 'not_there'"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "skipped"),
+    [
+        ("reservoir", ["n=20"], 0),
+        ("thinning", ["distance_m=100000"], 1),
+        ("stratified", ["by=cell", "precision=2", "per_stratum=3"], 0),
+        ("uniform", ["fraction=0.1"], 3),
+    ],
+)
+def test_an_installed_sampler_is_tested_by_name(
+    name: str, options: list[str], skipped: int
+) -> None:
+    words = [word for option in options for word in ("--option", option)]
+    rows = told("sampler", "test", name, *words)
+    assert {row["sampler"] for row in rows} == {name}
+    assert [row["verdict"] for row in rows].count("skipped") == skipped
+    assert [row["verdict"] for row in rows].count("passed") == len(rows) - skipped
+
+
+# --- a new one -------------------------------------------------------------------------------
+
+
+def test_a_new_sampler_keeps_the_rule_as_it_is(tmp_path: Path) -> None:
+    made = told("sampler", "new", "dry_hours", "--directory", str(tmp_path))
+    home = tmp_path / "dry_hours"
+    assert made["directory"] == str(home)
+    assert sorted(made["files"]) == sorted(str(p) for p in home.rglob("*") if p.is_file())
+    project = tomllib.loads((home / "pyproject.toml").read_text())
+    points = project["project"]["entry-points"][samplers.ENTRY_POINTS]
+    assert points == {"dry_hours": "galileo_sampler_dry_hours:DryHours"}
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == [
+        "galileo_sampler_dry_hours"
+    ]
+    rows = told("sampler", "test", str(home))
+    assert {row["sampler"] for row in rows} == {"TestDryHours"}
+    assert {row["verdict"] for row in rows} == {"passed", "skipped"}
+    module = sys.modules["galileo_sampler_dry_hours"]
+    assert Path(module.__file__ or "").parent == home / "galileo_sampler_dry_hours"
+    lines = [line for line in Path(module.__file__ or "").read_text().splitlines() if line.strip()]
+    assert len(lines) <= 12
+
+
+def test_a_change_for_the_worse_is_found(tmp_path: Path) -> None:
+    run("sampler", "new", "worse", "--directory", str(tmp_path))
+    code = tmp_path / "worse" / "galileo_sampler_worse" / "__init__.py"
+    text = code.read_text()
+    broken = text.replace(
+        "label_uniforms(labels, seed=seed)", "label_uniforms(labels, seed=id([]))"
+    )
+    assert broken != text
+    code.write_text(broken)
+    done = run("sampler", "test", str(tmp_path / "worse"), fails=1)
+    assert "checks failed" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["Dry", "9th", "../up", "dry-hours", ""])
+def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
+    done = run("sampler", "new", name, "--directory", str(tmp_path), fails=2)
+    assert "expected a name of small letters" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_place_must_be_there(tmp_path: Path) -> None:
+    done = run("sampler", "new", "mine", "--directory", str(tmp_path / "no"), fails=2)
+    assert "expected a directory" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    done = run("sampler", "new", "mine", "--directory", str(tmp_path), fails=2)
+    assert "exists already" in done.stderr
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def test_a_file_s_samplers_are_tested_with_the_options_given(tmp_path: Path) -> None:
+    path = tmp_path / "by_place.py"
+    path.write_text(BROKEN)
+    rows = told("sampler", "test", str(path), "--option", "every=2", "--ignores-seed", fails=1)
+    verdicts = {row["check"]: row["verdict"] for row in rows}
+    assert {row["sampler"] for row in rows} == {"ByPlace"}
+    assert verdicts["the order of the labels does not matter"] == "failed"
+    assert verdicts["the seed matters or is declared not to"] == "passed"
+    whole = told("sampler", "test", str(path), "--option", "every=1", "--ignores-seed")
+    assert {row["verdict"] for row in whole} == {"passed", "skipped"}
+    done = run("sampler", "test", str(path), "--option", "some=1", fails=2)
+    assert "does not take these options" in done.stderr
+
+
+def test_a_file_s_own_checks_go_first(tmp_path: Path) -> None:
+    path = tmp_path / "even_rows.py"
+    path.write_text(KEEPING)
+    rows = told("sampler", "test", str(path), fails=1)
+    assert {row["sampler"] for row in rows} == {"EvenRows"}
+    path.write_text(KEEPING + OF_ITS_OWN)
+    rows = told("sampler", "test", str(path))
+    assert {row["sampler"] for row in rows} == {"TestEvenRows"}
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("empty", "expected subclasses of SamplerConformance in"),
+        ("plain.py", "expected a class with a method sample in"),
+        ("wrong.py", "cannot be imported: SyntaxError"),
+        ("reservior", "did you mean 'reservoir'?"),
+    ],
+)
+def test_what_cannot_be_tested_is_told(
+    target: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "plain.py").write_text("x = 1\n")
+    (tmp_path / "wrong.py").write_text("def:\n")
+    assert words in run("sampler", "test", target, fails=2).stderr
+
+
+# --- queries ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dataset(client: galileo.Client, fresh_name: Callable[[str], str]) -> str:
+    name, rng = fresh_name("thinned"), np.random.default_rng(2)
+    client.create_dataset(Schema(name, [Feature("temperature", "K")], geohash_precision=4))
+    frame = pd.DataFrame(
+        {
+            "latitude": rng.uniform(-60, 60, ROWS),
+            "longitude": rng.uniform(-180, 180, ROWS),
+            "time": "2014-03-01T06:30:00Z",
+            "temperature": rng.normal(285, 9, ROWS),
+        }
+    )
+    client.ingest(name, frame, batch_rows=100)
+    return name
+
+
+def test_a_query_is_thinned_where_its_labels_lie(
+    client: galileo.Client, dataset: str, cluster: galileo.LocalCluster, tmp_path: Path
+) -> None:
+    spec = galileo.sampler("reservoir", n=30, seed=7)
+    everything = client.query(dataset)
+    expected = samplers.merged(spec, everything).texts().to_pylist()
+    assert len(everything) == ROWS
+    assert len(expected) == 30
+    for address in cluster.addresses:
+        with galileo.connect(address) as there:
+            assert sorted(there.query(dataset, sampler=spec).texts().to_pylist()) == sorted(
+                expected
+            )
+    with client.query_batches(dataset, sampler=spec) as batches:
+        texts = [text for batch in batches for text in batch.texts().to_pylist()]
+        assert batches.end is not None
+        assert batches.end.frontier == everything.frontier
+    assert sorted(texts) == sorted(expected)
+
+    node = ("--node", cluster.addresses[0])
+    words = (dataset, "--sampler", "reservoir", "--option", "n=30", "--seed", "7")
+    found = told(*node, "query", *words)
+    assert sorted(row["label"] for row in found["labels"]) == sorted(expected)
+    target = tmp_path / "labels.parquet"
+    run(*node, "query", *words, "--output", str(target))
+    assert sorted(pd.read_parquet(target)["label"]) == sorted(expected)
+
+
+def test_a_wrong_sampler_of_a_query_is_told(
+    client: galileo.Client, dataset: str, cluster: galileo.LocalCluster
+) -> None:
+    with pytest.raises(galileo.GalileoError, match="did you mean 'uniform'") as caught:
+        client.query(dataset, sampler=galileo.sampler("unifrom"))
+    assert caught.value.kind == "unknown_sampler"
+    with pytest.raises(galileo.GalileoError, match="indexed feature") as caught:
+        client.query(dataset, sampler=galileo.sampler("weighted", feature="rain", n=3))
+    assert caught.value.kind == "invalid_input"
+    node = ("--node", cluster.addresses[0])
+    done = run(*node, "query", dataset, "--option", "n=30", fails=2)
+    assert "expected --sampler beside --option and --seed" in done.stderr
+
+
+def test_what_a_continuous_query_delivers_merges_to_what_a_query_finds(
+    client: galileo.Client, dataset: str
+) -> None:
+    spec = galileo.sampler("stratified", by="cell", precision=1, per_stratum=2, seed=3)
+    ccq = client.submit(dataset, interval="1h", expiration="1h", sampler=spec)
+    try:
+        delivered = client.fetch(ccq.id).labels
+        expected = client.query(dataset, sampler=spec).texts().to_pylist()
+        assert sorted(delivered.texts().to_pylist()) == sorted(ccq.initial.texts().to_pylist())
+        assert len(expected) < len(delivered) < ROWS
+        left = samplers.merged(spec, delivered).texts().to_pylist()
+        assert sorted(left) == sorted(expected)
+    finally:
+        client.cancel(ccq.id)

@@ -1,0 +1,148 @@
+"""Where a client goes for what is new: to the coordinator where it answers, else to any node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import pytest
+
+from galileo.client import AsyncClient, fetching
+from galileo.cursor import Cursor
+from galileo.errors import InvalidToken
+from galileo.rpc.guard import streaming
+from galileo.testing.simulator.logs import SCHEMA
+from galileo.wire.channel import server_options
+from galileo.wire.codec import cursor_to_pb
+from galileo.wire.pb import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
+
+
+class Node(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServicer):
+    """Answers fetches with nothing new, and says who knew so.
+
+    Attributes:
+        coordinator: address that it names.
+        asked: the tokens of all fetches.
+        silent: whether it lets them wait for ever.
+        error: what it answers instead.
+    """
+
+    def __init__(self) -> None:
+        self.coordinator = ""
+        self.asked: list[str] = []
+        self.silent = False
+        self.error: Exception | None = None
+        self.address = ""
+
+    @streaming
+    async def Fetch(self, request, context):
+        self.asked.append(request.token)
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+        cursor = cursor_to_pb(Cursor({0: 1}))
+        tail = continuous_pb2.FetchTail(
+            token=request.token, cursor=cursor, frontier=cursor, coordinator=self.coordinator
+        )
+        head = continuous_pb2.SubmitHead(schema_json=SCHEMA.to_json())
+        yield continuous_pb2.FetchPart(head=head, tail=tail)
+
+    async def Topology(self, request, context):
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+
+
+@contextlib.asynccontextmanager
+async def serving(node: Node) -> AsyncIterator[grpc.aio.Server]:
+    server = grpc.aio.server(options=server_options())
+    continuous_pb2_grpc.add_ContinuousServicer_to_server(node, server)
+    cluster_pb2_grpc.add_ClusterServicer_to_server(node, server)
+    node.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield server
+    await server.stop(None)
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[tuple[Node, Node]]:
+    """The one that the client knows, and the coordinator that it is told of."""
+    known, coordinator = Node(), Node()
+    async with serving(known), serving(coordinator):
+        known.coordinator = coordinator.address
+        yield known, coordinator
+
+
+async def fetches(client: AsyncClient, *tokens: str) -> None:
+    for token in tokens:
+        assert (await client.fetch("ccq-1", token=token)).token == token
+
+
+async def test_a_client_goes_where_the_answer_came_from(nodes: tuple[Node, Node]) -> None:
+    known, coordinator = nodes
+    async with AsyncClient(known.address) as client:
+        await fetches(client, "a", "b", "c")
+    assert (known.asked, coordinator.asked) == (["a"], ["b", "c"])
+
+
+async def test_a_client_follows_a_coordinator_that_moves(nodes: tuple[Node, Node]) -> None:
+    known, coordinator = nodes
+    coordinator.coordinator = known.address
+    async with AsyncClient(known.address) as client:
+        await fetches(client, "a", "b", "c")
+    assert (known.asked, coordinator.asked) == (["a", "c"], ["b"])
+
+
+async def test_a_coordinator_that_says_nothing_is_not_waited_for(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it tried again with the next fetch, though the other node still names it."""
+    monkeypatch.setattr(fetching, "DIRECT_WITHIN_S", 0.1)
+    known, coordinator = nodes
+    async with AsyncClient(known.address) as client:
+        await fetches(client, "a")
+        coordinator.silent = True
+        await fetches(client, "b", "c")
+    assert (known.asked, coordinator.asked) == (["a", "b", "c"], ["b"])
+
+
+async def test_a_coordinator_that_is_gone_is_no_obstacle() -> None:
+    known, coordinator = Node(), Node()
+    async with serving(known), AsyncClient(known.address) as client:
+        async with serving(coordinator):
+            known.coordinator = coordinator.address
+            await fetches(client, "a", "b")
+        await fetches(client, "c", "d")
+    assert (known.asked, coordinator.asked) == (["a", "c", "d"], ["b"])
+
+
+async def test_what_the_coordinator_refuses_is_refused(nodes: tuple[Node, Node]) -> None:
+    known, coordinator = nodes
+    async with AsyncClient(known.address) as client:
+        await fetches(client, "a")
+        coordinator.error = InvalidToken("expected another token")
+        with pytest.raises(InvalidToken, match="another"):
+            await client.fetch("ccq-1", token="b")
+    assert known.asked == ["a"]
+
+
+async def test_who_waits_for_news_goes_to_any_node(nodes: tuple[Node, Node]) -> None:
+    """A coordinator that is silent then may just have none."""
+    known, coordinator = nodes
+    async with AsyncClient(known.address) as client:
+        await fetches(client, "a")
+        await client.fetch("ccq-1", token="b", wait="1s")
+    assert (known.asked, coordinator.asked) == (["a", "b"], [])
+
+
+async def test_as_many_coordinators_as_fit_are_remembered(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "COORDINATORS_MAX", 2)
+    known, coordinator = nodes
+    async with AsyncClient(known.address) as client:
+        for number in (1, 2, 3, 1, 3):
+            await client.fetch(f"ccq-{number}", token=f"{number}")
+    assert (known.asked, coordinator.asked) == (["1", "2", "3", "1"], ["3"])

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import geopandas
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import shapely
+
+import galileo
+from galileo.client.geo_files import PIECE_ROWS
+from galileo.errors import ConfigError, InputError
+from galileo.geo import geohash
+from galileo.model.times import times_from_micros
+
+SCHEMA = galileo.Schema(
+    "buoys", [galileo.Feature("t", "K"), galileo.Feature("name", type="text")], geohash_precision=3
+)
+
+
+def observations(rows: int = 5) -> pa.Table:
+    rng = np.random.default_rng(rows)
+    return pa.table(
+        {
+            "latitude": rng.uniform(-90, 90, rows),
+            "longitude": rng.uniform(-180, 180, rows),
+            "time": times_from_micros(np.arange(rows) * 1_000_000),
+            "t": pa.array([None, *rng.normal(size=rows - 1)][:rows], pa.float64()),
+            "name": pa.array(['a "quoted"\n'] * rows),
+        },
+        schema=SCHEMA.observation_schema,
+    )
+
+
+def labels(places: list[tuple[float, float]]) -> galileo.Labels:
+    latitude, longitude = np.array(places).T
+    rows = len(places)
+    columns = {
+        "cell": geohash.encode(latitude, longitude, 3),
+        "bucket": times_from_micros(np.zeros(rows, dtype=np.int64)),
+        "t": np.arange(rows, dtype=np.float64),
+        "name": [None] * rows,
+        "row": np.arange(rows, dtype=np.int32),
+        "rows": np.ones(rows, dtype=np.int32),
+        "partition": np.zeros(rows, dtype=np.int32),
+        "sequence": np.ones(rows, dtype=np.int64),
+    }
+    return galileo.Labels(SCHEMA, pa.table(columns, schema=SCHEMA.label_schema))
+
+
+AROUND = [(0.1, 179.99), (0.1, -179.99), (89.9, 0.0), (-89.9, 10.0), (51.5, -0.1)]
+
+
+def geo(path: Path) -> Any:
+    return json.loads(pq.read_metadata(path).metadata[b"geo"])
+
+
+def test_observations_are_points_of_geoparquet(tmp_path: Path) -> None:
+    table, path = observations(), tmp_path / "o.parquet"
+    galileo.write_geoparquet(table, path)
+    frame = geopandas.read_parquet(path)
+    assert frame.crs == "OGC:CRS84"
+    np.testing.assert_array_equal(frame.geometry.x, table.column("longitude").to_numpy())
+    np.testing.assert_array_equal(frame.geometry.y, table.column("latitude").to_numpy())
+    assert pq.read_table(path).drop_columns(["geometry"]).equals(table)
+    [column] = geo(path)["columns"].values()
+    assert column["bbox"] == list(frame.total_bounds)
+
+
+def test_labels_are_rectangles_of_geoparquet(tmp_path: Path) -> None:
+    held, path = labels(AROUND), tmp_path / "l.parquet"
+    galileo.write_geoparquet(held, path)
+    frame = geopandas.read_parquet(path)
+    assert shapely.equals(frame.geometry.array, held.to_geopandas().geometry.array).all()
+    assert frame.geometry.exterior.is_ccw.all()
+    assert frame["geohash"].tolist() == held.geohashes().to_pylist()
+
+
+def test_the_metadata_is_that_of_version_1_1(tmp_path: Path) -> None:
+    """Required fields and values of the specification's JSON schema."""
+    for data, kind in ((observations(), "Point"), (labels(AROUND), "Polygon")):
+        galileo.write_geoparquet(data, tmp_path / "x.parquet")
+        told = geo(tmp_path / "x.parquet")
+        assert set(told) == {"version", "primary_column", "columns"}
+        assert told["version"] == "1.1.0"
+        assert list(told["columns"]) == [told["primary_column"]] == ["geometry"]
+        column = told["columns"]["geometry"]
+        assert set(column) == {"encoding", "geometry_types", "orientation", "bbox"}
+        assert (column["encoding"], column["geometry_types"]) == ("WKB", [kind])
+        assert column["orientation"] == "counterclockwise"
+        assert len(column["bbox"]) == 4
+        field = pq.read_schema(tmp_path / "x.parquet").field("geometry")
+        assert field.type == pa.binary()
+
+
+@pytest.mark.parametrize("write", [galileo.write_geoparquet, galileo.write_geojson])
+def test_pieces_are_written_as_one(write: Any, tmp_path: Path) -> None:
+    table = observations(40)
+    write(table, tmp_path / "whole.x")
+    write((table.slice(at, 7) for at in range(0, 40, 7)), tmp_path / "pieces.x")
+    read = geopandas.read_parquet if write is galileo.write_geoparquet else read_geojson
+    pd.testing.assert_frame_equal(read(tmp_path / "whole.x"), read(tmp_path / "pieces.x"))
+
+
+def read_geojson(path: Path) -> Any:
+    return geopandas.GeoDataFrame.from_features(json.loads(path.read_text())["features"])
+
+
+@pytest.mark.parametrize("write", [galileo.write_geoparquet, galileo.write_geojson])
+def test_an_empty_table_is_a_file_and_nothing_is_none(write: Any, tmp_path: Path) -> None:
+    write(SCHEMA.observation_schema.empty_table(), tmp_path / "empty")
+    if write is galileo.write_geojson:
+        told = json.loads((tmp_path / "empty").read_text())
+        assert told == {"type": "FeatureCollection", "features": []}
+    else:
+        assert len(geopandas.read_parquet(tmp_path / "empty")) == 0
+    with pytest.raises(InputError, match="not even an empty table"):
+        write([], tmp_path / "none")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_observations_are_points_of_geojson() -> None:
+    table = observations()
+    told = json.loads(galileo.to_geojson(table))
+    rows = table.to_pylist()
+    for feature, row in zip(told["features"], rows, strict=True):
+        assert set(feature) == {"type", "geometry", "properties"}
+        place = {"type": "Point", "coordinates": [row["longitude"], row["latitude"]]}
+        assert feature["geometry"] == place
+        properties = dict(feature["properties"])
+        assert pd.Timestamp(properties.pop("time")) == row["time"]
+        assert properties == {"t": row["t"], "name": row["name"]}
+
+
+def test_cells_at_the_antimeridian_and_the_poles_are_geojson() -> None:
+    told = json.loads(galileo.to_geojson(labels(AROUND)))
+    for feature, (latitude, longitude) in zip(told["features"], AROUND, strict=True):
+        shape = shapely.geometry.shape(feature["geometry"])
+        assert shape.covers(shapely.Point(longitude, latitude))
+        assert shape.exterior.is_ccw
+        west, south, east, north = shape.bounds
+        assert -180 <= west < east <= 180
+        assert -90 <= south < north <= 90
+        assert east - west < 2, "no rectangle goes the long way round"
+    assert told["features"][0]["geometry"]["coordinates"][0][0][0] == 180.0
+
+
+def test_a_large_table_is_cut_into_row_groups(tmp_path: Path) -> None:
+    table = observations(PIECE_ROWS + 3)
+    galileo.write_geoparquet(table, tmp_path / "large.parquet")
+    assert pq.read_metadata(tmp_path / "large.parquet").num_row_groups == 2
+
+
+def test_observations_as_a_geodataframe() -> None:
+    frame = galileo.to_geopandas(observations())
+    assert frame.crs == "EPSG:4326"
+    assert frame.geometry.x.tolist() == frame["longitude"].tolist()
+
+
+def test_what_has_no_place_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="latitude and longitude, or geohash"):
+        galileo.write_geojson(pa.table({"t": [1.0]}), tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a place to write"):
+        galileo.write_geojson(observations(), tmp_path / "no" / "x.geojson")
+
+
+def test_without_geopandas_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "geopandas", None)
+    with pytest.raises(ConfigError, match=r"galileo-store\[plots\]"):
+        galileo.to_geopandas(observations())
+
+
+def test_files_need_no_geopandas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "geopandas", None)
+    galileo.write_geoparquet(observations(), tmp_path / "x.parquet")
+    assert pq.read_table(tmp_path / "x.parquet").num_rows == 5

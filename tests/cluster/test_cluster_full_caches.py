@@ -1,0 +1,133 @@
+"""Caches too small for what nobody fetches: it is given away, held, written, and all there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+import galileo
+from galileo import LocalCluster
+from galileo.cli.main import main
+from galileo.client import Client
+from galileo.errors import TryAgain
+from galileo.generate import NamLike
+from galileo.labels import LabelSet
+
+BUDGET = 16_000
+BATCHES_MIN, BATCHES_MAX = 8, 60
+ROWS = 1_500
+PATIENCE_S = 60.0
+FIRST_CYCLE_S = 150.0
+SETTINGS = {"limits": {"cache_bytes_max": BUDGET, "spill_bytes_max": 200_000}}
+
+
+@pytest.fixture(scope="module")
+def tight() -> Iterator[LocalCluster]:
+    with LocalCluster(nodes=3, groups=2, settings=SETTINGS) as running:
+        yield running
+
+
+def wait_until(holds: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            if holds():
+                return
+        except TryAgain:
+            pass
+        time.sleep(0.05)
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+def forecasts() -> Iterator[pa.Table]:
+    return NamLike(seed=3, stride=8).stream(
+        "2014-03-01T00:00:00Z", hours=1_000, rows_per_batch=ROWS
+    )
+
+
+def identities(labels: LabelSet) -> list[tuple[int, int, int]]:
+    columns = (labels.partitions, labels.sequences, labels.rows)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def sizes(client: Client, name: str) -> list[int]:
+    return [getattr(node, name) for node in client.status().nodes]
+
+
+def files(cluster: LocalCluster) -> list[Path]:
+    return list(Path(cluster.directory).glob("**/spills/*.packs"))
+
+
+def read_all(client: Client, ccq: galileo.Ccq, expected: set[tuple[int, int, int]]) -> str:
+    """Fetches, a few labels at a time, until all of it has come, each once."""
+    got: set[tuple[int, int, int]] = set(identities(ccq.initial))
+    token = [ccq.token]
+
+    def has_all() -> bool:
+        update = client.fetch(ccq.id, token=token[0], wait=2.0, labels_max=2_000)
+        new = identities(update.labels)
+        assert len(set(new)) == len(new)
+        assert not got & set(new)
+        got.update(new)
+        token[0] = update.token
+        return got >= expected
+
+    wait_until(has_all, "the reader has it all", FIRST_CYCLE_S)
+    assert got == expected
+    return token[0]
+
+
+def test_a_full_node_gives_away_and_holds_and_no_label_is_lost_or_repeated(
+    tight: LocalCluster,
+) -> None:
+    client = tight.client()
+    client.create_dataset(NamLike(seed=3, stride=8).schema("crowd"))
+    ccq = client.submit("crowd", "", interval="250ms", expiration="1h")
+    first = client.submit("crowd", "", interval="250ms", expiration="1h")
+    tables = forecasts()
+    client.ingest("crowd", next(tables), producer="warm")
+    wait_until(lambda: sum(sizes(client, "cache_bytes")) > 0, "the first cycle", FIRST_CYCLE_S)
+
+    holders: set[str] = set()
+    peak = spilled = 0
+    for number in range(BATCHES_MAX):
+        client.ingest("crowd", next(tables), producer=f"batch-{number}")
+        time.sleep(0.3)
+        peak = max(peak, *sizes(client, "cache_bytes"))
+        spilled = max(spilled, *sizes(client, "spilled_bytes"))
+        holders.update(*(one.holders for one in client.list_ccqs()))
+        if number >= BATCHES_MIN and holders and spilled:
+            break
+    wait_until(lambda: max(sizes(client, "cache_bytes")) <= BUDGET, "the budget is kept")
+    assert holders, f"no CCQ was given away; caches grew to {peak} bytes"
+    assert spilled, "nothing was written"
+    assert peak <= 3 * BUDGET, "no more than what a cycle finds, and what is being written"
+    assert files(tight)
+
+    told = CliRunner().invoke(main, ["--node", tight.addresses[0], "ccq", "list", "--json"])
+    assert {"holders"} <= set(json.loads(told.output)[0])
+    expected = set(identities(client.query("crowd")))
+    assert len(expected) > BATCHES_MIN * 300
+    token = read_all(client, ccq, expected)
+    client.fetch(ccq.id, token=token)
+    kill_a_holder(tight, client)
+    token = read_all(client, first, expected)
+    client.fetch(first.id, token=token)
+    client.cancel(ccq.id)
+    client.cancel(first.id)
+    wait_until(lambda: not files(tight), "files go with their queries")
+    wait_until(lambda: max(sizes(client, "cache_bytes")) == 0, "so does memory")
+
+
+def kill_a_holder(cluster: LocalCluster, client: Client) -> None:
+    """One that holds something still, if there is one: it does not come back with it."""
+    held = [name for one in client.list_ccqs() for name in one.holders]
+    if held:
+        cluster.node(held[0]).kill()
+        cluster.node(held[0]).restart()

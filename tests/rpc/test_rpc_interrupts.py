@@ -1,0 +1,135 @@
+"""Ctrl-C at a program that waits for a long answer: the nodes stop, and the client goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from galileo.labels import to_ipc
+from galileo.node import reading, selection
+from galileo.node import scans as scans_module
+from galileo.wire.pb import cluster_pb2, storage_pb2
+
+ROWS = 5_000
+PAUSE_S = 0.01
+CALLS = {
+    "query": "client.query('nam')",
+    "query, piece by piece": "[len(batch) for batch in client.query_batches('nam')]",
+    "read": "client.read(labels, exact=False)",
+    "read, piece by piece": "[t.num_rows for t in client.read_batches(labels, exact=False)]",
+    "select": "client.select('nam')",
+}
+PROGRAM = """
+import sys, galileo
+
+client = galileo.connect(sys.argv[1])
+labels = client.query("nam")
+for call in sys.stdin:
+    print("begin", flush=True)
+    try:
+        eval(compile(call, "call", "eval"))
+        print("end", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+class Work:
+    """How often nodes took the next step of an answer; each takes `pause_s` longer than it must."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.pause_s = 0.0
+
+    def slowed(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            self.steps += 1
+            time.sleep(self.pause_s)
+            return step(*args)
+
+        return counted
+
+    async def begun(self, before: int) -> None:
+        async with asyncio.timeout(20):
+            while self.steps < before + 6:  # noqa: ASYNC110 - threads count
+                await asyncio.sleep(0.01)
+
+    async def ended(self) -> int:
+        """How many steps there were when for a while there was none."""
+        while True:
+            before = self.steps
+            await asyncio.sleep(20 * PAUSE_S)
+            if self.steps == before:
+                return before
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Work:
+    made = Work()
+    for place, name in (
+        (scans_module._Stepwise, "step"),
+        (reading.Reading, "_read"),
+        (selection, "_step"),
+    ):
+        monkeypatch.setattr(place, name, made.slowed(getattr(place, name)))
+    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 12)
+    monkeypatch.setattr(reading, "ROWS_PER_PIECE", 64)
+    monkeypatch.setattr(selection, "STEP_S", 0.0)
+    monkeypatch.setattr(selection, "LABELS_PER_PIECE", 64)
+    return made
+
+
+@pytest.fixture
+async def child(
+    company: Any, make_observations: Callable[..., Any]
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    text = company.schema.to_json()
+    await company["a"].cluster.CreateDataset(cluster_pb2.CreateDatasetRequest(schema_json=text))
+    request = storage_pb2.IngestRequest(
+        dataset="nam", producer="p", observations=to_ipc(make_observations(ROWS))
+    )
+    await company["a"].storage.Ingest(request)
+    address = company.topology.by_name["a"].address
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, address, stdin=pipe, stdout=pipe
+    )
+    yield process
+    assert process.stdin is not None
+    process.stdin.close()
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+async def told(child: asyncio.subprocess.Process) -> str:
+    assert child.stdout is not None
+    line = await asyncio.wait_for(child.stdout.readline(), 30)
+    return line.decode().strip()
+
+
+async def asked(child: asyncio.subprocess.Process, call: str) -> None:
+    assert child.stdin is not None
+    child.stdin.write(f"{call}\n".encode())
+    assert await told(child) == "begin"
+
+
+async def test_an_interrupted_call_stops_the_nodes_and_not_the_client(
+    child: asyncio.subprocess.Process, work: Work
+) -> None:
+    for name, call in CALLS.items():
+        before, work.pause_s = work.steps, 0.0
+        await asked(child, call)
+        assert await told(child) == "end", name
+        whole = work.steps - before
+        assert whole > 40, f"{name} takes a while"
+        before, work.pause_s = work.steps, PAUSE_S
+        await asked(child, call)
+        await work.begun(before)
+        child.send_signal(signal.SIGINT)
+        assert await told(child) == "interrupted", name
+        assert await work.ended() - before < whole / 2, name

@@ -1,0 +1,123 @@
+"""What is decoded stays decoded: views into the maps of segments, and only as long as these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galileo.errors import DataDamaged, DataDropped
+from galileo.storage import segment as module
+from galileo.storage.journal import Commit, PartitionJournal
+from galileo.storage.merging import MergeOptions
+from galileo.storage.writer import JournalOptions
+
+Make = Callable[..., Commit]
+Open = Callable[..., Any]
+
+SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
+
+
+def decoded(journal: PartitionJournal) -> list[int]:
+    return sorted(journal._maps._decoded)
+
+
+@pytest.fixture
+def commits(make_commit: Make) -> list[Commit]:
+    return [make_commit(batch) for batch in range(12)]
+
+
+@pytest.fixture
+def journal(tmp_path: Path, commits: list[Commit], open_journal: Open) -> PartitionJournal:
+    made: PartitionJournal = open_journal(tmp_path / "p", SMALL).journal
+    for commit in commits:
+        made.append([commit])
+    assert made.segments > 2
+    return made
+
+
+def test_a_commit_is_decoded_once(
+    journal: PartitionJournal, commits: list[Commit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = journal.read(2)
+    monkeypatch.setattr(module, "decode_body", None)
+    assert journal.read(2).equals(first)
+    assert first.equals(commits[1].observations)
+
+
+def test_the_commits_read_last_are_kept(
+    journal: PartitionJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DECODED_COMMITS_MAX", 3)
+    for sequence in (1, 2, 3, 1, 4):
+        journal.read(sequence)
+    assert decoded(journal) == [1, 3, 4]
+
+
+def test_damage_is_found_before_anything_is_kept(journal: PartitionJournal) -> None:
+    place = journal._segment_of(1)
+    data = bytearray(place.path.read_bytes())
+    header = journal.header(1)
+    data[header.observations_offset + header.observations_bytes // 2] ^= 1
+    place.path.write_bytes(data)
+    for _ in range(2):
+        with pytest.raises(DataDamaged, match="checksum"):
+            journal.read(1)
+    assert decoded(journal) == []
+
+
+def test_nothing_is_kept_of_a_segment_whose_map_is_gone(
+    journal: PartitionJournal, commits: list[Commit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else maps, and a file descriptor for each, would stay without bound."""
+    monkeypatch.setattr(module, "MAPPED_SEGMENTS_MAX", 1)
+    journal.read(1)
+    journal.read(len(commits))
+    assert decoded(journal) == [len(commits)]
+
+
+def test_nothing_is_kept_in_a_map_that_became_too_small(
+    tmp_path: Path, make_commit: Make, open_journal: Open
+) -> None:
+    journal = open_journal(tmp_path / "p").journal
+    for batch in (1, 2):
+        journal.append([make_commit(batch)])
+        journal.read(batch)
+        assert decoded(journal) == [batch], "the one segment is mapped anew"
+    journal.read(1)
+    assert decoded(journal) == [1, 2]
+
+
+def test_merging_and_dropping_forget_what_was_decoded(
+    journal: PartitionJournal, commits: list[Commit]
+) -> None:
+    before = [journal.read(sequence) for sequence in range(1, len(commits) + 1)]
+    assert len(decoded(journal)) == len(commits)
+    assert journal.merge(MergeOptions(bytes_min=1, block_bytes=8_000), lambda _: True)
+    merged = journal._segments[0].next_sequence
+    assert min(decoded(journal)) == merged
+    for sequence, table in enumerate(before, start=1):
+        assert journal.read(sequence).equals(table)
+    journal.seal()
+    journal.drop(len(commits))
+    assert decoded(journal) == []
+    with pytest.raises(DataDropped):
+        journal.read(merged)
+
+
+def test_what_is_decoded_while_its_file_is_deleted_is_not_kept(
+    journal: PartitionJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep the file's space on the disk until the partition is closed."""
+    decode = module.decode_body
+
+    def deleted_meanwhile(*args: Any) -> Any:
+        batch = decode(*args)
+        journal._maps.forget(journal._segment_of(1).path)
+        return batch
+
+    monkeypatch.setattr(module, "decode_body", deleted_meanwhile)
+    assert journal.read(1).num_rows
+    assert decoded(journal) == []

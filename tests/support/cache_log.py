@@ -1,0 +1,24 @@
+"""Logs for caches: small ones of three partitions, and what lies in them between two cursors."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from galileo.cursor import Cursor
+from galileo.testing.simulator.logs import Path
+
+PARTITIONS = (0, 1, 4)
+cursors = st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 12), max_size=3).map(Cursor)
+logs = st.fixed_dictionaries(
+    {p: st.lists(st.integers(0, 3), min_size=12, max_size=12) for p in PARTITIONS}
+)
+
+
+def paths_of(log, after: Cursor, until: Cursor) -> list[Path]:
+    """What the log holds in (after, until]; the log gives the paths of each commit."""
+    return [
+        (p, sequence, row, row * 7)
+        for p in PARTITIONS
+        for sequence in range(after[p] + 1, until[p] + 1)
+        for row in range(log[p][sequence - 1])
+    ]

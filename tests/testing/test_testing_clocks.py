@@ -1,0 +1,76 @@
+"""Wall clocks of other processes that jump; monotonic ones, and that of this process, do not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import galileo
+from galileo.testing.faults.clocks import READ_AGAIN_S, WallClock, faketime_missing
+
+HOUR_S = 3_600.0
+TELL = """
+import sys, time
+for _ in sys.stdin:
+    print(time.time(), time.monotonic(), flush=True)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needed() -> None:
+    missing = faketime_missing()
+    if missing is not None:
+        pytest.skip(missing)
+
+
+def test_a_running_process_sees_its_wall_clock_jump_and_its_monotonic_one_go_on(
+    tmp_path: Path,
+) -> None:
+    clock = WallClock(tmp_path / "clock")
+    with subprocess.Popen(
+        [*clock.prefix, sys.executable, "-c", TELL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def told() -> tuple[float, float]:
+            """How far off both clocks are."""
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            wall, monotonic = map(float, process.stdout.readline().split())
+            return wall - time.time(), monotonic - time.monotonic()
+
+        for offset_s in (HOUR_S, -HOUR_S):
+            clock.jump(offset_s)
+            time.sleep(1.2 * READ_AGAIN_S)
+            off = told()
+            assert off == pytest.approx((offset_s, 0.0), abs=30.0)
+        process.stdin.close()
+
+
+def test_a_jump_of_a_nodes_clock_ends_no_continuous_query(tmp_path: Path) -> None:
+    """Its expiration is reckoned once, when the node first sees it; docs/protocol.md says so."""
+    clock = WallClock(tmp_path / "clock")
+    cluster = galileo.LocalCluster(nodes=1, groups=1, directory=tmp_path / "cluster")
+    cluster.nodes[0].prefix = clock.prefix
+    with cluster:
+        client = cluster.client(patience="60s")
+        client.create_dataset(galileo.Schema("gauges", [galileo.Feature("level")]))
+        ccq = client.submit("gauges", "level > 1", interval="1s", expiration="20m")
+        before = client.status().nodes[0].uptime_s
+        clock.jump(HOUR_S)
+        time.sleep(1.5 * READ_AGAIN_S)
+        assert [one.id for one in client.list_ccqs()] == [ccq.id]
+        assert client.fetch(ccq.id, token=ccq.token).token == ccq.token
+        assert before < client.status().nodes[0].uptime_s < HOUR_S / 2
+        again = client.submit("gauges", "level > 2", interval="1s", expiration="20m")
+        assert again.info.expires_at > ccq.info.expires_at + HOUR_S / 2
