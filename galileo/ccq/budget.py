@@ -6,7 +6,8 @@ gave away,
 
 1. let go of what they have in files as well;
 2. write their oldest packs into files, if their readers come seldom (nobody waits for it);
-3. or else are given away to a node with more room, which begins where the cache ends.
+3. or else are given away to a node with more room, which begins where the cache ends;
+4. or, where there is none, write their oldest packs into files all the same.
 
 Only over the allowance, where none of that came in time, labels are dropped, the oldest of the
 largest cache first. A rescan finds them again: being full costs time, never labels.
@@ -92,6 +93,9 @@ class Budget:
         for led in overflowed:
             if self._is_over(whole) and not self._is_draining_to_files(led, now):
                 effects += self._campaigns.pass_on(led.ccq.id, now)
+        for led in overflowed:
+            if self._is_over(whole) and led.ccq.id not in self._campaigns:
+                effects += self._spill(led, now)
         self._drop()
         return effects
 

@@ -27,7 +27,7 @@ from galileo.ccq.events import AnswerSubmit, RefuseSubmit, Send, SubmitRequested
 from galileo.ccq.messages import Announce, Appoint, Appointed, AppointRefused, Noted
 from galileo.ccq.model import Failure, Record
 from galileo.ccq.state import Effects, NodeState, ending_of
-from galileo.election.machine import Election
+from galileo.election.machine import Election, ElectionOptions
 from galileo.election.messages import (
     AppointmentAccepted,
     AppointmentRefused,
@@ -46,6 +46,8 @@ from galileo.election.messages import (
 from galileo.election.ranking import Candidate, score
 
 SUBMISSIONS_PER_CCQ_MAX = 16
+CPU_SLACK = 0.05
+"""Nodes of one host measure its processors at different moments."""
 CAMPAIGNS_MAX = 256
 """Over it, take-overs wait for their turn and submissions are refused."""
 
@@ -159,6 +161,7 @@ class Campaigns:
         record = state.tracker.records[ccq_id]
         campaign = self._new(record, need_bytes=led.cache.bytes, now=now)
         campaign.is_overflow = True
+        campaign.election = Election(options=self._to_relieve())
         return self._start(campaign, (), now)
 
     # --- what moves it on ------------------------------------------------------------------------
@@ -245,6 +248,14 @@ class Campaigns:
 
         live = [n for n in (self._state.me, *self._state.peers) if n not in self._state.dead]
         return sorted(live, key=draw).index(self._state.me)
+
+    def _to_relieve(self) -> ElectionOptions:
+        """A successor may be as busy as this node is, if only it has memory."""
+        options = self._state.options.election
+        busy = min(1.0, self._state.measured.cpu_share + CPU_SLACK)
+        limits = options.limits
+        limits = replace(limits, cpu_share_max=max(limits.cpu_share_max, busy))
+        return replace(options, limits=limits)
 
     # --- inside a campaign -----------------------------------------------------------------------
 

@@ -118,7 +118,8 @@ def _output_options(what: str) -> Callable[[F], F]:
             "--out",
             "output",
             metavar="FILE",
-            help=f"Write all {what} to a file (.parquet, .arrow, .csv, .ndjson), or - for stdout.",
+            help=f"Write all {what} to a file (.parquet, .geoparquet, .geojson, .arrow, .csv, "
+            ".ndjson), or - for stdout.",
         )
         file_format = click.option(
             "--format",

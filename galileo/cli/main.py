@@ -20,7 +20,11 @@ from galileo.cli import (
 from galileo.cli.session import PATIENCE, Session
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit status: 0 done, 2 fix the input, 3 try again, 4 what was asked for is over, "
+    "70 a bug or a broken disk, 130 Ctrl-C, 1 any other error.",
+)
 @click.version_option(__version__)
 @click.option(
     "--node",

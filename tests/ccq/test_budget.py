@@ -85,21 +85,39 @@ def test_what_is_fetched_often_is_given_away_instead() -> None:
     assert polled(driver.tick(6.0)) == [], "one election is under way"
 
 
-def test_only_a_node_with_room_is_offered_it_and_the_next_attempt_waits() -> None:
-    driver = Driver(**OFTEN, succession_pause_s=10.0)
+def refused_by_all(**options) -> Driver:
+    """A machine that nobody has relieved of its CCQ, for want of memory."""
+    driver = Driver(**options, succession_pause_s=10.0)
     driver.lead()
-    polls = only(fill(driver, 1, 2, 3, 4, 5), Send)
-    effects = [
-        effect
-        for poll in polls
-        for effect in driver.hear(
-            poll.to, PollAnswer(poll.message.election, UsageStatistics(memory_free_bytes=9))
-        )
-    ]
-    assert not [one for one in only(effects, Send) if isinstance(one.message, Appoint)]
+    for poll in only(fill(driver, 1, 2, 3, 4, 5), Send):
+        poor = UsageStatistics(memory_free_bytes=9)
+        effects = driver.hear(poll.to, PollAnswer(poll.message.election, poor))
+        assert not [one for one in only(effects, Send) if isinstance(one.message, Appoint)]
     assert "q" in driver.machine.coordinated
+    return driver
+
+
+def test_only_a_node_with_room_is_offered_it_and_the_next_attempt_waits() -> None:
+    driver = refused_by_all(**(OFTEN | {"spill_bytes_max": 1}))
     assert polled(driver.tick(14.9)) == []
     assert polled(driver.tick(15.5)) == ["b", "c"]
+
+
+def test_what_nobody_takes_goes_to_files_though_it_is_fetched_often() -> None:
+    driver = refused_by_all(**OFTEN)
+    (spill,) = only(driver.tick(6.0), SpillPacks)
+    assert len(spill.labels) == 5
+
+
+def test_a_node_as_busy_as_this_one_may_take_it() -> None:
+    driver = Driver(**OFTEN)
+    driver.feed(UsageMeasured(UsageStatistics(memory_free_bytes=1 << 30, cpu_share=0.97)))
+    driver.lead()
+    busy = UsageStatistics(memory_free_bytes=1 << 30, cpu_share=1.0)
+    effects: list = []
+    for poll in only(fill(driver, 1, 2, 3, 4), Send):
+        effects = driver.hear(poll.to, PollAnswer(poll.message.election, busy))
+    assert [one.to for one in only(effects, Send) if isinstance(one.message, Appoint)] == ["b"]
 
 
 def test_nobody_is_asked_where_nobody_is_alive_or_holders_are_enough() -> None:

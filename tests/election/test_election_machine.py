@@ -39,6 +39,15 @@ def test_the_first_group_is_polled_and_its_best_appointed():
     assert election.is_over
 
 
+def test_nobody_is_better_than_one_without_room_where_the_election_says_so():
+    election = Election(options=OPTIONS)
+    election.step(Started(1 << 20, (("a",), ("b",)), only_suitable=True), 0.0)
+    assert election.step(PollAnswered("a", FULL), 0.1) == [SendPoll("b")]
+    (failed,) = election.step(PollAnswered("b", FULL), 0.2)
+    assert isinstance(failed, Failed)
+    assert election.is_over
+
+
 def test_a_silent_node_is_not_waited_for_longer_than_the_timeout():
     election = started(("a", "b"))
     election.step(PollAnswered("a", BUSY), 0.1)

@@ -1,0 +1,82 @@
+"""Asking a holder over a real connection: its labels as they were, or the word that it has none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import grpc.aio
+import pytest
+
+from galileo.ccq.elsewhere import AskHolder, HolderAnswered, HolderFailed
+from galileo.ccq.model import Ccq
+from galileo.ccq.pack_files import to_bytes
+from galileo.cursor import Cursor, Stretch
+from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.rpc.continuous import ContinuousServicer, Held
+from galileo.rpc.peers import GrpcPeers
+from galileo.server.work import ContinuousWork
+from galileo.testing.simulator.logs import SCHEMA, to_labels, to_paths
+from galileo.wire.channel import server_options
+from galileo.wire.pb import continuous_pb2_grpc
+
+CCQ = Ccq("q", SCHEMA.name, "", 1.0, 0.0)
+PATHS = [(p, s, row, row * s) for p in (0, 1) for s in (1, 2, 3) for row in range(5_000)]
+REACHED = Cursor({0: 3, 1: 3})
+GONE = (Stretch(1, 4, 6),)
+
+
+class Face:
+    """Holds the labels of term 5, none of term 6, damaged ones of term 7, and nothing else."""
+
+    async def held(self, ccq_id: str, *, term: int, after: Cursor, labels_max: int) -> Held | None:
+        labels = to_labels(PATHS)
+        assert labels is not None
+        data = to_bytes(labels.after(after), compressed=False)
+        answers = {5: data, 6: b"", 7: data[:-1]}
+        return Held(answers[term], REACHED, GONE) if term in answers else None
+
+
+@pytest.fixture
+async def work() -> AsyncIterator[ContinuousWork]:
+    server = grpc.aio.server(options=server_options())
+    servicer = ContinuousServicer(Face())  # type: ignore[arg-type]
+    continuous_pb2_grpc.add_ContinuousServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    nodes = (NodeInfo("b", f"127.0.0.1:{port}"), NodeInfo("dead", "127.0.0.1:1"))
+    topology = Topology("test", (Group("g", nodes),), even_ranges(1))
+    peers = GrpcPeers(topology, is_dead=lambda name: name == "dead")
+    catalog = SimpleNamespace(schema=lambda name: {SCHEMA.name: SCHEMA}[name])
+    made = ContinuousWork(
+        SimpleNamespace(name="a", catalog=catalog),  # type: ignore[arg-type]
+        peers,
+        evaluate=None,  # type: ignore[arg-type]
+        is_dead=lambda name: False,
+        spills=None,  # type: ignore[arg-type]
+    )
+    yield made
+    await peers.close()
+    await server.stop(None)
+
+
+def ask(term: int, *, after: Cursor, node: str = "b") -> AskHolder:
+    return AskHolder(1, CCQ, node, term, after, 100)
+
+
+async def test_what_is_held_comes_over_as_it_was(work: ContinuousWork) -> None:
+    answer = await work(ask(5, after=Cursor({0: 1})))
+    assert isinstance(answer, HolderAnswered)
+    assert to_paths(answer.labels) == [path for path in PATHS if path[:2] != (0, 1)]
+    assert (answer.request, answer.reached, answer.gone) == (1, REACHED, GONE)
+
+
+async def test_a_stretch_without_labels_is_one_all_the_same(work: ContinuousWork) -> None:
+    assert await work(ask(6, after=Cursor())) == HolderAnswered(1, None, REACHED, GONE)
+
+
+@pytest.mark.parametrize(("term", "node"), [(4, "b"), (7, "b"), (5, "dead")])
+async def test_what_is_not_held_or_damaged_or_out_of_reach_is_said(
+    work: ContinuousWork, term: int, node: str
+) -> None:
+    assert await work(ask(term, after=Cursor(), node=node)) == HolderFailed(1)
