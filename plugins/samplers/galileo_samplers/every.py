@@ -59,7 +59,8 @@ class EveryNth:
         if self.per == "cell":
             series.insert(0, labels.cells)
         # By time, then cell: then what is kept of a bucket lies all over the map.
-        order = np.lexsort((labels.rows, labels.cells, labels.buckets, *series))
+        keys: list[Key] = [labels.rows, labels.cells, labels.buckets, *series]
+        order = np.lexsort(tuple(keys))
         starts = np.flatnonzero(starts_run([key[order] for key in series]))
         sizes = np.diff(np.append(starts, len(order)))
         mask = np.zeros(len(order), dtype=np.bool_)
