@@ -272,8 +272,8 @@ async def test_a_read_goes_on_over_many_breaks(
             found += table.column("note").to_pylist()
             if line.cuts > 1 and line.cut_after is None:
                 line.cut_after = 0
-    # What the network had taken on already came before a break; so the last one may not happen.
-    assert line.cuts in (1, 2)
+    # What the network had taken on already comes before a break; so the last ones may not happen.
+    assert 1 <= line.cuts < 4
     assert found == expected
 
 
