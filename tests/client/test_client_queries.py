@@ -197,7 +197,7 @@ async def test_a_node_lost_before_the_first_labels_is_made_up_for(
 async def test_a_node_lost_later_ends_the_answer_and_says_so(
     cluster: galileo.LocalCluster, line: Line, stored: str
 ) -> None:
-    line.cut_after = 2_000_000
+    line.cut_after = 1_000_000
     async with galileo.AsyncClient(line.address, cluster.addresses[1]) as client:
         batches = client.query_batches(stored)
         given: list[int] = []
@@ -293,7 +293,7 @@ async def test_patience_with_a_read_ends(
 async def test_a_node_that_says_nothing_is_not_waited_for_long(
     line: Line, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.cut_after, line.silent = 2_000_000, True
+    line.cut_after, line.silent = 1_000_000, True
     async with galileo.AsyncClient(line.address, patience="500ms") as client:
         batches = client.query_batches(stored)
         await anext(batches)
