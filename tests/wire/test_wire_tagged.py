@@ -9,15 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from galileo.ccq import messages
-from galileo.ccq.model import Ccq, Record
+from galileo.ccq.model import Ccq, Holder, Record
 from galileo.cursor import Cursor
 from galileo.election.messages import UsageStatistics
 from galileo.errors import InputError
+from galileo.model.windows import Window
 from galileo.samplers import SamplerSpec
 from galileo.wire.tagged import TaggedJson
 
 MESSAGES = get_args(messages.Message)
-TAGGED = TaggedJson([*MESSAGES, Ccq, Record, UsageStatistics])
+TAGGED = TaggedJson([*MESSAGES, Ccq, Record, Holder, Window, UsageStatistics])
 
 numbers = st.integers(0, 2**63 - 1)
 texts = st.text(max_size=20)
@@ -28,6 +29,12 @@ options = st.dictionaries(
 )
 st.register_type_strategy(Cursor, cursors)
 st.register_type_strategy(SamplerSpec, st.builds(SamplerSpec, texts, options, numbers))
+st.register_type_strategy(
+    Window,
+    st.tuples(st.integers(1, 10**9), st.integers(1, 500), st.integers(0, 10**9)).map(
+        lambda made: Window("sliding", made[0] * made[1], made[0], min(made[2], made[0]))
+    ),
+)
 
 
 @pytest.mark.parametrize("cls", [*MESSAGES, Ccq, Record, UsageStatistics])
@@ -50,12 +57,14 @@ def test_what_is_stored_looks_like_this() -> None:
     spec = SamplerSpec("uniform", {"fraction": 0.5}, 7)
     record = Record(Ccq("c", "nam", "true", 1.0, 9.0, spec, "lz4"), 3, "node-1", Cursor({2: 5}))
     stored = TAGGED.encode(record).decode()
+    earlier = stored.replace(',"window":null', "").replace(',"holders":[]', "")
+    assert TAGGED.decode(earlier.encode()) == record, "as records were before they had these"
     assert stored == (
         '{"$":"Record","ccq":{"$":"Ccq","id":"c","dataset":"nam","query":"true","interval_s":1.0,'
         '"expires_at":9.0,"sampler":{"$":"SamplerSpec","json":"{\\"name\\":\\"uniform\\",'
-        '\\"options\\":{\\"fraction\\":0.5},\\"seed\\":7}"},"compression":"lz4"},"term":3,'
+        '\\"options\\":{\\"fraction\\":0.5},\\"seed\\":7}"},"compression":"lz4","window":null},"term":3,'
         '"coordinator":"node-1","retrieved":{"$":"Cursor","at":[[2,5]]},"ended":null,'
-        '"ended_at":0.0}'
+        '"ended_at":0.0,"holders":[]}'
     )
 
 
