@@ -124,10 +124,10 @@ class JobQueue:
                 _settle(waiting, _ended())
             raise
         else:
-            rest = iter(found)
+            rest, job_s = iter(found), time.monotonic() - started
             for waiting in batch:
                 outcomes = list(itertools.islice(rest, len(waiting.work.groups)))
-                _settle(waiting, Answer(outcomes, time.monotonic() - started))
+                _settle(waiting, Answer(outcomes, job_s))
         finally:
             self._running = False
 

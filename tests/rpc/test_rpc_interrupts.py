@@ -17,7 +17,7 @@ from galileo.node import scans as scans_module
 from galileo.wire.pb import cluster_pb2, storage_pb2
 
 ROWS = 5_000
-PAUSE_S = 0.01
+PAUSE_S = 0.05
 CALLS = {
     "query": "client.query('nam')",
     "query, piece by piece": "[len(batch) for batch in client.query_batches('nam')]",
@@ -64,7 +64,7 @@ class Work:
         """How many steps there were when for a while there was none."""
         while True:
             before = self.steps
-            await asyncio.sleep(20 * PAUSE_S)
+            await asyncio.sleep(6 * PAUSE_S)
             if self.steps == before:
                 return before
 
