@@ -27,7 +27,6 @@ def main() -> int:
     if given.list:
         print("\n".join(f"{one.name:20} {one.does}" for one in SCENARIOS))
         return 0
-    logging.getLogger("galileo").setLevel(logging.ERROR)  # what is cut off is expected here
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -77,4 +76,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     # A shell starts what runs in the background with this one ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.getLogger("galileo").setLevel(logging.ERROR)  # what is cut off is expected here
     sys.exit(main())

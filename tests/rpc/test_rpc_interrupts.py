@@ -26,8 +26,10 @@ CALLS = {
     "select": "client.select('nam')",
 }
 PROGRAM = """
-import sys, galileo
+import signal, sys, galileo
 
+# A shell starts what runs in the background with this one ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 client = galileo.connect(sys.argv[1])
 labels = client.query("nam")
 for call in sys.stdin:
