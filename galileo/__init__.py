@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from galileo.version import VERSION
+
 if TYPE_CHECKING:
     from galileo.client import AsyncClient as AsyncClient
     from galileo.client import Ccq as Ccq
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from galileo.client import Labels as Labels
     from galileo.client import Receipt as Receipt
     from galileo.client import Spool as Spool
+    from galileo.client import Submission as Submission
     from galileo.client import Update as Update
     from galileo.client import connect as connect
     from galileo.client.geo_files import to_geojson as to_geojson
@@ -36,10 +39,12 @@ if TYPE_CHECKING:
     from galileo.query.builder import geohash as geohash
     from galileo.query.builder import near as near
     from galileo.query.builder import within as within
+    from galileo.sampler_archives import SamplerArchive as SamplerArchive
+    from galileo.sampler_archives import sampler_archive as sampler_archive
     from galileo.samplers import SamplerSpec as SamplerSpec
     from galileo.samplers import sampler as sampler
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "AsyncClient": "galileo.client",
@@ -48,6 +53,7 @@ _HOMES = {
     "Labels": "galileo.client",
     "Receipt": "galileo.client",
     "Spool": "galileo.client",
+    "Submission": "galileo.client",
     "Update": "galileo.client",
     "connect": "galileo.client",
     **dict.fromkeys(
@@ -65,6 +71,7 @@ _HOMES = {
     **dict.fromkeys(
         ("Condition", "during", "f", "geohash", "near", "within"), "galileo.query.builder"
     ),
+    **dict.fromkeys(("SamplerArchive", "sampler_archive"), "galileo.sampler_archives"),
     "SamplerSpec": "galileo.samplers",
     "sampler": "galileo.samplers",
 }

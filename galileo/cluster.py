@@ -19,15 +19,22 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from galileo.client import Client, connect
+from galileo.client import Client, Proof
+from galileo.config import NODE_ENVIRONMENT
 from galileo.dht.topology import even_ranges
 from galileo.errors import InputError, Unavailable
 from galileo.model.times import Duration
 from galileo.spark.runtime import RuntimeDir
+from galileo.wire.channel import open_blocking_channel
+from galileo.wire.keys import NO_KEYS, Keys, without_token
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 LOG_TAIL_BYTES = 2_000
+ADDRESSES = "addresses.json"
+"""The file that remembers them."""
+JOINED = "joined.json"
+"""The file that remembers to which groups nodes were added."""
 
 
 class LocalNode:
@@ -41,12 +48,13 @@ class LocalNode:
             rest in its own place, such as ("env", "TZ=UTC").
     """
 
-    def __init__(self, name: str, address: str, *, config: Path) -> None:
+    def __init__(self, name: str, address: str, *, config: Path, keys: Keys = NO_KEYS) -> None:
         self.name = name
         self.address = address
         self.log = config.with_suffix(".log")
         self.prefix: tuple[str, ...] = ()
         self._config = config
+        self._keys = keys
         self._process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
@@ -68,6 +76,7 @@ class LocalNode:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--config", str(self._config), "--parent", str(os.getpid())],
+                env={**NODE_ENVIRONMENT, **without_token(os.environ)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -127,7 +136,7 @@ class LocalNode:
             self._process.wait(STOP_TIMEOUT_S)
 
     def _serves(self) -> bool:
-        with grpc.insecure_channel(self.address) as channel:
+        with open_blocking_channel(self.address, self._keys) as channel:
             try:
                 stub = health_pb2_grpc.HealthStub(channel)
                 reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
@@ -150,6 +159,7 @@ class LocalCluster:
         port: of the first node, the others follow; free ones where absent.
         partitions_per_group: see docs/configuration.md.
         settings: further configuration, {"section": {"key": value}}.
+        proof: with which its clients say who they are, where `settings` have nodes ask.
 
     Use it in a `with` block, which starts and stops the processes.
     """
@@ -163,7 +173,9 @@ class LocalCluster:
         port: int | None = None,
         partitions_per_group: int = 4,
         settings: dict[str, dict[str, Any]] | None = None,
+        proof: Proof | None = None,
     ) -> None:
+        self._proof = proof or Proof()
         if not 1 <= groups <= nodes:
             raise InputError(
                 f"expected at least one node in each group, got {nodes} nodes and {groups} groups"
@@ -173,9 +185,10 @@ class LocalCluster:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._settings = settings or {}
         self._clients: list[Client] = []
-        addresses = self._addresses(nodes, port)
-        names = [f"node-{number + 1}" for number in range(nodes)]
-        self._topology = {
+        joined = self._joined()
+        addresses = self._addresses(nodes + len(joined), port)
+        names = [f"node-{number + 1}" for number in range(nodes + len(joined))]
+        self._topology: dict[str, Any] = {
             "name": f"local-{os.getpid()}-{addresses[0].rpartition(':')[2]}",
             "partitions_per_group": partitions_per_group,
             "ranges": [list(pair) for pair in even_ranges(groups)],
@@ -190,10 +203,9 @@ class LocalCluster:
                 for group in range(groups)
             ],
         }
-        self.nodes = tuple(
-            LocalNode(name, address, config=self._write_config(name))
-            for name, address in zip(names, addresses, strict=True)
-        )
+        for number, group in enumerate(joined, start=nodes):
+            self._add_member(group, name=names[number], address=addresses[number])
+        self.nodes = tuple(map(self._local_node, names, addresses))
 
     @property
     def addresses(self) -> list[str]:
@@ -225,7 +237,7 @@ class LocalCluster:
         """A node that started long before the others holds them dead until it hears from them."""
         deadline = time.monotonic() + timeout_s
         for address in self.addresses:
-            with connect(address) as client:
+            with Client(address, proof=self._proof) as client:
                 while not client.status().complete and time.monotonic() < deadline:
                     time.sleep(0.05)
 
@@ -257,7 +269,7 @@ class LocalCluster:
 
     def client(self, *, patience: Duration | None = None) -> Client:
         """A client of this cluster; closed with it."""
-        client = connect(*self.addresses, patience=patience)
+        client = Client(*self.addresses, patience=patience, proof=self._proof)
         self._clients.append(client)
         return client
 
@@ -272,9 +284,73 @@ class LocalCluster:
                 return node
         raise InputError(f"expected one of {[node.name for node in self.nodes]}, got {name!r}")
 
+    def join(self, group: int = 0) -> LocalNode:
+        """Adds a node to a group of the cluster; it is not started.
+
+        The files of all nodes name it from now on. Restart those that run before it is started,
+        and then move partitions to it (`Client.move`).
+
+        Raises:
+            InputError: there is no such group.
+        """
+        if not 0 <= group < len(self._topology["groups"]):
+            raise InputError(f"expected a group from 0 on, got {group}")
+        name, (address,) = f"node-{len(self.nodes) + 1}", _free_addresses(1)
+        self._add_member(group, name=name, address=address)
+        node = self._local_node(name, address)
+        self.nodes = (*self.nodes, node)
+        (self.directory / JOINED).write_text(json.dumps([*self._joined(), group]))
+        self._remember()
+        return node
+
+    def _joined(self) -> list[int]:
+        """The groups of the nodes that joined, as the directory remembers them."""
+        kept = self.directory / JOINED
+        found: list[int] = json.loads(kept.read_text()) if kept.exists() else []
+        return found
+
+    def _add_member(self, group: int, *, name: str, address: str) -> None:
+        ordinal = int(name.rpartition("-")[2]) - 1
+        member = {"name": name, "address": address, "ordinal": ordinal, "joined": True}
+        self._topology["groups"][group]["nodes"].append(member)
+
+    def _local_node(self, name: str, address: str) -> LocalNode:
+        config = self._write_config(name)
+        return LocalNode(name, address, config=config, keys=self._proof.keys())
+
+    def relocate(self, name: str) -> None:
+        """Has a node that is down come back as on another machine: at another address, with a copy.
+
+        Its directory is copied, and the old one deleted. The files of all nodes name the new
+        address; those that run have read theirs, and learn it from the node.
+
+        Raises:
+            InputError: it runs, or there is no such node.
+        """
+        node = self.node(name)
+        if node.running:
+            raise InputError(f"expected node {name!r} to be down, but it runs; stop it first")
+        place = self.directory / name
+        copy = place.with_suffix(".copy")
+        shutil.copytree(place, copy)
+        shutil.rmtree(place)
+        copy.rename(place)
+        (node.address,) = _free_addresses(1)
+        for group in self._topology["groups"]:
+            for member in group["nodes"]:
+                if member["name"] == name:
+                    member["address"] = node.address
+        self._remember()
+
+    def _remember(self) -> None:
+        """Writes all files anew, for nodes that start from now on."""
+        (self.directory / ADDRESSES).write_text(json.dumps(self.addresses))
+        for node in self.nodes:
+            self._write_config(node.name)
+
     def _addresses(self, count: int, port: int | None) -> list[str]:
         """Free ports, the same ones again where the directory remembers them."""
-        kept = self.directory / "addresses.json"
+        kept = self.directory / ADDRESSES
         if port is not None:
             return [f"127.0.0.1:{port + number}" for number in range(count)]
         if kept.exists():
@@ -284,10 +360,7 @@ class LocalCluster:
                     f"expected {len(known)} nodes as {self.directory} has data of, got {count}"
                 )
             return known
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-        found = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-        for one in sockets:
-            one.close()
+        found = _free_addresses(count)
         kept.write_text(json.dumps(found))
         return found
 
@@ -302,6 +375,14 @@ class LocalCluster:
         tables = [*sections.items(), ("cluster", self._topology)]
         path.write_text("\n".join(_toml_table(key, values) for key, values in tables))
         return path
+
+
+def _free_addresses(count: int) -> list[str]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    for one in sockets:
+        one.close()
+    return found
 
 
 def _toml_table(name: str, values: dict[str, Any]) -> str:

@@ -7,7 +7,6 @@ variable of `[node] listen` is `GALILEO_NODE__LISTEN`, its flag `--set node.list
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import os
 import tempfile
 import tomllib
@@ -18,10 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from galileo.dht.topology import Topology, is_address
-from galileo.errors import ConfigError
+from galileo.errors import ConfigError, GalileoError
+from galileo.logs import AuditSection
+from galileo.model.quotas import Quotas
 from galileo.model.schema import nearest_name
+from galileo.redaction import redacted
+from galileo.tracing import TracingOptions
+from galileo.wire.channel import is_loopback as is_loopback
+from galileo.wire.keys import Keys
 
 ENVIRONMENT_PREFIX = "GALILEO_"
+NODE_ENVIRONMENT: Mapping[str, str] = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "1",
+}
+"""What nodes run with where their environment does not say otherwise; see `server.allocation`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,15 @@ class EvaluatorSection:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplersSection:
+    """`sent`: "contained" where users may send samplers, which run in processes that reach
+    nothing; "refused" where they may not.
+    """
+
+    sent: str = "refused"
+
+
+@dataclass(frozen=True, slots=True)
 class LimitsSection:
     batch_rows_max: int = 1_000_000
     answer_labels_max: int = 200_000
@@ -94,10 +113,60 @@ class LimitsSection:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSection:
+    """`address` is where metrics, readiness and liveness are served over HTTP; empty: nowhere.
+
+    Without `insecure` it must be a loopback address. `ccqs` are ids, separated by commas, of which
+    there are always metrics; beside them there are those of the `ccqs_max` with the oldest
+    frontiers, and those of `partitions_max` partitions.
+    """
+
+    address: str = ""
+    insecure: bool = False
+    ccqs: str = ""
+    ccqs_max: int = 20
+    partitions_max: int = 256
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return tuple(one.strip() for one in self.ccqs.split(",") if one.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class LogsSection:
+    """`format` is "text" or "json", `level` the least that is told: "debug" to "error"."""
+
+    format: str = "text"
+    level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
 class SecuritySection:
     """Without TLS a node binds only loopback addresses, unless `insecure` says otherwise."""
 
     insecure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSection:
+    """Files in PEM: the node's certificate and key, and the authority of the cluster's nodes and
+    clients. All three, or none for no TLS. They are read again when they change.
+    """
+
+    certificate: str = ""
+    key: str = ""
+    authority: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessSection:
+    """`principals` is the file that says whose tokens there are and what each may do; empty:
+    everybody may do everything. `token_file` is with what this node proves to others that it is
+    one, where there is no TLS.
+    """
+
+    principals: str = ""
+    token_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +178,27 @@ class Config:
     storage: StorageSection = field(default_factory=StorageSection)
     membership: MembershipSection = field(default_factory=MembershipSection)
     evaluator: EvaluatorSection = field(default_factory=EvaluatorSection)
+    samplers: SamplersSection = field(default_factory=SamplersSection)
     limits: LimitsSection = field(default_factory=LimitsSection)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
+    logs: LogsSection = field(default_factory=LogsSection)
+    tracing: TracingOptions = field(default_factory=TracingOptions)
     security: SecuritySection = field(default_factory=SecuritySection)
+    tls: TlsSection = field(default_factory=TlsSection)
+    access: AccessSection = field(default_factory=AccessSection)
+    quotas: Quotas = field(default_factory=Quotas)
+    audit: AuditSection = field(default_factory=AuditSection)
 
     @property
     def listen(self) -> str:
         return self.node.listen or self.topology.by_name[self.node.name].address
+
+    @property
+    def keys(self) -> Keys:
+        """What this node proves to others."""
+        tls, token_file = self.tls, self.access.token_file
+        files = (tls.certificate, tls.key, tls.authority, token_file)
+        return Keys(*files, insecure=self.security.insecure)
 
     @property
     def evaluator_directory(self) -> Path:
@@ -128,9 +212,19 @@ SECTIONS: dict[str, type] = {
     "storage": StorageSection,
     "membership": MembershipSection,
     "evaluator": EvaluatorSection,
+    "samplers": SamplersSection,
     "limits": LimitsSection,
+    "metrics": MetricsSection,
+    "logs": LogsSection,
+    "tracing": TracingOptions,
     "security": SecuritySection,
+    "tls": TlsSection,
+    "access": AccessSection,
+    "quotas": Quotas,
+    "audit": AuditSection,
 }
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 _CLUSTER_KEYS = ("cluster", "name", "groups", "ranges", "partitions_per_group", "version")
 
 
@@ -150,44 +244,34 @@ def load(
     Raises:
         ConfigError: the file cannot be read, or a key or value is wrong.
     """
+    raw = read(path)
+    variables = os.environ if environment is None else environment
     try:
-        raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        for assignment in [*_from_environment(variables), *overrides]:
+            _assign(raw, assignment)
+        return from_dict(raw)
+    except ConfigError as error:
+        # Files are named here, never secrets; one that is put there all the same stays one.
+        raise ConfigError(redacted(error.message)) from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The sections of a file as they stand there, unchecked; raises ConfigError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"expected a configuration file at {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"expected TOML in {path}: {error}") from error
-    variables = os.environ if environment is None else environment
-    for assignment in [*_from_environment(variables), *overrides]:
-        _assign(raw, assignment)
-    return from_dict(raw)
+        raise ConfigError(redacted(f"expected TOML in {path}: {error}")) from None
 
 
 def from_dict(raw: Mapping[str, Any]) -> Config:
     """The configuration of a mapping of sections, checked."""
     _refuse_unknown("section", raw, [*SECTIONS, "cluster"])
-    if "cluster" not in raw:
-        raise ConfigError("expected a [cluster] table with the groups and their nodes, got none")
     sections = {name: _section(name, raw.get(name, {})) for name in SECTIONS}
-    config = Config(topology=_topology(raw["cluster"]), **sections)
+    config = Config(topology=_topology_of(raw), **sections)
     _check(config)
     return config
-
-
-def is_loopback(address: str) -> bool:
-    """Whether `host:port` can be reached from this machine alone."""
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _topology(raw: Any) -> Topology:
-    _refuse_other_than_table("cluster", raw)
-    _refuse_unknown("key in [cluster]", raw, _CLUSTER_KEYS)
-    return Topology.from_dict({**raw, "cluster": raw.get("name", raw.get("cluster", "galileo"))})
 
 
 def _section(name: str, raw: Any) -> Any:
@@ -250,36 +334,94 @@ def _refuse_unknown(what: str, raw: Mapping[str, Any], known: Sequence[str]) -> 
 
 
 def _check(config: Config) -> None:
+    for check in _CHECKS:
+        check(config)
+
+
+def _check_node(config: Config) -> None:
     if config.node.name not in config.topology.by_name:
         raise ConfigError(
             f"expected node.name to be one of the topology's nodes "
             f"({', '.join(config.topology.by_name)}), got {config.node.name!r}"
         )
+
+
+def _check_directory(config: Config) -> None:
     if not config.node.directory:
         raise ConfigError("expected node.directory, the place for this node's data, got none")
+
+
+def _check_durability(config: Config) -> None:
     if config.storage.durability not in ("fsync", "none"):
         raise ConfigError(
             f'expected storage.durability "fsync" or "none", got {config.storage.durability!r}'
         )
+
+
+def _check_samplers(config: Config) -> None:
+    if config.samplers.sent not in ("refused", "contained"):
+        raise ConfigError(
+            f'expected samplers.sent "refused" or "contained", got {config.samplers.sent!r}'
+        )
+
+
+def _check_merging(config: Config) -> None:
     if config.storage.merge_bytes_min > config.storage.merge_bytes_max:
         raise ConfigError(
             "expected storage.merge_bytes_min up to storage.merge_bytes_max, "
             f"got {config.storage.merge_bytes_min} and {config.storage.merge_bytes_max}"
         )
+
+
+def _check_numbers(config: Config) -> None:
     for name in SECTIONS:
         _check_positive(name, getattr(config, name))
+
+
+def _check_membership(config: Config) -> None:
     if config.membership.heartbeat_interval_s >= config.membership.dead_after_s:
         raise ConfigError(
             "expected membership.heartbeat_interval_s below membership.dead_after_s, got "
             f"{config.membership.heartbeat_interval_s} and {config.membership.dead_after_s}"
         )
+
+
+def _check_listen(config: Config) -> None:
+    if config.node.name not in config.topology.by_name:
+        return
     if not is_address(config.listen):
         raise ConfigError(f"expected host:port to listen on, got {config.listen!r}")
-    if not config.security.insecure and not is_loopback(config.listen):
+    is_admitted = config.keys.is_tls or config.security.insecure
+    if not is_admitted and not is_loopback(config.listen):
         raise ConfigError(
             f"expected a loopback address to listen on, got {config.listen!r}: connections are not "
-            "encrypted; set security.insecure = true to serve a trusted network all the same"
+            "encrypted; name certificates in [tls], or set security.insecure = true (--insecure) "
+            "to serve a trusted network all the same"
         )
+
+
+def _check_metrics(config: Config) -> None:
+    address = config.metrics.address
+    if address and not is_address(address):
+        raise ConfigError(f"expected metrics.address as host:port or empty, got {address!r}")
+    if address and not config.metrics.insecure and not is_loopback(address):
+        raise ConfigError(
+            f"expected a loopback address as metrics.address, got {address!r}: metrics are told to "
+            "everybody who asks; set metrics.insecure = true to serve a trusted network"
+        )
+
+
+def _check_log_format(config: Config) -> None:
+    _check_one_of("logs.format", config.logs.format, LOG_FORMATS)
+
+
+def _check_log_level(config: Config) -> None:
+    _check_one_of("logs.level", config.logs.level, LOG_LEVELS)
+
+
+def _check_one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"expected {key} to be one of {', '.join(allowed)}, got {value!r}")
 
 
 def _check_positive(name: str, section: Any) -> None:
@@ -287,3 +429,72 @@ def _check_positive(name: str, section: Any) -> None:
         value = getattr(section, one.name)
         if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
             raise ConfigError(f"expected {name}.{one.name} above zero, got {value}")
+
+
+_CHECKS = (
+    _check_node,
+    _check_directory,
+    _check_durability,
+    _check_samplers,
+    _check_merging,
+    _check_numbers,
+    _check_membership,
+    _check_listen,
+    _check_metrics,
+    _check_log_format,
+    _check_log_level,
+    lambda config: config.tracing.check(),
+)
+
+
+def problems(raw: Mapping[str, Any]) -> list[str]:
+    """Everything that is wrong with a mapping of sections, where `from_dict` tells the first."""
+    return [redacted(one) for one in dict.fromkeys(_found(raw))]
+
+
+def _found(raw: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    sections = {name: SECTIONS[name]() for name in SECTIONS}
+    for name, values in raw.items():
+        try:
+            _refuse_unknown("section", {name: values}, [*SECTIONS, "cluster"])
+            if name in SECTIONS:
+                _refuse_other_than_table(name, values)
+                sections[name] = _sound(name, values, found)
+        except GalileoError as error:
+            found.append(error.message)
+    try:
+        config = Config(topology=_topology_of(raw), **sections)
+    except GalileoError as error:
+        return [*found, error.message]
+    for check in _CHECKS:
+        try:
+            check(config)
+        except GalileoError as error:
+            found.append(error.message)
+    return found
+
+
+def _sound(name: str, values: Mapping[str, Any], found: list[str]) -> Any:
+    """The section of those keys that are right; the others go into `found`."""
+    section = SECTIONS[name]()
+    for key, value in values.items():
+        try:
+            _check_positive(name, _section(name, {key: value}))
+            one = getattr(_section(name, {key: value}), key)
+            section = dataclasses.replace(section, **{key: one})
+        except GalileoError as error:
+            found.append(error.message)
+    return section
+
+
+def _topology_of(raw: Mapping[str, Any]) -> Topology:
+    if "cluster" not in raw:
+        raise ConfigError("expected a [cluster] table with the groups and their nodes, got none")
+    table = raw["cluster"]
+    _refuse_other_than_table("cluster", table)
+    # `galileo topology --json` writes it; each node has it from its own records.
+    table = {key: value for key, value in table.items() if key != "moved"}
+    _refuse_unknown("key in [cluster]", table, _CLUSTER_KEYS)
+    name = table.get("name", table.get("cluster", "galileo"))
+    return Topology.from_dict({**table, "cluster": name})

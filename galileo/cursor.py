@@ -30,7 +30,7 @@ class Stretch:
 class Cursor(Mapping[int, int]):
     """An immutable map from partition to commit sequence; absent means 0, and 0 is absent."""
 
-    __slots__ = ("__weakref__", "_array", "_compared", "_joined", "_positions")
+    __slots__ = ("__weakref__", "_array", "_compared", "_joined", "_news", "_positions")
 
     def __init__(self, positions: Mapping[int, int] | None = None) -> None:
         items = sorted((positions or {}).items())
@@ -40,6 +40,7 @@ class Cursor(Mapping[int, int]):
         # Weak: an old cursor that somebody keeps would else keep all that came after it.
         self._joined: tuple[ReferenceType[Cursor], ReferenceType[Cursor]] | None = None
         self._compared: tuple[ReferenceType[Cursor], bool] | None = None
+        self._news: tuple[ReferenceType[Cursor], tuple[int, ...]] | None = None
         self._array: npt.NDArray[np.int64] | None = None
 
     def __reduce__(self) -> tuple[type[Cursor], tuple[dict[int, int]]]:
@@ -80,6 +81,16 @@ class Cursor(Mapping[int, int]):
         self._compared = (ref(other), found)
         return found
 
+    def news(self, known: Cursor) -> tuple[int, ...]:
+        """The partitions in which `known` is past this cursor, which remembers the last answer."""
+        memory = self._news
+        if memory is not None and memory[0]() is known:
+            return memory[1]
+        mine = self._positions.get
+        found = tuple(p for p, s in known._positions.items() if s > mine(p, 0))
+        self._news = (ref(known), found)
+        return found
+
     def join(self, other: Mapping[int, int]) -> Cursor:
         """The later of both, partition by partition."""
         if not isinstance(other, Cursor):
@@ -92,10 +103,10 @@ class Cursor(Mapping[int, int]):
         return found
 
     def _later(self, other: Cursor) -> Cursor:
-        if other.covers(self):
-            return other
         if self.covers(other):
             return self
+        if other.covers(self):
+            return other
         partitions = {**self._positions, **other._positions}
         return Cursor({p: max(self[p], other[p]) for p in partitions})
 
@@ -108,9 +119,14 @@ class Cursor(Mapping[int, int]):
         if len(partitions) == 0:
             return np.zeros(0, dtype=np.bool_)
         positions = self._array
-        if positions is None or len(positions) <= int(partitions.max()):
+        try:
+            known = None if positions is None else positions[partitions]
+        except IndexError:  # Cheaper than a look at the highest partition each time.
+            known = None
+        if known is None:
             positions = self._array = self._until(int(partitions.max()))
-        after: Mask = sequences > positions[partitions]
+            known = positions[partitions]
+        after: Mask = sequences > known
         return after
 
     def _until(self, partition: int) -> npt.NDArray[np.int64]:

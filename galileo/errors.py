@@ -80,6 +80,18 @@ class UnknownSampler(InputError):
     kind = "unknown_sampler"
 
 
+class InvalidArchive(InputError):
+    """An archive of a sampler that is damaged, too large, or contains what it may not."""
+
+    kind = "invalid_archive"
+
+
+class NotContained(InputError):
+    """Code that was sent is not run, since this machine cannot contain it."""
+
+    kind = "not_contained"
+
+
 class InvalidToken(InputError):
     """A resume token that is damaged, of another CCQ, or ahead of everything ever committed."""
 
@@ -108,6 +120,24 @@ class ConfigError(InputError):
 
 class NotPermitted(InputError):
     kind = "not_permitted"
+
+
+class Unauthenticated(NotPermitted):
+    """The caller did not prove who it is: no token, or one that nobody has."""
+
+    kind = "unauthenticated"
+
+
+class Forbidden(NotPermitted):
+    """Who the caller is, is known, and it may not do this."""
+
+    kind = "forbidden"
+
+
+class QuotaExceeded(InputError):
+    """More than the caller may have, however long it waits; `details` name quota and bound."""
+
+    kind = "quota_exceeded"
 
 
 # --- ask elsewhere ---------------------------------------------------------------------------
@@ -140,6 +170,12 @@ class Overloaded(TryAgain):
     kind = "overloaded"
 
 
+class Throttled(Overloaded):
+    """More at a time than the caller may have; `details` name quota, bound and `after_s`."""
+
+    kind = "throttled"
+
+
 class DeadlineExceeded(TryAgain):
     kind = "deadline_exceeded"
 
@@ -148,6 +184,12 @@ class PartitionStopped(TryAgain):
     """A partition refuses writes after a disk error (full, read-only, failed fsync)."""
 
     kind = "partition_stopped"
+
+
+class PartitionMoved(TryAgain):
+    """The node does not have the partition any more, or not yet, or is about to give it away."""
+
+    kind = "partition_moved"
 
 
 # --- give up ---------------------------------------------------------------------------------
@@ -168,9 +210,18 @@ class CcqCancelled(Gone):
 
 
 class SamplerFailed(Gone):
-    """The CCQ's own sampler raised; the CCQ stands still and loses nothing."""
+    """The query's own sampler raised; a CCQ stands still and loses nothing.
+
+    `details["traceback"]` is the beginning of what a sent sampler's Python said of it, if anything.
+    """
 
     kind = "sampler_failed"
+
+
+class SamplerRevoked(Gone):
+    """The sampler's code was sent and has been revoked; nothing that uses it goes on."""
+
+    kind = "sampler_revoked"
 
 
 class DataDropped(Gone):

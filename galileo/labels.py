@@ -13,7 +13,8 @@ everything inside works on the columns of `Schema.label_schema`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,14 @@ from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import column_micros, iso_column, micros
+from galileo.packing.arrow_streams import read_stream
 
 _ESCAPES = (("%", "%25"), ("/", "%2F"), ("~", "%7E"))
 _LEAF = re.compile(r"p([0-9]+)\.([0-9]+)\.([0-9]+)")
 _BOOLEANS = {"true": True, "false": False}
+_PLAIN = re.compile(r"[-+.0-9a-z]+")
+"""Python would also read numbers with spaces, underscores and the digits of other scripts."""
+_INT_END = 2**63
 
 
 class LabelSet:
@@ -121,6 +126,10 @@ class LabelSet:
         """The labels whose commits lie at or before `cursor`."""
         return self.where(~cursor.past(self.partitions, self.sequences))
 
+    def only(self, names: Collection[str]) -> LabelSet:
+        """The same labels with those of their columns that are named; nothing is copied."""
+        return self._with(self.table.select([n for n in self.table.column_names if n in names]))
+
     def in_commit_order(self) -> LabelSet:
         """Sorted by partition, then sequence, then row."""
         order = np.lexsort((self.rows, self.sequences, self.partitions))
@@ -184,14 +193,15 @@ def to_ipc(table: pa.Table, *, compression: str | None = None) -> bytes:
     return data
 
 
-def from_ipc(data: bytes, schema: pa.Schema) -> pa.Table:
+def from_ipc(data: bytes, schema: pa.Schema, *, bytes_max: int | None = None) -> pa.Table:
     """The table of an Arrow IPC stream, checked against the schema that it must have.
 
     Raises:
         InputError: the bytes are no such stream, or a value is missing where none may be.
+        MessageTooLarge: it unpacks to more than `bytes_max`, or than one message can bring.
     """
     try:
-        table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+        table = read_stream(data, bytes_max=bytes_max)
         table.validate(full=True)
         came = _described(table.schema)
     except (ValueError, OSError, pa.ArrowException) as error:
@@ -261,8 +271,22 @@ def level_value(part: str, feature: Feature) -> Any:
         for plain, escaped in reversed(_ESCAPES):
             part = part.replace(escaped, plain)
         return part
-    readers: dict[str, Any] = {"float": float, "int": int, "bool": _BOOLEANS.__getitem__}
+    readers: dict[str, Any] = {"float": _number, "int": _integer, "bool": _BOOLEANS.__getitem__}
     return readers[feature.type](part)
+
+
+def _number(part: str) -> float:
+    value = float(part)
+    if isnan(value) or not _PLAIN.fullmatch(part):
+        raise ValueError(f"expected a number, got {part!r}")
+    return value
+
+
+def _integer(part: str) -> int:
+    value = int(part)
+    if not -_INT_END <= value < _INT_END or not _PLAIN.fullmatch(part):
+        raise ValueError(f"expected a whole number of 64 bits, got {part!r}")
+    return value
 
 
 def first_commits(labels: LabelSet, *, reached: Cursor, labels_max: int) -> tuple[LabelSet, Cursor]:

@@ -7,7 +7,9 @@ a query that is asked once before they are sent. It decides in one or two steps.
 the *same commit* (equal partition and sequence), its own options and the seed. Then a cycle that
 is retried, split in two or repeated by another coordinator keeps the very same labels, which is
 what makes exactly-once hold for sampled queries too. `label_hashes` and `label_uniforms` give
-random numbers that obey this rule.
+random numbers that obey this rule. A sampler that says `needs_observations` gets the commit's
+observations with its labels, and may depend on them, too. One that says `needs_columns` is shown
+no others, which spares copying them to where sent code runs.
 
 `merge` is for samplers that promise something about all commits together, such as "1,000 of
 everything"; see `MergingSampler`. It is applied to answers that are complete when they are made:
@@ -20,19 +22,22 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from galileo.errors import InputError, UnknownSampler
+from galileo.errors import Bug, InputError, SamplerFailed, UnknownSampler
 from galileo.geo import geohash
 from galileo.hashing import mix64
 from galileo.labels import LabelSet
-from galileo.model.schema import nearest_name
+from galileo.model.schema import Schema, nearest_name
+from galileo.sampler_archives import SamplerArchive
 
 ENTRY_POINTS = "galileo.samplers"
 
@@ -42,7 +47,20 @@ Scope = Literal["commit", "node", "global"]
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Labels = TypeVar("Labels", bound=LabelSet)
+Observe: TypeAlias = Callable[[LabelSet], pa.Table]
+"""Reads the observations behind labels, in columns of `observed_schema`."""
 
+IDENTITY = ("partition", "sequence", "row")
+"""The columns that every sampler is shown: what tells a label from all others."""
+COLUMNS_MAX = 1_024
+"""That a sampler may name."""
+LABEL = "label"
+"""The column that says of an observation which label it belongs to."""
+OBSERVED_ROWS_MAX = 131_072
+"""Observations that a sampler is shown at a time; where one commit has more, all of it."""
+
+_LABEL_FIELD = pa.field(LABEL, pa.int32(), nullable=False)
+_TRACEBACK_CHARACTERS_MAX = 1_500
 _MANTISSA_BITS = 52
 """One more, and the largest would round to 1."""
 
@@ -51,7 +69,10 @@ _MANTISSA_BITS = 52
 class Sampler(Protocol):
     """What a sampler class must offer; it is constructed with the options of its `SamplerSpec`.
 
-    The constructor raises `InputError` for options that are wrong.
+    The constructor raises `InputError` for options that are wrong. An attribute or property
+    `needs_columns`, a list or tuple, may name the columns of `labels.table` that `sample` and
+    `merge` look at: the table then has these and `IDENTITY`, as far as there are such. Without
+    it, it has all.
     """
 
     def sample(self, labels: LabelSet, *, seed: int) -> Mask:
@@ -59,6 +80,29 @@ class Sampler(Protocol):
 
         Args:
             labels: whole commits: every matching label of each commit that occurs.
+            seed: 64 bits, fixed for the life of the query.
+        """
+        ...
+
+
+class ObservingSampler(Protocol):
+    """A sampler that looks at observations, too.
+
+    Attributes:
+        needs_observations: True.
+    """
+
+    needs_observations: bool
+
+    def sample(self, labels: LabelSet, *, observations: pa.Table, seed: int) -> Mask:
+        """Which labels to keep; as `Sampler.sample`.
+
+        Args:
+            labels: whole commits, fewer at a time than without observations.
+            observations: those behind the labels that match the query exactly, in the order of
+                their labels: coordinates, time, all features, and `label`, the place in `labels`
+                of the one that each belongs to. A label whose cell or bucket lies across the
+                edge of the query may have none.
             seed: 64 bits, fixed for the life of the query.
         """
         ...
@@ -87,22 +131,42 @@ class MergingSampler(Sampler, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SamplerSpec:
-    """A sampler by name, with its options and seed: what travels and is stored."""
+    """A sampler by name, with its options and seed: what travels and is stored.
+
+    Attributes:
+        name: of an installed sampler, or what people call one that was sent.
+        options: handed to its constructor; JSON values.
+        seed: of every choice.
+        archive: digest of the code of a sampler that was sent; empty: it is installed.
+        code: that archive, for a client to send before it names the digest; does not travel.
+    """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    archive: str = ""
+    code: SamplerArchive | None = field(default=None, compare=False, repr=False)
 
     def to_json(self) -> str:
-        raw = {"name": self.name, "options": dict(self.options), "seed": self.seed}
+        raw: dict[str, Any] = {"name": self.name, "options": dict(self.options), "seed": self.seed}
+        if self.archive:
+            raw["archive"] = self.archive
         return json.dumps(raw, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> SamplerSpec:
         try:
             raw = json.loads(text)
-            return SamplerSpec(str(raw["name"]), dict(raw["options"]), int(raw["seed"]))
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            name, archive = str(raw["name"]), str(raw.get("archive", ""))
+            return SamplerSpec(name, dict(raw["options"]), int(raw["seed"]), archive)
+        except (
+            AttributeError,
+            ValueError,
+            KeyError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise InputError(
                 f"expected a sampler as `SamplerSpec.to_json` gives it: {error}"
             ) from error
@@ -111,11 +175,11 @@ class SamplerSpec:
         return hash(self.to_json())
 
 
-def sampler(name: str, *, seed: int | None = None, **options: Any) -> SamplerSpec:
+def sampler(name: str | SamplerArchive, *, seed: int | None = None, **options: Any) -> SamplerSpec:
     """Names a sampler for `submit`, as in `sampler("uniform", fraction=0.1)`.
 
     Args:
-        name: its entry-point name.
+        name: its entry-point name; or the archive of one that goes along with the query.
         seed: for a reproducible choice; drawn at random when absent.
         options: handed to the sampler's constructor; JSON values.
     """
@@ -123,7 +187,10 @@ def sampler(name: str, *, seed: int | None = None, **options: Any) -> SamplerSpe
         json.dumps(options)
     except (TypeError, ValueError) as error:
         raise InputError(f"expected JSON values as options of sampler {name!r}: {error}") from error
-    return SamplerSpec(name, options, secrets.randbits(63) if seed is None else seed)
+    seed = secrets.randbits(63) if seed is None else seed
+    if isinstance(name, str):
+        return SamplerSpec(name, options, seed)
+    return SamplerSpec(name.name, options, seed, archive=name.digest, code=name)
 
 
 def installed() -> dict[str, metadata.EntryPoint]:
@@ -135,9 +202,15 @@ def load(spec: SamplerSpec) -> Sampler:
     """Constructs the sampler that `spec` names.
 
     Raises:
-        UnknownSampler: no installed distribution offers the name.
+        UnknownSampler: no installed distribution offers the name, or it is one that was sent,
+            whose code must not run in this process.
         InputError: the sampler refuses the options.
     """
+    if spec.archive:
+        raise UnknownSampler(
+            f"expected a sampler that is installed here, got {spec.name!r}, which is sent to "
+            "nodes; where its class is at hand, construct it and use `merge` or `apply`"
+        )
     found = installed()
     if spec.name not in found:
         close = nearest_name(spec.name, list(found))
@@ -169,7 +242,20 @@ def construct(made_by: Any, spec: SamplerSpec) -> Sampler:
             f"sampler {spec.name!r} has scope {scope!r}, and so needs regroups and "
             "merge(labels, *, seed)"
         )
+    _check_columns(made, spec.name)
     return made
+
+
+def _check_columns(made: Sampler, name: str) -> None:
+    columns = getattr(made, "needs_columns", None)
+    if columns is None:
+        return
+    named = isinstance(columns, list | tuple) and all(isinstance(one, str) for one in columns)
+    if not named or len(columns) > COLUMNS_MAX:
+        raise InputError(
+            f"expected needs_columns of {name!r} as a tuple of up to {COLUMNS_MAX} names of "
+            f"columns, got {str(columns)[:100]!r}"
+        )
 
 
 def scope_of(chosen: Sampler) -> Scope:
@@ -178,13 +264,88 @@ def scope_of(chosen: Sampler) -> Scope:
     return scope
 
 
-def apply(chosen: Sampler, labels: Labels, *, seed: int) -> Labels:
+def needs_observations(chosen: Sampler) -> bool:
+    """Whether it looks at observations; False where it does not say."""
+    return bool(getattr(chosen, "needs_observations", False))
+
+
+def needed_columns(chosen: Sampler) -> tuple[str, ...] | None:
+    """The columns of labels that it looks at, besides `IDENTITY`; None for all of them."""
+    names = getattr(chosen, "needs_columns", None)
+    return None if names is None else tuple(names)
+
+
+def shown(chosen: Sampler, labels: Labels) -> Labels:
+    """The labels with the columns that the sampler looks at."""
+    names = needed_columns(chosen)
+    return labels if names is None else labels.only({*IDENTITY, *names})  # type: ignore[return-value]
+
+
+def apply(
+    chosen: Sampler, labels: Labels, *, seed: int, observations: pa.Table | None = None
+) -> Labels:
     """The labels that the sampler keeps of whole commits.
+
+    Args:
+        chosen: the sampler.
+        labels: whole commits.
+        seed: of the query.
+        observations: of the labels, for a sampler that looks at them.
 
     Raises:
         InputError: it returned something else than a mask of the right length.
     """
-    return labels if len(labels) == 0 else _where(labels, chosen.sample(labels, seed=seed))
+    if len(labels) == 0:
+        return labels
+    seen = shown(chosen, labels)
+    if not needs_observations(chosen):
+        return _where(labels, chosen.sample(seen, seed=seed))
+    if observations is None:
+        raise Bug("expected observations for a sampler that looks at them, got none")
+    observing: Any = chosen
+    return _where(labels, observing.sample(seen, observations=observations, seed=seed))
+
+
+def apply_observing(chosen: Sampler, labels: LabelSet, *, seed: int, observe: Observe) -> LabelSet:
+    """The same, whatever the sampler looks at; observations are read a part at a time.
+
+    Raises:
+        InputError: as `apply`.
+    """
+    if not needs_observations(chosen):
+        return apply(chosen, labels, seed=seed)
+    kept = [
+        apply(chosen, part, seed=seed, observations=observe(part))
+        for part in observed_parts(labels)
+    ]
+    return LabelSet.concat(labels.schema, kept)
+
+
+def observed_parts(labels: LabelSet) -> Iterator[LabelSet]:
+    """Whole commits in their order, as many at a time as are shown to a sampler together."""
+    labels = labels.in_commit_order()
+    partitions, sequences = labels.partitions, labels.sequences
+    differs = (np.diff(partitions) != 0) | (np.diff(sequences) != 0)
+    starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(labels)), np.bool_), differs)))
+    stops = np.append(starts[1:], len(labels))
+    ends = np.concatenate(([0], np.cumsum(labels.table.column("rows").to_numpy(), dtype=np.int64)))
+    first = 0
+    while first < len(starts):
+        fitting = np.searchsorted(ends[stops], ends[starts[first]] + OBSERVED_ROWS_MAX, "right")
+        last = max(int(fitting), first + 1)
+        yield labels.slice(int(starts[first]), int(stops[last - 1]))
+        first = last
+
+
+def numbered_parts(labels: LabelSet) -> pa.Table:
+    """The block parts of labels, with each label's place: what there is to read for a sampler."""
+    parts = labels.table.select(["partition", "sequence", "row", "rows"])
+    return parts.append_column(_LABEL_FIELD, pa.array(np.arange(len(labels)), pa.int32()))
+
+
+def observed_schema(schema: Schema) -> pa.Schema:
+    """The columns of the observations that a sampler gets."""
+    return schema.observation_schema.append(_LABEL_FIELD)
 
 
 def merge(chosen: Sampler, labels: Labels, *, seed: int) -> Labels:
@@ -195,7 +356,7 @@ def merge(chosen: Sampler, labels: Labels, *, seed: int) -> Labels:
     """
     if len(labels) == 0 or scope_of(chosen) == "commit" or not isinstance(chosen, MergingSampler):
         return labels
-    return _where(labels, chosen.merge(labels, seed=seed))
+    return _where(labels, chosen.merge(shown(chosen, labels), seed=seed))
 
 
 def merged(spec: SamplerSpec, labels: Labels) -> Labels:
@@ -208,6 +369,23 @@ def merged(spec: SamplerSpec, labels: Labels) -> Labels:
         UnknownSampler: it is not installed here.
     """
     return merge(load(spec), labels, seed=spec.seed)
+
+
+def failed(error: BaseException, spec: SamplerSpec, *, labels: int) -> SamplerFailed:
+    """What to tell of whatever a sampler raised, with its own traceback."""
+    return SamplerFailed(
+        f"sampler {spec.name!r} failed on {labels} labels: {type(error).__name__}: {error}",
+        traceback=_own_traceback(error),
+    )
+
+
+def _own_traceback(error: BaseException) -> str:
+    """The end of the traceback, from where Galileo called the sampler."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("galileo."):
+        trace = trace.tb_next
+    lines = "".join(traceback.format_exception(type(error), error, trace, chain=False))
+    return lines[-_TRACEBACK_CHARACTERS_MAX:]
 
 
 def _where(labels: Labels, answer: Any) -> Labels:

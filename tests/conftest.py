@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +24,50 @@ settings.load_profile("galileo")
 
 _NUMBERS = itertools.count(1)
 
+TOGETHER = {
+    "tests/spark": ("tests/spark",),
+    "the cluster": (
+        "tests/client",
+        "tests/cli",
+        "tests/docs",
+        "tests/cluster",
+        "tests/test_cluster",
+    ),
+}
+"""Directories and files whose tests share a session of Spark, or the fixture `cluster`."""
+LONG = (*TOGETHER, "tests/bench", "tests/simulation", "tests/faults")
+"""What takes longest, longest first."""
+
+
+def group_of(nodeid: str) -> str:
+    """Tests of one group stay in one process, where several run them; else each file does."""
+    file = nodeid.partition("::")[0]
+    return next((name for name, begins in TOGETHER.items() if file.startswith(begins)), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Shares the groups between processes (`--numprocesses=2`, as `scripts/test` has it)."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False  # keeps the order of the next function
+    return Groups(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes longest begins first, so that no process is left with it at the end."""
+
+    def turn(item: pytest.Item) -> int:
+        group = group_of(item.nodeid)
+        return next((n for n, name in enumerate(LONG) if group.startswith(name)), len(LONG))
+
+    if hasattr(config, "workerinput"):
+        items.sort(key=turn)
+
 
 @pytest.fixture(scope="session")
 def sample_data() -> Path:
@@ -38,9 +83,12 @@ def sample_data() -> Path:
 def cluster() -> Iterator[galileo.LocalCluster]:
     """Three node processes in two groups, for all tests that leave every node running.
 
+    They take samplers that are sent, where this machine can contain them.
+
     A test uses datasets of its own (`fresh_name`) and cancels the continuous queries it submits.
     """
-    with galileo.LocalCluster(nodes=3, groups=2) as running:
+    settings = {"samplers": {"sent": "contained"}}
+    with galileo.LocalCluster(nodes=3, groups=2, settings=settings) as running:
         yield running
 
 

@@ -29,7 +29,16 @@ BASE: dict[str, dict[str, Any]] = {
         ]
     },
 }
-TEXTS = {"node.name": "node-2", "node.listen": "127.0.0.1:7999", "storage.durability": "none"}
+TEXTS = {
+    "node.name": "node-2",
+    "node.listen": "127.0.0.1:7999",
+    "storage.durability": "none",
+    "samplers.sent": "contained",
+    "metrics.address": "127.0.0.1:9701",
+    "tracing.endpoint": "http://127.0.0.1:4317",
+    "logs.format": "json",
+    "logs.level": "debug",
+}
 KEYS = [
     f"{section}.{field.name}"
     for section, cls in config.SECTIONS.items()
@@ -168,7 +177,10 @@ def test_the_nodes_of_a_host_meet_in_one_evaluator_directory() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown section": ({**BASE, "storag": {}}, r"unknown section: 'storag'.*mean 'storage'"),
-    "nothing known": ({**BASE, "qqq": {}}, r"unknown section: 'qqq'\. Known: cluster, evaluator"),
+    "nothing known": (
+        {**BASE, "qqq": {}},
+        r"unknown section: 'qqq'\. Known: access, audit, cluster, evaluator",
+    ),
     "an unknown key": (
         with_key("storage.segment_bytes", 1),
         r"unknown key in \[storage\]: 'segment_bytes'; did you mean 'segment_bytes_max'\? Known:",
@@ -207,6 +219,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"one of the topology's nodes \(node-1, node-2\), got 'node-3'",
     ),
     "no directory": ({**BASE, "node": {"name": "node-1"}}, "expected node.directory, the place"),
+    "another place for sent samplers": (
+        with_key("samplers.sent", "trusted"),
+        'samplers.sent "refused" or "contained", got',
+    ),
     "another durability": (with_key("storage.durability", "maybe"), '"fsync" or "none", got'),
     "merges that never begin": (
         with_key("storage.merge_bytes_min", 2 << 30),
@@ -281,6 +297,24 @@ def test_other_than_loopback_needs_a_word(address: str) -> None:
     assert told.listen == address
 
 
+def test_with_tls_it_needs_none() -> None:
+    tls = {"certificate": "c.pem", "key": "k.pem", "authority": "a.pem"}
+    told = config.from_dict({**with_key("node.listen", "10.0.0.1:7701"), "tls": tls})
+    assert told.keys.is_tls
+    assert not told.security.insecure
+
+
+def test_a_token_in_a_message_is_not_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(
+        '[node]\nname = "glt_planted-here"\n'
+        '[cluster]\ngroups = [{name = "g", nodes = [{name = "a", address = "127.0.0.1:1"}]}]\n'
+    )
+    with pytest.raises(ConfigError) as told:
+        config.load(path, environment={}, overrides=["node.listen=glt_planted-there"])
+    assert "planted" not in str(told.value)
+
+
 def test_the_address_of_the_topology_is_no_way_around() -> None:
     nodes = [{"name": "node-1", "address": "10.0.0.1:7701"}]
     raw = {**BASE, "cluster": {"groups": [{"name": "g", "nodes": nodes}]}}
@@ -311,3 +345,77 @@ def test_every_key_is_documented() -> None:
         if f"`{name}`" not in about[section]:
             missing.append(key)
     assert not missing, f"docs/configuration.md lacks {', '.join(missing)}"
+
+
+# --- metrics and logs ------------------------------------------------------------------------
+
+
+def test_metrics_are_served_to_others_only_where_that_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"loopback address as metrics\.address"):
+        config.from_dict(with_key("metrics.address", "10.0.0.1:9701"))
+    said = {**BASE, "metrics": {"address": "10.0.0.1:9701", "insecure": True}}
+    assert config.from_dict(said).metrics.address == "10.0.0.1:9701"
+    with pytest.raises(ConfigError, match=r"metrics\.address as host:port"):
+        config.from_dict(with_key("metrics.address", "9701"))
+
+
+def test_queries_are_named_with_commas_between() -> None:
+    assert config.from_dict(BASE).metrics.named == ()
+    assert config.from_dict(with_key("metrics.ccqs", "a, b,,c ")).metrics.named == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(("key", "value"), [("format", "xml"), ("level", "loud")])
+def test_logs_have_these_formats_and_levels(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"logs\.{key} to be one of"):
+        config.from_dict(with_key(f"logs.{key}", value))
+
+
+# --- all problems at once --------------------------------------------------------------------
+
+
+def test_a_sound_configuration_has_no_problems() -> None:
+    assert config.problems(BASE) == []
+
+
+def test_every_problem_is_told_where_the_first_would_be_raised() -> None:
+    raw = {
+        **BASE,
+        "node": {"name": "nobody"},
+        "storge": {},
+        "limits": {"ccqs_max": 0, "ccq_max": 5, "batch_rows_max": "many"},
+        "logs": {"format": "xml", "level": "loud"},
+        "storage": 7,
+    }
+    found = config.problems(raw)
+    for said in (
+        "'storge'; did you mean 'storage'?",
+        "'ccq_max'; did you mean 'ccqs_max'?",
+        "expected int for limits.batch_rows_max, got 'many'",
+        "[storage] to be a table, got 7",
+        "node.name to be one of",
+        "expected node.directory",
+        "expected limits.ccqs_max above zero",
+        "logs.format",
+        "logs.level",
+    ):
+        assert sum(said in one for one in found) == 1, (said, found)
+    assert len(found) == 9
+
+
+def test_without_a_cluster_the_other_problems_are_told_all_the_same() -> None:
+    found = config.problems({"node": {"nam": "a"}})
+    assert len(found) == 2
+    assert "'nam'; did you mean 'name'?" in found[0]
+    assert "[cluster]" in found[1]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_what_is_refused_has_a_problem_and_what_is_not_has_none(key: str) -> None:
+    for value in (other_value(key), "", -1, [], True):
+        raw = with_key(key, value)
+        refused = False
+        try:
+            config.from_dict(raw)
+        except ConfigError:
+            refused = True
+        assert bool(config.problems(raw)) is refused

@@ -129,3 +129,11 @@ def test_an_old_cursor_does_not_keep_what_came_after_it() -> None:
     assert first == Cursor({1: 1})
     gc.collect()
     assert list(seen) == [last]
+
+
+@given(cursors, cursors)
+def test_news_are_the_partitions_in_which_the_other_is_further(one: Cursor, other: Cursor) -> None:
+    expected = tuple(p for p in other if other[p] > one[p])
+    assert one.news(other) == expected
+    assert one.news(other) is one.news(other), "remembered"
+    assert one.news(Cursor({})) == ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -55,10 +57,73 @@ def test_a_program_is_checked(tmp_path: Path) -> None:
     assert "[assignment]" in told[4]
 
 
-def test_the_wheel_says_that_it_is_typed(tmp_path: Path) -> None:
+# As a stranger would write it, who has installed the package and knows nothing of its settings.
+STRANGERS_PROGRAM = """
+from collections.abc import Iterator
+
+import galileo
+from galileo.errors import TryAgain
+from galileo.generate import QuakesLike
+
+f = galileo.f
+
+
+def warm(client: galileo.Client) -> int:
+    labels: galileo.Labels = client.query("nam", (f.temperature > 290) & f.station.is_not_null())
+    rows: int = client.read(labels).num_rows
+    return rows + client.count("nam")
+
+
+def follow(client: galileo.Client, ccq: galileo.Ccq) -> Iterator[str]:
+    with galileo.Spool("x.spool") as spool:
+        try:
+            for update in client.watch(ccq.id, spool=spool):
+                yield update.token
+        except TryAgain as error:
+            print(error.kind, error.details)
+
+
+async def both() -> None:
+    async with galileo.AsyncClient("127.0.0.1:7701") as client:
+        async for update in client.watch("ccq-1"):
+            print(len(update.labels), update.windows)
+
+
+with galileo.LocalCluster(nodes=3) as cluster:
+    reports = [bulletin.reports for bulletin in QuakesLike().bulletins("2014", days=1)]
+    receipt: galileo.Receipt = cluster.client().ingest("quakes", reports)
+    print(receipt.rows, warm(cluster.client()))
+"""
+WRONG = "number: int = galileo.connect('127.0.0.1:7701').query('nam')\n"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("hatchling")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    target = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
     subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    [wheel] = tmp_path.glob("*.whl")
+    [made] = target.glob("*.whl")
+    return made
+
+
+def test_the_wheel_says_that_it_is_typed(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         assert "galileo/py.typed" in packed.namelist()
+
+
+def test_a_strangers_program_is_strict_against_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    """In an environment of its own, which has the wheel before all that this one has."""
+    home = tmp_path / "environment"
+    venv.EnvBuilder(with_pip=False).create(home)
+    [packages] = home.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(packages)
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    (tmp_path / "program.py").write_text(STRANGERS_PROGRAM)
+    (tmp_path / "wrong.py").write_text(f"import galileo\n\n{WRONG}")
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary"]
+    command += ["--python-executable", str(home / "bin" / "python"), "program.py", "wrong.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    [told] = done.stdout.splitlines()
+    assert told.startswith("wrong.py:3: error: Incompatible types in assignment"), done.stdout

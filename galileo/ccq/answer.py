@@ -28,7 +28,9 @@ def compose(backfilled: PackedLabels | None, selection: Selection, *, labels_max
         selection: of the cache, past what the rescan reached.
         labels_max: bound of the answer; its first commit may exceed it.
     """
-    found = PackedLabels.concat([backfilled, selection.labels])
+    found = selection.labels
+    if backfilled is not None:
+        found = PackedLabels.concat([backfilled, found])
     if found is None:
         return Answer(None, selection.covered, is_cut=False)
     labels, cursor = found.cut(reached=selection.covered, labels_max=labels_max)

@@ -7,7 +7,8 @@ Nothing here depends on time: a cache is a function of the log between two curso
 
 Chunks are kept packed (`packs`), and what is asked of them is answered from the lists of their
 commits. Nothing is packed or unpacked here: where cycles have left many small chunks, `gather`
-hands them out to be put together elsewhere, and `take_gathered` takes them back.
+hands them out to be put together elsewhere, and `take_gathered` takes them back. `gather_at_rest`
+does it sooner.
 
 A chunk is in memory, in a file, or in both; never in neither. `spill` hands the oldest ones out to
 be written, `take_spilled` puts the file in their place; `take_loaded` brings a file's labels back
@@ -32,6 +33,8 @@ LABELS_FEW, CHUNKS_GATHERED_SOON = 1_024, 4
 GROWTH = 4
 """A chunk is left alone while it is so many times what came after it, lest it be packed anew
 with every few labels."""
+GROWTH_AT_REST = 16
+"""The same where nothing comes in: then there is time, and readers unpack less."""
 SPILL_LABELS = 262_144
 """Chunks go into one file up to so many labels; a single one may hold more."""
 
@@ -85,12 +88,13 @@ class Spill:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """`packed` is None where the labels are in the file only."""
+    """`packed` is None where the labels are in the file only; all of them lie past `after`."""
 
     packed: PackedLabels | None
     until: Cursor
     labels: int
     spill: Spill | None = None
+    after: Cursor = ORIGIN
 
     @property
     def bytes(self) -> int:
@@ -132,24 +136,35 @@ class LabelCache:
         """Labels held, some of which a later `append` may find to be dropped."""
         return sum(chunk.labels for chunk in self._chunks)
 
-    def append(self, labels: PackedLabels | None, *, reached: Cursor, gone: Cursor = ORIGIN) -> int:
+    def append(
+        self,
+        labels: PackedLabels | None,
+        *,
+        reached: Cursor,
+        gone: Cursor = ORIGIN,
+        after: Cursor | None = None,
+    ) -> int:
         """Learns all labels up to `reached`; what is known already is skipped.
 
         Args:
             labels: at least all matches past `until` and at or before `reached`.
             reached: how far those go, per partition; others are left alone.
             gone: up to where they are not there any more.
+            after: where it is said, the labels are those past it, and not past `reached`.
 
         Returns:
             How many labels were new.
         """
-        fresh = labels.after(self.until).until(reached) if labels is not None else None
-        self.gone.add(self.until, gone.meet(reached))
-        self.until = self.until.join(reached)
+        before, fresh = self.until, labels
+        # Where the cache stands where it stood when it asked, all of them are fresh.
+        if labels is not None and after is not before:
+            fresh = labels.after(before).until(reached)
+        if gone:
+            self.gone.add(before, gone.meet(reached))
+        self.until = before.join(reached)
         if fresh is None or not fresh.packs:
             return 0
-        self._add(fresh)
-        return len(fresh)
+        return self._add(fresh, after=before)
 
     def advance(self, cursor: Cursor) -> None:
         """Takes everything up to `cursor` as known and dropped: a client has it."""
@@ -158,7 +173,11 @@ class LabelCache:
 
     def drop(self, cursor: Cursor) -> None:
         """Forgets the labels at or before `cursor`, as far as the cache reaches."""
-        self.base = self.base.join(cursor.meet(self.until))
+        # Where it says the same, the same object: what many caches stand at is compared once.
+        reached = cursor if self.until.covers(cursor) else cursor.meet(self.until)
+        if reached is not self.until and reached.covers(self.until):
+            reached = self.until
+        self.base = self.base.join(reached)
         if self._chunks:
             self._keep([c for c in self._chunks if not self.base.covers(c.until)])
         self.gone.forget(self.base)
@@ -174,8 +193,7 @@ class LabelCache:
         In partitions where `after` lies before the base the cache knows nothing of use; they
         contribute nothing and `covered` stays at `after`.
         """
-        behind = {p: self.until[p] for p in self.base if after[p] < self.base[p]}
-        past = Cursor({**after, **behind})
+        past = after if after.covers(self.base) else self._past(after)
         parts: list[PackedLabels] = []
         covered, found = after, 0
         for number, chunk in enumerate(self._chunks):
@@ -186,8 +204,9 @@ class LabelCache:
                 continue
             if chunk.packed is None:
                 return self._cut_before(number, after, parts)
-            parts.append(chunk.packed.after(past))
-            found += len(parts[-1])
+            is_all = chunk.after.covers(past)
+            parts.append(chunk.packed if is_all else chunk.packed.after(past))
+            found += chunk.labels if is_all else len(parts[-1])
         covered = self._covered(after, self.until)
         return Selection(PackedLabels.concat(parts), covered, whole=True)
 
@@ -239,7 +258,9 @@ class LabelCache:
             self.tally.discarded.append(number)
             return
         spill = Spill(number, size, sum(chunk.bytes for chunk in written))
-        together = _Chunk(None, left[-1].until, sum(chunk.labels for chunk in left), spill)
+        labels = sum(chunk.labels for chunk in left)
+        # The file has what was dropped since, too.
+        together = _Chunk(None, left[-1].until, labels, spill, written[0].after)
         at = next(i for i, chunk in enumerate(self._chunks) if chunk is left[0])
         self._keep([*self._chunks[:at], together, *self._chunks[at + len(left) :]])
 
@@ -295,13 +316,26 @@ class LabelCache:
 
         None where they are not, and until the last ones handed out are back.
         """
-        newest, count = self._crowd()
+        newest, count = self._crowd(growth=GROWTH)
         is_few = count <= LABELS_FEW
         least = self._chunks_gathered if is_few else CHUNKS_GATHERED_SOON
         if self._gathering or len(newest) < min(least, self._chunks_gathered):
             return None
-        self._gathering = tuple(newest)
-        return PackedLabels.concat(chunk.packed for chunk in newest)
+        return self._handed_out(newest)
+
+    def gather_at_rest(self) -> PackedLabels | None:
+        """The newest chunks, where a reader is better off with one; few labels are left alone.
+
+        They are more than one, or packed together with those of others, which have to be left
+        out for each reader. None where there is nothing to gain, and as for `gather`.
+        """
+        newest, count = self._crowd(growth=GROWTH_AT_REST)
+        if self._gathering or count <= LABELS_FEW:
+            return None
+        alone = newest[0].packed if len(newest) == 1 else None
+        if alone is not None and alone.is_quick(leaves_out=True):
+            return None
+        return self._handed_out(newest)
 
     def take_gathered(self, labels: PackedLabels | None) -> None:
         """Takes back what `gather` handed out, packed as one; None leaves the chunks as they are.
@@ -314,7 +348,8 @@ class LabelCache:
             return
         start = next(i for i, chunk in enumerate(self._chunks) if any(chunk is g for g in gathered))
         left = labels.after(self.base)
-        together = [_Chunk(left, gathered[-1].until, len(left))] if left.packs else []
+        begin = gathered[0].after.join(self.base)
+        together = [_Chunk(left, gathered[-1].until, len(left), after=begin)] if left.packs else []
         self._keep([*kept[:start], *together, *kept[start:]])
 
     def check(self) -> None:
@@ -324,13 +359,20 @@ class LabelCache:
         for chunk in self._chunks:
             assert self.until.covers(chunk.until), "a chunk past the cache"
             assert chunk.until.covers(before), "chunks out of order"
+            past = chunk.packed.after(chunk.after) if chunk.packed is not None else None
+            assert past is chunk.packed, "labels before their chunk"
             assert chunk.packed is not None or chunk.spill is not None, "labels are nowhere"
             before = chunk.until
         assert self.bytes == sum(chunk.bytes for chunk in self._chunks), "bytes miscounted"
         assert self.spilled_bytes == sum(chunk.spilled_bytes for chunk in self._chunks)
 
-    def _add(self, labels: PackedLabels) -> None:
-        self._keep([*self._chunks, _Chunk(labels, self.until, len(labels))])
+    def _add(self, labels: PackedLabels, *, after: Cursor) -> int:
+        chunk = _Chunk(labels, self.until, len(labels), after=after)
+        self._chunks = [*self._chunks, chunk]
+        size = chunk.bytes
+        self.bytes += size
+        self.tally.bytes += size
+        return chunk.labels
 
     def _keep(self, chunks: list[_Chunk]) -> None:
         """Has these chunks from now on; the files of others are not needed any more."""
@@ -360,19 +402,30 @@ class LabelCache:
     def _is_gathering(self, chunk: _Chunk) -> bool:
         return any(chunk is one for one in self._gathering)
 
-    def _crowd(self) -> tuple[list[_Chunk], int]:
+    def _handed_out(self, chunks: list[_Chunk]) -> PackedLabels | None:
+        self._gathering = tuple(chunks)
+        return PackedLabels.concat(chunk.packed for chunk in chunks)
+
+    def _crowd(self, *, growth: int) -> tuple[list[_Chunk], int]:
         """The newest chunks that are worth putting together, and how many labels they hold."""
         crowd: list[_Chunk] = []
         count = 0
         for chunk in reversed(self._chunks):
             size = chunk.labels
-            is_large = crowd and size > GROWTH * count
+            is_large = crowd and size > growth * count
             if is_large or count + size > CHUNK_LABELS or not self._is_in_memory_alone(chunk):
                 break
             crowd.append(chunk)
             count += size
         return crowd[::-1], count
 
+    def _past(self, after: Cursor) -> Cursor:
+        """`after`, at the end where it lies before the base."""
+        behind = {p: self.until[p] for p in self.base if after[p] < self.base[p]}
+        return Cursor({**after, **behind})
+
     def _covered(self, after: Cursor, until: Cursor) -> Cursor:
+        if after.covers(self.base):
+            return after.join(until)
         known = {p: s for p, s in until.items() if after[p] >= self.base[p]}
         return after.join(known)

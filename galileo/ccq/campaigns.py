@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
+from galileo.ccq.counts import ElectionEnded
 from galileo.ccq.events import AnswerSubmit, RefuseSubmit, Send, SubmitRequested
 from galileo.ccq.messages import Announce, Appoint, Appointed, AppointRefused, Noted
 from galileo.ccq.model import Failure, Record
@@ -67,10 +68,19 @@ class _Campaign:
     requests: list[int] = field(default_factory=list)
     noting_at: float | None = None
     is_overflow: bool = False
+    begun_at: float = 0.0
+
+    def ended(self, failure: str = "") -> ElectionEnded:
+        request = self.requests[0] if self.requests else None
+        return ElectionEnded(self.record.ccq.id, self.begun_at, request, failure)
 
 
 class Campaigns:
-    """The running campaigns of one node, at most one for each CCQ."""
+    """The running campaigns of one node, at most one for each CCQ.
+
+    Attributes:
+        reserved: CCQs that others here see to (`galileo.ccq.batches`), with their owners.
+    """
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
@@ -80,9 +90,10 @@ class Campaigns:
         self._orphans: dict[str, tuple[int, float]] = {}
         self._given: dict[str, float] = {}
         self._passed_on: dict[str, float] = {}
+        self.reserved: dict[str, str] = {}
 
     def __contains__(self, ccq_id: str) -> bool:
-        return ccq_id in self._running
+        return ccq_id in self._running or ccq_id in self.reserved
 
     # --- what begins a campaign ----------------------------------------------------------------
 
@@ -94,19 +105,35 @@ class Campaigns:
         running = self._running.get(ccq_id)
         holder = known or (running.record if running else None)
         if holder is not None and not holder.ccq.asks_the_same(event.ccq):
-            return [RefuseSubmit(event.request, _taken(ccq_id))]
+            return [RefuseSubmit(event.request, taken(ccq_id))]
+        if ccq_id in self.reserved:
+            return [RefuseSubmit(event.request, overloaded("submissions of this query"))]
         if running is not None:
             return self._join(running, event.request)
         if known is not None:
             return self._submit_again(known, event.request, now)
         if len(self._state.tracker.records) >= self._state.options.records_max:
-            return [RefuseSubmit(event.request, _overloaded("continuous queries of the cluster"))]
+            return [RefuseSubmit(event.request, overloaded("continuous queries of the cluster"))]
+        if event.owned_max is not None and self.room(event.ccq.owner, event.owned_max) < 1:
+            return [RefuseSubmit(event.request, too_many(event.owned_max))]
         if len(self._running) >= CAMPAIGNS_MAX:
-            return [RefuseSubmit(event.request, _overloaded("elections at a time"))]
+            return [RefuseSubmit(event.request, overloaded("elections at a time"))]
         record = Record(event.ccq, term=0, coordinator="", retrieved=event.reached)
         campaign = self._new(record, need_bytes=event.need_bytes, now=now)
         campaign.requests.append(event.request)
         return self._start(campaign, event.candidates, now)
+
+    def room(self, owner: str, owned_max: int) -> int:
+        """How many more CCQs somebody may have, those counted that are being submitted here.
+
+        What is submitted to other nodes at the same moment is not known yet.
+        """
+        tracker = self._state.tracker
+        room = owned_max - tracker.owned_by(owner)
+        if room <= 0 or room > len(self._running) + len(self.reserved):
+            return room
+        begun = {**self.reserved, **{i: one.record.ccq.owner for i, one in self._running.items()}}
+        return room - sum(o == owner and tracker.get(i) is None for i, o in begun.items())
 
     def take_over(self, now: float) -> Effects:
         """Starts elections for the orphans whose turn it is here; some at a time."""
@@ -130,7 +157,7 @@ class Campaigns:
         for ccq_id, led in list(self._state.led.items()):
             if len(self._running) >= CAMPAIGNS_MAX:
                 break
-            if ccq_id in self._running or now < self._given.get(ccq_id, now):
+            if ccq_id in self or now < self._given.get(ccq_id, now):
                 continue
             self._given[ccq_id] = now + self._state.options.submit_timeout_s
             self._state.tracker.acknowledge(ccq_id, led.retrieved)
@@ -152,7 +179,7 @@ class Campaigns:
         is_alone = all(peer in state.dead for peer in state.peers)
         is_full = len(led.fetches.holders) >= options.holders_max
         is_busy = len(overflows) >= options.successions_max or len(self._running) >= CAMPAIGNS_MAX
-        if ccq_id in self._running or not is_late or is_alone or is_full or is_busy:
+        if ccq_id in self or not is_late or is_alone or is_full or is_busy:
             return []
         self._passed_on = {one: at for one, at in self._passed_on.items() if at > now}
         self._passed_on[ccq_id] = now + options.succession_pause_s
@@ -234,7 +261,7 @@ class Campaigns:
             turn = self._turn(record)
             at = now + turn * self._state.options.takeover_stagger_s
             self._orphans[ccq_id] = (record.term, at)
-        if now < at or ccq_id in self._running:
+        if now < at or ccq_id in self:
             return []
         self._orphans[ccq_id] = (record.term, now + self._state.options.submit_timeout_s)
         return self._start(self._new(record, need_bytes=0, now=now), (), now)
@@ -261,6 +288,7 @@ class Campaigns:
 
     def _new(self, record: Record, *, need_bytes: int, now: float) -> _Campaign:
         self._count += 1
+        self._state.counts.elections += 1
         options = self._state.options
         campaign = _Campaign(
             name=f"{record.ccq.id}/{self._count}",
@@ -268,13 +296,14 @@ class Campaigns:
             need_bytes=need_bytes,
             election=Election(options=options.election),
             deadline=now + options.submit_timeout_s,
+            begun_at=now,
         )
         self._running[record.ccq.id] = campaign
         return campaign
 
     def _join(self, campaign: _Campaign, request: int) -> Effects:
         if len(campaign.requests) >= SUBMISSIONS_PER_CCQ_MAX:
-            return [RefuseSubmit(request, _overloaded("submissions of one continuous query"))]
+            return [RefuseSubmit(request, overloaded("submissions of one continuous query"))]
         campaign.requests.append(request)
         return []
 
@@ -287,11 +316,11 @@ class Campaigns:
 
     def _start(self, campaign: _Campaign, candidates: Sequence[str], now: float) -> Effects:
         is_given = campaign.is_overflow or self._state.is_draining
-        groups = self._groups(candidates or (self._state.me,), is_given=is_given)
+        groups = self.groups(candidates or (self._state.me,), is_given=is_given)
         started = Started(campaign.need_bytes, groups, only_suitable=campaign.is_overflow)
         return self._step(campaign, started, now)
 
-    def _groups(self, first: Sequence[str], *, is_given: bool) -> tuple[tuple[str, ...], ...]:
+    def groups(self, first: Sequence[str], *, is_given: bool) -> tuple[tuple[str, ...], ...]:
         """Live nodes by group: those of `first`, then the others by workload and latency.
 
         A node that gives the CCQ away leaves itself out.
@@ -359,6 +388,7 @@ class Campaigns:
     def _succeed(self, campaign: _Campaign) -> Effects:
         record = campaign.record
         del self._running[record.ccq.id]
+        self._state.counts.ended.append(campaign.ended())
         return [
             AnswerSubmit(request, record.ccq.id, record.coordinator, record.term)
             for request in campaign.requests
@@ -368,20 +398,31 @@ class Campaigns:
         """Refuses the submissions. What was offered may yet be accepted: it is not taken back,
         for the client may have submitted to another node too, and been answered there.
         """
+        self._state.counts.elections_failed += 1
         details = (("after_s", self._state.options.retry_s), ("ccq_id", campaign.record.ccq.id))
         message = f"no node took the continuous query: {reason}; submit it again with this id"
         return self._close(campaign, Failure("unavailable", message, details))
 
     def _close(self, campaign: _Campaign, failure: Failure) -> Effects:
         del self._running[campaign.record.ccq.id]
+        self._state.counts.ended.append(campaign.ended(failure.kind))
         return [RefuseSubmit(request, failure) for request in campaign.requests]
 
 
-def _overloaded(what: str) -> Failure:
+def overloaded(what: str) -> Failure:
     return Failure("overloaded", f"this node takes no more {what}; try later", (("after_s", 5.0),))
 
 
-def _taken(ccq_id: str) -> Failure:
+def too_many(owned_max: int) -> Failure:
+    return Failure(
+        "quota_exceeded",
+        f"expected at most {owned_max:,} continuous queries alive of one owner (quota ccqs_max), "
+        "got one more; cancel some, let them expire, or ask an administrator for a higher quota",
+        (("quota", "ccqs_max"), ("bound", owned_max)),
+    )
+
+
+def taken(ccq_id: str) -> Failure:
     return Failure(
         "invalid_input",
         f"the id {ccq_id!r} belongs to another continuous query; submit this one with its own",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from galileo.ccq.cache import LabelCache
+from galileo.ccq.counts import LabelCounts
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.elsewhere import HolderAnswered, HolderFailed
 from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import (
+    AnswerFetch,
     BackfillFinished,
     ContinuousEffect,
     CycleResult,
@@ -46,6 +48,7 @@ class Coordination:
     ) -> None:
         self.ccq = record.ccq
         self.term = record.term
+        self.counts = LabelCounts()
         self.cache = self.cache_type(beginning(record), chunks_gathered=options.chunks_gathered)
         self.cycles = self.cycles_type(
             record.ccq, term=record.term, cache=self.cache, now=now, options=options
@@ -53,6 +56,7 @@ class Coordination:
         self.fetches = self.fetches_type(
             cache=self.cache, cycles=self.cycles, options=options, clock=clock
         )
+        self.cycles.counts = self.fetches.counts = self.counts
         self.fetches.acknowledged = record.retrieved
         self.fetches.holders = record.holders
         self.rhythm = Rhythm(now)
@@ -86,6 +90,13 @@ class Coordination:
     def ask(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
         self.rhythm.note(now)
         return self.fetches.ask(event, known, now)
+
+    def ask_at_once(self, event: FetchRequested, now: float) -> AnswerFetch | None:
+        """What `ask` would answer; None where that is not for the cache alone to say."""
+        answer = self.fetches.ask_at_once(event, now)
+        if answer is not None:
+            self.rhythm.note(now)
+        return answer
 
     def confirm(self, event: SequencesConfirmed, known: Cursor, now: float) -> Effects:
         return self.fetches.confirm(event, known, now)

@@ -10,11 +10,15 @@ from __future__ import annotations
 import math
 
 from galileo.ccq.cache import LabelCache
+from galileo.ccq.counts import LabelCounts
 from galileo.ccq.events import CycleItem, CycleResult
 from galileo.ccq.model import Ccq, Failure
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import ORIGIN, Cursor
+from galileo.errors import SamplerRevoked
 
+LASTING_FAILURES = frozenset({SamplerRevoked.kind})
+"""No further cycle can mend them, so readers are told at once."""
 _DOUBLINGS_MAX = 16
 
 
@@ -23,9 +27,13 @@ class Cycles:
 
     Attributes:
         running: id of the cycle in flight, of which there is at most one.
-        failure: why the CCQ itself fails, while it does.
+        failure: why the CCQ itself fails, once it has done so several times in a row: a sampler
+            whose process died may do better in the next cycle, so readers are not told at once.
         fresh_at: when it was last known that nothing lies beyond the cache.
         is_resting: nothing is known to lie beyond it now, until `rouse` says otherwise.
+        over, failed: cycles that are over, and of them those that came to nothing.
+        over_s: what all of them took, in seconds.
+        counts: of labels, for those who watch.
     """
 
     def __init__(
@@ -37,12 +45,17 @@ class Cycles:
         self.failure: Failure | None = None
         self.fresh_at = now
         self.is_resting = False
+        self.over = self.failed = 0
+        self.over_s = 0.0
+        self.counts = LabelCounts()
         self._cache = cache
         self._options = options
         self._due_at = now
         self._started_at = now
         self._goal = ORIGIN
         self._fruitless = 0
+        self._failures = 0
+        self._took_s = 0.0
 
     @property
     def due_at(self) -> float:
@@ -52,6 +65,18 @@ class Cycles:
     def age_s(self, now: float) -> float:
         """Since when something may lie beyond the cache, in seconds; 0 while nothing does."""
         return 0.0 if self.is_resting else max(0.0, now - self.fresh_at)
+
+    def interval_s(self, now: float) -> float:
+        """At which the CCQ is evaluated now: its own, or as long as its cycles take.
+
+        A CCQ has one cycle at a time, and what is overdue begins when that ends. So cycles that
+        take longer than the interval stretch it, and each of them finds more; nothing is skipped.
+        """
+        waits_s = 0.0 if self.running is None else now - self._started_at
+        return max(self.ccq.interval_s, self._took_s, waits_s)
+
+    def is_overloaded(self, now: float) -> bool:
+        return self.interval_s(now) > self.ccq.interval_s
 
     def rouse(self, now: float) -> None:
         """There is news for a CCQ that rests: it is due at the next multiple of its interval."""
@@ -65,9 +90,9 @@ class Cycles:
             return None
         self._due_at = self._next_due(now)
         until = self._cache.until
-        news = tuple(p for p, sequence in known.items() if sequence > until[p])
+        news = until.news(known)
         if not news:
-            self.is_resting, self.fresh_at = True, now
+            self.is_resting, self.fresh_at, self._took_s = True, now, 0.0
             return None
         return CycleItem(self.ccq, self.term, until, news)
 
@@ -75,18 +100,30 @@ class Cycles:
         assert self.running is None, f"{self.ccq.id} is in two cycles"
         self.running, self._goal, self._started_at = cycle_id, known, now
 
+    def end(self, now: float) -> None:
+        """The cycle in flight is over; what it found, if anything, is another matter."""
+        self.running, self._took_s = None, now - self._started_at
+        self.over += 1
+        self.over_s += self._took_s
+
     def finish(self, result: CycleResult, now: float) -> int:
         """Takes a result of this term over, from whichever cycle.
 
         Returns:
             How many labels were new.
         """
-        self.failure = result.failure
+        self._failures = self._failures + 1 if result.failure is not None else 0
+        is_told = self._failures >= self._options.cycle_failures_told
+        is_told |= result.failure is not None and result.failure.kind in LASTING_FAILURES
+        self.failure = result.failure if is_told else None
         if result.failure is not None or not self._cache.until.covers(result.after):
             self._back_off(now)
             return 0
         before = self._cache.until
-        found = self._cache.append(result.labels, reached=result.reached, gone=result.gone)
+        found = self._cache.append(
+            result.labels, reached=result.reached, gone=result.gone, after=result.after
+        )
+        self.counts.note_matched(found, lag_s=now - self.fresh_at)
         if self._cache.until == before:
             self._back_off(now)  # The partitions with news could not be asked.
         else:
@@ -97,7 +134,8 @@ class Cycles:
 
     def fail(self, now: float) -> None:
         """The cycle in flight came to nothing."""
-        self.running = None
+        self.end(now)
+        self.failed += 1
         self._back_off(now)
 
     def check(self) -> None:

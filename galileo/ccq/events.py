@@ -1,13 +1,15 @@
 """Events and effects of the machine `galileo.ccq.machine.Continuous`: the driver's contract.
 
 The driver feeds events and carries out the effects of each step *in their order*, one step's
-before the next one's. `request` and `cycle_id` are names that pair a question with its answer.
+before the next one's; it may save the records of a step before all else, together. `request` and
+`cycle_id` are names that pair a question with its answer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from galileo.ccq.batch_events import AnswerBatch, BatchSubmitted
 from galileo.ccq.elsewhere import (
     AnswerHeld,
     AskHolder,
@@ -92,6 +94,7 @@ class SubmitRequested:
         reached: frontier of the initial result.
         need_bytes: cache that the CCQ is expected to need.
         candidates: nodes that may hold matches; their groups are polled first.
+        owned_max: that its owner may have alive; None: as many as there may be.
     """
 
     request: int
@@ -99,6 +102,7 @@ class SubmitRequested:
     reached: Cursor
     need_bytes: int = 0
     candidates: tuple[str, ...] = ()
+    owned_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,13 @@ class FetchRequested:
     wait_until: float | None = None
     labels_max: int = 100_000
     until_clock_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchesRequested:
+    """Many fetches at once, each answered as if it had come alone."""
+
+    fetches: tuple[FetchRequested, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +156,8 @@ class CycleResult:
     Attributes:
         term: as in the item.
         after: as in the item.
-        labels: sampled matches, packed; all of those with `after < sequence <= reached`.
-            None: none.
+        labels: sampled matches, packed; all of those with `after < sequence <= reached`, and no
+            others. None: none.
         reached: for each partition, how far it is known; a partition that could not be asked
             is absent or stands at `after`.
         failure: why this CCQ failed (its sampler raised); then nothing is taken over.
@@ -226,7 +237,9 @@ ContinuousEvent = (
     | PeerDied
     | PeerRevived
     | SubmitRequested
+    | BatchSubmitted
     | FetchRequested
+    | FetchesRequested
     | FetchAbandoned
     | CancelRequested
     | CycleFinished
@@ -359,6 +372,7 @@ class AnswerFetch:
         cursor: of the new resume token; at or past `after` in each partition.
         frontier: how far the coordinator has evaluated.
         frontier_age_s: since it last knew of nothing beyond the frontier.
+        interval_s: at which the CCQ is evaluated now; longer than its own while cycles are.
         missing: partitions that this answer could not consider.
         more: whether a further fetch would find more at once.
         gone: between the two cursors, what retention had dropped before it was evaluated.
@@ -376,6 +390,7 @@ class AnswerFetch:
     more: bool = False
     gone: tuple[Stretch, ...] = ()
     clock_us: int | None = None
+    interval_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,6 +435,7 @@ ContinuousEffect = (
     | AnswerHeld
     | RefuseHeld
     | AnswerSubmit
+    | AnswerBatch
     | RefuseSubmit
     | AnswerFetch
     | RefuseFetch

@@ -35,6 +35,7 @@ from typing import Literal
 
 from galileo.ccq.answer import Answer, compose
 from galileo.ccq.cache import LabelCache
+from galileo.ccq.counts import LabelCounts
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.elsewhere import AskHolder, HolderAnswered, HolderFailed, LoadPacks
 from galileo.ccq.event_clock import EventClock
@@ -77,6 +78,7 @@ class Fetches:
     Attributes:
         acknowledged: the join of all genuine tokens.
         holders: of stretches before the cache, oldest first; those that failed are given up.
+        counts: of labels, for those who watch.
     """
 
     compose = staticmethod(compose)
@@ -91,6 +93,8 @@ class Fetches:
     ) -> None:
         self.acknowledged = cache.base
         self.holders: tuple[Holder, ...] = ()
+        self.counts = LabelCounts()
+        self._answered = ORIGIN
         self._cache = cache
         self._cycles = cycles
         self._options = options
@@ -121,6 +125,38 @@ class Fetches:
         fetch.stage, fetch.doubtful = "confirming", ahead
         fetch.deadline = now + self._options.confirm_timeout_s
         return [ConfirmSequences(fetch.request, self._cycles.ccq.dataset, ahead)]
+
+    def ask_at_once(self, event: FetchRequested, now: float) -> AnswerFetch | None:
+        """What `ask` answers a token inside the cache, where there is nothing else to mind.
+
+        None where there is: then nothing has changed, or no more than the token acknowledges.
+        """
+        cursor, cache = event.cursor, self._cache
+        is_inside = cache.until.covers(cursor) and cursor.covers(cache.base)
+        if not is_inside or event.wait_until is not None or self._open:
+            return None
+        if self._cycles.failure is not None or self._cycles.ccq.window is not None:
+            return None
+        cache.drop(cursor)
+        self.acknowledged = self.acknowledged.join(cursor)
+        labels_max = max(1, min(event.labels_max, self._options.labels_max))
+        selection = cache.select(cursor, labels_max=labels_max)
+        if selection.lacking is not None:
+            return None
+        answer = self.compose(None, selection, labels_max=labels_max)
+        self._count(cursor, answer)
+        return AnswerFetch(
+            event.request,
+            event.ccq_id,
+            after=cursor,
+            labels=answer.labels,
+            cursor=answer.cursor,
+            frontier=cache.until,
+            frontier_age_s=self._cycles.age_s(now),
+            interval_s=self._cycles.interval_s(now),
+            more=answer.is_cut or not selection.whole,
+            gone=cache.gone.between(cursor, answer.cursor),
+        )
 
     def confirm(self, event: SequencesConfirmed, known: Cursor, now: float) -> Effects:
         fetch = self._open.get(event.request)
@@ -191,14 +227,20 @@ class Fetches:
 
     def _ahead(self, cursor: Cursor, known: Cursor) -> tuple[int, ...]:
         """The partitions in which the cursor is past everything known to exist."""
+        if known.covers(cursor):
+            return ()
         known = known.join(self._cache.until)
         return tuple(p for p, sequence in cursor.items() if sequence > known[p])
 
     def _take(self, fetch: _Fetch, now: float) -> Effects:
         """Takes the token as acknowledgement, then serves the fetch, and others it put behind."""
-        genuine = Cursor({p: s for p, s in fetch.cursor.items() if p not in fetch.doubtful})
+        genuine = fetch.cursor
+        if fetch.doubtful:
+            genuine = Cursor({p: s for p, s in genuine.items() if p not in fetch.doubtful})
         self._cache.advance(genuine)
         self.acknowledged = self.acknowledged.join(genuine)
+        if len(self._open) == 1:
+            return self._serve(fetch, now)
         stages = ("waiting", "loading")
         others = [other for other in self._open.values() if other.stage in stages]
         behind = [other for other in others if not other.cursor.covers(self._cache.base)]
@@ -206,8 +248,8 @@ class Fetches:
 
     def _serve(self, fetch: _Fetch, now: float) -> Effects:
         base = self._cache.base
-        behind = {p: sequence for p, sequence in base.items() if fetch.cursor[p] < sequence}
-        if behind:
+        if not fetch.cursor.covers(base):
+            behind = {p: sequence for p, sequence in base.items() if fetch.cursor[p] < sequence}
             return self._look_behind(fetch, behind, now)
         selection = self._cache.select(fetch.cursor, labels_max=fetch.labels_max)
         if selection.lacking is not None:
@@ -323,7 +365,8 @@ class Fetches:
         if answer.labels is None and failure is not None:
             return self.refuse(fetch.request, failure)
         del self._open[fetch.request]
-        rescanned = within(gone, after=fetch.cursor, until=answer.cursor)
+        self._count(fetch.cursor, answer)
+        rescanned = within(gone, after=fetch.cursor, until=answer.cursor) if gone else ()
         cached = self._cache.gone.between(fetch.cursor, answer.cursor)
         has_windows = self._cycles.ccq.window is not None
         return [
@@ -335,12 +378,21 @@ class Fetches:
                 cursor=answer.cursor,
                 frontier=self._cache.until,
                 frontier_age_s=self._cycles.age_s(now),
+                interval_s=self._cycles.interval_s(now),
                 missing=missing,
                 more=more,
                 gone=tuple(sorted((*rescanned, *cached))),
                 clock_us=self._clock.at(answer.cursor) if has_windows else None,
             )
         ]
+
+    def _count(self, after: Cursor, answer: Answer) -> None:
+        """Labels up to where an earlier answer went have been served before."""
+        if answer.labels is not None:
+            is_new = after.covers(self._answered)
+            again = 0 if is_new else len(answer.labels.until(self._answered))
+            self.counts.note_delivered(len(answer.labels), again=again)
+        self._answered = self._answered.join(answer.cursor)
 
     def _time_out(self, fetch: _Fetch, now: float) -> Effects:
         if fetch.stage == "confirming":

@@ -65,7 +65,7 @@ class GoneStretches:
 
     def between(self, after: Cursor, until: Cursor) -> tuple[Stretch, ...]:
         """What is gone past `after` and not past `until`."""
-        return within(self._stretches, after=after, until=until)
+        return () if not self._stretches else within(self._stretches, after=after, until=until)
 
     def check(self, base: Cursor, until: Cursor) -> None:
         inside = within(self._stretches, after=base, until=until)

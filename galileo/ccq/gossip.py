@@ -18,6 +18,10 @@ from galileo.ccq.messages import (
 )
 from galileo.ccq.state import Effects, NodeState
 
+FLUSHED_MAX = 1_024
+"""Retrieved cursors that are saved and announced at a time; others wait for their turn. A late one
+makes a successor evaluate more, and retention wait."""
+
 
 class Gossip:
     """See the module."""
@@ -25,6 +29,7 @@ class Gossip:
     def __init__(self, state: NodeState) -> None:
         self._state = state
         self._page_after: dict[str, str] = {}
+        self._looked_at = 0
 
     def tick(self) -> Effects:
         """Due each `sync_interval_s`."""
@@ -81,11 +86,20 @@ class Gossip:
     def _flush(self) -> Effects:
         """Saves retrieved cursors that moved and holders that were given up, and announces those
         of this node's CCQs.
+
+        Looks at no more than are flushed, and goes on there the next time.
         """
-        for ccq_id, led in self._state.led.items():
-            self._state.tracker.acknowledge(ccq_id, led.retrieved)
-            self._state.tracker.keep_holders(ccq_id, led.fetches.holders)
-        moved = self._state.tracker.take_dirty()
+        tracker = self._state.tracker
+        ids = list(self._state.led)
+        start = self._looked_at % len(ids) if ids else 0
+        for looked, ccq_id in enumerate((*ids[start:], *ids[:start])):
+            if len(tracker.dirty) >= FLUSHED_MAX:
+                self._looked_at = start + looked
+                break
+            led = self._state.led[ccq_id]
+            tracker.acknowledge(ccq_id, led.retrieved)
+            tracker.keep_holders(ccq_id, led.fetches.holders)
+        moved = self._state.tracker.take_dirty(FLUSHED_MAX)
         mine = [record for record in moved if record.ccq.id in self._state.led]
         saves = [SaveRecord(record, durable=False) for record in moved]
         return [*saves, *self._state.announce(mine)]

@@ -10,7 +10,8 @@ needs to be right for that: not who coordinates, not what is cached, not any clo
 *Progress* is what the rest is for. Every node keeps a record of every CCQ (`tracker`), made
 equal everywhere by announcements and anti-entropy (`gossip`). The record names the coordinator;
 a node that learns that it is named begins to coordinate (`coordination`), one that learns of a
-higher term stops. Terms come from elections (`campaigns`): at submission, when the peers of a
+higher term stops. Terms come from elections (`campaigns`, and `batches` for many CCQs that are
+submitted at once): at submission, when the peers of a
 dead coordinator take over, and when a node whose caches are too full (`budget`) gives a CCQ away,
 whose labels it goes on to hold (`holding`). A node that restarts listens for a successor first and
 then appoints itself anew, since what it had evaluated went with its memory. Cycles (`schedule`)
@@ -31,6 +32,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from galileo.ccq.batch_events import BatchSubmitted
+from galileo.ccq.batches import Batches
 from galileo.ccq.budget import Budget
 from galileo.ccq.campaigns import Campaigns
 from galileo.ccq.coordination import Coordination
@@ -54,6 +57,7 @@ from galileo.ccq.events import (
     CycleFinished,
     DrainRequested,
     FetchAbandoned,
+    FetchesRequested,
     FetchRequested,
     MessageArrived,
     PacksGathered,
@@ -75,8 +79,10 @@ from galileo.ccq.messages import (
     Announce,
     Appoint,
     Appointed,
+    AppointMany,
     AppointRefused,
     Digest,
+    ManyAppointed,
     Noted,
     RecordsDenied,
     RecordsWanted,
@@ -111,11 +117,13 @@ class Continuous:
     """
 
     state_type = NodeState
+    batches_type = Batches
 
     def __init__(self, me: str, options: ContinuousOptions) -> None:
         self.state = self.state_type(me, options)
         self._gossip = Gossip(self.state)
         self._campaigns = Campaigns(self.state)
+        self._batches = self.batches_type(self.state, self._campaigns)
         self._searches = Searches(self.state)
         self._schedule = Schedule(self.state)
         self._budget = Budget(self.state, self._campaigns)
@@ -133,7 +141,9 @@ class Continuous:
             PeerDied: self._on_peer_died,
             PeerRevived: self._on_peer_revived,
             SubmitRequested: self._campaigns.submit,
+            BatchSubmitted: self._batches.submit,
             FetchRequested: self._on_fetch,
+            FetchesRequested: self._on_fetches,
             FetchAbandoned: self._on_abandoned,
             CancelRequested: self._on_cancel,
             CycleFinished: self._on_cycle_finished,
@@ -150,12 +160,14 @@ class Continuous:
         }
         self._receivers: dict[type, Callable[[str, Any, float], Effects]] = {
             Poll: self._on_poll,
-            PollAnswer: self._campaigns.on_poll_answer,
+            PollAnswer: self._on_poll_answer,
             Appoint: self._on_appoint,
             Appointed: self._campaigns.on_appointed,
             AppointRefused: self._campaigns.on_refused,
+            AppointMany: self._batches.on_appoint,
+            ManyAppointed: self._batches.on_appointed,
             Announce: self._gossip.on_announce,
-            Noted: lambda _, message, __: self._campaigns.on_noted(message),
+            Noted: self._on_noted,
             Digest: self._gossip.on_digest,
             Summary: lambda sender, message, _: self._gossip.on_summary(sender, message),
             RecordsWanted: lambda sender, message, _: self._gossip.on_wanted(sender, message),
@@ -173,6 +185,20 @@ class Continuous:
     def coordinated(self) -> dict[str, Coordination]:
         """What this node coordinates now; for looking only."""
         return self.state.led
+
+    def owned_by(self, owner: str) -> int:
+        """How many live CCQs of the cluster are somebody's, as far as this node knows."""
+        return self.state.tracker.owned_by(owner)
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether its own records are back."""
+        return self._is_restored
+
+    @property
+    def cycle_due_at(self) -> float | None:
+        """When a processing cycle may be due, at the earliest; None where none is planned."""
+        return self._schedule.due_at
 
     @property
     def usage(self) -> UsageStatistics:
@@ -212,7 +238,9 @@ class Continuous:
 
     def check(self) -> None:
         assert not self.state.news, "news were not spread"
-        for part in (self.state, self._campaigns, self._searches, self._schedule, self._budget):
+        for elections in (self._campaigns, self._batches):
+            elections.check()
+        for part in (self.state, self._searches, self._schedule, self._budget):
             part.check()
         open_fetches = sum(len(led.fetches) for led in self.state.led.values())
         assert open_fetches == len(self._asked), "fetches were forgotten"
@@ -236,10 +264,12 @@ class Continuous:
     def _not_yet(self, event: ContinuousEvent) -> Effects:
         """Before its records are back a node must promise nothing: it may know of higher terms."""
         failure = self._try_again("unavailable", "this node is starting")
-        if isinstance(event, SubmitRequested):
+        if isinstance(event, SubmitRequested | BatchSubmitted):
             return [RefuseSubmit(event.request, failure)]
         if isinstance(event, FetchRequested):
             return [RefuseFetch(event.request, failure)]
+        if isinstance(event, FetchesRequested):
+            return [RefuseFetch(one.request, failure) for one in event.fetches]
         if isinstance(event, CancelRequested):
             return [RefuseCancel(event.request, failure)]
         if isinstance(event, HeldRequested):
@@ -252,6 +282,7 @@ class Continuous:
             *self._resume(now),
             *self._retire(now),
             *self._campaigns.tick(now),
+            *self._batches.tick(now),
             *self._campaigns.take_over(now),
             *self._campaigns.hand_over(now),
             *self._searches.tick(now),
@@ -302,6 +333,16 @@ class Continuous:
     def _on_poll(self, sender: str, message: Poll, now: float) -> Effects:
         return [Send(sender, PollAnswer(message.election, self.state.usage))]
 
+    def _on_poll_answer(self, sender: str, message: PollAnswer, now: float) -> Effects:
+        """Names of elections of both kinds differ."""
+        return [
+            *self._campaigns.on_poll_answer(sender, message, now),
+            *self._batches.on_poll_answer(sender, message, now),
+        ]
+
+    def _on_noted(self, sender: str, message: Noted, now: float) -> Effects:
+        return [*self._campaigns.on_noted(message), *self._batches.on_noted(message)]
+
     def _on_appoint(self, sender: str, message: Appoint, now: float) -> Effects:
         """Accepts a CCQ once: what this node then knows of it is saved, announced, answered."""
         record, state = message.record, self.state
@@ -310,7 +351,7 @@ class Continuous:
             return [Send(sender, AppointRefused(ccq_id, record.term, mine))]
         effects: Effects = []
         if mine is None or mine.term < record.term:
-            if state.is_draining or len(state.led) >= state.options.coordinated_max:
+            if not state.takes_more:
                 return [Send(sender, AppointRefused(ccq_id, record.term, None))]
             effects = [*state.learn(record, now), *state.announce([record])]
         if ccq_id not in state.led:
@@ -345,6 +386,7 @@ class Continuous:
         while self.state.news:
             record = self.state.news.pop(0)
             effects += self._campaigns.on_news(record)
+            effects += self._batches.on_news(record)
             for request in self._searches.take_found(record.ccq.id):
                 effects += self._handlers[type(request)](request, now)
         return effects
@@ -365,6 +407,19 @@ class Continuous:
             return [RefuseFetch(event.request, self._try_again("overloaded", "too many fetches"))]
         self._asked[event.request] = event.ccq_id
         return led.ask(event, state.known_of(record.ccq.dataset), now)
+
+    def _on_fetches(self, event: FetchesRequested, now: float) -> Effects:
+        """Those that the cache can answer as it is are answered without more ado."""
+        effects: Effects = []
+        led = self.state.led
+        for one in event.fetches:
+            asked = led.get(one.ccq_id)
+            answer = asked.ask_at_once(one, now) if asked is not None else None
+            if answer is not None:
+                effects.append(answer)
+            else:
+                effects += self._on_fetch(one, now)
+        return effects
 
     def _elsewhere(self, event: FetchRequested, record: Record) -> RedirectFetch | RefuseFetch:
         """Where to ask, unless that is known to be in vain."""
@@ -420,6 +475,7 @@ class Continuous:
         return led.confirm(event, self.state.known_of(dataset), now)
 
     def _on_gathered(self, event: PacksGathered, now: float) -> Effects:
+        self._schedule.on_gathered(event.ccq_id)
         led = self.state.led.get(event.ccq_id)
         if led is not None and led.term == event.term:
             led.cache.take_gathered(event.labels)

@@ -37,6 +37,23 @@ class AppointRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class AppointMany:
+    """Offers CCQs that were submitted together to the node that all their records name."""
+
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ManyAppointed:
+    """Which of them the sender coordinates, and has stored so, and which it does not take; each
+    as (id, term).
+    """
+
+    accepted: tuple[tuple[str, int], ...]
+    refused: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Announce:
     """Records for everybody to merge.
 
@@ -91,6 +108,8 @@ Message = (
     | Appoint
     | Appointed
     | AppointRefused
+    | AppointMany
+    | ManyAppointed
     | Announce
     | Noted
     | Digest

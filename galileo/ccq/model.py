@@ -32,6 +32,8 @@ class Ccq:
         sampler: thins every commit's labels before they are cached.
         compression: of the cache.
         window: the windows of its labels, of which readers are told.
+        owner: name of who submitted it, and alone may fetch and cancel it; "" where the cluster
+            asked for no proof.
     """
 
     id: str
@@ -42,6 +44,7 @@ class Ccq:
     sampler: SamplerSpec | None = None
     compression: Compression = ""
     window: Window | None = None
+    owner: str = ""
 
     def asks_the_same(self, other: Ccq) -> bool:
         """Whether `other` is this one, submitted again (and perhaps later)."""

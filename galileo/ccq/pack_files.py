@@ -15,9 +15,10 @@ import struct
 import google_crc32c
 import numpy as np
 
-from galileo.ccq.packs import Pack, PackedLabels
+from galileo.ccq.packs import Commits, Pack, PackedLabels
 from galileo.errors import DataDamaged
 from galileo.model.schema import Schema
+from galileo.packing import ROWS_MAX
 
 FILE_VERSION = 1
 _MAGIC = b"GSPL"
@@ -72,4 +73,14 @@ def _read(body: bytes, at: int) -> tuple[Pack, int]:
     if end > len(body):
         raise DataDamaged(f"expected {end} bytes of packs, got {len(body)}")
     columns = np.frombuffer(body, dtype="<i8", count=4 * commits, offset=start)
-    return Pack(body[middle:end], rows, columns.reshape(4, commits).astype(np.int64)), end
+    found = columns.reshape(4, commits).astype(np.int64)
+    _check(found, rows)
+    return Pack(body[middle:end], rows, found), end
+
+
+def _check(commits: Commits, rows: int) -> None:
+    """Raises DataDamaged where commits do not share all labels among them."""
+    _, _, starts, counts = commits[:, np.argsort(commits[2], kind="stable")]
+    is_sound = rows <= ROWS_MAX and bool(((counts > 0) & (counts <= rows)).all())
+    if not is_sound or int(counts.sum()) != rows or (starts != np.cumsum(counts) - counts).any():
+        raise DataDamaged(f"expected commits that share {rows:,} labels of a pack, got others")

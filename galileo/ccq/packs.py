@@ -9,6 +9,7 @@ a thread.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -18,13 +19,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.cursor import Cursor
+from galileo.errors import DataDamaged
 from galileo.labels import LabelSet, cut_between_commits
 from galileo.model.schema import Schema
-from galileo.packing import ROWS_MAX, pack, unpack
+from galileo.packing import ROWS_MAX, pack, pack_plain, unpack
 
 PACK_BYTES_MAX = 16 << 20
 """Labels of one pack before they are packed; a single label may exceed it."""
 
+FEW_COMMITS = 64
+"""Up to so many, Python adds up numbers faster than NumPy does."""
 KEPT_SHARE = 4
 """A pack of which one label in so many counts is given to a reader as it is: what it takes to pack
 the rest anew is more than what the reader wastes."""
@@ -62,7 +66,8 @@ class Pack:
         return Pack(data, len(labels), commits.astype(np.int64))
 
     def __len__(self) -> int:
-        return int(self.commits[_COUNT].sum())
+        counts = self.commits[_COUNT]
+        return sum(counts.tolist()) if len(counts) <= FEW_COMMITS else int(counts.sum())
 
     @property
     def size(self) -> int:
@@ -103,7 +108,10 @@ class Pack:
         return cursor.past(self.commits[_PARTITION].astype(np.int32), self.commits[_SEQUENCE])
 
     def table(self, schema: pa.Schema) -> pa.Table:
+        """Raises DataDamaged where the data is not what was packed."""
         table = unpack(self.data, schema)
+        if table.num_rows != self.rows:
+            raise DataDamaged(f"expected {self.rows:,} labels in a pack, got {table.num_rows:,}")
         if self.is_whole:
             return table
         edges = np.zeros(self.rows + 1, dtype=np.int8)
@@ -128,6 +136,8 @@ class PackedLabels:
         some = [part for part in parts if part is not None and part.packs]
         if not some:
             return None
+        if len(some) == 1:
+            return some[0]
         return PackedLabels(some[0].schema, tuple(pack for part in some for pack in part.packs))
 
     def __len__(self) -> int:
@@ -200,7 +210,8 @@ class PackedLabels:
         """What `galileo.packing.unpack` takes, and which of its rows are these labels.
 
         Args:
-            compressed: whether what is packed anew is compressed.
+            compressed: whether what is packed anew is compressed; else it is not even compacted,
+                since a reader waits for it.
             leaves_out: whether packs that hold some more may be given as they are; others are
                 packed anew.
 
@@ -215,12 +226,19 @@ class PackedLabels:
                 pieces.append(one.data)
                 kept[number] = one.ranges()
             else:
-                pieces.append(pack(one.table(schema), compressed=compressed))
+                table = one.table(schema)
+                pieces.append(pack(table, compressed=True) if compressed else pack_plain(table))
         return pieces, kept
 
     def _where(self, masked: Iterable[tuple[Pack, npt.NDArray[np.bool_]]]) -> PackedLabels:
-        packs = tuple(pack.where(mask) for pack, mask in masked if mask.any())
-        return PackedLabels(self.schema, packs)
+        packs: list[Pack] = []
+        for one, mask in masked:
+            kept = np.count_nonzero(mask)
+            if kept:
+                packs.append(one if kept == len(mask) else one.where(mask))
+        if len(packs) == len(self.packs) and all(map(operator.is_, packs, self.packs)):
+            return self
+        return PackedLabels(self.schema, tuple(packs))
 
 
 def packed(labels: LabelSet, *, compressed: bool) -> PackedLabels | None:

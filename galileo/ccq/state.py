@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from galileo.ccq.cache import Tally
 from galileo.ccq.coordination import Coordination
+from galileo.ccq.counts import NodeCounts
 from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import ContinuousEffect, RedirectFetch, RefuseFetch, SaveRecord, Send
 from galileo.ccq.holding import Holdings
@@ -18,7 +19,7 @@ from galileo.cursor import ORIGIN, Cursor
 from galileo.election.messages import UsageStatistics
 
 Effects = list[ContinuousEffect]
-RECORDS_PER_MESSAGE = 64
+RECORDS_PER_MESSAGE = 256
 
 
 class NodeState:
@@ -38,6 +39,7 @@ class NodeState:
         begun: CCQs that this node began to coordinate since the schedule last looked.
         holdings: what this node keeps of CCQs that it has given away.
         tally: of all caches, held ones included.
+        counts: for those who watch.
         wall: of the last event that told it.
         is_measured: whether the node has told its usage.
         is_draining: whether this node gives away what it coordinates.
@@ -62,6 +64,7 @@ class NodeState:
         self.begun: list[str] = []
         self.holdings = self.holdings_type(me, holding_s=options.holding_s)
         self.tally = Tally()
+        self.counts = NodeCounts()
         self.measured = UsageStatistics()
         self.is_measured = False
         self.wall = 0.0
@@ -76,6 +79,11 @@ class NodeState:
             cache_bytes=self.tally.bytes,
             is_draining=self.is_draining,
         )
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether this node accepts appointments."""
+        return not self.is_draining and len(self.led) < self.options.coordinated_max
 
     def known_of(self, dataset: str) -> Cursor:
         return self.known.get(dataset, ORIGIN)
@@ -134,12 +142,16 @@ class NodeState:
 
     def announce(self, records: Iterable[Record], *, to: str | None = None) -> Effects:
         """Tells one peer or all of them."""
-        records = tuple(records)
+        return self.announce_to(self.peers if to is None else (to,), records)
+
+    def announce_to(self, peers: Iterable[str], records: Iterable[Record]) -> Effects:
+        """Tells some peers; each page goes to all of them before the next."""
+        records, peers = tuple(records), tuple(peers)
         pages = [
             Announce(records[i : i + RECORDS_PER_MESSAGE])
             for i in range(0, len(records), RECORDS_PER_MESSAGE)
         ]
-        return [effect for page in pages for effect in self.tell(page, to=to)]
+        return [Send(peer, page) for page in pages for peer in peers]
 
     def tell(self, message: Message, *, to: str | None = None) -> Effects:
         return [Send(peer, message) for peer in (self.peers if to is None else (to,))]
@@ -177,6 +189,7 @@ class NodeState:
             clock = self.clock_of(kept.ccq.dataset)
             begun = self.coordination_type(kept, now=now, options=self.options, clock=clock)
             begun.cache.tally = self.tally
+            begun.counts.of_node = self.counts.labels
             self.led[ccq_id] = begun
             self.begun.append(ccq_id)
         if led is None:

@@ -8,6 +8,8 @@ afterwards ends nothing early.
 from __future__ import annotations
 
 import heapq
+import itertools
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -53,6 +55,7 @@ class Tracker:
         self.dirty: dict[str, None] = {}
         self._options = options
         self._led_by: dict[str, dict[str, None]] = {}
+        self._owned: Counter[str] = Counter()
         self._fingerprint = 0
         self._live = 0
         self._expires: dict[str, float] = {}
@@ -65,6 +68,10 @@ class Tracker:
     def led_by(self, node: str) -> tuple[str, ...]:
         """The live CCQs whose coordinator is `node`."""
         return tuple(self._led_by.get(node, ()))
+
+    def owned_by(self, owner: str) -> int:
+        """How many live CCQs are somebody's."""
+        return self._owned[owner]
 
     def merge(self, incoming: Record, *, now: float, wall: float) -> Merged:
         mine = self.records.get(incoming.ccq.id)
@@ -92,16 +99,21 @@ class Tracker:
     def keep_holders(self, ccq_id: str, holders: tuple[Holder, ...]) -> None:
         """Names no holders but these any more, all of which are named."""
         mine = self.records[ccq_id]
+        if not mine.holders:
+            return
         kept = tuple(one for one in mine.holders if one in holders)
         if kept != mine.holders:
             self.records[ccq_id] = replace(mine, holders=kept)
             self.dirty[ccq_id] = None
 
-    def take_dirty(self) -> list[Record]:
-        """Records whose retrieved cursor alone has changed since the last call."""
-        taken = [self.records[ccq_id] for ccq_id in self.dirty]
-        self.dirty = {}
-        return taken
+    def take_dirty(self, at_most: int) -> list[Record]:
+        """Records whose retrieved cursor alone has changed since they were last taken, those that
+        wait longest first.
+        """
+        ids = list(itertools.islice(self.dirty, at_most))
+        for ccq_id in ids:
+            del self.dirty[ccq_id]
+        return [self.records[ccq_id] for ccq_id in ids]
 
     def due(self, now: float) -> list[str]:
         """Ids of records whose deadline (to expire or to be purged) is over; each once."""
@@ -160,6 +172,7 @@ class Tracker:
         live = [r for r in self.records.values() if r.ended is None]
         assert self._live == len(live), "the count of live records is wrong"
         assert self._fingerprint == sum(map(_fingerprint, live)) % _FINGERPRINT_MODULUS
+        assert +self._owned == Counter(r.ccq.owner for r in live), "owners are counted wrongly"
         led = {r.ccq.id for r in live}
         assert led == {ccq_id for ids in self._led_by.values() for ccq_id in ids}
 
@@ -187,6 +200,9 @@ class Tracker:
         if record.ended is not None:
             return
         self._live += by
+        self._owned[record.ccq.owner] += by
+        if not self._owned[record.ccq.owner]:
+            del self._owned[record.ccq.owner]
         self._fingerprint += by * _fingerprint(record)
         self._fingerprint %= _FINGERPRINT_MODULUS
         led = self._led_by.setdefault(record.coordinator, {})

@@ -1,1 +1,4 @@
-"""The `galileo` command. Commands return values; `output` alone decides how they look."""
+"""The command line."""
+
+PATIENCE = "15s"
+"""How long a command goes on trying where nothing else is said."""

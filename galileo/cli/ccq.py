@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from galileo.cli.output import failing_well
-from galileo.cli.sampler_options import sampler_of, sampler_options
+from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, json_option
+from galileo.cli.submissions import Defaults, submissions
 from galileo.cli.table_files import write_table
 from galileo.cli.watching import Watching
 from galileo.client import Client, HeldWindow, Labels, Spool, Update, WindowChange
@@ -63,9 +64,7 @@ def submit(
     query: str,
     interval: str,
     expiration: str,
-    sampler_name: str | None,
-    options: tuple[str, ...],
-    seed: int | None,
+    sampler: SamplerChoice,
     compression: str,
     window: str | None,
     lateness: str | None,
@@ -76,6 +75,7 @@ def submit(
     Example:
       galileo ccq submit nam "temperature > 290" --interval 5s \\
           --sampler uniform --option fraction=0.1
+      galileo ccq submit nam --sampler-file my_sampler.py --option fraction=0.1
       galileo ccq submit nam "temperature > 290" --window tumbling:1h --lateness 10m
     """
     with session.client() as client:
@@ -84,7 +84,7 @@ def submit(
             query,
             interval=interval,
             expiration=expiration,
-            sampler=sampler_of(sampler_name, options, seed=seed),
+            sampler=sampler.spec(),
             compression=compression,
             window=_window(window, lateness),
         )
@@ -101,6 +101,53 @@ def submit(
             f"Fetch what comes next with\n  galileo ccq fetch {made.id} --token {made.token}"
         ),
     )
+
+
+@ccq.command("submit-many")
+@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--dataset", help="Of lines that name none.")
+@click.option("--interval", default="1s", show_default=True, help="Of lines that name none.")
+@click.option("--expiration", default="1h", show_default=True, help="Of lines that name none.")
+@click.option("--key", help="Lines without an id get KEY-1, KEY-2 and so on by their number.")
+@json_option
+@click.pass_obj
+@failing_well
+def submit_many(
+    session: Session,
+    *,
+    path: Path,
+    dataset: str | None,
+    interval: str,
+    expiration: str,
+    key: str | None,
+) -> None:
+    """Submit the continuous queries of a file, one JSON object on each line.
+
+    Keys of a line: dataset, query, interval, expiration, sampler, compression, window, id. A line
+    that is wrong does not keep the others from being submitted. With ids, or --key, the same file
+    may be submitted again: nothing is made twice.
+
+    \b
+    Example:
+      galileo ccq submit-many queries.jsonl --dataset nam --interval 5s --key alarms
+    """
+    asked = submissions(path, Defaults(dataset, interval, expiration, key))
+    with session.client() as client, session.output.progress(unit="queries") as bar:
+        task = bar.add_task("submitting", total=len(asked))
+        done = client.submit_many(asked, progress=lambda count: bar.advance(task, count))
+    rows = [
+        {
+            "id": one.id,
+            "coordinator": one.coordinator,
+            "token": one.token,
+            "error": str(one.error) if one.error is not None else None,
+        }
+        for one in done
+    ]
+    session.output.rows(rows, empty="the file is empty")
+    failed = [one.error for one in done if one.error is not None]
+    if failed:
+        raise failed[0]
 
 
 @ccq.command()
@@ -292,6 +339,7 @@ def _show(session: Session, update: Update) -> None:
                 "token": update.token,
                 "frontier": update.frontier,
                 "age_s": update.age_s,
+                "interval_s": update.interval_s,
                 "more": update.more,
                 "gone": update.gone,
                 "clock": None if update.clock_us is None else iso(update.clock_us),

@@ -1,4 +1,4 @@
-"""`galileo serve`, `evaluator`, `up`, `status`, `topology`: the processes of a cluster."""
+"""`galileo up`, `status`, `topology`, `drain`: a cluster as a whole."""
 
 from __future__ import annotations
 
@@ -11,69 +11,16 @@ from typing import Any
 
 import click
 
-from galileo import config as configuration
 from galileo.cli.live import Part, Screen, follow
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
 from galileo.client import Client, ClusterStatus, NodeStatus
 from galileo.cluster import LocalCluster
-from galileo.errors import TryAgain
+from galileo.errors import InputError, TryAgain
 from galileo.model.times import seconds
-from galileo.server.evaluation import evaluator_options
-from galileo.server.logs import start_logging
-from galileo.server.main import serve as serve_node
-from galileo.spark import evaluator as spark_evaluator
 
 PORT = 7701
 DRAIN_LOOK_S = 0.2
-
-_config = click.option(
-    "--config",
-    "path",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML file of the node; see docs/configuration.md.",
-)
-_overrides = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="SECTION.KEY=VALUE",
-    help="Stronger than the file and the environment; repeat it for others.",
-)
-
-
-@click.command()
-@_config
-@_overrides
-@click.pass_obj
-@failing_well
-def serve(session: Session, *, path: Path, overrides: tuple[str, ...]) -> None:
-    """Run one node until it is told to stop.
-
-    \b
-    Example:
-      galileo serve --config node-1.toml --set node.directory=/data/galileo
-    """
-    start_logging()
-    serve_node(configuration.load(path, overrides=overrides))
-
-
-@click.command()
-@_config
-@_overrides
-@click.pass_obj
-@failing_well
-def evaluator(session: Session, *, path: Path, overrides: tuple[str, ...]) -> None:
-    """Run this host's Spark evaluator by hand; nodes start one themselves when they need it.
-
-    \b
-    Example:
-      galileo evaluator --config node-1.toml --set "evaluator.master=spark://head:7077"
-    """
-    start_logging()
-    options = evaluator_options(configuration.load(path, overrides=overrides))
-    click.get_current_context().exit(spark_evaluator.main(options))
 
 
 @click.command()
@@ -85,26 +32,62 @@ def evaluator(session: Session, *, path: Path, overrides: tuple[str, ...]) -> No
     type=click.Path(file_okay=False, path_type=Path),
     help="Where the data stays; without it a temporary one, removed at the end.",
 )
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="A key of every node's configuration.",
+)
 @json_option
 @click.pass_obj
 @failing_well
-def up(session: Session, *, count: int, groups: int, port: int, directory: Path | None) -> None:
+def up(
+    session: Session,
+    *,
+    count: int,
+    groups: int,
+    port: int,
+    directory: Path | None,
+    overrides: tuple[str, ...],
+) -> None:
     """Run a cluster on this machine until Ctrl-C.
 
     \b
     Example:
       galileo up --nodes 3 --directory ~/galileo-data
+      galileo up --set samplers.sent=contained
     """
+    settings = _settings(overrides)
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
-    with LocalCluster(nodes=count, groups=groups, directory=directory, port=port) as cluster:
+    with LocalCluster(
+        nodes=count,
+        groups=groups,
+        directory=directory,
+        port=port,
+        settings=settings,
+        proof=session.proof,
+    ) as cluster:
         session.output.value(
             {"addresses": cluster.addresses, "directory": str(cluster.directory)},
             words=f"{count} nodes at {', '.join(cluster.addresses)}; data in "
             f"{cluster.directory}. Ctrl-C stops them.",
         )
         stopped.wait()
+
+
+def _settings(overrides: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """What `--set` says; the nodes know the types of their keys."""
+    settings: dict[str, dict[str, Any]] = {}
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not equals or not dot or section == "cluster":
+            raise InputError(f"expected section.key=value, of no [cluster], got {text!r}")
+        settings.setdefault(section, {})[key] = value.strip()
+    return settings
 
 
 @click.command()
@@ -141,8 +124,8 @@ def _status_rows(found: ClusterStatus) -> list[dict[str, Any]]:
             "address": node.address,
             "state": node.state,
             "rows": sum(one["rows"] for one in node.datasets),
-            "disk MB": sum(one["bytes_on_disk"] for one in node.datasets) / 1e6,
-            "memory MB": node.memory_bytes / 1e6,
+            "disk MB": round(sum(one["bytes_on_disk"] for one in node.datasets) / 1e6, 1),
+            "memory MB": round(node.memory_bytes / 1e6),
             "CPU %": 100 * node.cpu_share,
             "CCQs": node.ccqs_coordinated,
             "cache MB": node.cache_bytes / 1e6,
@@ -206,6 +189,33 @@ def _held_back(node: NodeStatus) -> str:
         if size:
             told.append(f"{one['dataset']}: {size / 1e6:,.1f} MB by {', '.join(by) or 'a restart'}")
     return "; ".join(told)
+
+
+@click.command()
+@json_option
+@click.pass_obj
+@failing_well
+def whoami(session: Session) -> None:
+    """Show who you are to the cluster, and your quotas with what you use of them.
+
+    \b
+    Example:
+      galileo whoami --json | jq '.quotas.ccqs_max'
+    """
+    with session.client() as client:
+        found = client.whoami()
+    if session.output.as_json:
+        session.output.value(found)
+        return
+    name = found.name or "nobody in particular"
+    roles = f" ({', '.join(found.roles)})" if found.roles else ""
+    words = f"You are {name}{roles}; datasets: {', '.join(found.datasets) or 'none'}."
+    session.output.value(None, words=words)
+    rows = [
+        {"quota": quota, "bound": f"{one.bound:,.12g}", "used": one.used, "per": one.counted}
+        for quota, one in found.quotas.items()
+    ]
+    session.output.rows(rows, title="Quotas", empty="You have no quotas.")
 
 
 @click.command()

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from galileo.cli.ccq import LABELS_SHOWN, show_labels
 from galileo.cli.output import Output, failing_well
-from galileo.cli.sampler_options import sampler_of, sampler_options
+from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, json_option
 from galileo.cli.table_streams import FORMATS, STDOUT, format_of, writing
 from galileo.client import Client, Labels, QueryEnd, Receipt
@@ -147,16 +147,14 @@ def query(
     dataset: str,
     query: str,
     limit: int,
-    sampler_name: str | None,
-    options: tuple[str, ...],
-    seed: int | None,
+    sampler: SamplerChoice,
     output: str | None,
     file_format: str | None,
 ) -> None:
     """Ask once: the labels of all blocks that match a CQL2 query.
 
     With --output they are written as they come, however many there are. With --sampler they are
-    thinned where they are stored.
+    thinned where they are stored; --sampler-file sends one along, where the nodes allow it.
 
     \b
     Example:
@@ -164,13 +162,14 @@ def query(
       galileo query nam "temperature > 290" --output - --format csv | head
       galileo query nam --sampler reservoir --option n=1000 --seed 7
     """
-    chosen = sampler_of(sampler_name, options, seed=seed)
+    chosen = sampler.spec()
     with session.client() as client:
         if output is not None:
             target = Target(output, file_format)
             _write_labels(session.output, client, (dataset, query), target, sampler=chosen)
             return
-        labels = client.query(dataset, query, sampler=chosen)
+        with session.output.counting(dataset, unit="labels") as come:
+            labels = client.query(dataset, query, sampler=chosen, progress=come)
     if session.output.as_json:
         session.output.value(
             {
@@ -215,8 +214,10 @@ def read(
             target = Target(output, file_format)
             _write_rows(session.output, client, dataset, query, target, exact=not whole_blocks)
             return
-        labels = client.query(dataset, query)
-        table = client.read(labels, exact=not whole_blocks)
+        with session.output.counting(dataset, unit="labels") as come:
+            labels = client.query(dataset, query, progress=come)
+        with session.output.counting(dataset, unit="observations") as come:
+            table = client.read(labels, exact=not whole_blocks, progress=come)
     if session.output.as_json:
         session.output.value({"rows": table.to_pylist(), "complete": labels.complete})
         return

@@ -1,37 +1,203 @@
-"""`galileo sparql`: explore a result as RDF."""
+"""`galileo sparql`: explore results as RDF."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
 import click
 
-from galileo.cli.output import failing_well
+from galileo import rdf
+from galileo.cli.output import Output, failing_well
 from galileo.cli.session import Session, json_option
+from galileo.cli.sparql_serving import serve
+from galileo.cli.sparql_sources import STDIN, opened
+from galileo.cli.table_files import write_table
+from galileo.errors import InputError
+from galileo.rdf import SparqlResult
+from galileo.rdf.answers import SOLUTION_FORMATS
+from galileo.rdf.graphs import ROWS_MAX, SUFFIXES, TIMEOUT_S
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FORMATS = tuple(dict.fromkeys((*SOLUTION_FORMATS, *rdf.FORMATS)))
+_OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command()
-@click.argument("dataset")
-@click.argument("sparql_query")
-@click.option("--query", default="", help="CQL2; only its result is explored.")
-@click.option("--timeout", default=30.0, show_default=True, help="Seconds.")
-@json_option
-@click.pass_obj
-@failing_well
-def sparql(
-    session: Session, *, dataset: str, sparql_query: str, query: str, timeout: float
-) -> None:
-    """Ask SPARQL over the labels that match a query; see docs/rdf.md for the terms.
+class _Asking(click.Group):
+    """A group whose first command is meant where the first word names none."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands:
+            args = [ask.name or "", *args]
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Asking)
+def sparql() -> None:
+    """Explore results as RDF; see docs/rdf.md for the terms.
+
+    The word `ask` may be left out.
 
     \b
     Example:
-      galileo sparql nam "SELECT ?cell (COUNT(*) AS ?n) WHERE { ?p g:geohash ?cell }
+      galileo sparql ask nam "SELECT ?cell (COUNT(*) AS ?n) WHERE { ?p g:geohash ?cell }
           GROUP BY ?cell ORDER BY DESC(?n) LIMIT 10" --query "temperature > 290"
+      galileo sparql serve nam
     """
-    with session.client() as client:
-        labels = client.query(dataset, query)
-    result = labels.sparql(sparql_query, timeout_s=timeout)
-    if result.kind == "boolean":
-        session.output.value({"boolean": bool(result)}, words="yes" if result else "no")
-    elif result.kind == "triples":
-        session.output.value({"ntriples": result.triples}, words=result.triples)
+
+
+def _ask_options(command: F) -> F:
+    """How a query is given, and what becomes of its answer."""
+    options: list[Any] = [
+        click.option("--query", default="", help="CQL2; only its result is explored."),
+        click.option(
+            "--file", "query_file", metavar="FILE", help="Holds the SPARQL query; - for stdin."
+        ),
+        click.option("--format", "form", type=click.Choice(_FORMATS), help="A W3C format."),
+        click.option("--output", type=_OUTPUT, help="Write the answer to this file."),
+        click.option("--blocks", is_flag=True, help="Print the ids of the blocks that it names."),
+        click.option(
+            "--read", "read_file", type=_OUTPUT, help="Download the observations that it names."
+        ),
+        click.option("--timeout", default=TIMEOUT_S, show_default=True, help="Seconds."),
+        click.option("--rows", default=ROWS_MAX, show_default=True, help="Most of an answer."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@sparql.command()
+@click.argument("source")
+@click.argument("sparql_query", default="")
+@_ask_options
+@json_option
+@click.pass_obj
+@failing_well
+def ask(
+    session: Session,
+    *,
+    source: str,
+    sparql_query: str,
+    query: str,
+    query_file: str | None,
+    form: str | None,
+    output: Path | None,
+    blocks: bool,
+    read_file: Path | None,
+    timeout: float,
+    rows: int,
+) -> None:
+    """Ask SPARQL over labels.
+
+    SOURCE is a dataset, a continuous query (ccq-...), a spool (.spool) or an RDF file (.nt, .ttl,
+    .rdf, .jsonld). The query is a line, or in a file.
+
+    With --blocks and --read, the answer names labels: by vertices, blocks or path labels.
+
+    \b
+    Example:
+      galileo sparql ask nam "SELECT ?cell (COUNT(*) AS ?n) WHERE { ?p g:geohash ?cell }
+          GROUP BY ?cell ORDER BY DESC(?n) LIMIT 10" --query "temperature > 290"
+      galileo sparql ask nam --file hottest.rq --format csv --output hottest.csv
+      galileo sparql ask nam "SELECT ?p { ?p f:temperature ?t } LIMIT 5" --read five.parquet
+    """
+    text = _query_text(sparql_query, query_file)
+    with opened(session, source, query=query) as graph:
+        result = graph.sparql(text, timeout_s=timeout, rows_max=rows)
+    if blocks:
+        named = result.blocks()
+        session.output.value({"blocks": named}, words="\n".join(named))
+    elif read_file is not None:
+        _download(session, result, read_file)
+    elif form is not None or output is not None:
+        _write(session.output, result.serialise(form or ""), output)
     else:
-        session.output.rows(result.rows, empty="No solutions.")
+        _show(session.output, result)
+
+
+@sparql.command()
+@click.argument("source")
+@click.argument("path", type=_OUTPUT)
+@click.option("--query", default="", help="CQL2; only its result is written.")
+@json_option
+@click.pass_obj
+@failing_well
+def export(session: Session, *, source: str, path: Path, query: str) -> None:
+    """Write labels as RDF to a file, which can be asked and served again.
+
+    PATH ends in .nt, .ttl, .rdf or .jsonld. SOURCE is as of `galileo sparql ask`.
+
+    \b
+    Example:
+      galileo sparql export nam warm.ttl --query "temperature > 290"
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(f"expected a file ending in {', '.join(SUFFIXES)}, got {path.name!r}")
+    with opened(session, source, query=query) as graph:
+        data = graph.serialise(format=SUFFIXES[path.suffix.lower()])
+    _write(session.output, data, path)
+
+
+@sparql.command()
+@json_option
+@click.pass_obj
+@failing_well
+def ontology(session: Session) -> None:
+    """Print the ontology: what the classes and properties mean, as Turtle.
+
+    \b
+    Example:
+      galileo sparql ontology
+    """
+    if session.output.as_json:
+        session.output.value({"turtle": rdf.ontology()})
+    else:
+        click.echo(rdf.ontology(), nl=False)
+
+
+sparql.add_command(serve)
+
+
+def _query_text(line: str, file: str | None) -> str:
+    if bool(line) == (file is not None):
+        raise InputError("expected a SPARQL query as a line or by --file, and not both")
+    if file is None:
+        return line
+    try:
+        return sys.stdin.read() if file == STDIN else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"expected a file with a SPARQL query, got {file}: {error}") from error
+
+
+def _download(session: Session, result: SparqlResult, path: Path) -> None:
+    labels = result.labels()
+    with session.client() as client:
+        table = client.read(labels)
+    write_table(table, path)
+    told = {"labels": len(labels), "rows": table.num_rows, "file": str(path)}
+    session.output.value(told, words=f"{table.num_rows:,} observations written to {path}")
+
+
+def _write(output: Output, data: bytes, path: Path | None) -> None:
+    if path is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    path.write_bytes(data)
+    told = {"file": str(path), "bytes": len(data)}
+    output.value(told, words=f"{len(data):,} bytes written to {path}")
+
+
+def _show(output: Output, result: SparqlResult) -> None:
+    if result.kind == "boolean":
+        output.value({"boolean": bool(result)}, words="yes" if result else "no")
+    elif result.kind == "triples":
+        output.value({"ntriples": result.triples}, words=result.triples)
+    else:
+        output.rows(result.rows, empty="No solutions.")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec
 
 import click
@@ -18,6 +19,7 @@ from rich.table import Table
 
 from galileo.cursor import Cursor
 from galileo.errors import Bug, GalileoError, Gone, InputError, TryAgain
+from galileo.redaction import redacted
 
 EXIT_INPUT = 2
 EXIT_TRY_AGAIN = 3
@@ -67,8 +69,18 @@ class Output:
         elif empty:
             self._console.print(empty, markup=False)
 
-    def progress(self, *, unit: str) -> Progress:
-        """A progress bar on standard error; silent where nobody would see it."""
+    @contextlib.contextmanager
+    def counting(self, what: str, *, unit: str) -> Iterator[Callable[[int], None]]:
+        """A bar that goes when the work is done; call what it yields with how many have come."""
+        with self.progress(unit=unit, passing=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda come: bar.advance(task, come)
+
+    def progress(self, *, unit: str, passing: bool = False) -> Progress:
+        """A progress bar on standard error; silent where nobody would see it.
+
+        A `passing` one is gone at the end, since the result says what it said.
+        """
         return Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -76,6 +88,7 @@ class Output:
             TextColumn(f"{{task.completed:,.0f}} {unit}"),
             TimeElapsedColumn(),
             console=Console(stderr=True),
+            transient=passing,
             disable=self.as_json or not sys.stderr.isatty(),
         )
 
@@ -114,10 +127,12 @@ def exit_status(error: GalileoError) -> int:
 
 def _tell(error: GalileoError, *, as_json: bool) -> None:
     if as_json:
-        told = {"kind": error.kind, "message": error.message, "details": error.details}
+        told = {"kind": error.kind, "message": redacted(error.message), "details": error.details}
         click.echo(to_json({"error": told}), err=True)
     else:
-        click.echo(f"galileo: {error.message} [{error.kind}]", err=True)
+        if trace := error.details.get("traceback"):
+            click.echo(str(trace).rstrip("\n"), err=True)
+        click.echo(f"galileo: {redacted(error.message)} [{error.kind}]", err=True)
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], title: str) -> Table:

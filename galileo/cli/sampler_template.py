@@ -48,6 +48,31 @@ class {cls}:
         return label_uniforms(labels, seed=seed) < self.fraction
 '''
 
+_OBSERVING_MODULE = '''\
+"""The sampler `{name}`: what a label's fate may depend on is in docs/samplers.md of Galileo."""
+
+import numpy as np
+
+from galileo.errors import InputError
+from galileo.samplers import label_uniforms
+
+
+class {cls}:
+    """Keeps labels with many observations, and a fraction of the rest. Change it to your need."""
+
+    needs_observations = True
+
+    def __init__(self, *, many=5, fraction=0.1):
+        if not 0 < fraction <= 1:
+            raise InputError(f"expected a fraction above 0 and up to 1, got {{fraction!r}}")
+        self.many, self.fraction = many, fraction
+
+    def sample(self, labels, *, observations, seed):
+        label = observations.column("label").to_numpy()
+        counts = np.bincount(label, minlength=len(labels))
+        return (counts >= self.many) | (label_uniforms(labels, seed=seed) < self.fraction)
+'''
+
 _TEST = '''\
 """The rule that every sampler keeps; `galileo sampler test .` and pytest run it."""
 
@@ -67,15 +92,20 @@ _README = """\
     galileo sampler test .       # whether it keeps the rule
     pip install .                # on every node and every host of Spark workers
     galileo query DATASET --sampler {name} --option fraction=0.2
+
+Or, where the nodes allow it, without installing it anywhere:
+
+    galileo query DATASET --sampler-file . --option fraction=0.2
 """
 
 
-def write_template(name: str, directory: Path) -> list[Path]:
+def write_template(name: str, directory: Path, *, observing: bool = False) -> list[Path]:
     """Writes the distribution of a new sampler into a directory of its own.
 
     Args:
         name: of the sampler, as queries name it.
         directory: where the new directory goes, named like the sampler.
+        observing: whether it looks at observations.
 
     Returns:
         The files.
@@ -103,7 +133,7 @@ def write_template(name: str, directory: Path) -> list[Path]:
     texts = {
         "pyproject.toml": _PROJECT,
         "README.md": _README,
-        f"{words['package']}/__init__.py": _MODULE,
+        f"{words['package']}/__init__.py": _OBSERVING_MODULE if observing else _MODULE,
         f"tests/test_{name}.py": _TEST,
     }
     for place, text in texts.items():

@@ -1,8 +1,9 @@
-"""`galileo sampler`: which samplers there are, and the tools to write one."""
+"""`galileo sampler`: which samplers there are, the tools to write one, and to send it."""
 
 from __future__ import annotations
 
 import inspect
+from datetime import UTC, datetime
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from galileo.cli.sampler_checks import checks_of
 from galileo.cli.sampler_options import option_of, option_option
 from galileo.cli.sampler_template import write_template
 from galileo.cli.session import Session, json_option
+from galileo.client import SentSampler
+from galileo.sampler_archives import sampler_archive
 from galileo.samplers import SamplerSpec, installed
 from galileo.testing.conformance import verdicts
 
@@ -22,13 +25,14 @@ EXIT_FAILED = 1
 
 @click.group("sampler")
 def sampler() -> None:
-    """Samplers: which are installed, and the tools to write one.
+    """Samplers: which are installed or were sent, and the tools to write one.
 
     \b
     Example:
       galileo sampler list
       galileo sampler new my_sampler
       galileo sampler test my_sampler
+      galileo sampler send my_sampler
     """
 
 
@@ -55,17 +59,19 @@ def list_samplers(session: Session) -> None:
     default=Path(),
     help="Where its own directory goes. [default: here]",
 )
+@click.option("--observations", is_flag=True, help="It looks at observations, not labels alone.")
 @json_option
 @click.pass_obj
 @failing_well
-def new(session: Session, *, name: str, directory: Path) -> None:
+def new(session: Session, *, name: str, directory: Path, observations: bool) -> None:
     """Write a new sampler: a distribution with ten lines to change, and its test.
 
     \b
     Example:
       galileo sampler new dry_hours
+      galileo sampler new steep_hours --observations
     """
-    files = write_template(name, directory)
+    files = write_template(name, directory, observing=observations)
     home = directory / name
     session.output.value(
         {"directory": str(home), "files": [str(path) for path in files]},
@@ -115,6 +121,83 @@ def test(session: Session, *, target: str, options: tuple[str, ...], ignores_see
         session.output.value(None, words=f"{failed} of {len(rows)} checks failed")
     if failed:
         click.get_current_context().exit(EXIT_FAILED)
+
+
+@sampler.command()
+@click.argument("file", type=click.Path(exists=True, path_type=Path))
+@json_option
+@click.pass_obj
+@failing_well
+def send(session: Session, *, file: Path) -> None:
+    """Send a sampler's code to the nodes, which keep it by the digest of its content.
+
+    FILE is a Python file, a directory or a zip with one sampler. --sampler-file of `galileo query`
+    and `galileo ccq submit` does the same by itself.
+
+    \b
+    Example:
+      galileo sampler send my_sampler.py
+    """
+    archive = sampler_archive(file)
+    with session.client() as client:
+        sent = client.send_sampler(archive)
+    session.output.value(_sent_row(sent), words=f"{sent.digest}  {sent.name}, {sent.bytes:,} bytes")
+
+
+@sampler.command()
+@json_option
+@click.pass_obj
+@failing_well
+def sent(session: Session) -> None:
+    """List the samplers that were sent to the nodes: who, when, and what uses them.
+
+    \b
+    Example:
+      galileo sampler sent
+    """
+    with session.client() as client:
+        rows = [_sent_row(one) for one in client.sent_samplers()]
+    session.output.rows(rows, empty="No samplers were sent.")
+
+
+@sampler.command()
+@click.argument("digest")
+@json_option
+@click.pass_obj
+@failing_well
+def revoke(session: Session, *, digest: str) -> None:
+    """End every use of a sampler that was sent, at all nodes and for good.
+
+    DIGEST may be shortened to eight digits or more.
+
+    \b
+    Example:
+      galileo sampler revoke 3f9a1c07
+    """
+    with session.client() as client:
+        gone = client.revoke_sampler(digest)
+    words = f"{gone.sampler.digest}  {gone.sampler.name} is revoked"
+    if gone.sampler.ccq_ids:
+        words += f"\nThese continuous queries fail now: {', '.join(gone.sampler.ccq_ids)}"
+    if gone.away:
+        words += f"\nThese nodes are away and hear of it later: {', '.join(gone.away)}"
+    session.output.value(_sent_row(gone.sampler) | {"away": gone.away}, words=words)
+
+
+def _sent_row(sent: SentSampler) -> dict[str, Any]:
+    return {
+        "digest": sent.digest,
+        "name": sent.name,
+        "bytes": sent.bytes,
+        "sent_by": sent.sent_by,
+        "sent_at": _moment(sent.sent_at),
+        "ccqs": ", ".join(sent.ccq_ids),
+        "revoked_at": _moment(sent.revoked_at),
+    }
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return datetime.fromtimestamp(seconds, UTC) if seconds else None
 
 
 def _described(point: EntryPoint) -> dict[str, Any]:

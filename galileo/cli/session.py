@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
+from galileo.cli import PATIENCE
 from galileo.cli.output import Output
-from galileo.client import Client, connect
-
-PATIENCE = "15s"
+from galileo.client import Client, Proof
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,15 +18,22 @@ class Session:
     """The cluster's addresses and the output; a client is made when first asked for."""
 
     def __init__(
-        self, addresses: Sequence[str], *, as_json: bool, patience: str = PATIENCE
+        self,
+        addresses: Sequence[str],
+        *,
+        as_json: bool,
+        patience: str = PATIENCE,
+        token_file: str = "",
+        tls: str = "",
     ) -> None:
         self.addresses = list(addresses)
         self.patience = patience
+        self.proof = Proof(token_file=token_file, tls=tls)
         self.output = Output(as_json=as_json)
 
     def client(self) -> Client:
         """A client; close it by `with`."""
-        return connect(*self.addresses, patience=self.patience)
+        return Client(*self.addresses, patience=self.patience, proof=self.proof)
 
     def use_json(self, as_json: bool) -> None:
         """`--json` may stand before or behind the command."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
 from galileo.client import CcqInfo, Client, ClusterStatus, NodeStatus
 from galileo.model.times import seconds
+from galileo.query.text import to_text
 
 QUERY_SHOWN = 48
 """Characters of a query in the table."""
@@ -82,18 +84,25 @@ def _node(node: NodeStatus, rate: float | None) -> dict[str, Any]:
         "group": node.group,
         "state": node.state,
         "CPU %": 100 * node.cpu_share,
-        "memory MB": node.memory_bytes / 1e6,
-        "load": node.load,
+        "memory MB": round(node.memory_bytes / 1e6),
+        "load": round(node.load, 1),
         "observations": sum(one["rows"] for one in node.datasets),
         "stored/s": "" if rate is None else f"{rate:,.0f}",
+        "calls": calls_of_clients(node),
         "CCQs": node.ccqs_coordinated,
         "cache MB": node.cache_bytes / 1e6,
         "stopped": "; ".join(node.stopped),
     }
 
 
+def calls_of_clients(node: NodeStatus) -> int:
+    """Calls under way, without those by which nodes keep in touch and status is asked for."""
+    return sum(count for name, count in node.calls.items() if not name.startswith("Cluster/"))
+
+
 def _ccq(one: CcqInfo, now: float) -> dict[str, Any]:
-    query = one.query if len(one.query) <= QUERY_SHOWN else f"{one.query[:QUERY_SHOWN]}…"
+    told = to_text(json.loads(one.query)) if one.query else ""
+    query = told if len(told) <= QUERY_SHOWN else f"{told[:QUERY_SHOWN]}…"
     return {
         "id": one.id,
         "dataset": one.dataset,

@@ -9,6 +9,8 @@ from galileo.cli.output import Output
 from galileo.client import Labels, Update
 
 LABELS_SHOWN = 20
+NOT_SHOWN = ["block", "partition", "sequence", "label"]
+"""Columns that programs need, and that would leave people no room for the others."""
 
 
 class Watching(Board):
@@ -29,7 +31,7 @@ class Watching(Board):
         joined = Labels.concat(update.labels.schema, held)
         newest = joined.slice(max(0, len(joined) - LABELS_SHOWN), len(joined))
         self._newest = Labels(newest.schema, newest.table)
-        rows = self._newest.to_arrow().drop_columns(["label"]).to_pylist()
+        rows = self._newest.to_arrow().drop_columns(NOT_SHOWN).to_pylist()
         words = "\n".join([self._told(update), *notices, f"token {update.token}"])
         self.show(Screen((Part(rows, title=self._ccq_id, words=words),), None))
 

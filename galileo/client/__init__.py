@@ -11,8 +11,11 @@ from galileo.client.findings import (
     QueryExplanation,
     Vertex,
 )
+from galileo.client.many import ManyUpdates
+from galileo.client.proof import Proof
 from galileo.client.queries import LabelBatches
 from galileo.client.results import (
+    Caller,
     Ccq,
     CcqInfo,
     ClusterStatus,
@@ -21,9 +24,13 @@ from galileo.client.results import (
     QueryEnd,
     Receipt,
     RetentionReport,
+    RevokedSampler,
+    SentSampler,
     Update,
 )
+from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import HeldWindow, Spool, SpooledUpdate
+from galileo.client.submitting import Submission, Submitted
 from galileo.model.windows import WindowChange
 
 __all__ = [
@@ -31,6 +38,7 @@ __all__ = [
     "BlockingLabelBatches",
     "Ccq",
     "CcqInfo",
+    "Caller",
     "Children",
     "Client",
     "ClusterStatus",
@@ -39,15 +47,22 @@ __all__ = [
     "HeldWindow",
     "LabelBatches",
     "Labels",
+    "ManyUpdates",
     "Neighbours",
     "NodeExplanation",
     "NodeStatus",
+    "Proof",
     "QueryEnd",
     "QueryExplanation",
     "Receipt",
     "RetentionReport",
+    "RevokedSampler",
+    "SentSampler",
+    "SparqlView",
     "Spool",
     "SpooledUpdate",
+    "Submission",
+    "Submitted",
     "Update",
     "Vertex",
     "WindowChange",

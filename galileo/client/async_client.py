@@ -12,11 +12,15 @@ from typing import Any
 import grpc.aio
 import pyarrow as pa
 
-from galileo.client import decode, queries, selection
-from galileo.client.async_datasets import AsyncDatasets
+from galileo.client import decode, moving, queries, selection
+from galileo.client.async_many import AsyncMany
+from galileo.client.async_samplers import SamplerLike
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.fetching import Fetching
 from galileo.client.ingestion import BATCH_ROWS, Batches, Progress, send_all
+from galileo.client.many import ManyFetching
+from galileo.client.moving import MoveProgress
+from galileo.client.proof import Proof
 from galileo.client.queries import LabelBatches
 from galileo.client.results import (
     Ccq,
@@ -26,6 +30,7 @@ from galileo.client.results import (
     Receipt,
     Update,
 )
+from galileo.client.sparql_views import SparqlView, open_view
 from galileo.client.spool import Spool
 from galileo.client.transport import Transport
 from galileo.errors import InputError, TryAgain
@@ -35,6 +40,7 @@ from galileo.model.times import Duration, seconds
 from galileo.model.windows import Window
 from galileo.packing import FORMAT_VERSION
 from galileo.query.builder import QueryLike, query_text
+from galileo.rdf.growing import LABELS_MAX
 from galileo.samplers import SamplerSpec
 from galileo.wire.pb import (
     cluster_pb2,
@@ -50,21 +56,28 @@ WATCH_WAIT_S = 10.0
 WATCH_PAUSE_S = 0.2
 
 
-class AsyncClient(AsyncDatasets):
+class AsyncClient(AsyncMany):
     """A cluster, from the outside.
 
     Args:
         addresses: "host:port" of one or more nodes; the others are learnt.
         patience: how long a call goes on trying while nodes are away; a quarter of a minute
             when absent, and a minute for what is ingested.
+        proof: who the client is, for clusters that ask; see docs/security.md. What it leaves
+            open is read from GALILEO_TOKEN, GALILEO_TOKEN_FILE and GALILEO_TLS.
     """
 
-    def __init__(self, *addresses: str, patience: Duration | None = None) -> None:
+    def __init__(
+        self, *addresses: str, patience: Duration | None = None, proof: Proof | None = None
+    ) -> None:
         patience_s = PATIENCE_S if patience is None else seconds(patience)
-        self._transport = Transport(addresses, patience_s=patience_s)
+        keys = (proof or Proof()).keys()
+        self._transport = Transport(addresses, patience_s=patience_s, keys=keys)
         self._ingest_patience_s = PATIENCE_INGEST_S if patience is None else patience_s
         self._fetching = Fetching(self._transport)
+        self._many = ManyFetching(self._transport)
         self._schemas: dict[str, Schema] = {}
+        self._sent_digests: set[str] = set()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -117,7 +130,7 @@ class AsyncClient(AsyncDatasets):
         dataset: str,
         query: QueryLike = "",
         *,
-        sampler: SamplerSpec | None = None,
+        sampler: SamplerLike | None = None,
         progress: Progress | None = None,
     ) -> Labels:
         """The labels of all paths that match a CQL2 query, of everything that is stored by now.
@@ -125,19 +138,21 @@ class AsyncClient(AsyncDatasets):
         Args:
             dataset: its name.
             query: CQL2.
-            sampler: `galileo.sampler(...)`, thins them where they are stored.
+            sampler: `galileo.sampler(...)` or `galileo.sampler_archive(...)`, thins them where
+                they are stored.
             progress: called with the labels of each piece as it comes.
 
         Raises:
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
             UnknownSampler: a node does not have the sampler.
-            SamplerFailed: the sampler raised.
+            SamplerFailed: the sampler raised; `details["traceback"]` says where.
+            NotPermitted, NotContained, SamplerRevoked: it goes along, and is not run.
         """
-        request = _query_request(dataset, query, sampler)
+        request = _query_request(dataset, query, await self._at_hand(sampler))
         return await queries.collected(self._transport, request, progress=progress)
 
     def query_batches(
-        self, dataset: str, query: QueryLike = "", *, sampler: SamplerSpec | None = None
+        self, dataset: str, query: QueryLike = "", *, sampler: SamplerLike | None = None
     ) -> LabelBatches:
         """The same, a bounded set of labels at a time; memory stays bounded here and at the nodes.
 
@@ -150,7 +165,10 @@ class AsyncClient(AsyncDatasets):
             Unavailable: while it is read: the node that answers was lost. Ask again then, and
                 drop what was given.
         """
-        request = _query_request(dataset, query, sampler)
+
+        async def request() -> query_pb2.QueryRequest:
+            return _query_request(dataset, query, await self._at_hand(sampler))
+
         return LabelBatches(self._transport, request)
 
     async def read(
@@ -214,7 +232,7 @@ class AsyncClient(AsyncDatasets):
         *,
         interval: Duration,
         expiration: Duration,
-        sampler: SamplerSpec | None = None,
+        sampler: SamplerLike | None = None,
         compression: str = "none",
         window: Window | None = None,
     ) -> Ccq:
@@ -225,18 +243,20 @@ class AsyncClient(AsyncDatasets):
             query: CQL2.
             interval: update interval.
             expiration: from now.
-            sampler: `galileo.sampler(...)`, thins what is found.
+            sampler: `galileo.sampler(...)` or `galileo.sampler_archive(...)`, thins what is
+                found.
             compression: of the cache, "none" or "lz4".
             window: `galileo.Window...`; updates then say which windows their labels belong to,
                 and which of them are over.
         """
+        chosen = await self._at_hand(sampler)
         request = continuous_pb2.SubmitRequest(
             ccq_id=f"ccq-{uuid.uuid4().hex}",
             dataset=dataset,
             query=query_text(query),
             interval_s=seconds(interval),
             expiration_s=seconds(expiration),
-            sampler_json=sampler.to_json() if sampler else "",
+            sampler_json=chosen.to_json() if chosen else "",
             compression=compression,
             window_json=window.to_json() if window else "",
         )
@@ -317,7 +337,7 @@ class AsyncClient(AsyncDatasets):
                 call.cancel()
                 raise
 
-        call, update = await self._transport.call(open_watch)
+        call, update = await self._transport.open(open_watch)
         try:
             while True:
                 yield update
@@ -329,6 +349,32 @@ class AsyncClient(AsyncDatasets):
             raise decode.watch_error(error) from error
         finally:
             call.cancel()
+
+    async def sparql_view(
+        self,
+        ccq_id: str,
+        *,
+        token: str = "",
+        spool: Spool | None = None,
+        labels_max: int = LABELS_MAX,
+    ) -> SparqlView:
+        """What a CCQ has found so far as a graph that answers SPARQL, and grows as more comes.
+
+        Holds everything there is when it returns. Its calls are blocking and threads may share
+        it; close it when done.
+
+        Args:
+            ccq_id: of the CCQ.
+            token: of the last update that is not wanted; empty for everything.
+            spool: stores each update before it is added, and is where the view begins, so that
+                one that is opened again needs to fetch only what is new.
+            labels_max: how many labels the graph holds; then following ends, with a reason.
+
+        Raises:
+            InputError: the spool is of another CCQ; or there are more than `labels_max` already.
+            CcqExpired, CcqCancelled, UnknownCcq: there is nothing to follow.
+        """
+        return await open_view(self, ccq_id, token=token, spool=spool, labels_max=labels_max)
 
     async def list_ccqs(self) -> list[CcqInfo]:
         """The CCQs that the cluster answers."""
@@ -376,6 +422,28 @@ class AsyncClient(AsyncDatasets):
         await self._transport.call(
             lambda channel: cluster_pb2_grpc.ClusterStub(channel).Drain(request, timeout=TIMEOUT_S)
         )
+
+    def move(self, partition: int, *, to: str) -> AsyncIterator[MoveProgress]:
+        """Moves a partition to another node of its group, while everything goes on.
+
+        Closing the iterator gives it up. What was copied stays, so that the same call goes on from
+        there. What breaks off for a reason that passes is begun again, as long as the client is
+        patient; each bit of progress renews that.
+
+        Args:
+            partition: its number.
+            to: the node that takes it.
+
+        Returns:
+            How far it is, now and then; at last with the stage "done".
+
+        Raises:
+            InputError: there is no such node or partition, the node is of another group, or other
+                nodes do not know it yet.
+            Unavailable: a node cannot be reached.
+            DataDamaged: what the partition's node has is damaged; nothing has moved.
+        """
+        return moving.move(self._transport, partition, to=to)
 
     async def topology_json(self) -> str:
         """Groups, nodes, ranges and partitions, as JSON."""

@@ -1,11 +1,11 @@
-"""The calls of `AsyncClient` about datasets: schemas, and for how long observations are kept."""
+"""The calls of `AsyncClient` about datasets: schemas, retention, and who asks."""
 
 from __future__ import annotations
 
 from galileo.client import decode
 from galileo.client.async_exploration import AsyncExploration
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
-from galileo.client.results import RetentionReport
+from galileo.client.results import Caller, RetentionReport
 from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Schema, unknown_dataset
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
@@ -110,3 +110,12 @@ class AsyncDatasets(AsyncExploration):
         if dataset not in self._schemas:
             raise unknown_dataset(dataset, sorted(self._schemas))
         return self._schemas[dataset]
+
+    async def whoami(self) -> Caller:
+        """Who this client is to the cluster, and its quotas, as one node counts them."""
+        reply = await self._transport.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).Status(
+                cluster_pb2.StatusRequest(caller=True), timeout=TIMEOUT_S
+            )
+        )
+        return decode.caller(reply.caller)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Generator, Iterator, Sequence
+from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from galileo.client.async_client import AsyncClient
+from galileo.client.async_samplers import SamplerLike
 from galileo.client.exploration import CHILDREN
 from galileo.client.findings import (
     Children,
@@ -21,8 +23,12 @@ from galileo.client.findings import (
     Vertex,
 )
 from galileo.client.ingestion import BATCH_ROWS, Batches, Progress
+from galileo.client.many import ManyUpdates
+from galileo.client.moving import MoveProgress
+from galileo.client.proof import Proof
 from galileo.client.queries import LabelBatches
 from galileo.client.results import (
+    Caller,
     Ccq,
     CcqInfo,
     ClusterStatus,
@@ -30,9 +36,13 @@ from galileo.client.results import (
     QueryEnd,
     Receipt,
     RetentionReport,
+    RevokedSampler,
+    SentSampler,
     Update,
 )
+from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import Spool
+from galileo.client.submitting import Submission, Submitted
 from galileo.errors import Cancelled, InputError
 from galileo.labels import LabelSet
 from galileo.model.retention import Retention
@@ -40,22 +50,37 @@ from galileo.model.schema import Schema
 from galileo.model.times import Duration
 from galileo.model.windows import Window
 from galileo.query.builder import QueryLike
-from galileo.samplers import SamplerSpec
+from galileo.rdf.growing import LABELS_MAX
+from galileo.sampler_archives import SamplerArchive
 
 CLOSE_TIMEOUT_S = 5.0
 
 Result = TypeVar("Result")
 
 
-def connect(address: str, *more: str, patience: Duration | None = None) -> Client:
+def connect(
+    address: str,
+    *more: str,
+    patience: Duration | None = None,
+    token: str = "",
+    token_file: str | Path = "",
+    tls: str | Path = "",
+    insecure: bool = False,
+) -> Client:
     """A client of the cluster that a node at "host:port" belongs to.
 
     Args:
         address: of any node.
         more: of others, tried when the first is away.
         patience: how long a call goes on trying while nodes are away.
+        token: that proves who calls, where the cluster asks; else from GALILEO_TOKEN.
+        token_file: a file of it, which nobody else may read; else from GALILEO_TOKEN_FILE.
+        tls: a directory with certificate.pem, key.pem and authority.pem, as `galileo certs`
+            makes it; else from GALILEO_TLS.
+        insecure: whether the token may travel unencrypted to other machines.
     """
-    return Client(address, *more, patience=patience)
+    proof = Proof(token, token_file, tls, insecure)
+    return Client(address, *more, patience=patience, proof=proof)
 
 
 class Client:
@@ -64,7 +89,9 @@ class Client:
     The calls are those of `AsyncClient`, which documents them.
     """
 
-    def __init__(self, *addresses: str, patience: Duration | None = None) -> None:
+    def __init__(
+        self, *addresses: str, patience: Duration | None = None, proof: Proof | None = None
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="galileo-client", daemon=True
@@ -72,7 +99,7 @@ class Client:
         self._thread.start()
         self._closed = False
         try:
-            self._client = self._run(_made(addresses, patience))
+            self._client = self._run(_made(addresses, patience, proof))
         except BaseException:
             self._stop()
             raise
@@ -102,6 +129,15 @@ class Client:
     def apply_retention(self, dataset: str) -> tuple[RetentionReport, ...]:
         return self._run(self._client.apply_retention(dataset))
 
+    def send_sampler(self, archive: SamplerArchive) -> SentSampler:
+        return self._run(self._client.send_sampler(archive))
+
+    def sent_samplers(self) -> list[SentSampler]:
+        return self._run(self._client.sent_samplers())
+
+    def revoke_sampler(self, digest: str) -> RevokedSampler:
+        return self._run(self._client.revoke_sampler(digest))
+
     def datasets(self) -> list[Schema]:
         return self._run(self._client.datasets())
 
@@ -128,13 +164,13 @@ class Client:
         dataset: str,
         query: QueryLike = "",
         *,
-        sampler: SamplerSpec | None = None,
+        sampler: SamplerLike | None = None,
         progress: Progress | None = None,
     ) -> Labels:
         return self._run(self._client.query(dataset, query, sampler=sampler, progress=progress))
 
     def query_batches(
-        self, dataset: str, query: QueryLike = "", *, sampler: SamplerSpec | None = None
+        self, dataset: str, query: QueryLike = "", *, sampler: SamplerLike | None = None
     ) -> BlockingLabelBatches:
         batches = self._client.query_batches(dataset, query, sampler=sampler)
         return BlockingLabelBatches(batches, self._iterate(batches))
@@ -226,7 +262,7 @@ class Client:
         *,
         interval: Duration,
         expiration: Duration,
-        sampler: SamplerSpec | None = None,
+        sampler: SamplerLike | None = None,
         compression: str = "none",
         window: Window | None = None,
     ) -> Ccq:
@@ -254,6 +290,33 @@ class Client:
             self._client.watch(ccq_id, token=token, labels_max=labels_max, spool=spool)
         )
 
+    def sparql_view(
+        self,
+        ccq_id: str,
+        *,
+        token: str = "",
+        spool: Spool | None = None,
+        labels_max: int = LABELS_MAX,
+    ) -> SparqlView:
+        return self._run(
+            self._client.sparql_view(ccq_id, token=token, spool=spool, labels_max=labels_max)
+        )
+
+    def submit_many(
+        self, submissions: Sequence[Submission], *, progress: Progress | None = None
+    ) -> list[Submitted]:
+        return self._run(self._client.submit_many(submissions, progress=progress))
+
+    def fetch_many(
+        self, tokens: Mapping[str, str], *, wait: Duration | None = None, labels_max: int = 0
+    ) -> ManyUpdates:
+        return self._run(self._client.fetch_many(tokens, wait=wait, labels_max=labels_max))
+
+    def watch_many(
+        self, tokens: Mapping[str, str], *, labels_max: int = 0
+    ) -> Iterator[ManyUpdates]:
+        return self._iterate(self._client.watch_many(tokens, labels_max=labels_max))
+
     def list_ccqs(self) -> list[CcqInfo]:
         return self._run(self._client.list_ccqs())
 
@@ -263,8 +326,14 @@ class Client:
     def status(self) -> ClusterStatus:
         return self._run(self._client.status())
 
+    def whoami(self) -> Caller:
+        return self._run(self._client.whoami())
+
     def drain(self, node: str, *, undo: bool = False) -> None:
         self._run(self._client.drain(node, undo=undo))
+
+    def move(self, partition: int, *, to: str) -> Iterator[MoveProgress]:
+        return self._iterate(self._client.move(partition, to=to))
 
     def topology_json(self) -> str:
         return self._run(self._client.topology_json())
@@ -350,5 +419,7 @@ async def _cancelled() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-async def _made(addresses: tuple[str, ...], patience: Duration | None) -> AsyncClient:
-    return AsyncClient(*addresses, patience=patience)
+async def _made(
+    addresses: tuple[str, ...], patience: Duration | None, proof: Proof | None
+) -> AsyncClient:
+    return AsyncClient(*addresses, patience=patience, proof=proof)

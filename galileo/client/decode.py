@@ -12,7 +12,17 @@ import grpc
 import grpc.aio
 import pyarrow as pa
 
-from galileo.client.results import Ccq, CcqInfo, Labels, NodeStatus, RetentionReport, Update
+from galileo.client.results import (
+    Caller,
+    Ccq,
+    CcqInfo,
+    Labels,
+    NodeStatus,
+    QuotaUse,
+    RetentionReport,
+    SentSampler,
+    Update,
+)
 from galileo.errors import DeadlineExceeded, GalileoError, Unavailable
 from galileo.labels import from_ipc
 from galileo.model.schema import Schema
@@ -26,7 +36,7 @@ from galileo.wire.codec import (
     table_of,
     windows_from_pb,
 )
-from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2
+from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2, samplers_pb2
 from galileo.wire.status import error_of_rpc
 
 TIMEOUT_S = 40.0
@@ -45,7 +55,7 @@ class _Head(Protocol):
 async def collect_submission(call: AsyncIterator[continuous_pb2.SubmitPart]) -> Ccq:
     head, tail, chunks = await _collect(call)
     labels = _labels(head, chunks, tail.frontier, tail.missing)
-    windows, clock_us = _windows(tail)
+    windows, clock_us = windows_of(tail)
     info = ccq_info(tail.ccq)
     return Ccq(tail.ccq.id, labels, tail.token, info, windows=windows, clock_us=clock_us)
 
@@ -95,7 +105,7 @@ def _update(parts: list[continuous_pb2.FetchPart]) -> Update:
     schema = schema_of(head.schema_json)
     tables = [table for part in parts for table in _unpacked(part, schema)]
     tables += [from_ipc(part.labels, schema.label_schema) for part in parts if part.labels]
-    windows, clock_us = _windows(tail)
+    windows, clock_us = windows_of(tail)
     return Update(
         labels=Labels(
             schema,
@@ -107,6 +117,7 @@ def _update(parts: list[continuous_pb2.FetchPart]) -> Update:
         token=tail.token,
         frontier=cursor_from_pb(tail.frontier),
         age_s=tail.age_s,
+        interval_s=tail.interval_s,
         more=tail.more,
         gone=stretches_from_pb(tail.gone),
         windows=windows,
@@ -120,8 +131,8 @@ def _unpacked(part: continuous_pb2.FetchPart, schema: Schema) -> Iterator[pa.Tab
         yield kept_rows(unpack(data, schema.label_schema), kept.get(number))
 
 
-def _windows(
-    tail: continuous_pb2.FetchTail | continuous_pb2.SubmitTail,
+def windows_of(
+    tail: continuous_pb2.FetchTail | continuous_pb2.SubmitTail | continuous_pb2.ManyUpdate,
 ) -> tuple[tuple[WindowChange, ...], int | None]:
     """What became of windows, and the event clock."""
     if not tail.HasField("windows"):
@@ -206,7 +217,17 @@ def ccq_info(value: continuous_pb2.CcqValue) -> CcqInfo:
         sampler=SamplerSpec.from_json(value.sampler_json) if value.sampler_json else None,
         window=Window.from_json(value.window_json) if value.window_json else None,
         holders=tuple(value.holders),
+        owner=value.owner,
     )
+
+
+def caller(value: cluster_pb2.CallerValue) -> Caller:
+    quotas = {
+        one.name: QuotaUse(one.bound, one.used if one.used >= 0 else None, one.counted)
+        for one in value.quotas
+    }
+    expires_at = value.expires_at or None
+    return Caller(value.name, tuple(value.roles), tuple(value.datasets), expires_at, quotas)
 
 
 def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
@@ -222,10 +243,12 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
         uptime_s=value.uptime_s,
         pid=value.pid,
         ccqs_coordinated=value.ccqs_coordinated,
+        ccqs_overloaded=value.ccqs_overloaded,
         cache_bytes=value.cache_bytes,
         held_bytes=value.held_bytes,
         spilled_bytes=value.spilled_bytes,
         stopped=tuple(value.stopped),
+        calls=dict(value.calls),
         datasets=tuple(
             {
                 "dataset": one.dataset,
@@ -240,4 +263,17 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
             }
             for one in value.datasets
         ),
+    )
+
+
+def sent_sampler(value: samplers_pb2.SentSamplerValue) -> SentSampler:
+    return SentSampler(
+        digest=value.digest,
+        name=value.name,
+        entry=value.entry,
+        bytes=value.bytes,
+        sent_by=value.sent_by,
+        sent_at=value.sent_at,
+        ccq_ids=tuple(value.ccq_ids),
+        revoked_at=value.revoked_at or None,
     )

@@ -24,6 +24,7 @@ from galileo.client.transport import Transport
 from galileo.client.vertices import levels_of, parse_vertex, value_texts
 from galileo.errors import InputError, Unavailable
 from galileo.model.schema import Schema
+from galileo.packing.arrow_streams import read_stream
 from galileo.wire.codec import cursor_from_pb
 from galileo.wire.levels import values_from_json, values_to_json
 from galileo.wire.pb import query_pb2, query_pb2_grpc
@@ -266,7 +267,7 @@ async def _collect(
             if kind == "head":
                 head = part.head
             elif kind == "rows":
-                tables.append(pa.ipc.open_stream(pa.py_buffer(part.rows)).read_all())
+                tables.append(read_stream(part.rows))
             else:
                 return head, pa.concat_tables(tables), part.tail
     finally:

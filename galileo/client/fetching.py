@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import grpc.aio
 
@@ -45,6 +46,9 @@ class Fetching:
         self._monotonic = monotonic
         self._coordinators: OrderedDict[str, str] = OrderedDict()
         self._avoided: dict[str, float] = {}
+        self._stubs: WeakKeyDictionary[grpc.aio.Channel, continuous_pb2_grpc.ContinuousStub] = (
+            WeakKeyDictionary()
+        )
 
     def learn(self, ccq_id: str, address: str) -> None:
         """Remembers the "host:port" of a CCQ's coordinator."""
@@ -73,6 +77,13 @@ class Fetching:
             return None
         return address
 
+    def _stub(self, channel: grpc.aio.Channel) -> continuous_pb2_grpc.ContinuousStub:
+        """That of a channel, made once: it makes all methods of the service."""
+        stub = self._stubs.get(channel)
+        if stub is None:
+            stub = self._stubs[channel] = continuous_pb2_grpc.ContinuousStub(channel)
+        return stub
+
     async def _attempt(
         self,
         channel: grpc.aio.Channel,
@@ -85,7 +96,7 @@ class Fetching:
             DeadlineExceeded: it does not begin in time.
         """
         timeout_s = ANSWER_TIMEOUT_S + request.wait_s
-        call = continuous_pb2_grpc.ContinuousStub(channel).Fetch(request, timeout=timeout_s)
+        call = self._stub(channel).Fetch(request, timeout=timeout_s)
         try:
             parts = await decode.update_parts(call, begins_within_s=begins_within_s)
         finally:

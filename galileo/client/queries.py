@@ -7,8 +7,9 @@ something else for a while, slows the nodes down and fills nobody's memory.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -23,6 +24,7 @@ from galileo.client.results import Labels, QueryEnd
 from galileo.client.transport import PAUSE_S, Transport
 from galileo.errors import DeadlineExceeded, GalileoError, TryAgain, Unavailable
 from galileo.labels import LabelSet, from_ipc
+from galileo.packing.arrow_streams import read_stream
 from galileo.wire.codec import cursor_from_pb, table_chunks, table_of
 from galileo.wire.pb import query_pb2, query_pb2_grpc, storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_of_rpc
@@ -65,7 +67,7 @@ async def _all_of(call: Any, tell: Progress | None) -> Labels:
     parts, come = [await _next(call)], 0
     while True:
         if tell is not None and parts[-1].labels:
-            come += pa.ipc.open_stream(parts[-1].labels).read_all().num_rows
+            come += read_stream(parts[-1].labels).num_rows
             tell(come)
         if parts[-1].HasField("tail"):
             break
@@ -99,11 +101,17 @@ class LabelBatches:
     Until the first labels have come, another node is asked where one is away. A label that was
     given cannot be taken back, so later the stream ends with an error instead; ask again then.
 
+    Args:
+        transport: to the cluster.
+        request: makes it, when the first labels are asked for.
+
     Attributes:
         end: how far the answer goes; None until all labels were given.
     """
 
-    def __init__(self, transport: Transport, request: query_pb2.QueryRequest) -> None:
+    def __init__(
+        self, transport: Transport, request: Callable[[], Awaitable[query_pb2.QueryRequest]]
+    ) -> None:
         self.end: QueryEnd | None = None
         self._transport = transport
         self._request = request
@@ -121,7 +129,8 @@ class LabelBatches:
         await self._labels.aclose()
 
     async def _run(self) -> AsyncGenerator[Labels, None]:
-        call, part = await self._transport.call(self._open)
+        request = await self._request()
+        call, part = await self._transport.open(functools.partial(_open, request))
         head = part.head
         schema = decode.schema_of(head.schema_json)
         try:
@@ -139,14 +148,6 @@ class LabelBatches:
         finally:
             call.cancel()
 
-    async def _open(self, channel: grpc.aio.Channel) -> _Opened:
-        call = query_pb2_grpc.QueryStub(channel).Run(self._request, timeout=STREAM_TIMEOUT_S)
-        try:
-            return call, await _next(call)
-        except BaseException:
-            call.cancel()
-            raise
-
     def _broken(self, error: grpc.RpcError | TryAgain) -> GalileoError:
         meant = _meaning(error)
         if not isinstance(meant, TryAgain):
@@ -156,6 +157,15 @@ class LabelBatches:
             "cannot be taken back, so drop it and ask again",
             labels=self._given,
         )
+
+
+async def _open(request: query_pb2.QueryRequest, channel: grpc.aio.Channel) -> _Opened:
+    call = query_pb2_grpc.QueryStub(channel).Run(request, timeout=STREAM_TIMEOUT_S)
+    try:
+        return call, await _next(call)
+    except BaseException:
+        call.cancel()
+        raise
 
 
 async def read_batches(
@@ -212,7 +222,7 @@ class _Reading:
                 await asyncio.sleep(PAUSE_S)
 
     async def _rest(self) -> AsyncGenerator[pa.Table, None]:
-        call, part = await self._transport.call(self._open)
+        call, part = await self._transport.open(self._open)
         skip = self._given
         try:
             while part is not grpc.aio.EOF:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, field
-from typing import Any
-
-from rdflib import Graph
+from typing import TYPE_CHECKING, Any
 
 from galileo import rdf
 from galileo.client import geo_files, html, plots
 from galileo.cursor import ORIGIN, Cursor, Stretch
 from galileo.labels import LabelSet
 from galileo.model.windows import Window, WindowChange, instant
-from galileo.rdf import LabelGraph, SparqlResult
+from galileo.rdf import Cancellation, LabelGraph, SparqlResult
+from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S
 from galileo.samplers import SamplerSpec
 
-SPARQL_ROWS_MAX = 1_000_000
+if TYPE_CHECKING:
+    from rdflib import Graph
 
 
 class Labels(LabelSet):
@@ -51,18 +51,26 @@ class Labels(LabelSet):
         return rdf.to_graph(self)
 
     def sparql(
-        self, text: str, *, timeout_s: float = 30.0, rows_max: int = SPARQL_ROWS_MAX
+        self,
+        text: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        rows_max: int = ROWS_MAX,
+        cancel: Cancellation | None = None,
     ) -> SparqlResult:
         """Answers a SPARQL query over the labels; the first one loads them, later ones are fast.
+
+        What the answer names leads back to data: `client.read(answer.labels())`.
 
         Raises:
             InputError: the text is no SPARQL, or asks for what is refused (SERVICE, updates).
             DeadlineExceeded: it took longer than `timeout_s`.
+            Cancelled: by `cancel`, from another thread.
         """
         graph: LabelGraph | None = getattr(self, "_graph", None)
         if graph is None:
             graph = self._graph = rdf.open_labels(self)
-        return graph.sparql(text, timeout_s=timeout_s, rows_max=rows_max)
+        return graph.sparql(text, timeout_s=timeout_s, rows_max=rows_max, cancel=cancel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +121,49 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class SentSampler:
+    """A sampler whose code was sent to the nodes.
+
+    Attributes:
+        digest: SHA-256 of its archive, hexadecimal.
+        name: of the sampler.
+        entry: its class, `module:Class`.
+        bytes: of the archive.
+        sent_by: who sent it first, as their client said.
+        sent_at: seconds since 1970-01-01 UTC.
+        ccq_ids: the continuous queries that use it.
+        revoked_at: when it was revoked; None: it was not.
+    """
+
+    digest: str
+    name: str
+    entry: str
+    bytes: int
+    sent_by: str
+    sent_at: float
+    ccq_ids: tuple[str, ...] = ()
+    revoked_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedSampler:
+    """What came of revoking one.
+
+    Attributes:
+        sampler: as it was.
+        away: nodes that could not be reached, and hear of it when they are back.
+    """
+
+    sampler: SentSampler
+    away: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CcqInfo:
     """A CCQ as the cluster lists it; times in seconds, `expires_at` since 1970 UTC.
 
-    `holders` are nodes that keep earlier stretches of its cache, the oldest first.
+    `holders` are nodes that keep earlier stretches of its cache, the oldest first. `owner` is who
+    submitted it, "" where the cluster asks nobody.
     """
 
     id: str
@@ -132,6 +179,7 @@ class CcqInfo:
     sampler: SamplerSpec | None = None
     window: Window | None = None
     holders: tuple[str, ...] = ()
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +211,8 @@ class Update:
         token: to store with them, and to ask with next.
         frontier: up to which commit of each partition the CCQ is answered.
         age_s: how long ago the frontier was reached.
+        interval_s: at which the CCQ is evaluated now: its update interval, or more while its
+            cycles take longer; 0 from a node that does not tell.
         more: whether the next fetch has more at once.
         gone: commits that lie between the token before and this one and that the dataset's
             retention dropped before they were looked at; whether they matched nobody knows.
@@ -176,6 +226,7 @@ class Update:
     token: str
     frontier: Cursor = ORIGIN
     age_s: float = 0.0
+    interval_s: float = 0.0
     more: bool = False
     gone: tuple[Stretch, ...] = ()
     windows: tuple[WindowChange, ...] = ()
@@ -230,7 +281,9 @@ class NodeStatus:
     """One node's state; sizes in bytes, `state` "up", "draining" or "unreachable".
 
     `cache_bytes` is what the caches of CCQs take in memory; `held_bytes` of that is of CCQs that
-    other nodes coordinate by now. `spilled_bytes` are files.
+    other nodes coordinate by now. `spilled_bytes` are files. `ccqs_overloaded` of those that it
+    coordinates have cycles that take longer than their update interval. `calls` are those that the
+    node answers at the moment, by service and method: "Query/Run", "Storage/Read".
     """
 
     name: str
@@ -244,11 +297,46 @@ class NodeStatus:
     uptime_s: float = 0.0
     pid: int = 0
     ccqs_coordinated: int = 0
+    ccqs_overloaded: int = 0
     cache_bytes: int = 0
     held_bytes: int = 0
     spilled_bytes: int = 0
     stopped: tuple[str, ...] = ()
     datasets: tuple[dict[str, Any], ...] = ()
+    calls: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaUse:
+    """A quota of a caller.
+
+    Attributes:
+        bound: most that it may use; for `interval_min_s` the least.
+        used: of it, where that is counted: of rates, in the last second.
+        counted: "cluster", "node" (the one that was asked) or "query", each for itself.
+    """
+
+    bound: float
+    used: float | None
+    counted: str
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who a client is to the cluster.
+
+    Attributes:
+        name: empty where the cluster does not ask for it.
+        datasets: patterns of those that it may use.
+        expires_at: when its token does, in seconds since 1970; None: never.
+        quotas: by name.
+    """
+
+    name: str
+    roles: tuple[str, ...]
+    datasets: tuple[str, ...]
+    expires_at: float | None
+    quotas: dict[str, QuotaUse]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ APPLICATION_ID = 0x47414C53  # "GALS"
 FORMAT = 2
 FORMAT_BEFORE_WINDOWS = 1
 BUSY_TIMEOUT_S = 10.0
+UPDATE_BYTES_MAX = 4 << 30
+"""Of the labels of one update, unpacked; they were written here."""
 _NEXT = "SELECT number, arrow, schema, query FROM updates, reader"
 
 _TABLES = """
@@ -266,7 +268,7 @@ class Spool:
     def _update(self, number: int, data: bytes, schema_json: str, query: str) -> SpooledUpdate:
         schema = Schema.from_json(schema_json)
         try:
-            table = from_ipc(data, schema.label_schema)
+            table = from_ipc(data, schema.label_schema, bytes_max=UPDATE_BYTES_MAX)
         except InputError as error:
             raise DataDamaged(
                 f"update {number} of {self.path} is damaged: {error.message}"

@@ -1,29 +1,27 @@
 """Calls to whichever node answers: addresses tried in turn, transient errors repeated.
 
 A client starts from the addresses it was given and learns the others from the topology, so
-it goes on when the node it was pointed at is gone.
+it goes on when the node it was pointed at is gone. It learns them anew after an address did not
+answer: its node may run elsewhere by now.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc.aio
 
+from galileo import requests, spans
+from galileo.client.pauses import PAUSE_S as PAUSE_S
+from galileo.client.pauses import Pauses, Timing
 from galileo.dht.topology import Topology, is_address
 from galileo.errors import GalileoError, InputError, TryAgain, Unavailable
-from galileo.wire.channel import open_channel
+from galileo.wire.channel import Channels
+from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
 from galileo.wire.status import error_of_rpc
 
-PAUSE_S = 0.1
-PAUSE_MAX_S = 1.0
-"""Between tries where nobody says when to come back, doubled each time."""
-PAUSE_MIN_S = 0.05
-"""Where somebody does, and says at once."""
 TOPOLOGY_TIMEOUT_S = 5.0
 
 Result = TypeVar("Result")
@@ -35,23 +33,33 @@ class Transport:
     Args:
         addresses: "host:port" of at least one node.
         patience_s: how long a call is repeated while nodes are away or busy.
+        timing: what it waits with in between.
+        keys: what is proved to nodes.
     """
 
-    def __init__(self, addresses: Iterable[str], *, patience_s: float) -> None:
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        *,
+        patience_s: float,
+        timing: Timing | None = None,
+        keys: Keys = NO_KEYS,
+    ) -> None:
         self.addresses = list(dict.fromkeys(addresses))
         if not self.addresses:
             raise InputError("expected the address of at least one node, as 'host:port'")
         for address in self.addresses:
             if not is_address(address):
                 raise InputError(f"expected an address as 'host:port', got {address!r}")
+        self._given = frozenset(self.addresses)
         self.patience_s = patience_s
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self.timing = timing or Timing()
+        keys.check()
+        self._channels = Channels(keys)
         self._knows_all = False
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
-        self._channels.clear()
+        await self._channels.close()
 
     async def call(
         self,
@@ -69,20 +77,35 @@ class Transport:
             Unavailable: no node answered in time; names those that were tried.
             GalileoError: what the node answered.
         """
-        patience = self.patience_s if patience_s is None else patience_s
-        deadline = time.monotonic() + patience
-        pause = PAUSE_S
-        while True:
-            try:
-                return await self._once(attempt)
-            except TryAgain as error:
-                advised = error.details.get("after_s")
-                wait = pause if advised is None else max(float(advised), PAUSE_MIN_S)
-                if time.monotonic() + wait > deadline:
-                    raise
-                await asyncio.sleep(wait)
-                if advised is None:
-                    pause = min(2 * pause, PAUSE_MAX_S)
+        patience_s = self.patience_s if patience_s is None else patience_s
+        pauses = Pauses(self.timing, patience_s=patience_s)
+        with requests.serving(), spans.span("request"):
+            while True:
+                try:
+                    return await self._once(attempt)
+                except TryAgain as error:
+                    await pauses.after(error)
+
+    async def open(
+        self, attempt: Callable[[grpc.aio.Channel], Awaitable[tuple[Any, Result]]]
+    ) -> tuple[Any, Result]:
+        """The same for an attempt that gives a stream that it opened, and what came first on it.
+
+        Where the caller is cancelled before it has them, the stream is ended.
+        """
+        opened: list[Any] = []
+
+        async def opening(channel: grpc.aio.Channel) -> tuple[Any, Result]:
+            stream, first = await attempt(channel)
+            opened.append(stream)
+            return stream, first
+
+        try:
+            return await self.call(opening)
+        except BaseException:
+            for stream in opened:
+                stream.cancel()
+            raise
 
     async def ask(
         self, address: str, attempt: Callable[[grpc.aio.Channel], Awaitable[Result]]
@@ -104,7 +127,7 @@ class Transport:
                 if not _is_unreachable(error, address):
                     raise error from rpc_error
                 problems.append(str(error))
-                self._demote(address)
+                self.demote(address)
                 continue
             await self._learn(address)
             return result
@@ -124,17 +147,19 @@ class Transport:
         except grpc.RpcError:
             self._knows_all = False
             return
-        nodes = Topology.from_json(reply.topology_json).nodes
-        self.addresses = list(dict.fromkeys([*self.addresses, *(n.address for n in nodes)]))
+        named = [node.address for node in Topology.from_json(reply.topology_json).nodes]
+        kept = [one for one in self.addresses if one in self._given or one in named]
+        self.addresses = list(dict.fromkeys([*kept, *named]))
 
     def _channel(self, address: str) -> grpc.aio.Channel:
-        if address not in self._channels:
-            self._channels[address] = open_channel(address)
-        return self._channels[address]
+        return self._channels.get(address)
 
-    def _demote(self, address: str) -> None:
-        self.addresses.remove(address)
-        self.addresses.append(address)
+    def demote(self, address: str) -> None:
+        """Has an address tried after all others, and the others learnt anew."""
+        self._knows_all = False
+        if address in self.addresses:
+            self.addresses.remove(address)
+            self.addresses.append(address)
 
 
 def _is_unreachable(error: GalileoError, address: str) -> bool:

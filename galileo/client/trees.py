@@ -32,6 +32,9 @@ class TreeView:
     def __len__(self) -> int:
         return len(self.vertices)
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         open_: list[bool] = []
         lines = []

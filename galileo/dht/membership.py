@@ -110,6 +110,11 @@ class Membership:
     def dead(self) -> tuple[str, ...]:
         return tuple(node for node, peer in self._peers.items() if not peer.alive)
 
+    @property
+    def unheard(self) -> tuple[str, ...]:
+        """Peers that were never heard from and do not count as dead yet."""
+        return tuple(n for n, peer in self._peers.items() if peer.alive and peer.epoch == 0)
+
     def step(self, event: MembershipEvent, now: float) -> list[MembershipEffect]:
         if isinstance(event, HeartbeatArrived):
             return self._on_heartbeat(event, now)

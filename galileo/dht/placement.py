@@ -2,20 +2,21 @@
 
 Tier 1, locality: the geohash range that holds a block's cell names its group. Tier 2,
 balance: a hash of the block names one of the group's partitions, and weighted rendezvous
-hashing maps partitions to the group's nodes, so that a node that comes or goes moves only
-its own share (Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005).
+hashing maps partitions to the nodes that the group began with, so that a node that comes or goes
+moves only its own share (Schindelhauer and Schomaker, "Weighted distributed hash tables",
+SPAA 2005). A partition that was moved is where its last move brought it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from galileo.dht.topology import Group, Topology
+from galileo.dht.topology import NodeInfo, Topology
 from galileo.geo import geohash
 from galileo.hashing import mix64, text64
 from galileo.model.schema import Schema
@@ -61,10 +62,28 @@ def owner(topology: Topology, partition: int) -> str:
 def owners(topology: Topology) -> Mapping[int, str]:
     """The node of every partition."""
     count = topology.partitions_per_group
-    return {
-        partition: _winner(topology.groups[partition // count], partition)
+    drawn = {
+        partition: _winner(topology.groups[partition // count].founders, partition)
         for partition in topology.partitions
     }
+    return drawn | {move.partition: move.node for move in topology.moved}
+
+
+def share(topology: Topology, node: str) -> tuple[int, ...]:
+    """The partitions that a node would have if its group drew anew, and does not have.
+
+    To move them evens the group out by the weights of its nodes, and moves nothing else.
+
+    Raises:
+        ConfigError: there is no such node.
+    """
+    number = topology.groups.index(topology.group_of(node))
+    count, now = topology.partitions_per_group, owners(topology)
+    return tuple(
+        partition
+        for partition in range(number * count, (number + 1) * count)
+        if now[partition] != node and _winner(topology.groups[number].nodes, partition) == node
+    )
 
 
 @lru_cache(maxsize=16)
@@ -83,9 +102,9 @@ def _groups_of(topology: Topology, cells: geohash.Cells, precision: int) -> npt.
     return group_of_range[position]
 
 
-def _winner(group: Group, partition: int) -> str:
+def _winner(nodes: Sequence[NodeInfo], partition: int) -> str:
     def score(name: str, weight: float) -> float:
         uniform = (text64("partition", partition, name) + 1) / (2**64 + 1)
         return -weight / math.log(uniform)
 
-    return max(group.nodes, key=lambda node: (score(node.name, node.weight), node.name)).name
+    return max(nodes, key=lambda node: (score(node.name, node.weight), node.name)).name

@@ -30,13 +30,17 @@ class NodeInfo:
     """One machine: its name, `host:port`, and its share of its group's partitions.
 
     `ordinal` numbers the node for good: the terms of two nodes must never be equal. -1 stands
-    for its position in the topology, which is fine until nodes are added or removed.
+    for its position among the nodes that the cluster began with.
+
+    `joined`: it was added to a cluster that had data. It has the partitions that were moved to it,
+    and needs an ordinal of its own.
     """
 
     name: str
     address: str
     weight: float = 1.0
     ordinal: int = -1
+    joined: bool = False
 
     def __post_init__(self) -> None:
         _check_name("node", self.name)
@@ -47,6 +51,11 @@ class NodeInfo:
         if not self.weight > 0:
             raise ConfigError(
                 f"expected a weight above zero for node {self.name!r}, got {self.weight}"
+            )
+        if self.joined and self.ordinal < 0:
+            raise ConfigError(
+                f"expected an ordinal for node {self.name!r}, which joined later; give it a number "
+                f"below {NODES_MAX} that no node of this cluster ever had"
             )
 
 
@@ -61,6 +70,27 @@ class Group:
         _check_name("group", self.name)
         if not self.nodes:
             raise ConfigError(f"expected at least one node in group {self.name!r}")
+        if not self.founders:
+            raise ConfigError(
+                f"expected a node in group {self.name!r} that did not join later, got none"
+            )
+
+    @property
+    def founders(self) -> tuple[NodeInfo, ...]:
+        """The nodes that it began with."""
+        return tuple(node for node in self.nodes if not node.joined)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Move:
+    """A partition's move to a node; `number` counts the moves of the partition, from 1 on.
+
+    Only the node that has a partition moves it, so no two moves of one have the same number.
+    """
+
+    partition: int
+    number: int
+    node: str
 
 
 @dataclass(frozen=True)
@@ -79,6 +109,7 @@ class Topology:
     ranges: tuple[tuple[str, int], ...]
     partitions_per_group: int = 4
     version: int = 1
+    moved: tuple[Move, ...] = ()
 
     def __post_init__(self) -> None:
         _check_name("cluster", self.cluster)
@@ -102,6 +133,20 @@ class Topology:
                 f"expected node ordinals below {NODES_MAX}, got {', '.join(ordinals)}"
             )
         self._check_ranges()
+        self._check_moves()
+
+    def _check_moves(self) -> None:
+        for move in self.moved:
+            group = move.partition // self.partitions_per_group
+            if not 0 <= group < len(self.groups):
+                raise ConfigError(f"expected partitions of this cluster, got {move.partition}")
+            members = [node.name for node in self.groups[group].nodes]
+            if move.node not in members:
+                raise ConfigError(
+                    f"partition {move.partition} was moved to node {move.node!r}, which group "
+                    f"{self.groups[group].name!r} does not have, only {', '.join(members)}; add it "
+                    "to the [cluster] table"
+                )
 
     def _check_ranges(self) -> None:
         starts = [start for start, _ in self.ranges]
@@ -119,8 +164,13 @@ class Topology:
 
     @cached_property
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """All nodes, group by group; the position of a node is its ordinal."""
+        """All nodes, group by group."""
         return tuple(node for group in self.groups for node in group.nodes)
+
+    @cached_property
+    def founders(self) -> tuple[NodeInfo, ...]:
+        """The nodes that the cluster began with; the position of each is its ordinal."""
+        return tuple(node for node in self.nodes if not node.joined)
 
     @cached_property
     def by_name(self) -> Mapping[str, NodeInfo]:
@@ -150,19 +200,21 @@ class Topology:
     @cached_property
     def ordinals(self) -> Mapping[str, int]:
         """The number of each node, unique and below `NODES_MAX`."""
+        positions = {node.name: position for position, node in enumerate(self.founders)}
         return {
-            node.name: position if node.ordinal < 0 else node.ordinal
-            for position, node in enumerate(self.nodes)
+            node.name: positions[node.name] if node.ordinal < 0 else node.ordinal
+            for node in self.nodes
         }
 
     @cached_property
     def placement_json(self) -> str:
-        """All that decides where a block lives and how terms are numbered; no addresses.
+        """All that decides where a block lives at first, and how terms are numbered.
 
-        Nodes of one cluster must agree on it, and it must not change once there is data.
+        No addresses, no nodes that joined later, no moves. Nodes of one cluster must agree on it,
+        and it must not change once there is data.
         """
         groups = [
-            [[node.name, node.weight, self.ordinals[node.name]] for node in group.nodes]
+            [[node.name, node.weight, self.ordinals[node.name]] for node in group.founders]
             for group in self.groups
         ]
         return json.dumps([groups, self.ranges, self.partitions_per_group])
@@ -187,12 +239,14 @@ class Topology:
                             "address": n.address,
                             "weight": n.weight,
                             "ordinal": n.ordinal,
+                            "joined": n.joined,
                         }
                         for n in group.nodes
                     ],
                 }
                 for group in self.groups
             ],
+            "moved": [[move.partition, move.number, move.node] for move in self.moved],
         }
         return json.dumps(raw, sort_keys=True)
 
@@ -215,11 +269,12 @@ class Topology:
             return Topology(
                 cluster=raw.get("cluster", "galileo"),
                 groups=groups,
-                ranges=even_ranges(len(groups))
+                ranges=even_ranges(len(groups) or 1)  # without groups it is refused all the same
                 if ranges is None
                 else tuple((str(start), int(group)) for start, group in ranges),
                 partitions_per_group=int(raw.get("partitions_per_group", 4)),
                 version=int(raw.get("version", 1)),
+                moved=tuple(Move(int(p), int(n), str(node)) for p, n, node in raw.get("moved", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"expected a topology with groups and nodes: {error!r}") from error

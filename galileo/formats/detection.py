@@ -6,22 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from galileo.errors import InputError
+from galileo.formats.apart import Readers
 from galileo.formats.arrow_files import open_arrow, open_parquet
 from galileo.formats.delimited import open_delimited
 from galileo.formats.geojson import open_geojson
-from galileo.formats.grib import open_grib
 from galileo.formats.mapping import Mapping
-from galileo.formats.netcdf import open_netcdf
 from galileo.formats.reader import Reader
 from galileo.formats.source import Source
 from galileo.model.schema import Schema
 
+APART = Readers()
+"""Read what native libraries decode that a damaged file may crash."""
 READERS: dict[str, Callable[[Path, Mapping], Reader]] = {
     "arrow": open_arrow,
     "csv": open_delimited,
     "geojson": open_geojson,
-    "grib": open_grib,
-    "netcdf": open_netcdf,
+    "grib": APART.opener("grib"),
+    "netcdf": APART.opener("netcdf"),
     "parquet": open_parquet,
 }
 FORMATS = tuple(READERS)

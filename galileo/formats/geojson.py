@@ -68,20 +68,24 @@ def _features(path: Path) -> pa.StructArray:
             "split the file, or convert it to Parquet"
         )
     try:
+        data.decode()  # Arrow would take any bytes for a text
         # One object is one row to Arrow, so that the whole file has to be one block.
         document = pj.read_json(
             pa.BufferReader(data),
             read_options=pj.ReadOptions(block_size=len(data) + 1),
             parse_options=pj.ParseOptions(newlines_in_values=True),
         )
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(
             f"expected a GeoJSON collection of points with properties of one type each in "
             f"{path}: {error}"
         ) from error
     if "features" not in document.column_names or document.num_rows != 1:
         raise InputError(f"expected one GeoJSON FeatureCollection in {path}")
-    features = document.column("features").combine_chunks().flatten()
+    try:
+        features = document.column("features").combine_chunks().flatten()
+    except pa.ArrowException as error:  # Arrow cannot join lists of nothing but null
+        raise InputError(f"expected features with places in {path}: {error}") from error
     if not pa.types.is_struct(features.type):
         raise InputError(f"expected features with properties in {path}, got {features.type}")
     return features
@@ -109,15 +113,24 @@ def _members(array: pa.StructArray) -> dict[str, pa.Array]:
 
 def _position(path: Path, geometry: pa.StructArray) -> dict[str, pa.Array]:
     members = _members(geometry)
-    kinds = members["type"].drop_null().unique().to_pylist() if "type" in members else []
+    types = members.get("type")
+    if types is None or not pa.types.is_string(types.type):
+        raise InputError(f"expected points in {path}, got geometries without a type that is a text")
+    kinds = types.drop_null().unique().to_pylist()
     numbers = members.get("coordinates")
     if kinds != ["Point"] or numbers is None:
         raise InputError(f"expected points in {path}, got geometries of type {kinds}")
+    if not pa.types.is_list(numbers.type) or not _is_number(numbers.type.value_type):
+        raise InputError(f"expected longitude and latitude in every point of {path}")
     lengths = pc.list_value_length(numbers)
     if (pc.min(lengths).as_py() or 0) < 2:
         raise InputError(f"expected longitude and latitude in every point of {path}")
     columns = {"longitude": _nth(numbers, 0), "latitude": _nth(numbers, 1)}
     return columns | ({ELEVATION: _nth(numbers, 2)} if pc.max(lengths).as_py() > 2 else {})
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _nth(numbers: pa.ListArray, position: int) -> pa.Array:

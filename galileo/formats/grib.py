@@ -120,6 +120,12 @@ class GribReader:
                         points[step.grid] = _points(self._eccodes, handle)
                     decoded[name] = _values(self._eccodes, handle)
         latitude, longitude = points[step.grid]
+        for name, values in decoded.items():
+            if not len(values) == len(latitude) == len(longitude):
+                raise InputError(
+                    f"expected a value of {name!r} for each of {len(latitude)} points in "
+                    f"{self._path}, got {len(values)}; check or replace it"
+                )
         moment = step.valid_us if self._constant_us is None else self._constant_us
         place_and_time = [
             pa.array(latitude),

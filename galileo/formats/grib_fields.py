@@ -8,11 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
+from galileo.errors import InputError
 from galileo.formats.grib_messages import Place, places, read_fields
 from galileo.formats.selection import Qualifiers, qualified
 from galileo.model.times import micros
 
 DIGITS = "0123456789"
+POINTS_MAX = 100_000_000
+"""Of a field: 800 MB of values. A damaged message may claim any number."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,7 +74,15 @@ def _fields(eccodes: Any, file: BinaryIO) -> Iterator[Field]:
     for place in places(file):
         for number, message in enumerate(read_fields(file, place)):
             with opened(eccodes, message) as handle:
-                yield _field(eccodes, handle, place=place, number=number)
+                try:
+                    field = _field(eccodes, handle, place=place, number=number)
+                except (TypeError, ValueError) as error:
+                    raise InputError(
+                        f"expected numbers and dates in the GRIB message at byte {place.offset}, "
+                        f"got others: {error}; check or replace the file"
+                    ) from error
+                _check_points(field)
+                yield field
 
 
 def _field(eccodes: Any, handle: Any, *, place: Place, number: int) -> Field:
@@ -98,6 +109,14 @@ def _field(eccodes: Any, handle: Any, *, place: Place, number: int) -> Field:
         units=get("units"),
         description=get("name"),
     )
+
+
+def _check_points(field: Field) -> None:
+    if not 0 < field.points <= POINTS_MAX:
+        raise InputError(
+            f"expected 1 to {POINTS_MAX:,} points in the GRIB message at byte "
+            f"{field.place.offset}, got {field.points:,}"
+        )
 
 
 def _names(get: Any) -> tuple[str, str]:

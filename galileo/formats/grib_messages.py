@@ -92,7 +92,7 @@ def _length_edition_1(file: BinaryIO, offset: int, *, stated: int) -> int:
         return stated
     position = offset + _SECTION_1_OFFSET
     file.seek(position + _FLAGS_OFFSET)
-    flags = file.read(1)[0]
+    flags = int.from_bytes(file.read(1))
     sections = 1 + bool(flags & _HAS_GRID) + bool(flags & _HAS_BITMAP)
     for _ in range(sections):
         position += _read_uint24(file, position)
@@ -120,9 +120,9 @@ def _split(message: bytes) -> list[bytes]:
     fields: list[bytes] = []
     for number, section in _sections(message):
         current[number] = section
-        if number == 6 and section[5] == _BITMAP_IN_MESSAGE:
+        if number == 6 and section[5:6] == bytes([_BITMAP_IN_MESSAGE]):
             current[6] = bitmap
-        elif number == 6 and section[5] == _BITMAP_HERE:
+        elif number == 6 and section[5:6] == bytes([_BITMAP_HERE]):
             bitmap = section
         if number == 7:
             body = b"".join(current[key] for key in sorted(current))

@@ -27,6 +27,7 @@ from galileo.formats.selection import VariableInfo, qualified
 from galileo.model.schema import FEATURES_MAX, FeatureType
 from galileo.model.times import TIME_TYPE
 
+CLASSIC_MAGIC = b"CDF"
 SLAB_VALUES_MAX = 1 << 22
 LEVELS_MAX = 4096
 MEASURED_KINDS = "iuf"
@@ -274,14 +275,27 @@ def _open(path: Path, xarray: Any) -> Iterator[Any]:
         decode_coords="all",
         cache=False,
     ) as dataset:
+        _check_claims(path, dataset)
         yield dataset
+
+
+def _check_claims(path: Path, dataset: Any) -> None:
+    """The classic formats compress nothing: what is not in the file would be read as zeros."""
+    with path.open("rb") as file:
+        is_classic = file.read(len(CLASSIC_MAGIC)) == CLASSIC_MAGIC
+    values, size = sum(one.size for one in dataset.variables.values()), path.stat().st_size
+    if is_classic and values > size:
+        raise InputError(
+            f"expected a whole NetCDF file at {path}: it claims {values:,} values and has "
+            f"{size:,} bytes"
+        )
 
 
 @contextmanager
 def _readable(path: Path, xarray: Any) -> Iterator[None]:
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise
         raise InputError(f"expected a whole NetCDF file at {path}: {error}") from error

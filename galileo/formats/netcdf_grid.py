@@ -152,7 +152,7 @@ def moments(values: Any, variable: Any) -> pa.Array:
         stamps[known] = np.array(_texts(unique[known], variable), dtype="datetime64[us]").astype(
             np.int64
         )
-    except (ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidObservations(
             f"expected times in variable {variable.name!r}, units "
             f"{variable.attrs.get('units')!r}: {error}"

@@ -2,5 +2,17 @@
 
 from galileo.generate.lambert import GRID_211, GRID_218, LambertGrid
 from galileo.generate.nam import NamLike
+from galileo.generate.quakes import Bulletin, QuakesLike
+from galileo.generate.stations import StationsLike
+from galileo.generate.storms import StormsLike
 
-__all__ = ["GRID_211", "GRID_218", "LambertGrid", "NamLike"]
+__all__ = [
+    "GRID_211",
+    "GRID_218",
+    "Bulletin",
+    "LambertGrid",
+    "NamLike",
+    "QuakesLike",
+    "StationsLike",
+    "StormsLike",
+]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -91,6 +92,10 @@ class Region:
                 enclosed[open_] = encloses(self.shape, moved[open_])
             met |= near
         return met, enclosed
+
+    @property
+    def vertices(self) -> int:
+        return int(shapely.get_num_coordinates(self.shape))
 
     @property
     def extents(self) -> tuple[Extent, ...]:
@@ -207,6 +212,8 @@ def _check_size(coordinates: Any) -> None:
 
 
 def _check_vertex(item: Sequence[Any]) -> None:
+    if [*map(type, item)] == [float, float] and isfinite(item[0]) and isfinite(item[1]):
+        return  # By far the most.
     if len(item) not in (2, 3) or not all(_is_number(number) for number in item):
         raise InputError(f"expected a vertex of longitude and latitude, got {list(item)!r}")
 

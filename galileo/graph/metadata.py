@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -29,6 +29,7 @@ from galileo.graph.matching import Pass, Question
 from galileo.graph.pieces import Check, unchecked
 from galileo.graph.runs import BLOCK_PATHS, Run, merge, merge_start, seal
 from galileo.graph.scan import Coverage, Search, Task, Window, delta
+from galileo.graph.snapshot import Snapshot, kept
 from galileo.graph.stretches import Rows, positions
 from galileo.graph.summary import Summary, check_summary, summarised
 from galileo.matches import Matches
@@ -40,57 +41,12 @@ Counts: TypeAlias = npt.NDArray[np.integer[Any]]
 
 HEAD_PATHS_MAX = 65_536
 """Paths at which the head becomes a run."""
-DROPPED_MAX = 0.25
-"""Share of a run's paths that may be dropped before it is rewritten without them."""
 GATHERED = 8
 """What is new in a sorted run is gathered for many queries where it is less than one in so many."""
+_EVERY = 2**62
+"""Past every commit."""
 RUNS_MAX = 64
 """Runs above which an insert merges itself, where nobody calls `maintain`."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
-    """The graph at one moment.
-
-    Attributes:
-        runs: sealed, oldest first.
-        head: a view of it.
-        dropped: commits up to here do not count, though their paths may still be there.
-    """
-
-    runs: tuple[Run, ...]
-    head: Run
-    dropped: Cursor = ORIGIN
-
-    @property
-    def parts(self) -> tuple[Run, ...]:
-        """Runs and head, without an empty head."""
-        return (*self.runs, self.head) if len(self.head) else self.runs
-
-    def since(self, after: Cursor) -> Cursor:
-        """The cursor, but not before what was dropped."""
-        return after.join(self.dropped) if self.dropped else after
-
-    def held(self, run: Run) -> Mask | None:
-        """Which commits of a run were not dropped; None: all of them."""
-        window = Window(self.dropped)
-        if not self.dropped or window.coverage(run) is Coverage.ALL:
-            return None
-        return window.holds(run.commits)
-
-    def wasteful(self, run: Run) -> bool:
-        """Whether so much of it was dropped that it should be rewritten."""
-        held = self.held(run)
-        return held is not None and _kept(run, held) <= len(run) * (1 - DROPPED_MAX)
-
-    def count(self) -> int:
-        """Number of paths that were not dropped."""
-        parts = [(run, self.held(run)) for run in self.parts]
-        return sum(len(run) if held is None else _kept(run, held) for run, held in parts)
-
-
-def _kept(run: Run, held: Mask) -> int:
-    return int(np.count_nonzero(held.take(run.paths.commit)))
 
 
 class MetadataGraph:
@@ -232,6 +188,25 @@ class MetadataGraph:
             now = self._snapshot
             dropped = now.dropped.join({partition: max(sequence - 1, 0)})
             self._snapshot = replace(now, dropped=dropped)
+
+    def remove(self, partition: int) -> None:
+        """Takes back all commits of a partition, whose memory is given back on return.
+
+        Scans that have begun still see them. The partition may come again, with any commits.
+        Takes as long as to merge all runs; call it in a thread.
+        """
+        with self._merging:
+            with self._writing:
+                dropped = self._snapshot.dropped.join({partition: _EVERY})
+                self._snapshot = replace(self._snapshot, dropped=dropped)
+                self._publish(seal_head=len(self._head) > 0)
+            for at in reversed(range(len(self._snapshot.runs))):
+                run = self._snapshot.runs[at]
+                if self._snapshot.held(run) is not None:
+                    self._rewrite(slice(at, at + 1))
+            with self._writing:
+                left = {p: s for p, s in self._snapshot.dropped.items() if p != partition}
+                self._snapshot = replace(self._snapshot, dropped=Cursor(left))
 
     def scan(
         self,
@@ -437,11 +412,15 @@ class MetadataGraph:
         prefix: Sequence[Any] = (),
         *,
         order: Sequence[str] | None = None,
+        partitions: frozenset[int] | None = None,
         check: Check = unchecked,
     ) -> pa.Table:
-        """The vertices below one, for drilling down; see `galileo.graph.drill.children`."""
+        """The vertices below one, for drilling down; see `galileo.graph.drill.children`.
+
+        Of all partitions, or of some.
+        """
         snapshot = self._snapshot
-        parts = [(run, snapshot.held(run)) for run in snapshot.parts]
+        parts = snapshot.parts_of(partitions)
         levels = default_order(self.schema) if order is None else order
         return children(
             self.schema, parts, prefix=prefix, order=levels, texts=self._texts, check=check
@@ -475,7 +454,7 @@ def _shared(run: Run, windows: dict[Cursor, Window]) -> list[tuple[Run, Mask | N
     since = reduce(Cursor.meet, partly)
     window = windows[partly[0]]
     news = Window(since, window.until, window.partitions).holds(run.commits)
-    if run.zone_map is not None and _kept(run, news) * GATHERED > len(run):
+    if run.zone_map is not None and kept(run, news) * GATHERED > len(run):
         return plans + [(run, windows[c].holds(run.commits), c) for c in partly]
     gathered = delta(run, news)
     if gathered is not None:

@@ -16,6 +16,9 @@ from galileo.model.times import TIME_MAX_US, TIME_MIN_US, TIME_TYPE, time_column
 
 Observations: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | pd.DataFrame
 
+TEXT_BYTES_MAX = 256 << 20
+"""Of the texts of one column, each row with its own; a code or a view may stand for much."""
+
 
 def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> pa.Table:
     """`data` as a table of `schema.observation_schema`, rows in the same order.
@@ -126,6 +129,7 @@ def _in_range(values: pa.ChunkedArray, name: str, low: float, high: float) -> pa
 
 def _time(table: pa.Table) -> pa.ChunkedArray:
     given = table.column("time")
+    _refuse_long(given, "time")
     if given.type == TIME_TYPE and _all_within(given.cast(pa.int64()), TIME_MIN_US, TIME_MAX_US):
         return given
     try:
@@ -154,8 +158,9 @@ def _refuse(flags: pa.ChunkedArray, complaint: str) -> None:
 
 def _feature(table: pa.Table, feature: Feature) -> pa.ChunkedArray:
     values = table.column(feature.name)
+    _refuse_long(values, feature.name)
     if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
+        values = _decoded(values, feature)
     if pa.types.is_null(values.type):
         return values.cast(feature.arrow_type)
     if not _fits(values.type, feature.type):
@@ -164,6 +169,43 @@ def _feature(table: pa.Table, feature: Feature) -> pa.ChunkedArray:
             "convert the column first"
         )
     return nan_to_null(_cast(values, feature))
+
+
+def _decoded(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
+    try:
+        return values.cast(values.type.value_type)
+    except pa.ArrowNotImplementedError as error:
+        raise InvalidObservations(
+            f"expected {feature.type} values in column {feature.name!r}, got {values.type}, which "
+            "cannot be decoded; convert the column first"
+        ) from error
+
+
+def _refuse_long(values: pa.ChunkedArray, name: str) -> None:
+    """Refuses texts that take few bytes only as long as equal ones are kept once."""
+    size = sum(_text_bytes(chunk) for chunk in values.chunks)
+    if size > TEXT_BYTES_MAX:
+        raise InvalidObservations(
+            f"expected at most {TEXT_BYTES_MAX:,} bytes of texts in column {name!r}, got {size:,}; "
+            "send fewer rows at a time"
+        )
+
+
+def _text_bytes(values: pa.Array) -> int:
+    """Bytes of the texts of all rows; 0 where none is kept once for several."""
+    if pa.types.is_string_view(values.type):
+        return int(_view_lengths(values).sum())
+    if pa.types.is_dictionary(values.type) and _is_text(values.type.value_type):
+        lengths = np.asarray(pc.binary_length(values.dictionary).fill_null(0), dtype=np.int64)
+        return int(lengths[values.indices.drop_null().to_numpy()].sum())
+    return 0
+
+
+def _view_lengths(views: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Each view has 16 bytes, and the length of its text in the first four of them."""
+    words = np.frombuffer(views.buffers()[1], "<i4").reshape(-1, 4)
+    lengths = words[views.offset : views.offset + len(views), 0].astype(np.int64)
+    return np.where(np.asarray(views.is_valid()), lengths, 0)
 
 
 def _cast(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
@@ -202,17 +244,12 @@ def _fits(given: pa.DataType, wanted: str) -> bool:
         return bool(pa.types.is_integer(given))
     if wanted == "bool":
         return bool(pa.types.is_boolean(given))
-    return bool(
-        pa.types.is_string(given)
-        or pa.types.is_large_string(given)
-        or pa.types.is_string_view(given)
-    )
+    return _is_text(given) or bool(pa.types.is_string_view(given))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def float_values(column: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """A numeric column as doubles, null as NaN."""
-    return np.asarray(column.to_numpy(), dtype=np.float64)

@@ -74,7 +74,7 @@ class Retention:
         """
         try:
             raw = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"expected a retention in JSON: {error}") from error
         return Retention.from_dict(raw)
 
@@ -116,7 +116,7 @@ class NumberedRetention:
             version, held = raw["version"], raw["retention"]
             if type(version) is not int or version < 0:
                 raise InputError(f"expected a version of at least 0, got {version!r}")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"expected a numbered retention in JSON: {error!r}") from error
         return NumberedRetention(version, None if held is None else Retention.from_dict(held))
 

@@ -7,7 +7,8 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -29,9 +30,14 @@ RESERVED = frozenset(
     | {"cell", "bucket", "row", "rows"}
 )
 FEATURES_MAX = 256
+ARROW_SCHEMAS_KEPT = 256
+"""Making one takes longer than everything else about a small answer's labels."""
 DATASETS_NAMED_MAX = 20
 TIME_BUCKET_MIN_S = 1.0
 TIME_BUCKET_MAX_S = 366 * 86400.0
+
+_Levels: TypeAlias = tuple[tuple[str, FeatureType], ...]
+"""Names and types of indexed features."""
 
 _DATASET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _FEATURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -69,6 +75,28 @@ class Feature:
     @property
     def arrow_type(self) -> pa.DataType:
         return ARROW_TYPES[self.type]
+
+
+@lru_cache(ARROW_SCHEMAS_KEPT)
+def _path_schema(levels: _Levels) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("cell", pa.uint64(), nullable=False),
+            pa.field("bucket", TIME_TYPE, nullable=False),
+            *[pa.field(name, ARROW_TYPES[kind]) for name, kind in levels],
+            pa.field("row", pa.int32(), nullable=False),
+            pa.field("rows", pa.int32(), nullable=False),
+        ]
+    )
+
+
+@lru_cache(ARROW_SCHEMAS_KEPT)
+def _label_schema(levels: _Levels) -> pa.Schema:
+    place = [
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("sequence", pa.int64(), nullable=False),
+    ]
+    return pa.schema([*_path_schema(levels), *place])
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -120,6 +148,10 @@ class Schema:
     def indexed(self) -> tuple[Feature, ...]:
         return tuple(feature for feature in self.features if feature.indexed)
 
+    @property
+    def _levels(self) -> _Levels:
+        return tuple((feature.name, feature.type) for feature in self.features if feature.indexed)
+
     def feature(self, name: str) -> Feature | None:
         return next((feature for feature in self.features if feature.name == name), None)
 
@@ -143,24 +175,12 @@ class Schema:
 
         `row` is the first of `rows` observations of this path within its commit.
         """
-        return pa.schema(
-            [
-                pa.field("cell", pa.uint64(), nullable=False),
-                pa.field("bucket", TIME_TYPE, nullable=False),
-                *[pa.field(f.name, f.arrow_type) for f in self.indexed],
-                pa.field("row", pa.int32(), nullable=False),
-                pa.field("rows", pa.int32(), nullable=False),
-            ]
-        )
+        return _path_schema(self._levels)
 
     @property
     def label_schema(self) -> pa.Schema:
         """`path_schema`, then where the block part is: partition and commit sequence."""
-        place = [
-            pa.field("partition", pa.int32(), nullable=False),
-            pa.field("sequence", pa.int64(), nullable=False),
-        ]
-        return pa.schema([*self.path_schema, *place])
+        return _label_schema(self._levels)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -182,7 +202,7 @@ class Schema:
                 geohash_precision=int(raw["geohash_precision"]),
                 time_bucket=int(raw["time_bucket_us"]) / MICROS,
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidSchema(
                 f"expected a schema as `Schema.to_dict` gives it: {error}"
             ) from error
@@ -194,7 +214,7 @@ class Schema:
     def from_json(text: str) -> Schema:
         try:
             raw = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidSchema(f"expected a schema in JSON: {error}") from error
         return Schema.from_dict(raw)
 

@@ -33,7 +33,8 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 _YEAR_FIRST = r"^\s*[0-9]{4}"
 
 Duration = str | float | dt.timedelta | np.timedelta64
-Instant = str | dt.datetime | dt.date | np.datetime64 | pd.Timestamp
+Instant = str | dt.datetime | dt.date | np.datetime64
+"""A `pandas.Timestamp` is a datetime."""
 
 
 def seconds(value: Duration) -> float:

@@ -150,8 +150,8 @@ class Window:
         """
         try:
             return cls(**json.loads(text))
-        except (ValueError, TypeError) as error:
-            raise InputError(f"expected windows as JSON, got {text!r}: {error}") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InputError(f"expected windows as JSON, got {text[:200]!r}: {error}") from error
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"), sort_keys=True)
@@ -274,6 +274,11 @@ class Changes:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    @property
+    def late(self) -> int:
+        """Labels that came late; of sliding windows once for each."""
+        return int(self.labels[self.states == _REOPENED].sum())
 
     def to_list(self) -> list[WindowChange]:
         columns = (self.starts.tolist(), self.labels.tolist(), self.states.tolist())

@@ -8,10 +8,11 @@ heartbeats bring it to those that were away.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
 from galileo.dht.topology import Topology
-from galileo.errors import DatasetExists, InputError
+from galileo.errors import DatasetExists, InputError, PartitionMoved
 from galileo.hashing import text64
 from galileo.model.retention import UNLIMITED, NumberedRetention, Retention
 from galileo.model.schema import Schema, unknown_dataset
@@ -23,13 +24,26 @@ from galileo.storage.store import Store
 
 DATASETS_MAX = 10_000
 RETENTION_KIND = "retention"
+FENCED_S = 0.1
+"""After which a commit for a partition that is being moved is to come again."""
 
 
 class Catalog:
     """Every dataset's schema and shard; opens the journals that the store already has."""
 
-    def __init__(self, store: Store, *, executor: Executor, commits_waiting_max: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        executor: Executor,
+        commits_waiting_max: int,
+        moves_of: Callable[[int], int] = lambda _: 0,
+        is_own: Callable[[int], bool] = lambda _: True,
+    ) -> None:
         self._store = store
+        self._moves_of = moves_of
+        self._is_own = is_own
+        self._fenced: set[int] = set()
         self._executor = executor
         self._waiting_max = commits_waiting_max
         self._shards: dict[str, Shard] = {}
@@ -40,10 +54,13 @@ class Catalog:
             for dataset, data in store.load_records(RETENTION_KIND).items()
         }
         for schema in store.schemas().values():
-            self._shards[schema.name] = Shard(schema, epoch=store.epoch)
-        store.recover(self._replay)
+            self._shards[schema.name] = self._new_shard(schema)
+        store.recover(self._replay, wanted=is_own)
         for (dataset, partition), journal in store.journals().items():
-            self._shards[dataset].attach(partition, journal)
+            self._shards[dataset].attach(partition, journal, moves=moves_of(partition))
+
+    def _new_shard(self, schema: Schema) -> Shard:
+        return Shard(schema, epoch=self._store.epoch, is_own=self._is_own)
 
     def _replay(self, dataset: str, partition: int, replayed: Replayed) -> None:
         self._shards[dataset].replay(partition, replayed)
@@ -101,7 +118,7 @@ class Catalog:
         """Keeps a dataset that its home has accepted; again is harmless."""
         self._store.create_dataset(schema)
         if schema.name not in self._shards:
-            self._shards[schema.name] = Shard(schema, epoch=self._store.epoch)
+            self._shards[schema.name] = self._new_shard(schema)
 
     def retention(self, dataset: str) -> NumberedRetention:
         """The retention policy of a dataset, as far as this node has heard.
@@ -134,17 +151,65 @@ class Catalog:
             self._retentions = {**self._retentions, dataset: numbered}
 
     def writer(self, dataset: str, partition: int) -> GroupCommit:
-        """The group commit of one of this node's partitions; made on first use, in any thread."""
+        """The group commit of one of this node's partitions; made on first use, in any thread.
+
+        Raises:
+            PartitionMoved: it takes no commits, since it is being moved or was.
+        """
         key = (dataset, partition)
         with self._opening:
+            if partition in self._fenced:
+                raise fenced(partition)
             if key not in self._writers:
                 shard = self.shard(dataset)
                 if partition not in shard.journals:
-                    shard.attach(partition, self._store.journal(dataset, partition))
+                    journal = self._store.journal(dataset, partition)
+                    shard.attach(partition, journal, moves=self._moves_of(partition))
                 self._writers[key] = GroupCommit(
                     shard, partition, executor=self._executor, waiting_max=self._waiting_max
                 )
             return self._writers[key]
+
+    # --- partitions that come and go ---------------------------------------------------------
+
+    async def fence(self, partition: int) -> None:
+        """Takes no more commits for a partition; returns when those under way are done."""
+        with self._opening:
+            self._fenced.add(partition)
+            keys = [key for key in self._writers if key[1] == partition]
+            writers = [self._writers.pop(key) for key in keys]
+        for writer in writers:
+            writer.end()
+        for writer in writers:
+            await writer.drained()
+
+    def unfence(self, partition: int) -> None:
+        """Takes commits for a partition again."""
+        with self._opening:
+            self._fenced.discard(partition)
+
+    def take_in(self, partition: int, datasets: Iterable[str], *, moves: int) -> None:
+        """Opens what was copied here, in a thread; blocks until its graph is built.
+
+        Raises:
+            DataDamaged, PartitionStopped, ConfigError: as `PartitionJournal.open`; what has been
+                opened of it stays open.
+        """
+        for dataset in sorted(datasets):
+            if partition not in self.shard(dataset).journals:
+                journal = self._store.open_partition(dataset, partition, self._replay)
+                self._shards[dataset].attach(partition, journal, moves=moves)
+
+    def let_go(self, partition: int) -> None:
+        """Forgets a partition that is not this node's, in a thread; its files stay."""
+        for shard in self.shards.values():
+            if partition in shard.journals or shard.published()[partition]:
+                shard.detach(partition)
+        self._store.close_partition(partition)
+
+    def waiting(self) -> dict[tuple[str, int], int]:
+        """Commits that wait for the disk, by dataset and partition; only those written to."""
+        return {key: writer.waiting for key, writer in self._writers.copy().items()}
 
     async def close(self) -> None:
         """Waits for what is being written, then closes the journals."""
@@ -154,6 +219,16 @@ class Catalog:
             shard.close()
 
 
+def fenced(partition: int) -> PartitionMoved:
+    """What a producer is told whose partition is being moved, or was."""
+    return PartitionMoved(
+        f"partition {partition} is being moved to another node, or was just now; send the same "
+        "batch again",
+        after_s=FENCED_S,
+    )
+
+
 def home_of(topology: Topology, dataset: str) -> str:
-    """The node where a dataset is created: the first of its rendezvous order."""
-    return max(topology.by_name, key=lambda node: text64("dataset", dataset, node))
+    """The node where a dataset is created: the first of its rendezvous order, for good."""
+    names = [node.name for node in topology.founders]
+    return max(names, key=lambda node: text64("dataset", dataset, node))

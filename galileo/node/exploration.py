@@ -19,7 +19,7 @@ import numpy as np
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
-from galileo.errors import GalileoError, InputError
+from galileo.errors import GalileoError, InputError, PartitionMoved
 from galileo.graph import drill
 from galileo.graph.explanation import Explanation
 from galileo.graph.feature import Estimate
@@ -147,6 +147,8 @@ class Exploration:
                 explanation = (await self.local.explain(query, share)).explanation
             else:
                 explanation = (await self._peers.explain(node, query, share)).explanation
+        except PartitionMoved:
+            raise
         except AWAY as error:
             failed = error
         return NodeAnswer(
@@ -217,10 +219,10 @@ class Exploration:
         shares = self._shares(Share(self._holders(question)))
         answers, errors = await _everywhere(
             shares,
-            lambda node, _: (
-                self.local.children(question)
+            lambda node, part: (
+                self.local.children(_about(question, part))
                 if node == self._node.name
-                else self._peers.children(node, question)
+                else self._peers.children(node, _about(question, part))
             ),
         )
         none = drill.none(question.schema, level)
@@ -307,11 +309,17 @@ class Exploration:
 async def _everywhere(
     shares: Mapping[str, Asked], ask: Callable[[str, Asked], Awaitable[Answer]]
 ) -> tuple[dict[str, Answer], dict[str, GalileoError]]:
-    """The answer of every node, or why it gave none; other errors end all of it."""
+    """The answer of every node, or why it gave none; other errors end all of it.
+
+    Raises:
+        PartitionMoved: it is worth while to ask all of it again.
+    """
 
     async def one(node: str) -> Answer | GalileoError:
         try:
             return await ask(node, shares[node])
+        except PartitionMoved:
+            raise
         except AWAY as error:
             return error
 
@@ -325,6 +333,10 @@ async def _everywhere(
     results = {node: task.result() for node, task in asked.items()}
     answers = {n: r for n, r in results.items() if not isinstance(r, GalileoError)}
     return answers, {n: r for n, r in results.items() if isinstance(r, GalileoError)}
+
+
+def _about(question: ChildrenOf, share: Share) -> ChildrenOf:
+    return dataclasses.replace(question, partitions=share.partitions)
 
 
 def _missing(shares: Mapping[str, Share], errors: Mapping[str, GalileoError]) -> frozenset[int]:

@@ -46,6 +46,7 @@ class ChildrenOf:
         order: of the levels.
         limit: children of the page.
         after: the last value of the page before; None for the first.
+        partitions: that a node is asked about; it answers for all that are its own.
     """
 
     schema: Schema
@@ -53,6 +54,7 @@ class ChildrenOf:
     order: tuple[str, ...]
     limit: int
     after: Any = None
+    partitions: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from galileo.errors import GalileoError, Overloaded
+from galileo import spans
+from galileo.errors import GalileoError, Overloaded, PartitionMoved
 from galileo.model import paths
 from galileo.node.shard import Shard
 from galileo.storage.journal import Commit, Committed
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 class _Waiting:
     commit: Commit
     done: Future[Committed] = field(default_factory=Future)
+    span: spans.Span | None = None
 
 
 class GroupCommit:
@@ -44,6 +46,7 @@ class GroupCommit:
         self._lock = threading.Lock()
         self._reserved = 0
         self._waiting: list[_Waiting] = []
+        self._ended = False
         self._writing: Future[None] | None = None
 
     @property
@@ -82,14 +85,26 @@ class GroupCommit:
 
         Raises:
             Overloaded: too many commits wait already.
+            PartitionMoved: the partition takes no more commits here.
         """
-        waiting = _Waiting(commit)
+        waiting = _Waiting(commit, span=spans.begun("append", partition=self._partition))
         with self._lock:
+            if self._ended:
+                raise PartitionMoved(
+                    f"partition {self._partition} takes no commits here any more; send the same "
+                    "batch again",
+                    after_s=0.1,
+                )
             self._check_room()
             self._waiting.append(waiting)
             if self._writing is None:
                 self._writing = self._executor.submit(self._write_group)
         return waiting.done
+
+    def end(self) -> None:
+        """Takes no more commits; those that wait are written."""
+        with self._lock:
+            self._ended = True
 
     async def drained(self) -> None:
         """Returns when nothing is being written."""
@@ -110,11 +125,15 @@ class GroupCommit:
             together = self._waiting[:COMMITS_TOGETHER_MAX]
             del self._waiting[:COMMITS_TOGETHER_MAX]
         results: list[Committed | GalileoError] | list[Exception]
+        synced_s = 0.0
         try:
+            synced_s = self._synced_s  # Within: whoever waits hears of whatever goes wrong.
             results = self._shard.write(self._partition, [each.commit for each in together])
         except Exception as error:
             results = [error] * len(together)
         for each, result in zip(together, results, strict=True):
+            if each.span is not None:
+                _tell(each.span, result, together=len(together), sync_s=self._synced_s - synced_s)
             _settle(each.done, result)
         with self._lock:
             more = bool(self._waiting)
@@ -122,11 +141,21 @@ class GroupCommit:
         if self._shard.wants_maintenance:
             self._executor.submit(self._maintain)
 
+    @property
+    def _synced_s(self) -> float:
+        return self._shard.journals[self._partition].syncs.sum_s
+
     def _maintain(self) -> None:
         try:
             self._shard.maintain()
         except Exception:
             log.exception("merging runs of a graph failed")
+
+
+def _tell(span: spans.Span, result: Committed | Exception, *, together: int, sync_s: float) -> None:
+    error = type(result).__name__ if isinstance(result, Exception) else ""
+    spans.record("fsync", parent=span.traceparent, took_s=sync_s, error=error, commits=together)
+    span.end(error=error)
 
 
 def _settle(done: Future[Committed], result: Committed | Exception) -> None:

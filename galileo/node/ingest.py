@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from galileo.cursor import Cursor
 from galileo.dht import placement
-from galileo.dht.topology import Topology
+from galileo.dht.live import LiveTopology
 from galileo.errors import GalileoError, InputError, InvalidObservations
 from galileo.model import paths
 from galileo.model.observations import normalise
@@ -46,7 +46,7 @@ class Ingest:
     """Routes batches to the owners of their partitions."""
 
     def __init__(
-        self, name: str, topology: Topology, *, catalog: Catalog, peers: Peers, rows_max: int
+        self, name: str, topology: LiveTopology, *, catalog: Catalog, peers: Peers, rows_max: int
     ) -> None:
         self._name = name
         self._topology = topology
@@ -84,24 +84,26 @@ class Ingest:
         """Commits rows of one of this node's own partitions.
 
         Raises:
-            InputError: another node owns the partition.
+            InputError: there is no such partition.
+            PartitionMoved: another node has the partition, or is about to.
         """
-        if placement.owners(self._topology).get(task.partition) != self._name:
+        if task.partition not in self._topology.now.partitions:
             raise InputError(
-                f"node {self._name!r} does not own partition {task.partition}; "
-                "check that all nodes have one topology"
+                f"expected a partition of this cluster, got {task.partition}; check that all nodes "
+                "have one topology"
             )
+        self._catalog.shard(task.dataset).check_own([task.partition])
         writer = self._catalog.writer(task.dataset, task.partition)
         return _answer(await writer.commit(task.producer, task.batch, task.observations))
 
     def _owner(self, task: CommitTask) -> str:
-        return placement.owner(self._topology, task.partition)
+        return placement.owner(self._topology.now, task.partition)
 
     def _hand_in(
         self, schema: Schema, data: pa.Table, producer: str, batch: int
     ) -> tuple[dict[int, Future[Committed]], list[CommitTask]]:
         """Splits a batch; what is this node's own is on its way to the disk, the rest returned."""
-        place = partial(placement.partitions_of, self._topology, schema)
+        place = partial(placement.partitions_of, self._topology.now, schema)
         parts = paths.index_parts(schema, normalise(schema, data), place=place)
         local: dict[int, Future[Committed]] = {}
         elsewhere = []

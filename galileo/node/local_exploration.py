@@ -88,9 +88,15 @@ class LocalExploration:
 
     async def children(self, question: ChildrenOf) -> Children:
         shard = self._catalog.shard(question.schema.name)
+        shard.check_own(question.partitions)
 
         def page(check: Check) -> Children:
-            table = shard.graph.children(question.prefix, order=question.order, check=check)
+            table = shard.graph.children(
+                question.prefix,
+                order=question.order,
+                partitions=shard.own_partitions,
+                check=check,
+            )
             return Children(*drill.page(table, after=question.after, limit=question.limit))
 
         return await self._run(page)
@@ -158,6 +164,7 @@ class LocalExploration:
     def _begin(self, dataset: str, share: Share) -> tuple[Shard, Cursor]:
         """The shard, and how far an answer that is begun now will go."""
         shard = self._catalog.shard(dataset)
+        shard.check_own(share.partitions)
         # Published before the graph is read: the graph then holds at least this much.
         published = shard.published()
         bound = published if share.until is None else published.meet(share.until)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from galileo import spans
 from galileo.cursor import Cursor
-from galileo.errors import GalileoError
+from galileo.errors import GalileoError, Unavailable
 from galileo.graph.matching import Question
 from galileo.graph.metadata import MetadataGraph
 from galileo.matches import Answered, MatchAnswer, Numbers
@@ -118,6 +119,10 @@ class Registry:
     def query(self, name: bytes) -> Query:
         return parse(self._texts[name], self._schema)
 
+    def text(self, name: bytes) -> str | None:
+        """The text of a query; None where it is not known."""
+        return self._texts.get(name)
+
     def _note(self, slots: npt.NDArray[np.int32]) -> None:
         if len(self._turns) < self.standing.capacity:
             more = np.zeros(self.standing.capacity, dtype=np.int64)
@@ -170,9 +175,23 @@ class Matching:
 
         Raises:
             UnknownDataset: there is none of that name here.
+            PartitionMoved: some of the partitions are not this node's.
         """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._match, task)
+        with spans.child("scan", dataset=task.dataset, queries=len(task.cursors)):
+            return await loop.run_in_executor(self._executor, self._match, task)
+
+    def text(self, dataset: str, name: bytes) -> str:
+        """The text of a standing query.
+
+        Raises:
+            UnknownDataset: there is none of that name here.
+            Unavailable: the query has been forgotten; the next tick introduces it again.
+        """
+        text = self.registry(dataset).text(name)
+        if text is None:
+            raise Unavailable("this node does not know the standing query any more; try again")
+        return text
 
     def registry(self, dataset: str) -> Registry:
         schema = self._catalog.schema(dataset)
@@ -180,6 +199,7 @@ class Matching:
 
     def _match(self, task: MatchTask) -> MatchAnswer:
         registry, shard = self.registry(task.dataset), self._catalog.shard(task.dataset)
+        shard.check_own(task.partitions.tolist())
         # Published before the graph is read: the graph then holds at least this much.
         published = shard.published()
         until = Cursor({p: published[p] for p in task.partitions.tolist()})

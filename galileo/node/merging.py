@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from galileo import spans
 from galileo.errors import GalileoError
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
@@ -67,7 +68,7 @@ class Merging:
         while not self._stopping.wait(self._options.interval_s):
             for dataset, shard in self._catalog.shards.items():
                 merge = self._merge_options(dataset)
-                for partition, journal in sorted(shard.journals.copy().items()):
+                for partition, journal in sorted(shard.own.items()):
                     self._merge((dataset, partition), journal, merge)
 
     def _merge_options(self, dataset: str) -> MergeOptions:
@@ -83,8 +84,15 @@ class Merging:
         if self._options.monotonic() < self._retry_at.get(place, 0.0):
             return
         try:
+            begun = self._options.monotonic()
             while not self._stopping.is_set() and journal.merge(merge, self._pace):
+                now = self._options.monotonic()
+                dataset, partition = place
+                spans.record(
+                    "merging", parent="", took_s=now - begun, dataset=dataset, partition=partition
+                )
                 log.info("merged segments of %s/p%d", *place)
+                begun = now
         except (OSError, GalileoError) as error:
             self._retry_at[place] = self._options.monotonic() + self._options.retry_after_s
             log.error("merging segments of %s/p%d failed: %s", *place, error)

@@ -12,6 +12,7 @@ from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import GalileoError
 from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Schema
+from galileo.samplers import LABEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,19 @@ ScanAnswer = ScanLabels | ScanDone | ScanFailed
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """Row ranges of commits: columns partition, sequence, row, rows (`PARTS_SCHEMA`)."""
+    """Row ranges of commits: columns partition, sequence, row, rows (`PARTS_SCHEMA`).
+
+    With a column `label` beside them (`NUMBERED_PARTS_SCHEMA`) the observations say in a column of
+    this name which range each is of.
+    """
 
     dataset: str
     parts: pa.Table
     query_json: str
+
+    @property
+    def is_numbered(self) -> bool:
+        return LABEL in self.parts.column_names
 
 
 PARTS_SCHEMA = pa.schema(
@@ -98,6 +107,7 @@ PARTS_SCHEMA = pa.schema(
         pa.field("rows", pa.int32(), nullable=False),
     ]
 )
+NUMBERED_PARTS_SCHEMA = PARTS_SCHEMA.append(pa.field(LABEL, pa.int32(), nullable=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +136,29 @@ class RetentionReport:
     failures: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class SentSampler:
+    """What is said of a sampler that a user sent.
+
+    Attributes:
+        digest: of its archive.
+        name: of the sampler.
+        entry: its class, `module:Class`.
+        bytes: of the archive.
+        sent_by: whoever sent it first, as its client says.
+        sent_at: seconds since 1970.
+        revoked_at: likewise; 0: it is not revoked.
+    """
+
+    digest: str
+    name: str
+    entry: str
+    bytes: int
+    sent_by: str
+    sent_at: float
+    revoked_at: float = 0.0
+
+
 class Peers(Protocol):
     """Calls to another node by name; each raises `Unavailable` where it cannot be reached.
 
@@ -149,3 +182,9 @@ class Peers(Protocol):
     async def apply_retention(
         self, node: str, dataset: str, retention: NumberedRetention
     ) -> RetentionReport: ...
+
+    async def get_sampler(self, node: str, digest: str) -> tuple[SentSampler, bytes]: ...
+
+    async def keep_sampler(self, node: str, sampler: SentSampler, data: bytes) -> None: ...
+
+    async def revoke_sampler(self, node: str, digest: str) -> None: ...

@@ -14,12 +14,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.dht import placement
-from galileo.dht.topology import Topology
-from galileo.errors import DataDropped, InputError, Unavailable
+from galileo.dht.live import LiveTopology
+from galileo.errors import DataDropped, InputError, PartitionMoved, Unavailable
+from galileo.labels import LabelSet
 from galileo.node.catalog import Catalog
-from galileo.node.peers import PARTS_SCHEMA, Peers, ReadTask
+from galileo.node.patience import Patience
+from galileo.node.peers import NUMBERED_PARTS_SCHEMA, PARTS_SCHEMA, Peers, ReadTask
 from galileo.node.shard import Shard
 from galileo.query import Query, parse
+from galileo.samplers import LABEL, numbered_parts, observed_schema
 from galileo.storage.row_ranges import RowRanges
 
 ROWS_PER_PIECE = 65_536
@@ -35,7 +38,13 @@ class Reading:
     """
 
     def __init__(
-        self, name: str, topology: Topology, *, catalog: Catalog, peers: Peers, executor: Executor
+        self,
+        name: str,
+        topology: LiveTopology,
+        *,
+        catalog: Catalog,
+        peers: Peers,
+        executor: Executor,
     ) -> None:
         self._name = name
         self._topology = topology
@@ -52,13 +61,23 @@ class Reading:
             DataDamaged: stored bytes fail their checksum.
         """
         schema = self._catalog.schema(task.dataset)
-        loop = asyncio.get_running_loop()
-        for node, share in await loop.run_in_executor(self._executor, self._shares, task):
-            here = node == self._name
+        loop, patience = asyncio.get_running_loop(), Patience()
+        shares = await loop.run_in_executor(self._executor, self._shares, task)
+        while shares:
+            node, share = shares.pop(0)
+            here, is_begun = node == self._name, False
             asked = self.read_local(share) if here else self._peers.read(node, share, schema)
-            async with aclosing(asked) as tables:
-                async for table in tables:
-                    yield table
+            try:
+                async with aclosing(asked) as tables:
+                    async for table in tables:
+                        is_begun = True
+                        yield table
+            except PartitionMoved as error:
+                if is_begun:
+                    raise
+                await patience.after(error)
+                again = await loop.run_in_executor(self._executor, self._shares, share)
+                shares = [*again, *shares]
 
     async def read_local(self, task: ReadTask) -> AsyncGenerator[pa.Table, None]:
         """The observations of parts that this node keeps, a bounded piece at a time.
@@ -66,37 +85,31 @@ class Reading:
         Raises:
             DataDropped: before the first piece, naming all that is gone; or amid them, where
                 retention came in between.
+            PartitionMoved: before the first piece; this node does not keep all of it.
         """
         shard = self._catalog.shard(task.dataset)
+        named = np.unique(task.parts.column("partition").to_numpy()).tolist()
+        self._check_of_cluster(named)
+        shard.check_own(named)
         _check_not_dropped(shard, task.parts)
         query = parse(task.query_json, shard.schema) if task.query_json else None
         loop = asyncio.get_running_loop()
         for piece in await loop.run_in_executor(self._executor, _pieces, task.parts):
-            table = await loop.run_in_executor(self._executor, self._read, shard, piece, query)
+            table = await loop.run_in_executor(self._executor, _read, shard, piece, query)
             if table.num_rows:
                 yield table
 
-    def _read(self, shard: Shard, parts: pa.Table, query: Query | None) -> pa.Table:
-        tables = []
-        for partition, sequence, ranges in _commits(parts):
-            last = shard.published()[partition]
-            if not 1 <= sequence <= last:
-                raise InputError(
-                    f"expected labels of commits 1 to {last} of partition {partition}, "
-                    f"got commit {sequence}; use labels of this cluster"
-                )
-            tables.append(shard.journals[partition].read(sequence, ranges=ranges))
-        table = pa.concat_tables(tables)
-        return table if query is None else table.filter(pa.array(query.match_observations(table)))
+    def _check_of_cluster(self, partitions: list[int]) -> None:
+        if not set(partitions) <= set(self._topology.now.partitions):
+            raise InputError(f"expected partitions of this cluster, got {partitions}")
 
     def _shares(self, task: ReadTask) -> list[tuple[str, ReadTask]]:
         """What to ask of which node, in the order of partitions."""
-        owners = placement.owners(self._topology)
+        owners = placement.owners(self._topology.now)
         parts = _in_order(task.parts)
         partitions = parts.column("partition").to_numpy()
         known = np.unique(partitions).tolist()
-        if not set(known) <= set(owners):
-            raise InputError(f"expected partitions of this cluster, got {known}")
+        self._check_of_cluster(known)
         shares: list[tuple[str, ReadTask]] = []
         for node, group in itertools.groupby(known, key=owners.__getitem__):
             alike = list(group)
@@ -104,6 +117,40 @@ class Reading:
             share = parts.slice(start, stop - start)
             shares.append((node, ReadTask(task.dataset, share, task.query_json)))
         return shares
+
+
+def observed(shard: Shard, labels: LabelSet, *, query: Query) -> pa.Table:
+    """The observations of labels of this node that match exactly, as a sampler gets them.
+
+    Raises:
+        Unavailable: retention has dropped some of them since the labels were found.
+        DataDamaged: stored bytes fail their checksum.
+    """
+    parts = numbered_parts(labels)
+    with found_now():
+        _check_not_dropped(shard, parts)
+        tables = [_read(shard, piece, query) for piece in _pieces(parts)]
+    return pa.concat_tables([observed_schema(shard.schema).empty_table(), *tables])
+
+
+def _read(shard: Shard, parts: pa.Table, query: Query | None) -> pa.Table:
+    tables = []
+    for partition, sequence, ranges in _commits(parts):
+        last = shard.published()[partition]
+        if partition not in shard.journals:
+            shard.check_own([partition])
+        if not 1 <= sequence <= last:
+            raise InputError(
+                f"expected labels of commits 1 to {last} of partition {partition}, "
+                f"got commit {sequence}; use labels of this cluster"
+            )
+        tables.append(shard.journal(partition).read(sequence, ranges=ranges))
+    table = pa.concat_tables(tables)
+    matching = None if query is None else pa.array(query.match_observations(table))
+    if LABEL in parts.column_names:
+        numbers = np.repeat(parts.column(LABEL).to_numpy(), parts.column("rows").to_numpy())
+        table = table.append_column(NUMBERED_PARTS_SCHEMA.field(LABEL), pa.array(numbers))
+    return table if matching is None else table.filter(matching)
 
 
 @contextlib.contextmanager
@@ -166,7 +213,8 @@ def _split(parts: pa.Table) -> pa.Table:
     first = parts.column("row").to_numpy() + skipped
     count = np.minimum(np.repeat(rows, times) - skipped, ROWS_PER_PIECE)
     columns = [parts.column("partition"), parts.column("sequence"), first, count]
-    return pa.table(columns, names=PARTS_SCHEMA.names)
+    columns += [parts.column(name) for name in parts.column_names[len(PARTS_SCHEMA) :]]
+    return pa.table(columns, names=parts.column_names)
 
 
 def _commits(parts: pa.Table) -> Iterator[tuple[int, int, RowRanges]]:

@@ -116,7 +116,7 @@ class Retaining:
 
     def _plan(self, shard: Shard, policy: Retention) -> Plan:
         dataset = shard.schema.name
-        pieces = {p: journal.pieces() for p, journal in shard.journals.items()}
+        pieces = {p: journal.pieces() for p, journal in shard.own.items()}
         settled = self._settling[dataset].settled if dataset in self._settling else ORIGIN
         # Readers are asked after the files were listed, so that none of these is newer.
         bounds = Bounds(settled, self._readers(dataset))
@@ -146,7 +146,7 @@ class Retaining:
         if policy.age_s is None:
             return frozenset()
         now, found = self._options.monotonic(), set()
-        for partition, journal in shard.journals.items():
+        for partition, journal in shard.own.items():
             key, last = (shard.schema.name, partition), journal.pieces()[-1:]
             if not last or last[0].sealed:
                 self._begun.pop(key, None)
@@ -164,6 +164,8 @@ class Retaining:
         for partition in sorted({*found.seal, *found.drop}):
             if self._stopping.is_set():
                 break
+            if not shard.is_own(partition):
+                continue
             place = f"{shard.schema.name}/p{partition}"
             try:
                 if partition in found.seal:

@@ -15,10 +15,18 @@ import pyarrow as pa
 
 from galileo import samplers
 from galileo.cursor import Cursor
-from galileo.errors import GalileoError, MessageTooLarge, SamplerFailed
+from galileo.errors import GalileoError, MessageTooLarge
 from galileo.labels import LabelSet, cut_between_commits
 from galileo.model.schema import Schema
-from galileo.samplers import MergingSampler, Sampler, SamplerSpec, scope_of
+from galileo.samplers import (
+    MergingSampler,
+    Observe,
+    Sampler,
+    SamplerSpec,
+    needs_observations,
+    observed_parts,
+    scope_of,
+)
 
 WINDOW_LABELS_MAX = 524_288
 """Labels of commits that are sampled together; one commit may have more."""
@@ -37,22 +45,24 @@ def merges_here(chosen: Sampler) -> bool:
     return scope == "node" or chosen.regroups
 
 
-def merging_at_last(schema: Schema, spec: SamplerSpec) -> Merged | None:
+def merging_at_last(schema: Schema, chosen: Sampler, spec: SamplerSpec) -> Merged | None:
     """What takes the samples of all nodes and merges them; None where each stands for itself.
 
     Nothing is merged before everything is there: labels of a node that fails midway do not count.
-
-    Raises:
-        UnknownSampler: it is not installed here.
-        InputError: it refuses its options.
     """
-    if scope_of(samplers.load(spec)) != "global":
+    if scope_of(chosen) != "global":
         return None
-    return Merged(schema, spec, again=False)
+    return Merged(schema, chosen, spec, again=False)
 
 
 def sampled_pieces(
-    scan: Scan, schema: Schema, *, after: Cursor, until: Cursor, spec: SamplerSpec
+    scan: Scan,
+    schema: Schema,
+    *,
+    after: Cursor,
+    until: Cursor,
+    sampler: tuple[Sampler, SamplerSpec],
+    observe: Observe,
 ) -> Pieces:
     """What a sampler keeps of the commits (after, until], as pieces like those of the scan.
 
@@ -61,20 +71,22 @@ def sampled_pieces(
         schema: of the dataset.
         after: exclusive.
         until: inclusive; names every partition that is asked.
-        spec: the sampler.
+        sampler: and what names it.
+        observe: reads the observations of labels, for a sampler that looks at them.
 
     Raises:
-        UnknownSampler: it is not installed here.
-        InputError: it refuses its options, or they do not fit the dataset.
+        InputError: its options do not fit the dataset.
         SamplerFailed: it raised, or gave no mask.
         MessageTooLarge: there is too much to merge.
     """
-    chosen = samplers.load(spec)
+    chosen, spec = sampler
+    kept = _per_commit(scan, schema, after=after, until=until, sampler=sampler, observe=observe)
     if not merges_here(chosen):
-        yield from _per_commit(scan, schema, after=after, until=until, sampler=(chosen, spec))
+        yield from kept
         return
-    merging = Merged(schema, spec, again=chosen.regroups)  # type: ignore[attr-defined]
-    for piece in _per_commit(scan, schema, after=after, until=until, sampler=(chosen, spec)):
+    regroups = bool(getattr(chosen, "regroups", False))
+    merging = Merged(schema, chosen, spec, again=regroups)
+    for piece in kept:
         if piece is not None:
             merging.add(pa.Table.from_batches([piece]))
         yield None
@@ -86,14 +98,15 @@ class Merged:
 
     Args:
         schema: of the dataset.
-        spec: the sampler.
+        chosen: the sampler.
+        spec: that names it.
         again: whether what is held may be merged whenever there is much of it.
     """
 
-    def __init__(self, schema: Schema, spec: SamplerSpec, *, again: bool) -> None:
+    def __init__(self, schema: Schema, chosen: Sampler, spec: SamplerSpec, *, again: bool) -> None:
         self._schema = schema
         self._spec = spec
-        self._chosen = samplers.load(spec)
+        self._chosen = chosen
         self._again = again
         self._held: list[LabelSet] = []
         self._count = 0
@@ -127,6 +140,7 @@ def _per_commit(
     after: Cursor,
     until: Cursor,
     sampler: tuple[Sampler, SamplerSpec],
+    observe: Observe,
 ) -> Pieces:
     """What `sample` keeps."""
     chosen, spec = sampler
@@ -134,11 +148,22 @@ def _per_commit(
     for labels in windows:
         if labels is None:
             yield None
-            continue
-        with _Judged(spec, labels):
-            kept = samplers.apply(chosen, labels, seed=spec.seed)
-        yield from kept.table.to_batches()
-        yield None
+        elif not needs_observations(chosen):
+            yield from _kept(chosen, labels, spec)
+        else:
+            for part in observed_parts(labels):
+                observations = observe(part)
+                yield None
+                yield from _kept(chosen, part, spec, observations)
+
+
+def _kept(
+    chosen: Sampler, labels: LabelSet, spec: SamplerSpec, observations: pa.Table | None = None
+) -> Pieces:
+    with _Judged(spec, labels):
+        kept = samplers.apply(chosen, labels, seed=spec.seed, observations=observations)
+    yield from kept.table.to_batches()
+    yield None
 
 
 def _windows(
@@ -211,7 +236,7 @@ class _Judged:
     """Says of whatever a sampler raises whose fault it is."""
 
     def __init__(self, spec: SamplerSpec, labels: LabelSet) -> None:
-        self._name = spec.name
+        self._spec = spec
         self._size = len(labels)
 
     def __enter__(self) -> None:
@@ -219,7 +244,4 @@ class _Judged:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, GalileoError):
-            raise SamplerFailed(
-                f"sampler {self._name!r} failed on {self._size} labels: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            raise samplers.failed(error, self._spec, labels=self._size) from error

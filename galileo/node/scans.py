@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -14,19 +15,30 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from galileo import spans
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
-from galileo.dht.topology import Topology
-from galileo.errors import AskElsewhere, Cancelled, GalileoError, TryAgain, UnknownDataset
+from galileo.dht.live import LiveTopology
+from galileo.errors import (
+    AskElsewhere,
+    Cancelled,
+    GalileoError,
+    PartitionMoved,
+    TryAgain,
+    UnknownDataset,
+)
 from galileo.labels import LabelSet, first_commits
 from galileo.model.schema import Schema
 from galileo.node import sampling
 from galileo.node.catalog import Catalog
+from galileo.node.patience import Patience
 from galileo.node.peers import Peers, ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
+from galileo.node.reading import observed
+from galileo.node.sent_samplers import SentSamplers
 from galileo.node.shard import Shard
 from galileo.node.view import ClusterView
 from galileo.query import Query, parse
-from galileo.samplers import SamplerSpec
+from galileo.samplers import Sampler, SamplerSpec
 
 LABELS_PER_PART = 32_768
 PARTS_WAITING_MAX = 4
@@ -49,17 +61,31 @@ class LocalScans:
     together share one pass over what is new, and those with a bound are small by it.
     """
 
-    def __init__(self, catalog: Catalog, *, executor: Executor) -> None:
+    def __init__(self, catalog: Catalog, *, executor: Executor, samplers: SentSamplers) -> None:
         self._catalog = catalog
         self._executor = executor
+        self._samplers = samplers
 
     async def scan(self, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         """Each task's labels in parts, then its `ScanDone`, or a `ScanFailed` of its own."""
+        span = spans.begun("scan", dataset=tasks[0].dataset, queries=len(tasks)) if tasks else None
+        try:
+            async for answer in self._scanned(tasks):
+                yield answer
+        finally:
+            if span is not None:
+                span.end()
+
+    async def _scanned(self, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         loop = asyncio.get_running_loop()
         is_alone = len(tasks) == 1 and not tasks[0].labels_max
         for task in tasks:
             if is_alone or task.sampler_json:
-                stepwise = _Stepwise(self._catalog, task)
+                try:
+                    stepwise = _Stepwise(self._catalog, task, sampler=await self._sampler(task))
+                except GalileoError as error:
+                    yield ScanFailed(task.item, error)
+                    continue
                 while not stepwise.done:
                     for answer in await loop.run_in_executor(self._executor, stepwise.step):
                         yield answer
@@ -69,17 +95,34 @@ class LocalScans:
             for answer in await loop.run_in_executor(self._executor, self._scan, dataset, group):
                 yield answer
 
+    async def _sampler(self, task: ScanTask) -> tuple[Sampler, SamplerSpec] | None:
+        if not task.sampler_json:
+            return None
+        spec = SamplerSpec.from_json(task.sampler_json)
+        await self._samplers.ready(spec)
+        load = functools.partial(self._samplers.load, spec, owner=task.dataset)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, load), spec
+
     def _scan(self, dataset: str, tasks: Sequence[ScanTask]) -> list[ScanAnswer]:
         try:
             shard = self._catalog.shard(dataset)
         except GalileoError as error:
             return [ScanFailed(task.item, error) for task in tasks]
+        refused: list[ScanAnswer] = []
+        for partitions in {task.partitions for task in tasks}:
+            try:
+                shard.check_own(partitions)
+            except GalileoError as error:
+                moved = [task for task in tasks if task.partitions == partitions]
+                refused += [ScanFailed(task.item, error) for task in moved]
+                tasks = [task for task in tasks if task.partitions != partitions]
         # Published before the graph is read: the graph then holds at least this much.
         published = shard.published()
         alike: dict[tuple[Cursor | None, frozenset[int]], list[ScanTask]] = {}
         for task in tasks:
             alike.setdefault((task.until, task.partitions), []).append(task)
-        answers: list[ScanAnswer] = []
+        answers = refused
         for (until, partitions), group in alike.items():
             reached = _reached(published, until=until, partitions=partitions)
             answers += _scan_alike(shard, group, partitions=partitions, reached=reached)
@@ -89,17 +132,24 @@ class LocalScans:
 class _Stepwise:
     """One task's answer, made step by step; a step runs in a thread, one at a time."""
 
-    def __init__(self, catalog: Catalog, task: ScanTask) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        task: ScanTask,
+        *,
+        sampler: tuple[Sampler, SamplerSpec] | None,
+    ) -> None:
         self.done = False
         self._catalog = catalog
         self._task = task
+        self._sampler = sampler
         self._started: _Started | None = None
 
     def step(self) -> list[ScanAnswer]:
         """What comes next; the last step ends with `ScanDone` or `ScanFailed`."""
         try:
             if self._started is None:
-                self._started = _start(self._catalog, self._task)
+                self._started = _start(self._catalog, self._task, self._sampler)
             batches, self.done = _taken(self._started)
         except GalileoError as error:
             self.done = True
@@ -124,8 +174,11 @@ class _Started:
         return _done(self.shard, task, reached=self.reached)
 
 
-def _start(catalog: Catalog, task: ScanTask) -> _Started:
+def _start(
+    catalog: Catalog, task: ScanTask, sampler: tuple[Sampler, SamplerSpec] | None
+) -> _Started:
     shard = catalog.shard(task.dataset)
+    shard.check_own(task.partitions)
     query = parse(task.query_json, shard.schema)
     # Published before the graph is read, as above.
     published = shard.published()
@@ -137,10 +190,14 @@ def _start(catalog: Catalog, task: ScanTask) -> _Started:
             query, labels_max=labels_max, after=after, until=until, partitions=task.partitions
         )
 
-    if task.sampler_json:
-        spec = SamplerSpec.from_json(task.sampler_json)
+    if sampler is not None:
         pieces = sampling.sampled_pieces(
-            scan, shard.schema, after=task.after, until=reached, spec=spec
+            scan,
+            shard.schema,
+            after=task.after,
+            until=reached,
+            sampler=sampler,
+            observe=functools.partial(observed, shard, query=query),
         )
     else:
         pieces = scan(task.after, reached)
@@ -231,32 +288,37 @@ class ClusterScans:
     def __init__(
         self,
         name: str,
-        topology: Topology,
+        topology: LiveTopology,
         *,
         local: LocalScans,
         peers: Peers,
         view: ClusterView,
+        samplers: SentSamplers,
     ) -> None:
         self._name = name
         self._topology = topology
         self._local = local
+        self._samplers = samplers
         self._peers = peers
         self._view = view
 
     def candidates(self, query: Query) -> frozenset[int]:
         """The partitions that placement allows to hold a match."""
-        return placement.candidates(self._topology, query.schema, query.cell_ranges())
+        return placement.candidates(self._topology.now, query.schema, query.cell_ranges())
 
     async def sampled(self, query: Query, spec: SamplerSpec) -> _Answer:
         """What `run` finds, thinned by a sampler where it lies, and merged here if that is due.
 
         Raises:
             UnknownSampler: it is not installed here, or at another node.
+            NotPermitted, NotContained, SamplerRevoked: it was sent, and is not run.
             InputError: it refuses its options, or they do not fit the dataset.
             SamplerFailed: it raised, or gave no mask.
             MessageTooLarge: there is too much to merge.
         """
-        last = await asyncio.to_thread(sampling.merging_at_last, query.schema, spec)
+        await self._samplers.ready(spec)
+        chosen = await asyncio.to_thread(self._samplers.load, spec, owner=query.schema.name)
+        last = sampling.merging_at_last(query.schema, chosen, spec)
         async with aclosing(self.run(query, sampler=spec)) as parts:
             async for part in parts:
                 if last is None:
@@ -325,7 +387,7 @@ class ClusterScans:
 
     def _shares(self, task: ScanTask) -> dict[str, ScanTask]:
         """The part of the task that each node has to answer."""
-        by_node = placement.partitions_by_node(self._topology)
+        by_node = placement.partitions_by_node(self._topology.now)
         shares = {node: owned & task.partitions for node, owned in by_node.items()}
         return {
             node: dataclasses.replace(task, partitions=share)
@@ -334,7 +396,35 @@ class ClusterScans:
         }
 
     async def _answer(self, node: str, task: ScanTask) -> _Answer:
-        """One node's labels, then its tail; raises what went wrong on our side."""
+        """One node's labels, then its tail; raises what went wrong on our side.
+
+        Where a partition moves meanwhile, whoever has it now is asked in the node's place.
+        """
+        patience, asked, tails = Patience(), [(node, task)], list[Tail]()
+        while asked:
+            node, share = asked.pop()
+            try:
+                async with aclosing(self._told_by(node, share)) as parts:
+                    async for part in parts:
+                        if isinstance(part, Tail):
+                            tails.append(part)
+                        else:
+                            yield part
+            except PartitionMoved as error:
+                try:
+                    await patience.after(error)
+                except PartitionMoved:
+                    tails.append(Tail(ORIGIN, share.partitions))
+                else:
+                    asked += self._shares(share).items()
+        yield _joined(tails)
+
+    async def _told_by(self, node: str, task: ScanTask) -> _Answer:
+        """The same, where nothing moves.
+
+        Raises:
+            PartitionMoved: the node does not have all of it; it has told nothing.
+        """
         asked = self._local.scan([task]) if node == self._name else self._peers.scan(node, [task])
         tail = Tail(ORIGIN, task.partitions)
         try:
@@ -346,6 +436,8 @@ class ClusterScans:
                         tail = Tail(answer.reached, frozenset(), answer.gone)
                     else:
                         raise answer.error
+        except PartitionMoved:
+            raise
         except AWAY as error:
             log.warning("node %s did not answer a scan: %s", node, error)
         yield tail
@@ -356,6 +448,7 @@ async def _together(answers: Sequence[_Answer]) -> _Answer:
     queue: asyncio.Queue[_Part] = asyncio.Queue(PARTS_WAITING_MAX)
     running = [asyncio.create_task(_put(answer, queue)) for answer in answers]
     tails: list[Tail] = []
+    span = spans.begun("merge", nodes=len(answers))
     try:
         while len(tails) < len(running):
             part = await queue.get()
@@ -369,6 +462,8 @@ async def _together(answers: Sequence[_Answer]) -> _Answer:
         for one in running:
             one.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        if span is not None:
+            span.end()
     yield _joined(tails)
 
 

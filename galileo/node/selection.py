@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
-from galileo.dht.topology import Topology
-from galileo.errors import InputError, Unavailable
+from galileo.dht.live import LiveTopology
+from galileo.errors import DataDropped, InputError, Unavailable
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
 from galileo.node.catalog import Catalog
@@ -44,13 +44,22 @@ _Mask: TypeAlias = npt.NDArray[np.bool_]
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, slots=True)
+class CommitRange:
+    """The commits past `after` and not past `until` of some partitions."""
+
+    partitions: frozenset[int]
+    after: Cursor
+    until: Cursor
+
+
 class Selection:
     """Answers from this node's partitions, and through scans and reads from those of others."""
 
     def __init__(
         self,
         name: str,
-        topology: Topology,
+        topology: LiveTopology,
         *,
         catalog: Catalog,
         scans: ClusterScans,
@@ -65,46 +74,56 @@ class Selection:
         self._executor = executor
 
     async def select(
-        self, query: Query, columns: Sequence[str] = ()
+        self, query: Query, columns: Sequence[str] = (), *, commits: CommitRange | None = None
     ) -> AsyncGenerator[pa.Table, None]:
         """The observations that match, of everything committed when it was asked, in any order.
 
         Args:
             query: bound to its dataset's schema.
             columns: of the observation schema; all where none is named.
+            commits: of these alone, whenever it is asked: always the same answer.
 
         Raises:
-            InputError: there is no such column.
+            InputError: there is no such column, or no such commit.
             Unavailable: a node that may keep some of them cannot be reached, or retention dropped
                 what was just found.
+            DataDropped: retention has dropped some of the commits that were named.
         """
         names = checked_columns(query.schema, columns)
-        own, others = self._shares(query)
+        own, others = self._shares(query, commits)
         if own:
-            pieces = _Pieces(self._catalog.shard(query.schema.name), query, own, names).tables()
+            shard = self._catalog.shard(query.schema.name)
+            _check_stored(shard, own, commits)
+            pieces = _Pieces(shard, query, own, names, commits).tables()
             async for table in self._stepwise(pieces):
                 yield table
-        async with aclosing(self._of_others(query, others)) as tables:
+            # What went meanwhile the graph may have forgotten before it was found.
+            _check_stored(shard, own, commits)
+        async with aclosing(self._of_others(query, others, commits)) as tables:
             async for table in tables:
                 yield table.select(names)
 
     async def count(self, query: Query) -> int:
         """How many observations match; errors as `select`. What certainly matches is not read."""
-        own, others = self._shares(query)
+        own, others = self._shares(query, None)
         found = 0
         if own:
-            pieces = _Pieces(self._catalog.shard(query.schema.name), query, own, ()).counts()
+            pieces = _Pieces(self._catalog.shard(query.schema.name), query, own, (), None).counts()
             async for count in self._stepwise(pieces):
                 found += count
-        async with aclosing(self._of_others(query, others)) as tables:
+        async with aclosing(self._of_others(query, others, None)) as tables:
             async for table in tables:
                 found += table.num_rows
         return found
 
-    def _shares(self, query: Query) -> tuple[frozenset[int], frozenset[int]]:
+    def _shares(
+        self, query: Query, commits: CommitRange | None
+    ) -> tuple[frozenset[int], frozenset[int]]:
         """The partitions that may hold a match: this node's, and those of others."""
         wanted = self._scans.candidates(query)
-        own = placement.partitions_by_node(self._topology)[self._name] & wanted
+        if commits is not None:
+            wanted &= commits.partitions
+        own = placement.partitions_by_node(self._topology.now)[self._name] & wanted
         return own, wanted - own
 
     async def _stepwise(self, pieces: Iterator[_T | None]) -> AsyncGenerator[_T, None]:
@@ -117,21 +136,24 @@ class Selection:
                 yield one
 
     async def _of_others(
-        self, query: Query, partitions: frozenset[int]
+        self, query: Query, partitions: frozenset[int], commits: CommitRange | None
     ) -> AsyncGenerator[pa.Table, None]:
         if not partitions:
             return
-        parts = self._scans.between(query, partitions=partitions, after=ORIGIN, until=None)
+        after, until = (ORIGIN, None) if commits is None else (commits.after, commits.until)
+        parts = self._scans.between(query, partitions=partitions, after=after, until=until)
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, Tail):
                     _check_whole(part)
+                    _check_reached(part, partitions, commits)
                     continue
                 named = part.select(PARTS_SCHEMA.names).cast(PARTS_SCHEMA)
                 task = ReadTask(query.schema.name, named, query.to_json())
                 with found_now():
-                    async for table in self._reading.read(task):
-                        yield table
+                    async with aclosing(self._reading.read(task)) as tables:
+                        async for table in tables:
+                            yield table
 
 
 def checked_columns(schema: Schema, columns: Sequence[str]) -> tuple[str, ...]:
@@ -159,6 +181,38 @@ def _check_whole(tail: Tail) -> None:
         )
 
 
+def _check_stored(shard: Shard, own: frozenset[int], commits: CommitRange | None) -> None:
+    """That this node has all commits that were named, and has them still."""
+    if commits is not None:
+        gone = {p: s for p, s in shard.dropped().items() if p in own and s > commits.after[p]}
+        _check_range(own, commits, reached=shard.published(), gone=Cursor(gone))
+
+
+def _check_reached(tail: Tail, asked: frozenset[int], commits: CommitRange | None) -> None:
+    """The same of what other nodes have answered."""
+    if commits is not None:
+        _check_range(asked, commits, reached=tail.frontier, gone=tail.gone)
+
+
+def _check_range(
+    asked: frozenset[int], commits: CommitRange, *, reached: Cursor, gone: Cursor
+) -> None:
+    """Raises InputError where commits are not there yet, DataDropped where they are gone."""
+    ahead = sorted(p for p in asked if commits.until[p] > reached[p])
+    if ahead:
+        named = ", ".join(f"{commits.until[p]} of partition {p} (of {reached[p]})" for p in ahead)
+        raise InputError(f"expected commits of this cluster, got {named}; use its own cursors")
+    lost = {p: min(s, commits.until[p]) for p, s in gone.items() if p in asked}
+    lost = {p: s for p, s in lost.items() if s > commits.after[p]}
+    if lost:
+        named = ", ".join(f"{p} up to commit {s}" for p, s in lost.items())
+        raise DataDropped(
+            f"expected commits that are stored; retention has dropped those of partitions {named}",
+            partitions=list(lost),
+            until=list(lost.values()),
+        )
+
+
 def _step(pieces: Iterator[_T | None]) -> tuple[list[_T], bool]:
     """What comes within a while, and whether it was the last; at least one where there is one."""
     found: list[_T] = []
@@ -179,8 +233,12 @@ class _Pieces:
     query: Query
     partitions: frozenset[int]
     columns: tuple[str, ...]
+    commits: CommitRange | None
 
     def tables(self) -> Iterator[pa.Table | None]:
+        if self.query.everything:
+            yield from self._whole()
+            return
         for found in self._found():
             yield None if found is None else self._read(found)
 
@@ -193,19 +251,54 @@ class _Pieces:
                 known = int(found.rows[found.certain].sum(dtype=np.int64))
                 yield known + (self._count(rest) if len(rest.row) else 0)
 
-    def _found(self) -> Iterator[_Found | None]:
-        """Labels that match, as many together as have `ROWS_PER_TABLE` rows or more."""
+    def _bounds(self) -> tuple[Cursor, Cursor]:
+        """Between which commits of its partitions to look."""
         # Published before the graph is read: all of that is in the journals.
         published = self.shard.published()
         until = Cursor({partition: published[partition] for partition in self.partitions})
-        pieces = self.shard.graph.scan_pieces(self.query, labels_max=LABELS_PER_PIECE, until=until)
+        if self.commits is None:
+            return ORIGIN, until
+        return self.commits.after, until.meet(self.commits.until)
+
+    def _whole(self) -> Iterator[pa.Table | None]:
+        """Everything: commits as they are stored, in their order, which no graph need name."""
+        after, until = self._bounds()
+        after = after.join(self.shard.dropped())
+        waiting: list[pa.Table] = []
+        rows = 0
+        for partition, last in until.items():
+            for sequence in range(after[partition] + 1, last + 1):
+                with found_now():
+                    whole = self.shard.journal(partition).read(sequence)
+                waiting.append(whole.select(self.columns))
+                rows += whole.num_rows
+                if rows >= ROWS_PER_TABLE:
+                    yield pa.concat_tables(waiting)
+                    waiting, rows = [], 0
+                else:
+                    yield None
+        if waiting:
+            yield pa.concat_tables(waiting)
+
+    def _found(self) -> Iterator[_Found | None]:
+        """Labels that match, as many together as have `ROWS_PER_TABLE` rows or more."""
+        after, until = self._bounds()
+        pieces = self.shard.graph.scan_pieces(
+            self.query,
+            labels_max=LABELS_PER_PIECE,
+            after=after,
+            until=until,
+            partitions=self.partitions,
+        )
         waiting: list[_Found] = []
+        rows = 0
         for piece in pieces:
             if piece is not None:
                 waiting.append(_Found.of(piece, self.query))
-            if sum(one.size for one in waiting) >= ROWS_PER_TABLE:
+                rows += waiting[-1].size
+            if rows >= ROWS_PER_TABLE:
                 yield from _Found.joined(waiting).groups()
-                waiting = []
+                waiting, rows = [], 0
             else:
                 yield None
         if waiting:
@@ -238,13 +331,17 @@ class _Pieces:
         tables = []
         for partition, sequence, start, stop in commits:
             with found_now():
-                whole = self.shard.journals[partition].read(sequence)
+                whole = self.shard.journal(partition).read(sequence)
             names = whole.column_names
             if len(columns) < len(names):
                 whole = whole.select([name for name in names if name in columns])
             tables.append(_rows(whole, numbers[start:stop]))
-        # Put together here, since testing, filtering and encoding would do it column by column.
-        return pa.concat_tables(tables).combine_chunks() if len(tables) > 1 else tables[0]
+        return _put_together(tables)
+
+
+def _put_together(tables: Sequence[pa.Table]) -> pa.Table:
+    """One table in one piece: testing, filtering and encoding would else do it for each column."""
+    return pa.concat_tables(tables).combine_chunks() if len(tables) > 1 else tables[0]
 
 
 def _rows(table: pa.Table, numbers: npt.NDArray[np.int64]) -> pa.Table:

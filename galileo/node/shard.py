@@ -9,13 +9,13 @@ one: the reason why a continuous query cannot miss.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import GalileoError
+from galileo.errors import Bug, GalileoError, PartitionMoved
 from galileo.graph.metadata import MetadataGraph
 from galileo.graph.synopsis import Synopsis
 from galileo.model.schema import Schema
@@ -31,17 +31,25 @@ NARROWED_PATHS_MAX = 262_144
 """Up to so many paths of a partition its synopsis is made anew when commits were dropped."""
 _REMADE = 1 << 40
 """What making a synopsis anew adds to its epoch; far above all epochs of a store."""
+_MOVED = 1 << 52
+"""What a move of the partition adds: another node's epochs begin elsewhere."""
 
 
 class Shard:
     """The journals, the metadata graph and the synopses of one dataset on this node.
 
+    A partition that comes to this node, or has left it, is here for a while and not its own: what
+    speaks of the node's own partitions leaves it out.
+
     A synopsis takes in many commits at once for little more than the cost of one, so commits
     wait for it until it is asked for, or until there are many. It is then late, which it may be.
     """
 
-    def __init__(self, schema: Schema, *, epoch: int) -> None:
+    def __init__(
+        self, schema: Schema, *, epoch: int, is_own: Callable[[int], bool] = lambda _: True
+    ) -> None:
         self.schema = schema
+        self.is_own = is_own
         self.graph = MetadataGraph(schema)
         self.journals: dict[int, PartitionJournal] = {}
         self._epoch = epoch
@@ -51,7 +59,9 @@ class Shard:
         self._unsummarised: dict[int, list[Replayed]] = {}
         self._unsummarised_paths: dict[int, int] = {}
         self._remade: dict[int, int] = {}
+        self._moves: dict[int, int] = {}
         self._summarising = threading.Lock()
+        self._attaching = threading.Lock()
         self._runs_maintained = 0
 
     def replay(self, partition: int, replayed: Replayed) -> None:
@@ -64,11 +74,65 @@ class Shard:
         )
         self._note(partition, replayed)
 
-    def attach(self, partition: int, journal: PartitionJournal) -> None:
-        # Another dictionary, for others may be going through this one.
-        self.journals = {**self.journals, partition: journal}
+    def attach(self, partition: int, journal: PartitionJournal, *, moves: int = 0) -> None:
+        """Begins to serve a partition, whose move with the number `moves` was its last."""
+        self._moves[partition] = moves
+        with self._attaching:  # Another dictionary, for others may be going through this one.
+            self.journals = {**self.journals, partition: journal}
         if journal.last_sequence:  # of which none was replayed where retention dropped them all
             self._published[partition] = journal.last_sequence
+
+    def detach(self, partition: int) -> None:
+        """Forgets a partition, in a thread; its journal is the caller's to close."""
+        with self._attaching:
+            self.journals = {p: journal for p, journal in self.journals.items() if p != partition}
+        self._published.pop(partition, None)
+        self._newest.pop(partition, None)
+        with self._summarising:
+            for kept in (self._synopses, self._unsummarised, self._unsummarised_paths):
+                kept.pop(partition, None)
+        self.graph.remove(partition)
+
+    @property
+    def own(self) -> dict[int, PartitionJournal]:
+        """The journals of this node's own partitions."""
+        return {p: journal for p, journal in self.journals.items() if self.is_own(p)}
+
+    @property
+    def own_partitions(self) -> frozenset[int] | None:
+        """This node's own partitions; None: all that it has are."""
+        own = frozenset(self.own)
+        return None if len(own) == len(self.journals) else own
+
+    def check_own(self, partitions: Iterable[int]) -> None:
+        """Raises PartitionMoved where some are not this node's own."""
+        others = [partition for partition in partitions if not self.is_own(partition)]
+        if others:
+            raise PartitionMoved(
+                f"expected partitions of this node, got {sorted(others)}; they are at another node "
+                "now, or come here in a moment; try again",
+                after_s=0.1,
+            )
+
+    def journal(self, partition: int) -> PartitionJournal:
+        """The journal of a partition that has commits here, or had when the caller began.
+
+        Raises:
+            PartitionMoved: it has left this node meanwhile.
+        """
+        found = self.journals.get(partition)
+        if found is None:
+            self.check_own([partition])
+            raise Bug(f"expected partition {partition} of {self.schema.name!r} to have commits")
+        return found
+
+    def own_published(self) -> Cursor:
+        """The last commit of each of its own partitions."""
+        return Cursor({p: s for p, s in self._published.copy().items() if self.is_own(p)})
+
+    def own_event_clock(self) -> tuple[ClockStep, ...]:
+        """The event clock of its own partitions."""
+        return tuple(step for step in self.event_clock() if self.is_own(step.partition))
 
     def published(self) -> Cursor:
         """The last commit of each partition that a scan sees."""
@@ -91,9 +155,9 @@ class Shard:
     def synopses(self) -> dict[int, Synopsis]:
         """The synopsis of each partition, of all that is published by now."""
         with self._summarising:
-            for partition in (*self._unsummarised, *self.journals):
+            for partition in filter(self.is_own, {*self._unsummarised, *self.journals}):
                 self._summarise(partition)
-            return dict(self._synopses)
+            return {p: synopsis for p, synopsis in self._synopses.items() if self.is_own(p)}
 
     def write(self, partition: int, commits: Sequence[Commit]) -> list[Committed | GalileoError]:
         """The one write path; blocks on the disk, so it runs in a thread."""
@@ -171,6 +235,7 @@ class Shard:
 
     def _synopsis(self, partition: int, since: int) -> Synopsis:
         epoch = self._epoch + _REMADE * self._remade.get(partition, 0)
+        epoch += _MOVED * self._moves.get(partition, 0)
         return Synopsis(self.schema, partition=partition, epoch=epoch, since=since)
 
     def _narrow(self, partition: int) -> None:

@@ -6,23 +6,29 @@ import asyncio
 import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from galileo.cursor import Cursor
+from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Topology
 from galileo.errors import GalileoError, Unavailable
 from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog, home_of
+from galileo.node.giving import Giving
 from galileo.node.ingest import Ingest
 from galileo.node.matching import Matching
 from galileo.node.merging import Merging, MergingOptions
+from galileo.node.movers import Movers
+from galileo.node.moves import Moves, stored_moves
 from galileo.node.peers import HeldBack, Peers, RetentionReport
 from galileo.node.reading import Reading
 from galileo.node.retaining import Retaining, RetainingOptions
 from galileo.node.retention import Readers
 from galileo.node.scans import ClusterScans, LocalScans
 from galileo.node.selection import Selection
+from galileo.node.sent_samplers import SendingOptions, SentSamplers
+from galileo.node.taking import Taking
 from galileo.node.view import ClusterView
 from galileo.storage.store import Store
 
@@ -40,6 +46,7 @@ class NodeOptions:
     batch_rows_max: int = 1_000_000
     commits_waiting_max: int = 1_024
     merging: MergingOptions | None = None
+    sending: SendingOptions = field(default_factory=SendingOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +75,44 @@ class StorageNode:
     def __init__(
         self,
         name: str,
-        topology: Topology,
+        topology: Topology | LiveTopology,
         *,
         store: Store,
         peers: Peers,
         options: NodeOptions,
     ) -> None:
         self.name = name
-        self.topology = topology
+        self.live = topology = LiveTopology.of(topology)
+        topology.restore(stored_moves(store))
         self.store = store
         self._peers = peers
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
         self.view = ClusterView()
         self.catalog = Catalog(
-            store, executor=self._executor, commits_waiting_max=options.commits_waiting_max
+            store,
+            executor=self._executor,
+            commits_waiting_max=options.commits_waiting_max,
+            moves_of=self._moves_of,
+            is_own=self._is_own,
         )
+        self.moves = Moves(name, topology, store=store, catalog=self.catalog)
+        self.giving = Giving(name, topology, moves=self.moves, catalog=self.catalog, store=store)
         self.ingest = Ingest(
             name, topology, catalog=self.catalog, peers=peers, rows_max=options.batch_rows_max
         )
         self._scanning = ThreadPoolExecutor(SCAN_THREADS, thread_name_prefix="scan")
-        self.local_scans = LocalScans(self.catalog, executor=self._scanning)
+        self.samplers = SentSamplers(
+            name, topology.now, store=store, peers=peers, options=options.sending
+        )
+        self.local_scans = LocalScans(self.catalog, executor=self._scanning, samplers=self.samplers)
         self.matching = Matching(self.catalog, executor=self._scanning)
         self.scans = ClusterScans(
-            name, topology, local=self.local_scans, peers=peers, view=self.view
+            name,
+            topology,
+            local=self.local_scans,
+            peers=peers,
+            view=self.view,
+            samplers=self.samplers,
         )
         self.reading = Reading(
             name, topology, catalog=self.catalog, peers=peers, executor=self._executor
@@ -105,6 +127,35 @@ class StorageNode:
         )
         self._merging = None if options.merging is None else Merging(self.catalog, options.merging)
         self._retaining: Retaining | None = None
+
+    @property
+    def topology(self) -> Topology:
+        """The topology as it is known by now."""
+        return self.live.now
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """The partitions that this node has."""
+        return self.live.partitions(self.name)
+
+    def _is_own(self, partition: int) -> bool:
+        return partition in self.live.partitions(self.name)
+
+    def _moves_of(self, partition: int) -> int:
+        last = self.live.move_of(partition)
+        return 0 if last is None else last.number
+
+    def taking(self, movers: Movers) -> Taking:
+        """What takes partitions over from other nodes."""
+        return Taking(
+            self.name,
+            self.live,
+            moves=self.moves,
+            catalog=self.catalog,
+            store=self.store,
+            movers=movers,
+            learn=self.learn_datasets,
+        )
 
     def retain(self, readers: Readers, options: RetainingOptions | None = None) -> None:
         """Begins to apply the retention policies of the datasets; nothing is dropped before.
@@ -221,11 +272,11 @@ class StorageNode:
         return [
             DatasetFacts(
                 dataset=dataset,
-                rows=sum(journal.rows_total for journal in shard.journals.values()),
-                paths=sum(journal.paths_total for journal in shard.journals.values()),
-                bytes_on_disk=sum(j.bytes_on_disk for j in shard.journals.values()),
+                rows=sum(journal.rows_total for journal in shard.own.values()),
+                paths=sum(journal.paths_total for journal in shard.own.values()),
+                bytes_on_disk=sum(j.bytes_on_disk for j in shard.own.values()),
                 graph_bytes=shard.graph.memory_bytes(),
-                sequences=shard.published(),
+                sequences=shard.own_published(),
                 retention=self.catalog.retention(dataset).retention,
                 dropped=shard.dropped(),
                 held=() if self._retaining is None else self._retaining.held(dataset),
@@ -238,7 +289,7 @@ class StorageNode:
         return [
             f"{dataset}/p{partition}: {journal.stopped}"
             for dataset, shard in sorted(self.catalog.shards.items())
-            for partition, journal in sorted(shard.journals.items())
+            for partition, journal in sorted(shard.own.items())
             if journal.stopped
         ]
 
@@ -247,7 +298,10 @@ class StorageNode:
             await asyncio.to_thread(self._merging.stop)
         if self._retaining is not None:
             await asyncio.to_thread(self._retaining.stop)
+        self.giving.close()
+        await self.moves.close()
         await self.catalog.close()
         self._scanning.shutdown(wait=True)
         self._executor.shutdown(wait=True)
+        await asyncio.to_thread(self.samplers.close)
         self.store.close()

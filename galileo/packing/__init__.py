@@ -1,5 +1,25 @@
-"""Columns of labels in few bytes: how caches keep them, and how they cross the wire."""
+"""Columns of labels in few bytes: how caches keep them, and how they cross the wire.
 
-from galileo.packing.tables import FORMAT_VERSION, ROWS_MAX, pack, unpack
+The public names load on first use: a contained process imports `arrow_streams` with labels, and has
+no library for checksums.
+"""
 
-__all__ = ["FORMAT_VERSION", "ROWS_MAX", "pack", "unpack"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from galileo.packing.tables import FORMAT_VERSION as FORMAT_VERSION
+    from galileo.packing.tables import ROWS_MAX as ROWS_MAX
+    from galileo.packing.tables import pack as pack
+    from galileo.packing.tables import pack_plain as pack_plain
+    from galileo.packing.tables import unpack as unpack
+
+__all__ = ["FORMAT_VERSION", "ROWS_MAX", "pack", "pack_plain", "unpack"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("galileo.packing.tables"), name)

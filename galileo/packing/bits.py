@@ -8,6 +8,8 @@ more.
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,15 @@ Numbers = npt.NDArray[np.uint64]
 WORD = 64
 LANES_MIN = 4
 """Fewer lanes are not worth it: their last words would be empty for the most part."""
+LANES_FEW = 1_024
+"""Up to so many lanes it is the number of calls that costs, not the memory that they touch."""
 _TYPES: dict[int, Any] = {
     8: np.dtype("<u1"),
     16: np.dtype("<u2"),
     32: np.dtype("<u4"),
     64: np.dtype("<u8"),
 }
+_WORDS = tuple(next(word for word in _TYPES if width <= word) for width in range(WORD + 1))
 
 
 def put_bits(writer: Writer, numbers: Numbers, *, width: int) -> None:
@@ -65,7 +70,7 @@ def take_bits(reader: Reader, *, count: int, width: int) -> Numbers:
 
 def _word(width: int) -> int:
     """Bits of the words that numbers of this width are laid out in."""
-    return next(word for word in _TYPES if width <= word)
+    return _WORDS[width]
 
 
 def _to_words(numbers: Numbers, width: int) -> npt.NDArray[Any]:
@@ -85,6 +90,58 @@ def _to_words(numbers: Numbers, width: int) -> npt.NDArray[Any]:
 
 
 def _from_words(words: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
+    few = words.shape[1] <= LANES_FEW
+    return _from_few_words(words, width) if few else _from_many_words(words, width)
+
+
+def _from_few_words(words: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
+    """All positions at once: few calls, whose temporaries fit into a processor's cache."""
+    places = _places(width)
+    rows = words[places.at]
+    rows >>= places.shifts
+    if len(places.over):
+        above = words[places.above]
+        above <<= places.shifts_above
+        rows[places.over] |= above
+    rows &= places.mask
+    return rows.reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the numbers of a lane are.
+
+    Attributes:
+        at, shifts: of each, the word where it begins, and at which of its bits.
+        over, above, shifts_above: those that go on in the next word, that word, and from where.
+        mask: of a number's bits.
+    """
+
+    at: npt.NDArray[np.int64]
+    shifts: npt.NDArray[Any]
+    over: npt.NDArray[np.int64]
+    above: npt.NDArray[np.int64]
+    shifts_above: npt.NDArray[Any]
+    mask: Any
+
+
+@functools.cache
+def _places(width: int) -> _Places:
+    word = _word(width)
+    kind = _TYPES[word].type
+    at, offsets = np.divmod(np.arange(word, dtype=np.int64) * width, word)
+    over = np.flatnonzero(offsets + width > word)
+    return _Places(
+        at,
+        offsets.astype(kind)[:, None],
+        over,
+        at[over] + 1,
+        (word - offsets[over]).astype(kind)[:, None],
+        kind(2**width - 1),
+    )
+
+
+def _from_many_words(words: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
     word, lanes = _word(width), words.shape[1]
     kind = _TYPES[word]
     rows = np.empty((word, lanes), dtype=kind)

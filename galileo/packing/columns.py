@@ -27,6 +27,7 @@ ODD_SHARE = 16
 
 _WHOLE_MAX = 2.0**52
 _TEXT_BYTES_MAX = 1 << 30
+_TAKEN_BYTES = 1 << 26
 
 Mask = npt.NDArray[np.bool_]
 
@@ -35,6 +36,9 @@ class _Floats(enum.IntEnum):
     DECIMAL = 0
     SINGLE = 1
     DOUBLE = 2
+
+
+_LAST_FLOATS = int(max(_Floats))
 
 
 def put_column(writer: Writer, column: pa.Array) -> None:
@@ -129,7 +133,25 @@ def _take_texts(reader: Reader, *, count: int, missing: Mask | None) -> pa.Array
     except pa.ArrowInvalid as error:
         raise damaged("texts in UTF-8", str(error)) from error
     codes = checked_codes(take_numbers(reader, count=count), count=distinct)
-    return texts.take(pa.array(codes, mask=missing))
+    total = int(lengths[codes].sum()) if distinct else 0
+    if total > _TEXT_BYTES_MAX:
+        raise damaged("texts of less than 1 GiB", f"{total} bytes")
+    return _taken(
+        texts, pa.array(codes, mask=missing), mean_bytes=len(data) // max(distinct, 1) + 1
+    )
+
+
+def _taken(texts: pa.Array, codes: pa.Array, *, mean_bytes: int) -> pa.Array:
+    """The texts with these codes, in pieces where few of them are long.
+
+    Arrow allocates before it looks: as many bytes as so many texts of mean length would take.
+    """
+    step = max(_TAKEN_BYTES // mean_bytes, 1)
+    if len(codes) <= step:
+        return texts.take(codes)
+    return pa.concat_arrays(
+        [texts.take(codes.slice(start, step)) for start in range(0, len(codes), step)]
+    )
 
 
 # --- floats -----------------------------------------------------------------------------------
@@ -151,11 +173,11 @@ def _put_floats(writer: Writer, values: npt.NDArray[np.float64]) -> None:
 
 
 def _take_floats(reader: Reader, count: int) -> npt.NDArray[np.float64]:
-    way = _Floats(reader.take_number(most=max(_Floats)))
-    if way is _Floats.DECIMAL:
+    way = reader.take_number(most=_LAST_FLOATS)
+    if way == _Floats.DECIMAL:
         return _take_decimals(reader, count)
     numbers = take_numbers(reader, count=count)
-    if way is _Floats.DOUBLE:
+    if way == _Floats.DOUBLE:
         return numbers.view(np.float64)
     with np.errstate(invalid="ignore"):
         return numbers.astype(np.uint32).view(np.float32).astype(np.float64)

@@ -66,7 +66,7 @@ def put_numbers(writer: Writer, numbers: Numbers) -> None:
 
 def take_numbers(reader: Reader, *, count: int) -> Numbers:
     """The numbers that `put_numbers` appended."""
-    return _TAKERS[_Way(reader.take_number(most=max(_Way)))](reader, count)
+    return _TAKERS[reader.take_number(most=_LAST_WAY)](reader, count)
 
 
 def _put_simple(writer: Writer, numbers: Numbers) -> None:
@@ -79,7 +79,7 @@ def _put_simple(writer: Writer, numbers: Numbers) -> None:
 
 
 def _take_simple(reader: Reader, count: int) -> Numbers:
-    return _TAKERS[_Way(reader.take_number(most=_Way.STEPS))](reader, count)
+    return _TAKERS[reader.take_number(most=_LAST_SIMPLE_WAY)](reader, count)
 
 
 def _put_close(writer: Writer, numbers: Numbers, plain: _Frame, steps: _Frame) -> None:
@@ -278,7 +278,8 @@ def checked_codes(codes: Numbers, *, count: int) -> npt.NDArray[np.int64]:
 
 
 _NONE = np.zeros(0, dtype=np.intp)
-_TAKERS: dict[_Way, Callable[[Reader, int], Numbers]] = {
+_LAST_WAY, _LAST_SIMPLE_WAY = int(max(_Way)), int(_Way.STEPS)
+_TAKERS: dict[int, Callable[[Reader, int], Numbers]] = {
     _Way.NARROW: _take_narrow,
     _Way.FRAME: _take_offset_frame,
     _Way.STEPS: _take_steps,

@@ -12,9 +12,9 @@ class Writer:
     """Gathers bytes."""
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | memoryview] = []
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: bytes | memoryview) -> None:
         self._parts.append(data)
 
     def put_number(self, number: int) -> None:
@@ -56,14 +56,23 @@ class Reader:
         return self.take(len(self._data) - self._at)
 
     def take_number(self, *, most: int = 2**64 - 1) -> int:
+        at = self._at
+        if at < len(self._data) and self._data[at] <= _SEVEN:  # Nearly all are small.
+            number = self._data[at]
+            self._at = at + 1
+        else:
+            number = self._take_long()
+        if number > most:
+            raise damaged(f"a number of at most {most}", str(number))
+        return number
+
+    def _take_long(self) -> int:
         number = 0
         for position in range(_VARINT_BYTES_MAX):
             byte = self.take(1)[0]
             number |= (byte & _SEVEN) << 7 * position
             if byte <= _SEVEN:
                 break
-        if number > most:
-            raise damaged(f"a number of at most {most}", str(number))
         return number
 
 

@@ -3,7 +3,8 @@
     magic, version | checksum | flags | rows | columns | plain size | body
 
 The body is the columns one behind the other, compressed with LZ4 where that was asked for and
-pays. `unpack(pack(table))` equals the table bit for bit, NaN payloads and signed zeros included.
+pays; or, from `pack_plain`, an Arrow IPC stream, which is ten times as large and takes next to no
+time. `unpack(pack(table))` equals the table bit for bit, NaN payloads and signed zeros included.
 The bytes may come from another process: every length in them is checked, and so are they all by
 a CRC-32C.
 """
@@ -16,19 +17,20 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.errors import InputError
+from galileo.packing.arrow_streams import read_stream
 from galileo.packing.bits import Numbers
 from galileo.packing.columns import from_numbers, put_column, take_column, to_numbers
 from galileo.packing.integers import put_numbers, take_numbers
 from galileo.packing.streams import Reader, Writer, damaged
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ROWS_MAX = 65_536
 """Of one packed table; `pack` takes no more."""
 PLAIN_BYTES_MAX = 64 << 20
 
 _MAGIC = b"GL"
 _CHECKSUM_BYTES = 4
-_LZ4 = 1
+_LZ4, _PLAIN = 1, 2
 
 
 def pack(table: pa.Table, *, compressed: bool) -> bytes:
@@ -39,18 +41,36 @@ def pack(table: pa.Table, *, compressed: bool) -> bytes:
             or timestamp. Any order will do; labels in commit order take the least.
         compressed: whether LZ4 may make it smaller.
     """
-    if table.num_rows > ROWS_MAX:
-        raise ValueError(f"expected at most {ROWS_MAX} rows, got {table.num_rows}")
+    _check_rows(table)
     body = _body(table)
     flags, packed = 0, body
     if compressed:
         smaller = lz4.block.compress(body, store_size=False)
         if len(smaller) < len(body):
             flags, packed = _LZ4, smaller
+    return _framed(table, packed, flags=flags, plain_size=len(body))
+
+
+def pack_plain(table: pa.Table) -> bytes:
+    """As `pack`, for who is in a hurry and has room: what goes over the wire once."""
+    _check_rows(table)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    body = memoryview(sink.getvalue())
+    return _framed(table, body, flags=_PLAIN, plain_size=len(body))
+
+
+def _check_rows(table: pa.Table) -> None:
+    if table.num_rows > ROWS_MAX:
+        raise ValueError(f"expected at most {ROWS_MAX} rows, got {table.num_rows}")
+
+
+def _framed(table: pa.Table, body: bytes | memoryview, *, flags: int, plain_size: int) -> bytes:
     writer = Writer()
-    for number in (flags, table.num_rows, table.num_columns, len(body)):
+    for number in (flags, table.num_rows, table.num_columns, plain_size):
         writer.put_number(number)
-    writer.put(packed)
+    writer.put(body)
     content = writer.bytes()
     head = _MAGIC + bytes([FORMAT_VERSION])
     checksum: bytes = google_crc32c.value(content).to_bytes(_CHECKSUM_BYTES, "little")
@@ -69,18 +89,35 @@ def unpack(data: bytes | memoryview, schema: pa.Schema) -> pa.Table:
         DataDamaged: its checksum or a length in it is wrong.
     """
     reader = Reader(_checked(data))
-    flags, rows = reader.take_number(most=_LZ4), reader.take_number(most=ROWS_MAX)
+    flags, rows = reader.take_number(most=_PLAIN), reader.take_number(most=ROWS_MAX)
     columns, size = reader.take_number(), reader.take_number(most=PLAIN_BYTES_MAX)
     if columns != len(schema):
         raise InputError(f"expected packed labels of {len(schema)} columns, got {columns}")
-    body = Reader(_plain(reader.rest(), size) if flags & _LZ4 else reader.rest())
-    arrays = _columns(body, schema, rows)
-    if not body.is_at_end:
-        raise damaged("nothing behind the last column", "more")
-    for field, array in zip(schema, arrays, strict=True):
-        if array.null_count and not field.nullable:
+    if flags == _PLAIN:
+        table = _from_stream(reader.rest(), schema, rows)
+    else:
+        body = Reader(_plain(reader.rest(), size) if flags == _LZ4 else reader.rest())
+        table = pa.table(_columns(body, schema, rows), schema=schema)
+        if not body.is_at_end:
+            raise damaged("nothing behind the last column", "more")
+    for field, column in zip(schema, table.columns, strict=True):
+        if column.null_count and not field.nullable:
             raise InputError(f"expected a value in every row of {field.name!r}, got a null")
-    return pa.table(arrays, schema=schema)
+    return table
+
+
+def _from_stream(body: memoryview, schema: pa.Schema, rows: int) -> pa.Table:
+    try:
+        table = read_stream(body)
+        table.validate(full=True)
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise damaged("an Arrow IPC stream", str(error)) from error
+    if table.num_rows != rows or not table.schema.equals(schema):
+        raise InputError(
+            f"expected {rows} packed labels of {schema.names}, "
+            f"got {table.num_rows} of {table.schema.names}"
+        )
+    return table
 
 
 def _checked(data: bytes | memoryview) -> memoryview:
@@ -132,7 +169,10 @@ def _columns(body: Reader, schema: pa.Schema, rows: int) -> list[pa.Array]:
         else:
             arrays.append(take_column(body, field.type, count=rows))
     if gaps is not None:
-        counts = to_numbers(arrays[schema.get_field_index("rows")])
+        counted = arrays[schema.get_field_index("rows")]
+        if counted.null_count:
+            raise damaged("rows of every label", f"{counted.null_count} nulls")
+        counts = to_numbers(counted)
         place = schema.get_field_index("row")
         arrays[place] = from_numbers(_with_counts(gaps, counts), schema.field(place).type)
     return arrays
@@ -140,14 +180,11 @@ def _columns(body: Reader, schema: pa.Schema, rows: int) -> list[pa.Array]:
 
 def _follows_rows(schema: pa.Schema, name: str) -> bool:
     """Whether a column is the first row of each path, which follows from those before it."""
-    fields = {field.name: field for field in schema}
-    return (
-        name == "row"
-        and "rows" in fields
-        and all(
-            pa.types.is_int32(fields[one].type) and not fields[one].nullable
-            for one in ("row", "rows")
-        )
+    if name != "row":
+        return False
+    fields = [schema.field(one) for one in ("row", "rows") if schema.get_field_index(one) >= 0]
+    return len(fields) == len(("row", "rows")) and all(
+        pa.types.is_int32(field.type) and not field.nullable for field in fields
     )
 
 

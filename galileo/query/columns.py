@@ -16,7 +16,6 @@ import pyarrow as pa
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
-_POOLED_MIN = int(__import__("os").environ.get("PM", "16384"))
 NULL_CODE = -1
 """What stands for null among dictionary codes and booleans."""
 

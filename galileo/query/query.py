@@ -18,6 +18,7 @@ from galileo.model.times import column_micros
 from galileo.query import evaluate, syntax, temporal
 from galileo.query.binding import bind
 from galileo.query.columns import Columns, FeatureColumn, FloatColumn, Mask, from_arrow
+from galileo.query.spatial import InRegion
 from galileo.query.tree import EVERYTHING, Leaf, Node, Points, Span, leaves
 from galileo.query.zones import Zones
 
@@ -48,6 +49,12 @@ class Query:
         """The features that the query reads, in schema order."""
         named = {leaf.feature for leaf in leaves(self.tree)}
         return tuple(f.name for f in self.schema.features if f.name in named)
+
+    @property
+    def vertices(self) -> int:
+        """Of all its geometries together."""
+        regions = [leaf.region for leaf in leaves(self.tree) if isinstance(leaf, InRegion)]
+        return sum(region.vertices for region in regions)
 
     def to_json(self) -> str:
         """Canonical CQL2 JSON: it parses to an equal query; "true" for everything."""

@@ -2,6 +2,9 @@
 
 The `cql2` package parses text by recursion in native code, where a text nested deep enough
 ends the process. `_check_nesting` therefore bounds what its parser would have to recurse into.
+Where a text is wrong it tries both readings of each group in parentheses, a condition and a value,
+and so reads what stands in n of them 2^n times. `_check_groups` bounds that; CQL2 JSON has no such
+trouble.
 """
 
 from __future__ import annotations
@@ -20,12 +23,30 @@ NESTING_MAX = 64
 """Levels of parentheses and operators within each other."""
 OPERATORS_MAX = 2_000
 """ANDs and ORs of a query."""
+READINGS_MAX = 1 << 19
+"""Characters of parentheses, one in n groups counted 2^n times; they take the parser a second."""
 
 _WINDOW = 60
 _TOKENS = re.compile(
     r"""'(?:[^']|'')*'|"[^"]*"|[(),]|(?:AND|OR)|(?:NOT|BETWEEN|IN|LIKE|IS|DIV)|[-+*/%^=<>]""",
     re.IGNORECASE,
 )
+_NESTING_WORDS = (*"(-+*/%^=<>", "NOT", "BETWEEN", "IN", "LIKE", "IS", "DIV", "AND", "OR")
+"""What `_TOKENS` finds, but for what ends or separates; counted in names and strings, too."""
+_SHAPE_EASE = 4
+"""Positions are read some sixteen times as fast as what else stands in a query."""
+_GROUPS = re.compile(
+    r"""'(?:[^']|'')*'|"[^"]*"|
+    (?P<shape>\b(?:(?:MULTI)?(?:POINT|LINESTRING|POLYGON)|BBOX)\s*\([\s(]{,4})(?=[-+.\d])[-+.,\dE\s()]*\)|
+    (?<![\w.:])(?!(?:AND|OR|NOT|BETWEEN|IN|LIKE|IS|DIV)\b)[A-Z_][\w:.]*\s*(?P<call>\()|
+    [()]""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Parentheses outside of texts and quoted names; what begins as a geometry, which is read once,
+and has nothing behind it that could not be part of one."""
+_PARENTHESES = re.compile(r"[()]")
+_SHAPE_LEVELS_MAX = 3
+"""Of a multi-polygon."""
 _PLACE = re.compile(r"-->\s*(\d+):(\d+)")
 _EXPECTED = re.compile(r"= expected (.*)", re.DOTALL)
 
@@ -87,6 +108,7 @@ def find_name(source: str, name: str) -> int | None:
 
 def _read_text(source: str) -> Any:
     _check_nesting(source)
+    _check_groups(source)
     try:
         parsed = cql2.parse_text(source)
     except cql2.ParseError as error:
@@ -125,6 +147,9 @@ def _no_constant(name: str) -> NoReturn:
 
 def _check_nesting(source: str) -> None:
     """Bounds how deep the parser recurses: operators chained or in parentheses, and in all."""
+    upper = source.upper()
+    if sum(map(upper.count, _NESTING_WORDS)) <= NESTING_MAX:  # Most are told apart by that.
+        return
     outer: list[int] = []
     here = depth = joined = 0
     for token in _TOKENS.finditer(source):
@@ -142,6 +167,51 @@ def _check_nesting(source: str) -> None:
             here += 1
         if depth + here > NESTING_MAX or joined > OPERATORS_MAX:
             _refuse_nesting(source, token.start())
+
+
+def _check_groups(source: str) -> None:
+    """Bounds how often the parser reads the same before it gives up."""
+    if len(source) << min(source.count("("), 64) <= READINGS_MAX:  # Most are told apart by that.
+        return
+    levels: list[int] = []
+    groups = readings = start = behind = 0
+    while (token := _GROUPS.search(source, behind)) is not None:
+        readings += (token.start() - start) << groups
+        start, behind = token.start(), token.end()
+        if readings > READINGS_MAX:
+            break
+        if token["shape"] and (end := _end_of_shape(token)):
+            readings += (end - start) << groups >> _SHAPE_EASE
+            start = behind = end
+        elif token["shape"]:
+            behind = source.index("(", start) + 1
+            levels.append(groups)
+            groups += 1
+        elif token[0] == ")" and levels:
+            groups = levels.pop()
+        elif token[0][-1] == "(":
+            levels.append(groups)
+            groups += token["call"] is None
+    if readings + ((len(source) - start) << groups) > READINGS_MAX:
+        place_ = place(source, start)
+        refuse(
+            source,
+            start,
+            f"expected fewer parentheses within each other, or less text in them, at {place_} of "
+            "the query; leave out those that change nothing, or send CQL2 JSON",
+        )
+
+
+def _end_of_shape(token: re.Match[str]) -> int:
+    """Where a geometry ends; 0 where its parentheses do not fit, or are more than one has."""
+    depth = 0
+    for found in _PARENTHESES.finditer(token.string, token.start(), token.end()):
+        depth += 1 if found[0] == "(" else -1
+        if depth == 0:
+            return found.end()
+        if depth > _SHAPE_LEVELS_MAX:
+            return 0
+    return 0
 
 
 def _refuse_nesting(source: str, position: int) -> NoReturn:

@@ -10,6 +10,7 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _WORDS = {"and", "or", "not", "between", "in", "like", "is", "null", "true", "false", "div", "bbox"}
 _WORDS |= {"casei", "accenti", "date", "timestamp", "interval", "point", "linestring", "polygon"}
 _WORDS |= {"multipoint", "multilinestring", "multipolygon", "geometrycollection"}
+_ARITHMETIC = ("+", "-", "*", "/", "^", "%", "div")
 _COMPARISONS = ("=", "<>", "<", "<=", ">", ">=")
 
 
@@ -63,11 +64,19 @@ def _object_text(raw: dict[str, Any]) -> str:
     for kind in ("timestamp", "date"):
         if kind in raw:
             return f"{kind.upper()}({quoted(raw[kind])})"
+    if "interval" in raw:
+        return f"INTERVAL({', '.join(operand_text(end) for end in raw['interval'])})"
+    if raw.get("op") in _ARITHMETIC:
+        return f"({_joined_text(raw)})"
     if "op" in raw:
         return f"{raw['op'].upper()}({', '.join(operand_text(arg) for arg in raw['args'])})"
     if raw["type"] == "Point":
         return f"POINT({_position(raw['coordinates'])})"
     return f"{raw['type'].upper()}{_positions(raw['coordinates'])}"
+
+
+def _joined_text(raw: dict[str, Any]) -> str:
+    return f" {raw['op']} ".join(operand_text(arg) for arg in raw["args"])
 
 
 def _positions(coordinates: Any) -> str:

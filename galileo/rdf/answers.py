@@ -6,9 +6,10 @@ apart column by column with Arrow's string kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +17,16 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyoxigraph as ox
-from rdflib import Graph, URIRef
 
 from galileo.errors import InputError
+from galileo.labels import LabelSet
 from galileo.model.times import TIME_TYPE
-from galileo.rdf import terms
+from galileo.rdf import convert, late, selection, terms
 from galileo.rdf.engine import Answer
 from galileo.rdf.terms import XSD
+
+if TYPE_CHECKING:
+    from rdflib import Graph
 
 SOLUTION_FORMATS = {
     "json": ox.QueryResultsFormat.JSON,
@@ -30,6 +34,11 @@ SOLUTION_FORMATS = {
     "tsv": ox.QueryResultsFormat.TSV,
     "xml": ox.QueryResultsFormat.XML,
 }
+BOOLEAN_FORMATS = {name: SOLUTION_FORMATS[name] for name in ("json", "xml")}
+"""W3C's CSV and TSV hold solutions only."""
+
+CELLS_FEW = 10_000
+"""Up to here the cells of an answer are read one by one, beyond in columns."""
 
 _INTEGERS = ["integer", "int", "long", "short", "byte", "nonNegativeInteger", "positiveInteger"]
 _INTEGERS += ["unsignedInt", "unsignedLong", "unsignedShort", "unsignedByte"]
@@ -82,24 +91,26 @@ class SparqlResult:
 
     A SELECT has `variables` and rows; an ASK is true or false; a CONSTRUCT or DESCRIBE has
     `triples` (N-Triples) and `to_graph`. Integers are int, decimals and doubles float,
-    xsd:dateTime datetime, IRIs and all other literals str; an unbound variable is None.
+    xsd:dateTime datetime, IRIs and all other literals str; an unbound variable is None. `labels`,
+    `blocks` and `query` lead back to the data.
 
     Attributes:
         kind: "solutions", "boolean" or "triples".
         variables: names without "?", in the order of the query.
     """
 
-    __slots__ = ("_answer", "_cells", "_size", "kind", "variables")
+    __slots__ = ("_answer", "_columns", "_size", "_source", "kind", "variables")
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, source: LabelSet | None = None) -> None:
         self._answer = answer
+        self._source = source
+        self._columns: list[pa.Array] | None = None
         self.kind = answer.kind
         self.variables: tuple[str, ...] = ()
-        self._cells: list[pa.Array] = []
         self._size = answer.data.count(b"\n")
         if self.kind == "solutions":
             self._size -= 1
-            self.variables, self._cells = _split(answer.data)
+            self.variables = _variables(answer.data)
 
     def __len__(self) -> int:
         """Solutions or triples; of an ASK 1 or 0."""
@@ -118,12 +129,21 @@ class SparqlResult:
         return f"<SparqlResult: {len(self):,} {what}>"
 
     @property
+    def _cells(self) -> list[pa.Array]:
+        if self._columns is None:
+            self._columns = _split(self._answer.data, width=len(self.variables))
+        return self._columns
+
+    @property
     def rows(self) -> list[dict[str, Any]]:
         """One dict per solution; computed at each call."""
         self._want("solutions")
         if not self.variables:
             return [{} for _ in range(len(self))]
-        columns = [_column(cells).to_python() for cells in self._cells]
+        if len(self) * len(self.variables) <= CELLS_FEW:
+            columns = _few_columns(self._answer.data, width=len(self.variables))
+        else:
+            columns = [_column(cells).to_python() for cells in self._cells]
         return [
             dict(zip(self.variables, values, strict=True)) for values in zip(*columns, strict=True)
         ]
@@ -147,21 +167,80 @@ class SparqlResult:
 
     def to_graph(self) -> Graph:
         """What a CONSTRUCT or DESCRIBE made, as a graph of rdflib."""
-        graph = Graph(bind_namespaces="none")
+        graph: Graph = late.graph(bind_namespaces="none")
         for prefix, namespace in terms.PREFIXES.items():
-            graph.bind(prefix, URIRef(namespace))
+            graph.bind(prefix, late.name(namespace))
         return graph.parse(data=self.triples, format="nt")
 
-    def serialise(self, format: str = "json") -> bytes:
-        """Solutions in a W3C format: "json", "csv", "tsv" or "xml"."""
-        self._want("solutions")
-        if format not in SOLUTION_FORMATS:
-            raise InputError(f"expected a format of {sorted(SOLUTION_FORMATS)}, got {format!r}")
-        found = ox.parse_query_results(self._answer.data, ox.QueryResultsFormat.TSV)
-        assert isinstance(found, ox.QuerySolutions), "TSV holds solutions only"
-        data = found.serialize(format=SOLUTION_FORMATS[format])
+    def serialise(self, format: str = "") -> bytes:
+        """The answer in a W3C format.
+
+        Args:
+            format: of solutions "json" (the default), "csv", "tsv" or "xml"; of a boolean
+                "json" or "xml"; of triples one of `galileo.rdf.FORMATS`, "turtle" by default.
+        """
+        if self.kind == "triples":
+            return convert.written(self._answer.data, format=format or "turtle")
+        formats = SOLUTION_FORMATS if self.kind == "solutions" else BOOLEAN_FORMATS
+        format = format or "json"
+        if format not in formats:
+            raise InputError(
+                f"expected a format of {sorted(formats)} for {self.kind}, got {format!r}"
+            )
+        data = self._parsed().serialize(format=formats[format])
         assert data is not None, "serialize returns the bytes where no output is named"
         return data
+
+    def _parsed(self) -> ox.QuerySolutions | ox.QueryBoolean:
+        if self.kind == "solutions":
+            found = ox.parse_query_results(self._answer.data, ox.QueryResultsFormat.TSV)
+        else:
+            truth = json.dumps({"head": {}, "boolean": self._answer.value}).encode()
+            found = ox.parse_query_results(truth, ox.QueryResultsFormat.JSON)
+        return found
+
+    # --- back to labels ----------------------------------------------------------------------
+
+    def labels(self, variable: str = "") -> LabelSet:
+        """The labels of the graph that a column names: to read, to plot, to ask further.
+
+        A vertex names all labels below it, a leaf its own one; a `g:Block` and a block id all of
+        the block; a path label itself. Each label comes once, in the order of the label set.
+
+        Args:
+            variable: of the column; may be left out where only one names labels.
+
+        Raises:
+            InputError: no column does, or several do, or the graph was not made of labels.
+        """
+        self._want("solutions")
+        if self._source is None:
+            raise InputError(
+                "expected an answer about labels; this graph was made of triples, so nobody knows "
+                "what they were made of"
+            )
+        chosen = [variable.removeprefix("?")] if variable else list(self.variables)
+        if variable and chosen[0] not in self.variables:
+            raise InputError(f"expected a variable of {list(self.variables)}, got {variable!r}")
+        columns = {name: _column(self._cells[self.variables.index(name)]) for name in chosen}
+        return selection.labels_named(
+            self._source, {name: column.texts for name, column in columns.items()}
+        )
+
+    def blocks(self, variable: str = "") -> list[str]:
+        """The ids of the blocks of `labels`, each once, sorted."""
+        return selection.block_ids(self.labels(variable))
+
+    def query(self, variable: str = "") -> str:
+        """CQL2 that asks for the blocks of `labels` and, within them, for the same as before.
+
+        What is committed to these blocks later matches it as well. It can be refined, submitted
+        as a continuous query, or given to whoever wants to see the same data.
+
+        Raises:
+            InputError: as of `labels`; or there are more blocks than `BLOCKS_MAX`.
+        """
+        return selection.sub_query(self.labels(variable))
 
     def _want(self, kind: str) -> None:
         if self.kind != kind:
@@ -171,17 +250,50 @@ class SparqlResult:
             )
 
 
-def _split(data: bytes) -> tuple[tuple[str, ...], list[pa.Array]]:
-    """Variables, and the cells of each as TSV spells them."""
-    head, _, body = data.partition(b"\n")
-    names = tuple(name.removeprefix("?") for name in head.decode().split("\t") if name)
-    if not names or not body:
-        return names, [pa.array([], pa.large_string()) for _ in names]
+def _variables(data: bytes) -> tuple[str, ...]:
+    head = data[: data.index(b"\n")].decode()
+    return tuple(name.removeprefix("?") for name in head.split("\t") if name)
+
+
+def _split(data: bytes, *, width: int) -> list[pa.Array]:
+    """The cells of each variable as TSV spells them."""
+    _, _, body = data.partition(b"\n")
+    if not width or not body:
+        return [pa.array([], pa.large_string()) for _ in range(width)]
     text = pa.array([body[:-1].decode()], pa.large_string())
     lines = pc.list_flatten(pc.split_pattern(text, "\n"))
     cells = pc.list_flatten(pc.split_pattern(lines, "\t"))
-    size, width = len(lines), len(names)
-    return names, [cells.take(pa.array(np.arange(size) * width + i)) for i in range(width)]
+    size = len(lines)
+    return [cells.take(pa.array(np.arange(size) * width + i)) for i in range(width)]
+
+
+def _few_columns(data: bytes, *, width: int) -> list[list[Any]]:
+    """`_Column.to_python` of each column, without kernels: for few cells these cost more."""
+    found = ox.parse_query_results(data, ox.QueryResultsFormat.TSV)
+    assert isinstance(found, ox.QuerySolutions), "TSV holds solutions only"
+    columns = list(zip(*(list(solution) for solution in found), strict=True))
+    return [_few_values(column) for column in columns] or [[] for _ in range(width)]
+
+
+def _few_values(column: Sequence[Any]) -> list[Any]:
+    values: list[Any] = [_text(term) for term in column]
+    kinds: dict[str, list[int]] = {}
+    for at, term in enumerate(column):
+        if isinstance(term, ox.Literal) and not term.language:
+            kinds.setdefault(term.datatype.value.removeprefix(XSD), []).append(at)
+    for kind in kinds.keys() & _ARROW_TYPES.keys():
+        rows = kinds[kind]
+        texts = pa.array([values[row] for row in rows], pa.string())
+        for row, value in zip(rows, _cast(texts, _ARROW_TYPES[kind]).to_pylist(), strict=True):
+            values[row] = value
+    return values
+
+
+def _text(term: Any) -> str | None:
+    """What a term shows: an IRI or a literal without its dress, others as TSV spells them."""
+    if term is None:
+        return None
+    return term.value if isinstance(term, ox.NamedNode | ox.Literal) else str(term)
 
 
 def _column(cells: pa.Array) -> _Column:

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyoxigraph as ox
-from rdflib import Graph, URIRef
-from rdflib.graph import DATASET_DEFAULT_GRAPH_ID
 
 from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import MICROS, iso_column
-from galileo.rdf import terms
-from galileo.rdf.face import GuardedStore
+from galileo.rdf import late, terms
 from galileo.rdf.terms import GEO, NS, RDF, VERTEX, XSD, iris, joined, literals, text_literals
+
+if TYPE_CHECKING:
+    from rdflib import Graph
 
 FORMATS = {
     "nt": ox.RdfFormat.N_TRIPLES,
@@ -65,28 +65,51 @@ def ntriples(labels: LabelSet) -> Iterator[bytes]:
 
 def to_graph(labels: LabelSet) -> Graph:
     """The RDF view of a label set as an rdflib graph that oxigraph holds and queries."""
-    graph = Graph(
-        store=GuardedStore(store=load(b"".join(ntriples(labels)))),
-        identifier=DATASET_DEFAULT_GRAPH_ID,
+    face = late.module(late.FACE)
+    graph: Graph = late.graph(
+        store=face.GuardedStore(store=load(b"".join(ntriples(labels)))),
+        identifier=face.DATASET_DEFAULT_GRAPH_ID,
         bind_namespaces="none",
     )
     for prefix, namespace in terms.PREFIXES.items():
-        graph.bind(prefix, URIRef(namespace))
+        graph.bind(prefix, late.name(namespace))
     return graph
 
 
 def serialise(labels: LabelSet, *, format: str = "turtle") -> bytes:
     """The RDF view of a label set in a syntax of `FORMATS`."""
+    return written(b"".join(ntriples(labels)), format=format)
+
+
+def written(data: bytes, *, format: str) -> bytes:
+    """N-Triples in a syntax of `FORMATS`, with the prefixes of `galileo.rdf.PREFIXES`.
+
+    Raises:
+        InputError: an unknown format; or RDF/XML, which has no way to write a predicate that
+            does not end in a name.
+    """
     if format not in FORMATS:
         raise InputError(f"expected an RDF format of {sorted(FORMATS)}, got {format!r}")
-    data = b"".join(ntriples(labels))
     if format == "nt":
         return data
-    text = load(data).dump(
-        format=FORMATS[format], from_graph=ox.DefaultGraph(), prefixes=dict(terms.PREFIXES)
-    )
+    try:
+        text = load(data).dump(
+            format=FORMATS[format], from_graph=ox.DefaultGraph(), prefixes=dict(terms.PREFIXES)
+        )
+    except ValueError as error:
+        raise InputError(f"expected triples that {format} can hold: {error}") from error
     assert text is not None, "dump returns the bytes where no output is named"
     return text
+
+
+def lines(turtle: bytes) -> bytes:
+    """Turtle as N-Triples."""
+    data = ox.serialize(
+        (quad.triple for quad in ox.parse(turtle, format=ox.RdfFormat.TURTLE)),
+        format=ox.RdfFormat.N_TRIPLES,
+    )
+    assert data is not None, "serialize returns the bytes where no output is named"
+    return data
 
 
 def load(data: bytes) -> ox.Store:
@@ -106,10 +129,24 @@ def _lines(subjects: pa.Array, predicate: str, objects: pa.Array | str) -> bytes
 # --- the tree --------------------------------------------------------------------------------
 
 
+def vertex_paths(labels: LabelSet) -> Iterator[pa.Array]:
+    """What follows `VERTEX` in the IRIs of each label's vertices, from the dataset to the leaf."""
+    path = _roots(labels)
+    yield path
+    for segments in _segments(labels):
+        path = joined(path, "/", segments)
+        yield path
+
+
+def _roots(labels: LabelSet) -> pa.Array:
+    first = pa.array(np.zeros(len(labels), dtype=np.int64))
+    return pa.array([labels.schema.name], pa.large_string()).take(first)
+
+
 def _levels(labels: LabelSet) -> list[_Level]:
     """Cells, time buckets, one level per indexed feature, and the leaves."""
     codes = np.zeros(len(labels), dtype=np.int64)
-    path = pa.array([labels.schema.name], pa.large_string()).take(pa.array(codes))
+    path = _roots(labels)
     levels = []
     for segments in _segments(labels):
         parent, path = path, joined(path, "/", segments)

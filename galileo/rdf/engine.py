@@ -1,32 +1,42 @@
-"""A killable SPARQL engine: one `worker` process per graph, loaded once, restarted when lost.
+"""A SPARQL engine that can be stopped: one worker per graph, loaded once, grown in place.
 
-oxigraph cannot be interrupted, so the only way to hold a time limit is to end its process.
-States: no process; a process with the graph loaded. A query starts the process where there is
-none; running out of time or of memory, or `close`, ends it.
+oxigraph cannot be interrupted, so the only way to hold a time limit is to end the process that
+evaluates. States: no worker; a worker with the graph loaded. A query starts the worker where
+there is none. Running out of time or of memory, or being cancelled, ends the process that
+answers and leaves the one that holds the graph; `close` ends both.
 """
 
 from __future__ import annotations
 
-import json
+import re
 import signal
-import subprocess
-import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from galileo.errors import Cancelled, DeadlineExceeded, InputError
-from galileo.rdf import guard, terms, worker
+from galileo.errors import Cancelled, DeadlineExceeded, InputError, UnsupportedQuery
+from galileo.rdf import guard, terms
+from galileo.rdf.cancelling import Cancellation
+from galileo.rdf.process import AnswererEnded, KeeperEnded, Process, Reply
 
 LOAD_TIMEOUT_S = 300.0
 TIMEOUT_MAX_S = 86_400.0
 ANSWER_BYTES_MAX = 512 << 20
 MEMORY_BYTES_MAX = 8 << 30
 ORPHAN_GRACE_S = 1.0
-"""How much longer than its time limit a worker lives whose parent is not there to end it."""
+"""How much longer than its time limit a query lives whose asker is not there to end it."""
+PIPE_CHARS = 8_192
+"""A query of so many characters fits a pipe in any spelling."""
+TURN_POLL_S = 0.02
+"""How often a query that waits for its turn looks whether it was cancelled."""
+
+# Functions that are loaded, with what they need, only when a query may call one of them.
+_GEOMETRY = re.compile(rf"geosparql/|:(?:{'|'.join(terms.GEOMETRY_FUNCTIONS)})\b")
+
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ class Engine:
 
     Args:
         triples: gives the graph as N-Triples, in pieces of whole lines; called at each start.
-        memory_bytes_max: address space of the process.
+        memory_bytes_max: address space of each of the worker's processes.
     """
 
     def __init__(
@@ -71,160 +81,200 @@ class Engine:
         self._triples = triples
         self._memory_bytes_max = memory_bytes_max
         self._lock = threading.Lock()
-        self._process: _Process | None = None
-        self._closed = False
+        self._closing = Cancellation()
+        self._process: Process | None = None
 
-    def query(self, text: str, limits: Limits) -> Answer:
+    def query(self, text: str, limits: Limits, *, cancels: Sequence[Cancellation] = ()) -> Answer:
         """One answer; queries of several threads run one after the other.
 
         Raises:
             QuerySyntaxError: it is not SPARQL.
             InputError: it may not be asked, or its answer or its work passes a limit.
             DeadlineExceeded: it took longer than `limits.timeout_s`.
-            Cancelled: the engine was closed.
+            Cancelled: one of `cancels` was cancelled, or the engine closed.
         """
         guard.check_query(text)
-        if not self._lock.acquire(timeout=limits.timeout_s):
-            raise _too_late(limits.timeout_s)
+        stops = [self._closing, *cancels]
+        self._take_turn(limits.timeout_s, stops)
         try:
-            return self._ask(text, limits)
+            return self._ask(text, limits, stops)
         finally:
             self._lock.release()
 
-    def close(self) -> None:
-        """Ends the process; a query that runs raises `Cancelled`."""
-        self._closed = True
-        if (process := self._process) is not None:
-            process.child.kill()
-            with self._lock:  # whoever reads from the dead child is done at once
-                process.kill()
+    def load(self) -> None:
+        """Loads the graph now, rather than at the first query."""
+        with self._lock:
+            self._started([self._closing])
 
-    def _ask(self, text: str, limits: Limits) -> Answer:
-        process = self._started()
-        head, data = self._watched(process, limits.timeout_s, lambda: process.ask(text, limits))
+    def grow(self, pieces: Iterable[bytes]) -> None:
+        """Adds triples, which `triples` must give from now on as well, between two queries.
+
+        Where nothing is loaded, nothing needs to be added. Where the process that has it is lost
+        meanwhile, another one loads everything. Where that fails, what is loaded is dropped, and
+        the next query loads everything.
+        """
+        stops = [self._closing]
+        with self._lock:
+            process = self._process
+            if process is None or not process.alive:
+                return
+            try:
+                self._load(process, pieces, stops)
+            except KeeperEnded:
+                # Killed after the look at it, or too small for what is new, which shows again.
+                self._started(stops)
+
+    def close(self) -> None:
+        """Ends the worker; a query that runs raises `Cancelled`."""
+        self._closing.cancel()
+        if (process := self._process) is not None:
+            process.end()
+            with self._lock:  # whoever reads from the dead process is done at once
+                process.close()
+
+    # --- one query ---------------------------------------------------------------------------
+
+    def _take_turn(self, timeout_s: float, stops: list[Cancellation]) -> None:
+        """Returns holding the lock."""
+        until = time.monotonic() + timeout_s
+        _check(stops)
+        if self._lock.acquire(blocking=False):
+            return
+        while not self._lock.acquire(timeout=min(TURN_POLL_S, timeout_s)):
+            _check(stops)
+            if time.monotonic() > until:
+                raise _too_late(timeout_s)
+
+    def _ask(self, text: str, limits: Limits, stops: list[Cancellation]) -> Answer:
+        geometry = _GEOMETRY.search(text) is not None
+        head, data = self._reply(text, limits, stops, geometry=geometry)
+        if not geometry and head.get("error") == "unknown" and terms.GEOF in head["message"]:
+            head, data = self._reply(text, limits, stops, geometry=True)
         if "error" not in head:
             return Answer(head["kind"], data, head.get("value", False))
         raise _refusal(text, head, limits)
 
-    def _started(self) -> _Process:
-        if self._process is None or not self._process.alive:
-            self._process = _Process.start(memory_bytes_max=self._memory_bytes_max)
-            process = self._process
-            self._watched(process, LOAD_TIMEOUT_S, lambda: process.load(self._triples()))
-        return self._process
-
-    def _watched(self, process: _Process, timeout_s: float, act: Callable[[], Any]) -> Any:
-        """What `act` returns; the process is ended after `timeout_s` and the reason raised."""
-        watchdog = threading.Timer(timeout_s, process.expire)
-        watchdog.daemon = True
-        watchdog.start()
+    def _reply(
+        self, text: str, limits: Limits, stops: list[Cancellation], *, geometry: bool
+    ) -> Reply:
         try:
-            if self._closed:
-                raise Cancelled("expected an open graph, this one was closed; open it again")
-            return act()
-        except (EOFError, OSError) as error:
-            process.kill()
-            raise self._reason(process, timeout_s) from error
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            watchdog.cancel()
+            return self._replied(text, limits, stops, geometry=geometry)
+        except KeeperEnded:
+            pass  # not of this query, which does not run in it: asked of another keeper
+        try:
+            return self._replied(text, limits, stops, geometry=geometry)
+        except KeeperEnded as ended:
+            raise self._too_much(ended.status) from ended
 
-    def _reason(self, process: _Process, timeout_s: float) -> Exception:
-        if self._closed:
-            return Cancelled("the graph was closed while a query ran")
-        if process.expired:
-            return _too_late(timeout_s)
-        return InputError(
-            f"the query ended its process ({_end(process.returncode)}), most likely for more "
-            f"than {self._memory_bytes_max >> 20:,} MiB of memory; narrow it, or load less"
-        )
-
-
-@dataclass(slots=True, weakref_slot=True)
-class _Process:
-    """A running worker and its pipes."""
-
-    child: subprocess.Popen[bytes]
-    requests: IO[bytes]
-    answers: IO[bytes]
-    expired: bool = field(default=False)
-
-    @staticmethod
-    def start(*, memory_bytes_max: int) -> _Process:
-        # -P keeps this package's directory off the path: its module names are common words.
-        command = [sys.executable, "-P", str(Path(worker.__file__)), str(memory_bytes_max)]
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        assert child.stdin is not None, "a pipe was asked for"
-        assert child.stdout is not None, "a pipe was asked for"
-        process = _Process(child, child.stdin, child.stdout)
-        weakref.finalize(process, _end_child, child)
-        return process
-
-    @property
-    def alive(self) -> bool:
-        return self.child.poll() is None
-
-    @property
-    def returncode(self) -> int:
-        return self.child.wait()
-
-    def load(self, pieces: Iterable[bytes]) -> None:
-        """Hands over the graph, piece by piece."""
-        request = json.dumps({"op": "load", "timeout_s": LOAD_TIMEOUT_S}).encode()
-        for piece in pieces:
-            head, _ = self._exchange(request, piece)
-            if "error" in head:
-                raise InputError(f"expected a graph that oxigraph loads: {head['message']}")
-
-    def ask(self, text: str, limits: Limits) -> tuple[dict[str, Any], bytes]:
+    def _replied(
+        self, text: str, limits: Limits, stops: list[Cancellation], *, geometry: bool
+    ) -> Reply:
+        process = self._started(stops)
         request = {
-            "op": "query",
             "text": text,
             "prefixes": dict(terms.PREFIXES),
             "timeout_s": limits.timeout_s + ORPHAN_GRACE_S,
             "rows_max": limits.rows_max,
             "bytes_max": ANSWER_BYTES_MAX,
         }
-        return self._exchange(json.dumps(request).encode())
+        # Only a long request can fill the pipe and get stuck in being written.
+        patience_s = limits.timeout_s if len(text) < PIPE_CHARS else None
+        asking = _Work(process, stops, limits.timeout_s, watched=patience_s is None)
+        return self._guarded(
+            asking, lambda: process.ask(request, geometry=geometry, patience_s=patience_s)
+        )
 
-    def _exchange(self, *frames: bytes) -> tuple[dict[str, Any], bytes]:
-        worker.write_frames(self.requests, *frames)
-        head: dict[str, Any] = json.loads(worker.read_frame(self.answers))
-        return head, worker.read_frame(self.answers)
+    def _started(self, stops: list[Cancellation]) -> Process:
+        _check(stops)
+        if self._process is None or not self._process.alive:
+            if self._process is not None:
+                self._process.close()
+            process = self._process = Process.start(memory_bytes_max=self._memory_bytes_max)
+            try:
+                self._load(process, self._triples(), stops)
+            except KeeperEnded as ended:
+                raise self._too_much(ended.status) from ended
+        return self._process
 
-    def expire(self) -> None:
-        self.expired = True
-        self.child.kill()
+    def _load(self, process: Process, pieces: Iterable[bytes], stops: list[Cancellation]) -> None:
+        loading = _Work(process, stops, LOAD_TIMEOUT_S)
+        self._guarded(loading, lambda: process.load(pieces, timeout_s=LOAD_TIMEOUT_S))
 
-    def kill(self) -> None:
-        _end_child(self.child)
+    def _guarded(self, work: _Work, act: Callable[[], Done]) -> Done:
+        """What `act` returns, or why it could not end; `KeeperEnded` where nobody here ended it."""
+        try:
+            return work.run(act)
+        except AnswererEnded as ended:
+            _check(work.stops)
+            if work.expired:
+                raise _too_late(work.timeout_s) from ended
+            raise self._too_much(ended.status) from ended
+        except KeeperEnded as ended:
+            work.process.close()
+            _check(work.stops)
+            if work.expired:
+                raise _too_late(work.timeout_s) from ended
+            raise
+        except BaseException:
+            work.process.close()
+            raise
+
+    def _too_much(self, status: int) -> InputError:
+        return InputError(
+            f"the query ended its process ({_end(status)}), most likely for more than "
+            f"{self._memory_bytes_max >> 20:,} MiB of memory; narrow it, or load less"
+        )
 
 
-def _end_child(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.wait()
-    for stream in (child.stdin, child.stdout):
-        if stream is not None:
-            _close(stream)
+class _Work:
+    """Work of a process that is interrupted when its time is up, or when it is cancelled."""
+
+    def __init__(
+        self,
+        process: Process,
+        stops: list[Cancellation],
+        timeout_s: float,
+        *,
+        watched: bool = True,
+    ) -> None:
+        self.process = process
+        self.stops = stops
+        self.timeout_s = timeout_s
+        self._deadline = Cancellation()
+        self._watched = watched
+
+    @property
+    def expired(self) -> bool:
+        return self._deadline.cancelled or (not self._watched and self.process.expired)
+
+    def run(self, act: Callable[[], Done]) -> Done:
+        self.process.begin()
+        with ExitStack() as stack:
+            for stop in self.stops:
+                stack.enter_context(stop.calling(self.process.interrupt))
+            if self._watched:
+                self._watch(stack)
+            _check(self.stops)
+            return act()
+
+    def _watch(self, stack: ExitStack) -> None:
+        stack.enter_context(self._deadline.calling(self.process.interrupt))
+        watchdog = threading.Timer(self.timeout_s, self._deadline.cancel)
+        watchdog.daemon = True
+        watchdog.start()
+        stack.callback(watchdog.cancel)
 
 
-def _close(stream: IO[bytes]) -> None:
-    try:
-        stream.close()
-    except BrokenPipeError:
-        return  # what was buffered was meant for the process that is gone
+def _check(stops: list[Cancellation]) -> None:
+    """Raises `Cancelled` where one of them is; the first one closes the graph."""
+    if stops[0].cancelled:
+        raise Cancelled("expected an open graph, this one was closed; open it again")
+    if any(stop.cancelled for stop in stops):
+        raise Cancelled("the query was cancelled")
 
 
-def _end(returncode: int) -> str:
-    return signal.Signals(-returncode).name if returncode < 0 else f"status {returncode}"
+def _end(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"status {status}"
 
 
 def _too_late(timeout_s: float) -> DeadlineExceeded:
@@ -243,6 +293,11 @@ def _refusal(text: str, head: dict[str, Any], limits: Limits) -> InputError:
         )
     if head["error"] == "syntax":
         return guard.syntax_error(text, head["message"])
+    if head["error"] == "unknown":
+        return UnsupportedQuery(
+            f"expected functions of SPARQL 1.1, XPath and GeoSPARQL: {head['message']}; "
+            "docs/rdf.md lists those of GeoSPARQL"
+        )
     return InputError(f"expected a query that can be answered: {head['message']}")
 
 

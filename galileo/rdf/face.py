@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from oxrdflib import OxigraphStore
+from rdflib.graph import DATASET_DEFAULT_GRAPH_ID as DATASET_DEFAULT_GRAPH_ID
 
 from galileo.rdf import guard
 

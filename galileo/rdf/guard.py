@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
-from pyparsing import ParseException, ParseResults
-from rdflib.plugins.sparql.parser import parseQuery, parseUpdate
-from rdflib.plugins.sparql.parserutils import CompValue
-
 from galileo.errors import InputError, QuerySyntaxError, UnsupportedQuery
+from galileo.rdf import late
 
 QUERY_CHARS_MAX = 100_000
 PARSED_MAX = 256
@@ -48,7 +45,7 @@ def check_update(text: str) -> None:
     """Accepts a SPARQL update that neither loads nor asks elsewhere."""
     _check_text(text)
     if _SUSPECT.search(text):
-        _refuse(_names(_parsed(text, parseUpdate)))
+        _refuse(_names(_parsed(text, late.module(late.PARSER).parseUpdate)))
 
 
 def check_algebra(tree: Any) -> None:
@@ -71,8 +68,8 @@ def syntax_error(text: str, message: str) -> InputError:
 
 def _is_update(text: str) -> bool:
     try:
-        parseUpdate(text)
-    except (ParseException, RecursionError, ValueError):
+        late.module(late.PARSER).parseUpdate(text)
+    except (late.module(late.PARSING).ParseException, RecursionError, ValueError):
         return False
     return bool(text.strip())
 
@@ -106,13 +103,13 @@ def _refuse(names: frozenset[str]) -> None:
 
 @lru_cache(maxsize=PARSED_MAX)
 def _query_names(text: str) -> frozenset[str]:
-    return _names(_parsed(text, parseQuery))
+    return _names(_parsed(text, late.module(late.PARSER).parseQuery))
 
 
 def _parsed(text: str, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(text)
-    except (ParseException, RecursionError, ValueError) as error:
+    except (late.module(late.PARSING).ParseException, RecursionError, ValueError) as error:
         raise syntax_error(text, str(error)) from error
 
 
@@ -122,11 +119,12 @@ def _names(tree: Any) -> frozenset[str]:
 
 def _walk(root: Any) -> Iterator[str]:
     """Names of all nodes of a parse tree or of an algebra, without recursion."""
+    inner, results = late.module(late.TREES).CompValue, late.module(late.PARSING).ParseResults
     waiting = [root]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, CompValue):
+        if isinstance(node, inner):
             yield node.name
             waiting.extend(node.values())
-        elif isinstance(node, list | tuple | set | ParseResults):
+        elif isinstance(node, (list, tuple, set, results)):
             waiting.extend(node)

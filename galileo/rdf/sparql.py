@@ -1,60 +1,19 @@
-"""SPARQL over label sets: the graph of a result, built when asked for and kept while open."""
+"""SPARQL over label sets and graphs, in one call."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
-
-from rdflib import Graph
+from typing import TYPE_CHECKING
 
 from galileo.errors import InputError
 from galileo.labels import LabelSet
-from galileo.rdf import convert
+from galileo.rdf import late
 from galileo.rdf.answers import SparqlResult
-from galileo.rdf.engine import Engine, Limits
+from galileo.rdf.cancelling import Cancellation
+from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S, LabelGraph, OpenGraph
 
-
-class LabelGraph:
-    """The RDF view of one label set: `sparql` under limits, `rdf` for everything else.
-
-    Both are built at first use. Close it, or use it in a `with` block, to end the process
-    that answers; an unreferenced one is closed as well.
-
-    Attributes:
-        labels: what it is a view of.
-    """
-
-    def __init__(self, labels: LabelSet) -> None:
-        self.labels = labels
-        self._graph: Graph | None = None
-        self._engine = Engine(lambda: convert.ntriples(labels))
-
-    def rdf(self) -> Graph:
-        """The graph, the same one at every call; changes to it do not reach `sparql`."""
-        if self._graph is None:
-            self._graph = convert.to_graph(self.labels)
-        return self._graph
-
-    def sparql(
-        self, text: str, *, timeout_s: float = 30.0, rows_max: int = 1_000_000
-    ) -> SparqlResult:
-        """Answers a query; see `galileo.rdf.sparql` for limits and errors."""
-        limits = Limits(timeout_s=timeout_s, rows_max=rows_max)
-        return SparqlResult(self._engine.query(text, limits))
-
-    def close(self) -> None:
-        self._engine.close()
-
-    def __enter__(self) -> LabelGraph:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+if TYPE_CHECKING:
+    from rdflib import Graph
 
 
 def open_labels(labels: LabelSet) -> LabelGraph:
@@ -63,42 +22,45 @@ def open_labels(labels: LabelSet) -> LabelGraph:
 
 
 def sparql(
-    source: LabelSet | LabelGraph | Graph,
+    source: LabelSet | OpenGraph | Graph,
     text: str,
     *,
-    timeout_s: float = 30.0,
-    rows_max: int = 1_000_000,
+    timeout_s: float = TIMEOUT_S,
+    rows_max: int = ROWS_MAX,
+    cancel: Cancellation | None = None,
 ) -> SparqlResult:
     """Answers a SPARQL 1.1 query about a result, in a process that can be ended.
 
     The prefixes of `galileo.rdf.PREFIXES` need not be declared.
 
     Args:
-        source: a label set or a graph of rdflib, loaded for this one query; or an open
-            `LabelGraph`, which answers in a few milliseconds once it is loaded.
+        source: a label set or a graph of rdflib, loaded for this one query; or an open graph,
+            which answers in a few milliseconds once it is loaded.
         text: SELECT, ASK, CONSTRUCT or DESCRIBE.
         timeout_s: for the query; loading is not counted.
         rows_max: solutions or triples of the answer.
+        cancel: stops the query from another thread.
 
     Raises:
         QuerySyntaxError: it is not SPARQL.
-        UnsupportedQuery: it uses SERVICE or FROM.
-        InputError: it is an update, or answer or memory pass a limit.
+        UnsupportedQuery: it uses SERVICE or FROM, is an update, or calls an unknown function.
+        InputError: answer or memory pass a limit.
         DeadlineExceeded: it took longer than `timeout_s` and was stopped.
+        Cancelled: by `cancel`.
     """
-    if isinstance(source, LabelGraph):
-        return source.sparql(text, timeout_s=timeout_s, rows_max=rows_max)
-    engine = Engine(lambda: _triples(source))
-    try:
-        limits = Limits(timeout_s=timeout_s, rows_max=rows_max)
-        return SparqlResult(engine.query(text, limits))
-    finally:
-        engine.close()
+    if isinstance(source, OpenGraph):
+        return source.sparql(text, timeout_s=timeout_s, rows_max=rows_max, cancel=cancel)
+    with _opened(source) as graph:
+        return graph.sparql(text, timeout_s=timeout_s, rows_max=rows_max, cancel=cancel)
 
 
-def _triples(source: LabelSet | Graph) -> Iterable[bytes]:
+def _opened(source: LabelSet | Graph) -> OpenGraph:
     if isinstance(source, LabelSet):
-        return convert.ntriples(source)
-    if isinstance(source, Graph):
-        return [source.serialize(format="nt", encoding="utf-8")]
+        return LabelGraph(source)
+    if isinstance(source, late.module(late.GRAPHS).Graph):
+        return OpenGraph(lambda: _triples(source))
     raise InputError(f"expected a label set or a graph, got {type(source).__name__}")
+
+
+def _triples(graph: Graph) -> Iterable[bytes]:
+    return [graph.serialize(format="nt", encoding="utf-8")]

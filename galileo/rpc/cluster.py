@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from galileo.errors import GalileoError, InputError
+from galileo.errors import Forbidden, GalileoError, InputError
 from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
+from galileo.rpc.access import Principal
 from galileo.rpc.guard import Context, unary
+from galileo.rpc.identity import Identify, everybody
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.retention import report_to_pb
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
@@ -31,12 +33,18 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         mail: MailFace,
         own_status: Callable[[], Awaitable[cluster_pb2.NodeStatus]],
         drain: Callable[[bool], None],
+        identify: Identify = everybody,
+        condition: Callable[[], Awaitable[cluster_pb2.NodeCondition]] | None = None,
+        describe: Callable[[Principal], cluster_pb2.CallerValue] | None = None,
     ) -> None:
         self._node = node
         self._peers = peers
         self._mail = mail
         self._own_status = own_status
         self._drain = drain
+        self._identify = identify
+        self._condition = condition
+        self._describe = describe or _name_of
 
     @unary
     async def CreateDataset(  # noqa: N802
@@ -54,18 +62,28 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         self, request: cluster_pb2.ListDatasetsRequest, context: Context
     ) -> cluster_pb2.ListDatasetsReply:
         catalog = self._node.catalog
-        schemas = [catalog.schema(name).to_json() for name in catalog.names]
+        caller = self._identify(context)
+        names = [name for name in catalog.names if caller.may_use(name)]
+        schemas = [catalog.schema(name).to_json() for name in names]
         return cluster_pb2.ListDatasetsReply(schemas_json=schemas)
 
     @unary
     async def Status(  # noqa: N802
         self, request: cluster_pb2.StatusRequest, context: Context
     ) -> cluster_pb2.StatusReply:
+        caller = self._identify(context)
+        if request.caller:
+            return cluster_pb2.StatusReply(caller=self._describe(caller))
+        if request.condition:
+            _check_admin(caller)
         if request.local:
-            return cluster_pb2.StatusReply(nodes=[await self._own_status()])
-        names = [node.name for node in self._node.topology.nodes]
-        statuses = await asyncio.gather(*(self._status_of(name) for name in names))
-        return cluster_pb2.StatusReply(nodes=statuses)
+            statuses = [await self._own_status()]
+            if request.condition and self._condition is not None:
+                statuses[0].condition.CopyFrom(await self._condition())
+        else:
+            names = [node.name for node in self._node.topology.nodes]
+            statuses = await asyncio.gather(*(self._status_of(name) for name in names))
+        return cluster_pb2.StatusReply(nodes=[_visible(one, caller) for one in statuses])
 
     @unary
     async def Topology(  # noqa: N802
@@ -136,3 +154,28 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
                 address=topology.by_name[name].address,
                 state="unreachable",
             )
+
+
+def _check_admin(caller: Principal) -> None:
+    """How a node is tells of everybody's continuous queries, and takes it a second to find out."""
+    if not caller.is_admin:
+        raise Forbidden(
+            f"expected the role admin to examine a node, {caller.name!r} has it not; ask an "
+            "administrator of the cluster to do it"
+        )
+
+
+def _name_of(caller: Principal) -> cluster_pb2.CallerValue:
+    return cluster_pb2.CallerValue(name=caller.name)
+
+
+def _visible(status: cluster_pb2.NodeStatus, caller: Principal) -> cluster_pb2.NodeStatus:
+    """What somebody may know of a node: of datasets only those that it may use."""
+    if all(caller.may_use(one.dataset) for one in status.datasets):
+        return status
+    shown = cluster_pb2.NodeStatus()
+    shown.CopyFrom(status)
+    del shown.datasets[:]
+    del shown.stopped[:]
+    shown.datasets.extend(one for one in status.datasets if caller.may_use(one.dataset))
+    return shown

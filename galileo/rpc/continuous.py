@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from galileo.cursor import Cursor, Stretch
-from galileo.errors import InputError
+from galileo.errors import GalileoError, InputError
 from galileo.labels import LabelSet
+from galileo.model.quotas import Quotas
 from galileo.model.schema import Schema
 from galileo.model.windows import Changes, Window
 from galileo.packing import FORMAT_VERSION, unpack
-from galileo.rpc.guard import Context, streaming, unary
+from galileo.rpc.guard import Context, streaming, told, unary
+from galileo.rpc.many import ManyFetched, ManyParts, given_tokens
+from galileo.rpc.ownership import Ownership
+from galileo.rpc.quotas import UNBOUNDED, Allowances
 from galileo.samplers import SamplerSpec
 from galileo.wire.codec import (
     KeptRows,
@@ -25,6 +29,7 @@ from galileo.wire.codec import (
     windows_to_pb,
 )
 from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
+from galileo.wire.status import error_to_pb
 
 WAIT_MAX_S = 60.0
 PART_BYTES = 1 << 20
@@ -43,6 +48,8 @@ class Submission:
     sampler: SamplerSpec | None
     compression: str
     window: Window | None = None
+    owner: str = ""
+    quotas: Quotas = UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,7 @@ class CcqFacts:
     state: str
     window: Window | None = None
     holders: Sequence[str] = ()
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,14 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmittedLater:
+    """A CCQ of many; its token stands at the beginning, before what matches already."""
+
+    ccq: CcqFacts
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
 class Fetched:
     """What is new for a client.
 
@@ -88,6 +104,7 @@ class Fetched:
         cursor: of the token: up to where the labels reach.
         missing: partitions that could not be considered.
         frontier: how far the CCQ is evaluated; `age_s`: for how long it has been.
+        interval_s: at which it is evaluated now; 0 where that is not known.
         more: whether a further fetch has more at once.
         gone: up to the cursor, what retention dropped before it was evaluated.
         windows: what the labels do to the windows of the CCQ; None: it has none.
@@ -104,6 +121,7 @@ class Fetched:
     frontier: Cursor
     age_s: float
     more: bool
+    interval_s: float = 0.0
     gone: Sequence[Stretch] = ()
     windows: Changes | None = None
     kept: Mapping[int, KeptRows] = field(default_factory=dict)
@@ -130,6 +148,21 @@ class ContinuousFace(Protocol):
 
     async def submit(self, submission: Submission) -> Submitted: ...
 
+    async def submit_many(
+        self, submissions: Sequence[Submission | GalileoError]
+    ) -> list[SubmittedLater | GalileoError]: ...
+
+    async def fetch_many(
+        self,
+        ccq_ids: Sequence[str],
+        given: Sequence[str | Cursor],
+        *,
+        wait_s: float,
+        labels_max: int,
+        names_queries: bool,
+        takes_sheets: bool,
+    ) -> ManyFetched: ...
+
     async def fetch(
         self,
         ccq_id: str,
@@ -151,27 +184,23 @@ class ContinuousFace(Protocol):
 
 
 class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
-    def __init__(self, face: ContinuousFace) -> None:
+    def __init__(
+        self,
+        face: ContinuousFace,
+        ownership: Ownership | None = None,
+        allowances: Allowances | None = None,
+    ) -> None:
         self._face = face
+        self._ownership = ownership or Ownership()
+        self._allowances = allowances or Allowances()
 
     @streaming
     async def Submit(  # noqa: N802
         self, request: continuous_pb2.SubmitRequest, context: Context
     ) -> AsyncIterator[continuous_pb2.SubmitPart]:
-        submitted = await self._face.submit(
-            Submission(
-                ccq_id=request.ccq_id,
-                dataset=request.dataset,
-                query=request.query,
-                interval_s=request.interval_s,
-                expiration_s=request.expiration_s,
-                sampler=(
-                    SamplerSpec.from_json(request.sampler_json) if request.sampler_json else None
-                ),
-                compression=request.compression or "none",
-                window=Window.from_json(request.window_json) if request.window_json else None,
-            )
-        )
+        caller = self._ownership.caller(context)
+        submission = _submission(request, caller.name, self._allowances.of(caller))
+        submitted = await self._face.submit(submission)
         labels = submitted.labels
         yield continuous_pb2.SubmitPart(head=_head(labels))
         for chunk in label_chunks(labels.table):
@@ -189,6 +218,7 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
     async def Fetch(  # noqa: N802
         self, request: continuous_pb2.FetchRequest, context: Context
     ) -> AsyncIterator[continuous_pb2.FetchPart]:
+        await self._ownership.check(context, (request.ccq_id,))
         for part in await self._fetch(request):
             yield part
 
@@ -197,6 +227,7 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
         self, request: AsyncIterator[continuous_pb2.FetchRequest], context: Context
     ) -> AsyncIterator[continuous_pb2.FetchPart]:
         async for one in request:
+            await self._ownership.check(context, (one.ccq_id,))
             for part in await self._fetch(one):
                 yield part
 
@@ -221,21 +252,58 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
         yield continuous_pb2.HeldPart(tail=tail)
 
     @unary
+    async def SubmitMany(  # noqa: N802
+        self, request: continuous_pb2.SubmitManyRequest, context: Context
+    ) -> continuous_pb2.SubmitManyReply:
+        caller = self._ownership.caller(context)
+        quotas = self._allowances.of(caller)
+        submissions = [
+            _submission_or_error(one, caller.name, quotas) for one in request.submissions
+        ]
+        outcomes = await self._face.submit_many(submissions)
+        shown = [told(one, context) if isinstance(one, GalileoError) else one for one in outcomes]
+        return continuous_pb2.SubmitManyReply(outcomes=[_outcome(one) for one in shown])
+
+    @streaming
+    async def FetchMany(  # noqa: N802
+        self, request: continuous_pb2.FetchManyRequest, context: Context
+    ) -> AsyncIterator[continuous_pb2.FetchManyPart]:
+        _check_wait(request.wait_s)
+        if request.packing < FORMAT_VERSION:
+            raise InputError(
+                f"expected a reader of packed labels of format {FORMAT_VERSION}, got one of "
+                f"{request.packing}; update it, or fetch one by one"
+            )
+        await self._ownership.check(context, request.ccq_ids, skips_unknown=True)
+        fetched = await self._face.fetch_many(
+            request.ccq_ids,
+            given_tokens(request),
+            wait_s=request.wait_s,
+            labels_max=request.labels_max,
+            names_queries=request.names_queries,
+            takes_sheets=request.takes_sheets,
+        )
+        for part in ManyParts().parts(fetched):
+            yield part
+            await asyncio.sleep(0)
+
+    @unary
     async def List(  # noqa: N802
         self, request: continuous_pb2.ListRequest, context: Context
     ) -> continuous_pb2.ListReply:
-        return continuous_pb2.ListReply(ccqs=[facts_to_pb(facts) for facts in self._face.list()])
+        known = [facts_to_pb(facts) for facts in self._face.list()]
+        return continuous_pb2.ListReply(ccqs=self._ownership.visible(context, known))
 
     @unary
     async def Cancel(  # noqa: N802
         self, request: continuous_pb2.CancelRequest, context: Context
     ) -> continuous_pb2.CancelReply:
+        await self._ownership.check(context, (request.ccq_id,))
         await self._face.cancel(request.ccq_id)
         return continuous_pb2.CancelReply()
 
     async def _fetch(self, request: continuous_pb2.FetchRequest) -> list[continuous_pb2.FetchPart]:
-        if not 0 <= request.wait_s <= WAIT_MAX_S:
-            raise InputError(f"expected a wait of 0 to {WAIT_MAX_S:g} s, got {request.wait_s}")
+        _check_wait(request.wait_s)
         fetched = await self._face.fetch(
             request.ccq_id,
             token=request.token,
@@ -249,6 +317,41 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
         else:
             parts = await asyncio.to_thread(_arrow_parts, fetched)
         return _framed(parts or [continuous_pb2.FetchPart()], fetched)
+
+
+def _check_wait(wait_s: float) -> None:
+    if not 0 <= wait_s <= WAIT_MAX_S:
+        raise InputError(f"expected a wait of 0 to {WAIT_MAX_S:g} s, got {wait_s}")
+
+
+def _submission(request: continuous_pb2.SubmitRequest, owner: str, quotas: Quotas) -> Submission:
+    return Submission(
+        ccq_id=request.ccq_id,
+        dataset=request.dataset,
+        query=request.query,
+        interval_s=request.interval_s,
+        expiration_s=request.expiration_s,
+        sampler=SamplerSpec.from_json(request.sampler_json) if request.sampler_json else None,
+        compression=request.compression or "none",
+        window=Window.from_json(request.window_json) if request.window_json else None,
+        owner=owner,
+        quotas=quotas,
+    )
+
+
+def _submission_or_error(
+    request: continuous_pb2.SubmitRequest, owner: str, quotas: Quotas
+) -> Submission | GalileoError:
+    try:
+        return _submission(request, owner, quotas)
+    except GalileoError as error:
+        return error
+
+
+def _outcome(outcome: SubmittedLater | GalileoError) -> continuous_pb2.SubmitOutcome:
+    if isinstance(outcome, GalileoError):
+        return continuous_pb2.SubmitOutcome(error=error_to_pb(outcome))
+    return continuous_pb2.SubmitOutcome(ccq=facts_to_pb(outcome.ccq), token=outcome.token)
 
 
 def facts_to_pb(facts: CcqFacts) -> continuous_pb2.CcqValue:
@@ -266,6 +369,7 @@ def facts_to_pb(facts: CcqFacts) -> continuous_pb2.CcqValue:
         state=facts.state,
         window_json=facts.window.to_json() if facts.window else "",
         holders=facts.holders,
+        owner=facts.owner,
     )
 
 
@@ -312,7 +416,7 @@ def _framed(
     head, tail = parts[0].head, parts[-1].tail
     head.schema_json, head.query_json = fetched.schema_json, fetched.query_json
     tail.token, tail.age_s, tail.more = fetched.token, fetched.age_s, fetched.more
-    tail.coordinator = fetched.coordinator_address
+    tail.coordinator, tail.interval_s = fetched.coordinator_address, fetched.interval_s
     tail.frontier.CopyFrom(cursor_to_pb(fetched.frontier))
     tail.cursor.CopyFrom(cursor_to_pb(fetched.cursor))
     tail.missing.extend(fetched.missing)

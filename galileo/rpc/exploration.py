@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -20,6 +21,7 @@ from galileo.query import Query, parse
 from galileo.query.nearest import NearestTo, Neighbours
 from galileo.rpc.explorers import share_from_pb
 from galileo.rpc.guard import Context, streaming, unary
+from galileo.rpc.quotas import Allowances
 from galileo.wire.codec import ROWS_PER_MESSAGE, cursor_to_pb, table_chunks
 from galileo.wire.levels import values_from_json
 from galileo.wire.pb import query_pb2, query_pb2_grpc
@@ -29,19 +31,31 @@ CHILDREN = 10_000
 """Children of a page where nothing else is asked for."""
 DISTANCE = "distance_m"
 
+_Asking: TypeAlias = (
+    query_pb2.ExplainRequest
+    | query_pb2.SummariseRequest
+    | query_pb2.EstimateRequest
+    | query_pb2.NearestRequest
+)
 _Parts = AsyncGenerator[query_pb2.ExplorePart, None]
 
 
 class ExploreServicer(query_pb2_grpc.ExploreServicer):
-    def __init__(self, node: StorageNode, exploration: Exploration) -> None:
+    def __init__(
+        self,
+        node: StorageNode,
+        exploration: Exploration,
+        allowances: Allowances | None = None,
+    ) -> None:
         self._node = node
         self._exploration = exploration
+        self._allowances = allowances or Allowances()
 
     @unary
     async def Explain(  # noqa: N802
         self, request: query_pb2.ExplainRequest, context: Context
     ) -> query_pb2.ExplainReply:
-        query = await self._query(request.dataset, request.query)
+        query = await self._query(request, context)
         if request.HasField("share"):
             share = share_from_pb(request.share)
             local = await self._exploration.local.explain(query, share)
@@ -62,7 +76,7 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
     async def Summarise(  # noqa: N802
         self, request: query_pb2.SummariseRequest, context: Context
     ) -> query_pb2.SummariseReply:
-        query = await self._query(request.dataset, request.query)
+        query = await self._query(request, context)
         question = SummaryOf(query, request.feature, _bins(request))
         if request.HasField("share"):
             local = await self._exploration.local.summarise(question, share_from_pb(request.share))
@@ -74,7 +88,7 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
     async def Estimate(  # noqa: N802
         self, request: query_pb2.EstimateRequest, context: Context
     ) -> query_pb2.EstimateReply:
-        query = await self._query(request.dataset, request.query)
+        query = await self._query(request, context)
         told = self._exploration.estimate(
             query, feature=request.feature or None, shares=list(request.quantiles)
         )
@@ -113,7 +127,7 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
     async def Nearest(  # noqa: N802
         self, request: query_pb2.NearestRequest, context: Context
     ) -> _Parts:
-        query = await self._query(request.dataset, request.query)
+        query = await self._query(request, context)
         sought = NearestTo(
             request.latitude,
             request.longitude,
@@ -134,8 +148,10 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
         tail = query_pb2.ExploreTail(frontier=cursor_to_pb(frontier), missing=sorted(missing))
         yield query_pb2.ExplorePart(tail=tail)
 
-    async def _query(self, dataset: str, text: str) -> Query:
-        return parse(text, await self._node.schema(dataset))
+    async def _query(self, request: _Asking, context: Context) -> Query:
+        query = parse(request.query, await self._node.schema(request.dataset))
+        self._allowances.check_query(query, context)
+        return query
 
 
 def _head(
@@ -169,6 +185,7 @@ def _children_of(schema: Schema, request: query_pb2.ChildrenRequest) -> Children
         tuple(request.order) or default_order(schema),
         request.limit or CHILDREN,
         after[0] if after else None,
+        frozenset(request.partitions),
     )
 
 

@@ -66,6 +66,7 @@ class GrpcExplorers:
             limit=question.limit,
             after_json="" if question.after is None else values_to_json((question.after,)),
             local=True,
+            partitions=sorted(question.partitions),
         )
         chunks, tail = await self._parts(node, "Children", request)
         level = drill.level_below(question.schema, question.prefix, question.order)

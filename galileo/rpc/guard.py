@@ -11,8 +11,9 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 import grpc.aio
 
-from galileo.errors import Bug, GalileoError
-from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
+from galileo.errors import Bug, GalileoError, UnknownDataset
+from galileo.redaction import redacted
+from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, pushback_of, status_text
 
 Servicer = TypeVar("Servicer")
 Request = TypeVar("Request")
@@ -35,7 +36,7 @@ def unary(
         try:
             return await handler(self, request, context)
         except Exception as error:
-            await _refuse(context, error)
+            await refuse(context, error)
 
     return guarded
 
@@ -62,7 +63,7 @@ def streaming(
                     finally:
                         stalled.cancel()
         except Exception as error:
-            await _refuse(context, error)
+            await refuse(context, error)
 
     return guarded
 
@@ -73,12 +74,27 @@ def _end(task: asyncio.Task[Any] | None) -> None:
         task.cancel()
 
 
-async def _refuse(context: Context, error: Exception) -> NoReturn:
+async def refuse(context: Context, error: Exception) -> NoReturn:
+    """Ends a call with an error, its kind beside it."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if not isinstance(error, GalileoError):
         log.exception("a call failed in a way that must not happen", exc_info=error)
-        error = Bug(f"the node failed in a way that must not happen: {error!r}; see its log")
+        why = redacted(repr(error))
+        error = Bug(f"the node failed in a way that must not happen: {why}; see its log")
+    error = told(error, context)
     packed = error_to_pb(error).SerializeToString()
-    await context.abort(code_of(error), status_text(error), ((METADATA_KEY, packed),))
+    await context.abort(
+        code_of(error), status_text(error), ((METADATA_KEY, packed), *pushback_of(error))
+    )
     raise error  # Not reached: abort raises.
+
+
+def told(error: GalileoError, context: Context) -> GalileoError:
+    """The error as the caller may know it: names of datasets only where all are granted to it."""
+    if isinstance(error, UnknownDataset) and getattr(context, "is_restricted", False):
+        return UnknownDataset(
+            "expected a dataset that exists, got another name; datasets() lists those that you "
+            "may use"
+        )
+    return error

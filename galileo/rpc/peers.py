@@ -11,6 +11,7 @@ import grpc.aio
 import pyarrow as pa
 
 from galileo.cursor import ORIGIN
+from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Topology
 from galileo.errors import DeadlineExceeded, Unavailable
 from galileo.labels import from_ipc, to_ipc
@@ -26,18 +27,27 @@ from galileo.node.peers import (
     ScanFailed,
     ScanLabels,
     ScanTask,
+    SentSampler,
 )
+from galileo.packing.arrow_streams import read_stream
 from galileo.rpc.retention import report_from_pb
+from galileo.rpc.samplers import sampler_from_pb, sampler_to_pb
+from galileo.samplers import observed_schema
 from galileo.wire.bulk import Bulk, BulkStub, stream_of
-from galileo.wire.channel import open_channel
+from galileo.wire.channel import Channels
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
+from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.pb import (
     cluster_pb2,
     cluster_pb2_grpc,
     continuous_pb2,
     continuous_pb2_grpc,
+    moves_pb2,
+    moves_pb2_grpc,
     query_pb2,
     query_pb2_grpc,
+    samplers_pb2,
+    samplers_pb2_grpc,
     storage_pb2,
     storage_pb2_grpc,
 )
@@ -54,22 +64,32 @@ EXPLORE_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 5.0
 EXCHANGE_TIMEOUT_S = 2.0
 RETENTION_TIMEOUT_S = 300.0
+SAMPLER_TIMEOUT_S = 10.0
+MOVE_TIMEOUT_S = 120.0
+"""Of one call of a move, such as the checksum of a large file."""
+MOVE_SILENT_S = 1_800.0
+"""Between two signs of progress of a move, such as while a large partition is opened."""
 
 
 class GrpcPeers:
     """Keeps one channel to each other node; refuses at once to call one that is held dead."""
 
-    def __init__(self, topology: Topology, *, is_dead: Callable[[str], bool]) -> None:
-        self._topology = topology
+    def __init__(
+        self,
+        topology: Topology | LiveTopology,
+        *,
+        is_dead: Callable[[str], bool],
+        keys: Keys = NO_KEYS,
+    ) -> None:
+        self._topology = LiveTopology.of(topology)
         self._is_dead = is_dead
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(keys)
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+        await self._channels.close()
 
     def address(self, node: str) -> str:
-        return self._topology.by_name[node].address
+        return self._topology.now.by_name[node].address
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
         head = storage_pb2.CommitRequest(
@@ -96,12 +116,14 @@ class GrpcPeers:
             parts=to_ipc(task.parts.combine_chunks()),
             query_json=task.query_json,
             local=True,
+            numbered=task.is_numbered,
         )
+        columns = observed_schema(schema) if task.is_numbered else schema.observation_schema
         stub = storage_pb2_grpc.StorageStub
         stream = self._stream(node, stub, "Read", request, READ_TIMEOUT_S)
         async with aclosing(stream) as parts:
             async for part in parts:
-                yield from_ipc(part.observations, schema.observation_schema)
+                yield from_ipc(part.observations, columns)
 
     async def stand(self, node: str, dataset: str, texts: Sequence[str]) -> None:
         """Has a node index standing queries."""
@@ -145,6 +167,22 @@ class GrpcPeers:
         reply = await self._call(node, stub, "ApplyRetention", request, RETENTION_TIMEOUT_S)
         return report_from_pb(reply.reports[0])
 
+    async def get_sampler(self, node: str, digest: str) -> tuple[SentSampler, bytes]:
+        request = samplers_pb2.GetSamplerRequest(digest=digest, local=True)
+        stub = samplers_pb2_grpc.SamplersStub
+        reply = await self._call(node, stub, "Get", request, SAMPLER_TIMEOUT_S)
+        return sampler_from_pb(reply.sampler), reply.archive
+
+    async def keep_sampler(self, node: str, sampler: SentSampler, data: bytes) -> None:
+        request = samplers_pb2.SendSamplerRequest(archive=data, kept=sampler_to_pb(sampler))
+        stub = samplers_pb2_grpc.SamplersStub
+        await self._call(node, stub, "Send", request, SAMPLER_TIMEOUT_S)
+
+    async def revoke_sampler(self, node: str, digest: str) -> None:
+        request = samplers_pb2.RevokeSamplerRequest(digest=digest, local=True)
+        stub = samplers_pb2_grpc.SamplersStub
+        await self._call(node, stub, "Revoke", request, SAMPLER_TIMEOUT_S)
+
     async def status(self, node: str) -> cluster_pb2.StatusReply:
         request = cluster_pb2.StatusRequest(local=True)
         reply: cluster_pb2.StatusReply = await self._call(
@@ -157,6 +195,25 @@ class GrpcPeers:
             node, cluster_pb2_grpc.ClusterStub, "Drain", request, CALL_TIMEOUT_S
         )
         return reply
+
+    async def topology(self, node: str) -> Topology:
+        request = cluster_pb2.TopologyRequest()
+        stub = cluster_pb2_grpc.ClusterStub
+        reply = await self._call(node, stub, "Topology", request, CALL_TIMEOUT_S)
+        return Topology.from_json(reply.topology_json)
+
+    async def move(
+        self, node: str, request: moves_pb2.MoveRequest
+    ) -> AsyncGenerator[moves_pb2.MoveProgress, None]:
+        """Has a node take a partition over."""
+        stream = self._stream(node, moves_pb2_grpc.MovesStub, "Move", request, MOVE_SILENT_S)
+        async with aclosing(stream) as parts:
+            async for part in parts:
+                yield part
+
+    async def moving(self, node: str, method: str, request: Any) -> Any:
+        """The reply of a node to a call about one of its partitions."""
+        return await self._call(node, moves_pb2_grpc.MovesStub, method, request, MOVE_TIMEOUT_S)
 
     async def exchange(
         self, node: str, request: cluster_pb2.ExchangeRequest
@@ -252,9 +309,7 @@ class GrpcPeers:
                 node=node,
                 after_s=1.0,
             )
-        if node not in self._channels:
-            self._channels[node] = open_channel(self.address(node))
-        return self._channels[node]
+        return self._channels.get(self.address(node))
 
 
 def scan_task_to_pb(task: ScanTask) -> storage_pb2.ScanItem:
@@ -287,7 +342,7 @@ def scan_task_from_pb(item: storage_pb2.ScanItem) -> ScanTask:
 def _scan_answer(part: storage_pb2.ScanPart) -> ScanAnswer:
     kind = part.WhichOneof("part")
     if kind == "labels":
-        return ScanLabels(part.item, pa.ipc.open_stream(pa.py_buffer(part.labels)).read_all())
+        return ScanLabels(part.item, read_stream(part.labels))
     if kind == "reached":
         return ScanDone(part.item, cursor_from_pb(part.reached), cursor_from_pb(part.gone))
     return ScanFailed(part.item, error_from_pb(part.error))

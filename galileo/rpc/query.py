@@ -13,6 +13,7 @@ from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse
 from galileo.rpc.encoding import label_messages
 from galileo.rpc.guard import Context, streaming
+from galileo.rpc.quotas import Allowances
 from galileo.samplers import SamplerSpec
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.pb import query_pb2, query_pb2_grpc
@@ -25,8 +26,9 @@ HELD_BYTES_MAX = 64 << 10
 
 
 class QueryServicer(query_pb2_grpc.QueryServicer):
-    def __init__(self, node: StorageNode) -> None:
+    def __init__(self, node: StorageNode, allowances: Allowances | None = None) -> None:
         self._node = node
+        self._allowances = allowances or Allowances()
         self._streaming = 0
 
     @streaming
@@ -35,6 +37,7 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
     ) -> AsyncGenerator[query_pb2.QueryPart, None]:
         schema = await self._node.schema(request.dataset)
         query = parse(request.query, schema)
+        self._allowances.check_query(query, context)
         found = self._found(query, request.sampler_json)
         with self._counted():
             head = query_pb2.QueryHead(schema_json=schema.to_json(), query_json=query.to_json())

@@ -11,6 +11,7 @@ import pyarrow as pa
 from galileo.errors import InputError, InvalidObservations
 from galileo.labels import from_ipc
 from galileo.node.peers import (
+    NUMBERED_PARTS_SCHEMA,
     PARTS_SCHEMA,
     CommitTask,
     ReadTask,
@@ -18,18 +19,22 @@ from galileo.node.peers import (
     ScanDone,
     ScanLabels,
 )
+from galileo.node.selection import CommitRange
 from galileo.node.storage_node import StorageNode
+from galileo.packing.arrow_streams import read_stream
 from galileo.query import parse
-from galileo.rpc.encoding import label_messages, row_messages
-from galileo.rpc.guard import Context, streaming, unary
+from galileo.rpc.encoding import label_messages, row_messages, row_streams
+from galileo.rpc.guard import Context, streaming, told, unary
 from galileo.rpc.matching import match_task_from_pb
 from galileo.rpc.peers import scan_task_from_pb
+from galileo.rpc.quotas import Allowances
 from galileo.wire.bulk import SERVICE, Bulk, bulk_handlers
-from galileo.wire.codec import cursor_to_pb
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb
 from galileo.wire.matched import replies_of
 from galileo.wire.pb import storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_to_pb
 
+_NOTHING = pa.py_buffer(b"")
 SCAN_ITEMS_MAX = 100_000
 SCAN_REPLY_PARTS_MAX = 256
 SCAN_REPLY_BYTES = 64 << 10
@@ -42,8 +47,9 @@ def add_storage(servicer: StorageServicer, server: grpc.aio.Server) -> None:
 
 
 class StorageServicer(storage_pb2_grpc.StorageServicer):
-    def __init__(self, node: StorageNode) -> None:
+    def __init__(self, node: StorageNode, allowances: Allowances | None = None) -> None:
         self._node = node
+        self._allowances = allowances or Allowances()
 
     @unary
     async def Ingest(  # noqa: N802
@@ -90,7 +96,11 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         self, request: storage_pb2.ReadRequest, context: Context
     ) -> AsyncIterator[storage_pb2.ReadPart]:
         await self._node.schema(request.dataset)
-        task = ReadTask(request.dataset, from_ipc(request.parts, PARTS_SCHEMA), request.query_json)
+        columns = NUMBERED_PARTS_SCHEMA if request.numbered else PARTS_SCHEMA
+        query_json = request.query_json
+        if request.digest:
+            query_json = self._node.matching.text(request.dataset, request.digest)
+        task = ReadTask(request.dataset, from_ipc(request.parts, columns), query_json)
         read = self._node.reading.read_local if request.local else self._node.reading.read
         async with aclosing(read(task)) as tables:
             async for table in tables:
@@ -100,21 +110,24 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     @streaming
     async def Select(  # noqa: N802
         self, request: storage_pb2.SelectRequest, context: Context
-    ) -> AsyncGenerator[storage_pb2.SelectPart, None]:
+    ) -> AsyncGenerator[Bulk[storage_pb2.SelectPart], None]:
         query = parse(request.query, await self._node.schema(request.dataset))
+        self._allowances.check_query(query, context)
         if request.count_only:
             found = await self._node.selection.count(query)
-            yield storage_pb2.SelectPart(rows=found, last=True)
+            yield Bulk(storage_pb2.SelectPart(rows=found, last=True), _NOTHING)
             return
-        waiting = storage_pb2.SelectPart()
-        async with aclosing(self._node.selection.select(query, list(request.columns))) as tables:
+        waiting = _NOTHING
+        selected = self._node.selection.select(
+            query, list(request.columns), commits=_commit_range(request)
+        )
+        async with aclosing(selected) as tables:
             async for table in tables:
-                for chunk in await row_messages(table):
-                    if waiting.observations:
-                        yield waiting
-                    waiting = storage_pb2.SelectPart(observations=chunk)
-        waiting.last = True
-        yield waiting
+                for stream in await row_streams(table):
+                    if waiting.size:
+                        yield Bulk(storage_pb2.SelectPart(), waiting)
+                    waiting = stream
+        yield Bulk(storage_pb2.SelectPart(last=True), waiting)
 
     @streaming
     async def Scan(  # noqa: N802
@@ -128,7 +141,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         parts: list[storage_pb2.ScanPart] = []
         async with aclosing(self._node.local_scans.scan(tasks)) as answers:
             async for answer in answers:
-                for part in await _scan_parts(answer):
+                for part in await _scan_parts(answer, context):
                     parts.append(part)
                     if _is_full(parts):
                         yield storage_pb2.ScanReply(parts=parts)
@@ -154,6 +167,14 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             yield reply
 
 
+def _commit_range(request: storage_pb2.SelectRequest) -> CommitRange | None:
+    if not request.HasField("commits"):
+        return None
+    named = request.commits
+    after, until = cursor_from_pb(named.after), cursor_from_pb(named.until)
+    return CommitRange(frozenset(named.partitions), after, until)
+
+
 def _is_full(parts: list[storage_pb2.ScanPart]) -> bool:
     """Whether one message holds enough; a part of labels alone is large."""
     return len(parts) >= SCAN_REPLY_PARTS_MAX or len(parts[-1].labels) >= SCAN_REPLY_BYTES
@@ -162,7 +183,7 @@ def _is_full(parts: list[storage_pb2.ScanPart]) -> bool:
 def _observations(data: pa.Buffer) -> pa.Table:
     """Any Arrow table; whether it fits the schema is the node's to say."""
     try:
-        table = pa.ipc.open_stream(data).read_all()
+        table = read_stream(data)
         table.validate(full=True)
     except (pa.ArrowException, ValueError, OSError) as error:
         raise InvalidObservations(
@@ -171,7 +192,7 @@ def _observations(data: pa.Buffer) -> pa.Table:
     return table
 
 
-async def _scan_parts(answer: ScanAnswer) -> list[storage_pb2.ScanPart]:
+async def _scan_parts(answer: ScanAnswer, context: Context) -> list[storage_pb2.ScanPart]:
     item = answer.item
     if isinstance(answer, ScanLabels):
         chunks = await label_messages(answer.table)
@@ -179,4 +200,4 @@ async def _scan_parts(answer: ScanAnswer) -> list[storage_pb2.ScanPart]:
     if isinstance(answer, ScanDone):
         reached, gone = cursor_to_pb(answer.reached), cursor_to_pb(answer.gone)
         return [storage_pb2.ScanPart(item=item, reached=reached, gone=gone)]
-    return [storage_pb2.ScanPart(item=item, error=error_to_pb(answer.error))]
+    return [storage_pb2.ScanPart(item=item, error=error_to_pb(told(answer.error, context)))]

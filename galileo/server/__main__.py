@@ -8,8 +8,11 @@ from pathlib import Path
 
 from galileo import config
 from galileo.errors import GalileoError
-from galileo.server.logs import start_logging
+from galileo.logs import start_logging
+from galileo.redaction import redacted
+from galileo.server.allocation import settle
 from galileo.server.main import serve
+from galileo.tracing import start_tracing
 
 
 def main() -> int:
@@ -20,11 +23,18 @@ def main() -> int:
         "--parent", type=int, default=0, help="stop when this process is no longer our parent"
     )
     given = parser.parse_args()
-    start_logging()
+    settle()
     try:
-        serve(config.load(given.config, overrides=given.set), parent=given.parent)
+        loaded = config.load(given.config, overrides=given.set)
+        start_logging(loaded.logs.format, level=loaded.logs.level, node=loaded.node.name)
+        tracing = start_tracing(loaded.tracing, service="galileo-node", node=loaded.node.name)
+        try:
+            serve(loaded, parent=given.parent)
+        finally:
+            if tracing is not None:
+                tracing.close()
     except GalileoError as error:
-        print(f"galileo: {error}", file=sys.stderr)
+        print(f"galileo: {redacted(str(error))}", file=sys.stderr)
         return 2
     return 0
 

@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from galileo.ccq import elsewhere
 from galileo.ccq import events as ccq
-from galileo.ccq import token as tokens
 from galileo.ccq.model import Ccq, Compression
 from galileo.ccq.pack_files import to_bytes
-from galileo.ccq.packs import PackedLabels
 from galileo.clock import Clock
 from galileo.config import LimitsSection
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.errors import (
     DeadlineExceeded,
+    GalileoError,
     InputError,
-    InvalidToken,
     Overloaded,
     Unavailable,
 )
 from galileo.labels import LabelSet
-from galileo.model.windows import Changes, Told, Window, fold
+from galileo.model.windows import Changes, Told, fold
 from galileo.node.scans import Tail
 from galileo.node.storage_node import StorageNode
 from galileo.packing import FORMAT_VERSION
 from galileo.query import Query, parse
-from galileo.rpc.continuous import CcqFacts, Fetched, Held, Submission, Submitted
+from galileo.rpc.continuous import (
+    CcqFacts,
+    Fetched,
+    Held,
+    Submission,
+    Submitted,
+    SubmittedLater,
+)
+from galileo.rpc.many import ManyFetched
 from galileo.rpc.peers import GrpcPeers
-from galileo.samplers import load
+from galileo.rpc.quotas import check_times, check_vertices
+from galileo.samplers import SamplerSpec
+from galileo.server.answers import check_told, folded, forwarded, pieces_of
 from galileo.server.driver import Driver
-from galileo.server.work import ContinuousWork
-from galileo.wire.codec import KeptRows, cursor_from_pb, stretches_from_pb, windows_from_pb
+from galileo.server.many import ManyFetches
+from galileo.server.submitting import ManySubmissions
+from galileo.server.work import ContinuousWork, gathered
+from galileo.wire import token as tokens
 from galileo.wire.pb import continuous_pb2
 
 SUBMIT_TIMEOUT_S = 20.0
@@ -86,6 +93,22 @@ class ContinuousQueries:
         self._clock = clock
         self._limits = limits
         self._warm = warm
+        self._many = ManyFetches(
+            node,
+            driver,
+            peers=peers,
+            clock=clock,
+            limits=limits,
+            check=self._check_not_revoked,
+        )
+        self._submissions = ManySubmissions(
+            node,
+            ask=self._ask,
+            checked=self._checked,
+            candidates=self._candidates,
+            load=self._load,
+            told=self._told,
+        )
 
     # --- submit ------------------------------------------------------------------------------
 
@@ -98,8 +121,10 @@ class ContinuousQueries:
         """
         query = parse(submission.query, await self._node.schema(submission.dataset))
         made = self._checked(submission, query)
+        if made.sampler is not None:
+            await self._work.load(made.sampler, dataset=made.dataset)
         self._warm()
-        initial = await self._initial(query, made, submission)
+        initial = await self._initial(query, made)
         answer = await self._ask(
             lambda request: ccq.SubmitRequested(
                 request=request,
@@ -107,6 +132,7 @@ class ContinuousQueries:
                 reached=initial.tail.frontier,
                 need_bytes=BYTES_PER_LABEL * len(initial.labels),
                 candidates=self._candidates(query),
+                owned_max=submission.quotas.ccqs_max,
             ),
             timeout_s=SUBMIT_TIMEOUT_S,
         )
@@ -116,6 +142,20 @@ class ContinuousQueries:
         told, windows = self._first_windows(made, initial)
         token = tokens.encode(made.id, initial.tail.frontier, told)
         return Submitted(facts, initial.labels, token, windows)
+
+    async def submit_many(
+        self, submissions: Sequence[Submission | GalileoError]
+    ) -> list[SubmittedLater | GalileoError]:
+        """See `ManySubmissions.submit`."""
+        return await self._submissions.submit(submissions)
+
+    async def _load(self, sampler: SamplerSpec, *, dataset: str) -> None:
+        await self._work.load(sampler, dataset=dataset)
+
+    def _told(self, made: Ccq, coordinator: str, term: int) -> SubmittedLater:
+        self._warm()
+        facts = self._facts(made, coordinator, term=term, state="running")
+        return SubmittedLater(facts, tokens.encode(made.id, ORIGIN))
 
     def _first_windows(self, made: Ccq, initial: _Initial) -> tuple[Told, Changes | None]:
         if made.window is None:
@@ -140,17 +180,17 @@ class ContinuousQueries:
                 f"expected an expiration from the update interval ({submission.interval_s:,g} s) "
                 f"to {limits.expiration_max_s:,.0f} s, got {submission.expiration_s:,.10g} s"
             )
+        check_times(submission.interval_s, submission.expiration_s, submission.quotas)
+        check_vertices(query, submission.quotas)
         if submission.compression not in ("none", "lz4"):
             raise InputError(
                 f"expected the compression 'none' or 'lz4', got {submission.compression!r}"
             )
-        if len(self._driver.machine.records) >= limits.ccqs_max:
+        if len(self._driver.machine.state.tracker.records) >= limits.ccqs_max:
             raise Overloaded(
                 f"the cluster keeps {limits.ccqs_max} continuous queries already; cancel some",
                 after_s=60.0,
             )
-        if submission.sampler is not None:
-            load(submission.sampler)
         compression: Compression = "lz4" if submission.compression == "lz4" else ""
         return Ccq(
             id=submission.ccq_id,
@@ -161,17 +201,12 @@ class ContinuousQueries:
             sampler=submission.sampler,
             compression=compression,
             window=submission.window,
+            owner=submission.owner,
         )
 
-    async def _initial(self, query: Query, made: Ccq, submission: Submission) -> _Initial:
-        tables, tail = [], Tail(ORIGIN, frozenset())
-        async for part in self._node.scans.run(query):
-            if isinstance(part, Tail):
-                tail = part
-            else:
-                tables.append(LabelSet(query.schema, part))
-        found = LabelSet.concat(query.schema, tables).until(tail.frontier)
-        sampled = await self._work.sample(found, made.sampler)
+    async def _initial(self, query: Query, made: Ccq) -> _Initial:
+        found, tail = await gathered(query, self._node.scans.run(query))
+        sampled = await self._work.sample(found, made.sampler, query=query)
         labels = sampled.answering(frontier=tail.frontier, missing=tail.missing, query=made.query)
         return _Initial(labels, tail)
 
@@ -196,6 +231,7 @@ class ContinuousQueries:
         With `leaves_out` packs may hold more than what is new; `Fetched.kept` then says what.
         """
         cursor, told = tokens.read(token, ccq_id=ccq_id) if token else (ORIGIN, Told())
+        self._check_not_revoked(ccq_id)
         until_clock_us = self._until_clock_us(ccq_id, told)
         bound = self._limits.answer_labels_max
         wanted = min(labels_max or bound, bound)
@@ -224,13 +260,38 @@ class ContinuousQueries:
             )
         return await self._fetched(answer, told, leaves_out=leaves_out)
 
+    def _check_not_revoked(self, ccq_id: str) -> None:
+        record = self._driver.machine.state.tracker.records.get(ccq_id)
+        spec = record.ccq.sampler if record is not None and record.ended is None else None
+        if spec is not None and spec.archive:
+            self._node.samplers.check_not_revoked(spec.archive)
+
+    async def fetch_many(
+        self,
+        ccq_ids: Sequence[str],
+        given: Sequence[str | Cursor],
+        *,
+        wait_s: float,
+        labels_max: int,
+        names_queries: bool,
+        takes_sheets: bool,
+    ) -> ManyFetched:
+        """See `ManyFetches.fetch`."""
+        return await self._many.fetch(
+            ccq_ids,
+            given,
+            wait_s=wait_s,
+            labels_max=labels_max,
+            names_queries=names_queries,
+            takes_sheets=takes_sheets,
+        )
+
     def _until_clock_us(self, ccq_id: str, told: Told) -> int | None:
         """The event clock at which there is something to tell this reader."""
         record = self._driver.machine.state.tracker.records.get(ccq_id)
         if record is None or record.ccq.window is None:
             return None
-        if not record.ccq.window.admits(told):
-            raise InvalidToken("expected a token that was given out, got one of impossible windows")
+        check_told(record.ccq.window, told)
         return record.ccq.window.first_closing_us(told)
 
     async def _fetched(self, answer: ccq.AnswerFetch, told: Told, *, leaves_out: bool) -> Fetched:
@@ -240,8 +301,10 @@ class ContinuousQueries:
         made = record.ccq
         windows = None
         if made.window is not None:
-            told, windows = await asyncio.to_thread(_folded, made.window, told, answer)
-        packed, kept = await _pieces_of(
+            told, windows = await asyncio.to_thread(folded, made, told, answer)
+        if windows is not None:
+            self._driver.note_late(made.id, windows.late)
+        packed, kept = await pieces_of(
             answer.labels, compressed=made.compression == "lz4", leaves_out=leaves_out
         )
         return Fetched(
@@ -253,6 +316,7 @@ class ContinuousQueries:
             missing=answer.missing,
             frontier=answer.frontier,
             age_s=answer.frontier_age_s,
+            interval_s=answer.interval_s,
             more=answer.more,
             gone=answer.gone,
             windows=windows,
@@ -286,7 +350,7 @@ class ContinuousQueries:
             async for part in self._peers.fetch(coordinator, request):
                 parts.append(part)
                 if part.HasField("tail"):
-                    return _forwarded(parts, address=self._peers.address(coordinator))
+                    return forwarded(parts, address=self._peers.address(coordinator))
         except Unavailable as error:
             details = {**error.details, "after_s": MOVING_RETRY_S}
             raise Unavailable(error.message, **details) from error
@@ -305,6 +369,26 @@ class ContinuousQueries:
         if answer.labels is not None:
             data = await asyncio.to_thread(to_bytes, answer.labels, compressed=False)
         return Held(data, answer.reached, answer.gone)
+
+    async def find(self, ccq_id: str) -> Ccq:
+        """A CCQ; others are asked where this node does not know it. Nothing is acknowledged.
+
+        Raises:
+            UnknownCcq: there is none of that id.
+            TryAgain: not all others could be asked.
+        """
+        record = self._driver.machine.state.tracker.get(ccq_id)
+        if record is None:
+            answer = await self._ask(
+                lambda request: ccq.FetchRequested(request, ccq_id, ORIGIN, None, 1),
+                timeout_s=ANSWER_TIMEOUT_S,
+            )
+            record = self._driver.machine.state.tracker.get(ccq_id)
+            if record is None and isinstance(answer, ccq.RefuseFetch):
+                raise answer.failure.to_error()
+        if record is None:
+            raise Unavailable("the continuous query was purged meanwhile", after_s=MOVING_RETRY_S)
+        return record.ccq
 
     # --- cancel and list ---------------------------------------------------------------------
 
@@ -368,47 +452,5 @@ class ContinuousQueries:
             state=state,
             window=made.window,
             holders=holders,
+            owner=made.owner,
         )
-
-
-def _folded(window: Window, told: Told, answer: ccq.AnswerFetch) -> tuple[Told, Changes]:
-    """Takes time in proportion to the labels."""
-    buckets = answer.labels.labels().buckets if answer.labels else np.zeros(0, dtype=np.int64)
-    return fold(window, told, buckets=buckets, clock_us=answer.clock_us, more=answer.more)
-
-
-async def _pieces_of(
-    labels: PackedLabels | None, *, compressed: bool, leaves_out: bool
-) -> tuple[list[bytes], dict[int, KeptRows]]:
-    """What the cache has packed, as it is, and which rows count where not all of them do.
-
-    Packs that hold too much that does not, or others' labels, are packed anew, in a thread.
-    """
-    if labels is None:
-        return [], {}
-    pieces = functools.partial(labels.to_pieces, compressed=compressed, leaves_out=leaves_out)
-    return pieces() if labels.is_quick(leaves_out=leaves_out) else await asyncio.to_thread(pieces)
-
-
-def _forwarded(parts: list[continuous_pb2.FetchPart], *, address: str) -> Fetched:
-    head, tail = parts[0].head, parts[-1].tail
-    kept: dict[int, KeptRows] = {}
-    before = 0
-    for part in parts:
-        kept |= {before + one.pack: (one.starts, one.counts) for one in part.kept}
-        before += len(part.packed)
-    return Fetched(
-        schema_json=head.schema_json,
-        query_json=head.query_json,
-        packed=[data for part in parts for data in part.packed],
-        token=tail.token,
-        cursor=cursor_from_pb(tail.cursor),
-        missing=tail.missing,
-        frontier=cursor_from_pb(tail.frontier),
-        age_s=tail.age_s,
-        more=tail.more,
-        gone=stretches_from_pb(tail.gone),
-        windows=windows_from_pb(tail.windows) if tail.HasField("windows") else None,
-        kept=kept,
-        coordinator_address=address,
-    )

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from galileo import spans
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Failure
 from galileo.ccq.packs import PackedLabels
@@ -80,6 +81,7 @@ class _Group:
         items: of the cycle.
         rows: the distinct ones.
         row_of: for each item its row.
+        row_at: of items by where they stand and what they ask, by value.
     """
 
     schema: Schema
@@ -87,6 +89,7 @@ class _Group:
     known: list[_Known] = field(default_factory=list)
     rows: list[_Row] = field(default_factory=list)
     row_of: list[int] = field(default_factory=list)
+    row_at: dict[tuple[Cursor, tuple[int, ...], int], int] = field(default_factory=dict)
 
     @property
     def partitions(self) -> list[int]:
@@ -136,7 +139,8 @@ class Cycling:
             request = evaluator_pb2.EvaluateRequest(
                 nodes=self._live_nodes(), groups=[_group_to_pb(group) for group in asked]
             )
-            answers = list((await self._evaluate(request)).answers)
+            with spans.child("job", datasets=len(asked)):
+                answers = list((await self._evaluate(request)).answers)
             self._forget(asked, answers)
         found = dict(zip(map(id, asked), answers, strict=True))
         nothing = evaluator_pb2.EvaluateAnswer()
@@ -150,7 +154,8 @@ class Cycling:
 
     def _grouped(self, items: Sequence[ccq.CycleItem]) -> list[_Group]:
         groups: dict[str, _Group] = {}
-        rows: dict[tuple[int, tuple[int, ...], int], int] = {}
+        # By identity first: very many items have the same objects.
+        rows: dict[tuple[int, int, int, int], int] = {}
         is_spared = len(items) <= SPARED_ITEMS_MAX
         for item in items:
             name = item.ccq.dataset
@@ -158,15 +163,22 @@ class Cycling:
             if group is None:
                 group = groups[name] = _Group(self._node.catalog.schema(name))
             known = self._of_query(item.ccq.query, group.schema)
-            key = (id(item.after), item.partitions, id(known.candidates))
+            key = (id(group), id(item.after), id(item.partitions), id(known.candidates))
             at = None if is_spared else rows.get(key)
             if at is None:
-                at = rows[key] = len(group.rows)
-                group.rows.append(self._row(item, known, group.schema, is_spared=is_spared))
+                at = rows[key] = self._row_at(group, item, known, is_spared=is_spared)
             group.items.append(item)
             group.known.append(known)
             group.row_of.append(at)
         return list(groups.values())
+
+    def _row_at(self, group: _Group, item: ccq.CycleItem, known: _Known, *, is_spared: bool) -> int:
+        key = (item.after, item.partitions, id(known.candidates))
+        at = None if is_spared else group.row_at.get(key)
+        if at is None:
+            at = group.row_at[key] = len(group.rows)
+            group.rows.append(self._row(item, known, group.schema, is_spared=is_spared))
+        return at
 
     def _row(self, item: ccq.CycleItem, known: _Known, schema: Schema, *, is_spared: bool) -> _Row:
         sequences = self._node.view.sequences(schema.name)
@@ -187,11 +199,17 @@ class Cycling:
         if known is None:
             if len(self._known) >= QUERIES_KEPT:
                 self._known.clear()
-            candidates = self._node.scans.candidates(parse(text, schema))
+            candidates = self._possible(text, schema)
             # Equal ones are one object, by which rows are told apart.
             candidates = self._candidates.setdefault(candidates, candidates)
             known = self._known[key] = _Known(digest(text), candidates)
         return known
+
+    def _possible(self, text: str, schema: Schema) -> Partitions:
+        """The partitions that placement allows to hold a match; where there is one group, all."""
+        if len(self._node.topology.groups) == 1:
+            return frozenset(self._node.topology.partitions)
+        return self._node.scans.candidates(parse(text, schema))
 
     def _live_nodes(self) -> list[evaluator_pb2.NodeAddress]:
         owned = placement.partitions_by_node(self._node.topology)
@@ -253,17 +271,23 @@ class Cycling:
         if failures:
             failed = np.array([*failures], dtype=np.uint32)
             matches = matches.where(~np.isin(matches.items, failed))
-        labels = _packed(group, matches)
         reached = _Reached(group, parts)
-        return [
-            _result(
-                item,
-                labels.get(number),
-                reached=reached.of(number),
-                failure=failures.get(number),
+        labels = _packed(group, reached.within(matches))
+        results = []
+        for number, (item, key) in enumerate(zip(group.items, reached.keys.tolist(), strict=True)):
+            until, gone = reached.cursors[key]
+            results.append(
+                ccq.CycleResult(
+                    item.ccq.id,
+                    item.term,
+                    item.after,
+                    labels.get(number),
+                    until,
+                    failures.get(number),
+                    gone,
+                )
             )
-            for number, item in enumerate(group.items)
-        ]
+        return results
 
     def _failures(self, answer: evaluator_pb2.EvaluateAnswer) -> dict[int, Failure]:
         found: dict[int, Failure] = {}
@@ -274,27 +298,45 @@ class Cycling:
 
 
 class _Reached:
-    """How far each item has been answered; items of one row and the same parts share a cursor."""
+    """How far each item has been answered; items of one row and the same parts share a cursor.
+
+    Attributes:
+        keys: for each item the number of its cursors.
+        cursors: how far, and up to where retention has dropped what lies past the item's cursor.
+    """
 
     def __init__(self, group: _Group, parts: Sequence[Answered]) -> None:
-        self._rows = group.rows
-        self._row_of = group.row_of
         self._parts = parts
         said = _memberships(len(group.items), parts)
-        self._said: list[int] = said.tolist()
-        self._members: dict[int, tuple[int, ...]] = {}
-        for number in np.unique(said).tolist():
-            item = np.flatnonzero(said == number)[0]
-            inside = (k for k, part in enumerate(parts) if _holds(part, int(item)))
-            self._members[number] = tuple(inside)
-        self._memo: dict[tuple[int, int], tuple[Cursor, Cursor]] = {}
+        rows = np.array(group.row_of, dtype=np.int64)
+        combined = rows * (int(said.max(initial=0)) + 1) + said
+        _, items, keys = np.unique(combined, return_index=True, return_inverse=True)
+        self.keys: npt.NDArray[np.int64] = keys
+        self._rows = [group.rows[row] for row in rows[items].tolist()]
+        members: dict[int, list[int]] = {}
+        self.cursors: list[tuple[Cursor, Cursor]] = []
+        for row, number, item in zip(self._rows, said[items].tolist(), items.tolist(), strict=True):
+            if number not in members:
+                members[number] = [k for k, part in enumerate(parts) if _holds(part, item)]
+            self.cursors.append(self._joined(row, members[number]))
 
-    def of(self, item: int) -> tuple[Cursor, Cursor]:
-        """How far, and up to where retention has dropped what lies past its cursor."""
-        key = (self._row_of[item], self._said[item])
-        if key not in self._memo:
-            self._memo[key] = self._joined(self._rows[key[0]], self._members[key[1]])
-        return self._memo[key]
+    def within(self, matches: Matches) -> Matches:
+        """Those past where their item stands, as far as it has been answered; usually all."""
+        if len(matches) == 0:
+            return matches
+        column = matches.rows.column("partition").to_numpy()
+        partitions, at = np.unique(column, return_inverse=True)
+        cursors = [
+            (row.after, until) for row, (until, _) in zip(self._rows, self.cursors, strict=True)
+        ]
+        bounds = np.array(
+            [[[one[p] for p in partitions.tolist()] for one in pair] for pair in cursors],
+            dtype=np.int64,
+        )
+        keys, at = self.keys[matches.items], at[matches.places]
+        sequences = matches.rows.column("sequence").to_numpy()[matches.places]
+        past, not_past = bounds[keys, 0, at], bounds[keys, 1, at]
+        return matches.where((past < sequences) & (sequences <= not_past))
 
     def _joined(self, row: _Row, members: Sequence[int]) -> tuple[Cursor, Cursor]:
         reached, gone = row.certain, ORIGIN
@@ -320,18 +362,6 @@ def _memberships(items: int, parts: Sequence[Answered]) -> npt.NDArray[np.int64]
 def _holds(part: Answered, item: int) -> bool:
     at = int(np.searchsorted(part.items, item))
     return at < len(part.items) and int(part.items[at]) == item
-
-
-def _result(
-    item: ccq.CycleItem,
-    labels: PackedLabels | None,
-    *,
-    reached: tuple[Cursor, Cursor],
-    failure: Failure | None,
-) -> ccq.CycleResult:
-    return ccq.CycleResult(
-        item.ccq.id, item.term, item.after, labels, reached[0], failure, reached[1]
-    )
 
 
 def _packed(group: _Group, matches: Matches) -> dict[int, PackedLabels]:

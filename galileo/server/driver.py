@@ -1,21 +1,23 @@
 """The one driver that runs the machines in production: events in order, effects in order.
 
 Every event passes one queue and one consumer, so a machine never sees two at once, and the
-effects of a step are carried out before the next step begins. A durable `SaveRecord` is on
-disk before any later effect; what takes long (a cycle, a rescan, packing) runs as a task of its
-own and comes back as an event.
+effects of a step are carried out before the next step begins. The records of a step are written
+first, all with one sync; durable ones are on disk before anything else is done. What takes long
+(a cycle, a rescan, packing) runs as a task of its own and comes back as an event.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
-from galileo.ccq import elsewhere
+from galileo import requests, spans
+from galileo.ccq import batch_events, elsewhere
 from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import Record
@@ -25,6 +27,7 @@ from galileo.dht.membership import Membership, PeerDied, PeerRevived, SendHeartb
 from galileo.errors import GalileoError, Overloaded
 from galileo.server.mail import TAGGED, MailRoom
 from galileo.storage.store import Store
+from galileo.wire.origins import Origin, going_on, origin
 
 TICK_S = 0.05
 NEWS_INTERVAL_S = 0.25
@@ -47,9 +50,10 @@ _Long: TypeAlias = (
     | elsewhere.AskHolder
 )
 _ANSWERS = (
-    ccq.AnswerSubmit
+    ccq.AnswerFetch
+    | ccq.AnswerSubmit
+    | batch_events.AnswerBatch
     | ccq.RefuseSubmit
-    | ccq.AnswerFetch
     | ccq.RefuseFetch
     | ccq.RedirectFetch
     | ccq.AnswerCancel
@@ -96,7 +100,11 @@ class Driver:
         self._has_news = False
         self._told_at = float("-inf")
         self._requests = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, Callable[[Answer], None]] = {}
+        self._served: dict[int | None, Origin] = {}
+        self._late_s: dict[int, float] = {}
+        self._stored: dict[int, tuple[str, float]] = {}
+        self._cycle_over: asyncio.Future[None] | None = None
         self._records: Executor = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._tasks: set[asyncio.Task[None]] = set()
         self._cycles: dict[int, asyncio.Task[None]] = {}
@@ -105,6 +113,16 @@ class Driver:
     def feed(self, event: ccq.ContinuousEvent) -> None:
         """Takes an event; it is stepped in its turn."""
         self._events.put_nowait(event)
+
+    @property
+    def events_waiting(self) -> int:
+        return self._events.qsize()
+
+    def note_late(self, ccq_id: str, labels: int) -> None:
+        """Labels of a CCQ that is coordinated here were told as late; see `ccq.counts`."""
+        led = self.machine.coordinated.get(ccq_id)
+        if labels and led is not None:
+            led.counts.note_late(labels)
 
     def heartbeat_arrived(self, node: str, epoch: int) -> None:
         event = membership.HeartbeatArrived(node, epoch)
@@ -121,15 +139,56 @@ class Driver:
             raise Overloaded("this node has too much to do; try again", after_s=1.0)
         request = next(self._requests)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[request] = future
+        self._waiting[request] = functools.partial(_give, future)
+        self._served[request] = origin()
         try:
             self.feed(make(request))
             async with asyncio.timeout(timeout_s):
                 return await future
         finally:
-            del self._waiting[request]
+            del self._waiting[request], self._served[request]
             if not future.done() or future.cancelled():
                 self.feed(ccq.FetchAbandoned(request))
+
+    async def ask_many(
+        self, make: Callable[[int], ccq.ContinuousEvent], count: int, *, timeout_s: float
+    ) -> list[Answer]:
+        """The same for an event with `count` requests, numbered from the one that is given on.
+
+        Errors as `ask`.
+        """
+        if self._events.qsize() > EVENTS_WAITING_MAX:
+            raise Overloaded("this node has too much to do; try again", after_s=1.0)
+        first = next(self._requests)
+        self._requests = itertools.count(first + count)
+        numbers = range(first, first + count)
+        found: dict[int, Answer] = {}
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def take(effect: Answer) -> None:
+            found[effect.request] = effect
+            if len(found) == count:
+                _give(done, None)
+
+        self._waiting.update(dict.fromkeys(numbers, take))
+        self._served[first] = origin()
+        try:
+            self.feed(make(first))
+            async with asyncio.timeout(timeout_s):
+                await done
+            return [found[number] for number in numbers]
+        finally:
+            del self._served[first]
+            for number in numbers:
+                del self._waiting[number]
+                if number not in found:
+                    self.feed(ccq.FetchAbandoned(number))
+
+    def next_cycle(self) -> asyncio.Future[None]:
+        """Done when the next processing cycle is over; not to be cancelled."""
+        if self._cycle_over is None:
+            self._cycle_over = asyncio.get_running_loop().create_future()
+        return self._cycle_over
 
     async def until_dead(self, node: str) -> None:
         """Returns when a peer counts as dead; at once where it does so already."""
@@ -138,7 +197,7 @@ class Driver:
 
     async def restore(self) -> None:
         """Feeds the records of earlier lives; comes before anything that can feed an event."""
-        loaded = await asyncio.to_thread(self._store.load_records, RECORD_KIND)
+        loaded = await asyncio.to_thread(self._store.load_batches, RECORD_KIND)
         records = tuple(TAGGED.decode(data) for _, data in sorted(loaded.items()))
         self.feed(ccq.Restored(records, self._clock.wall()))
 
@@ -162,7 +221,13 @@ class Driver:
             self._on_membership(self.members.step(membership.Ticked(), now))
             self.hear_own(self._own_news(), now)
             self.feed(ccq.Ticked(self._clock.wall()))
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self._pause_s(now))
+
+    def _pause_s(self, now: float) -> float:
+        """Until the next tick, which is earlier than usual where a cycle is due before it."""
+        due_at = self.machine.cycle_due_at
+        is_soon = due_at is not None and now < due_at < now + TICK_S
+        return due_at - now if due_at is not None and is_soon else TICK_S
 
     def hear_own(self, news: Sequence[ccq.ContinuousEvent], now: float) -> None:
         """Feeds the news of this node's own commits, and tells the peers that there are some.
@@ -193,16 +258,26 @@ class Driver:
     async def _consume(self) -> None:
         while True:
             event = await self._events.get()
-            for effect in self.machine.step(event, self._clock.monotonic()):
-                await self._carry_out(effect)
+            now, due_at = self._clock.monotonic(), self.machine.cycle_due_at
+            effects = self.machine.step(event, now)
+            await self._save(effects)
+            for effect in effects:
+                if isinstance(effect, ccq.StartCycle) and spans.is_on():
+                    self._late_s[effect.cycle_id] = max(0.0, now - (due_at or now))
+                self._carry_out(effect)
+            if spans.is_on():
+                self._trace(event)
+            if isinstance(event, ccq.CycleFinished) and self._cycle_over is not None:
+                _give(self._cycle_over, None)
+                self._cycle_over = None
             if not self._events.empty():  # One that never is would not let anybody else run.
                 await asyncio.sleep(0)
 
-    async def _carry_out(self, effect: ccq.ContinuousEffect) -> None:
-        if isinstance(effect, ccq.SaveRecord):
-            await self._save(effect.record, durable=effect.durable)
-        elif isinstance(effect, ccq.PurgeRecord):
-            self._records.submit(self._store.delete_record, RECORD_KIND, effect.ccq_id)
+    def _carry_out(self, effect: ccq.ContinuousEffect) -> None:
+        if isinstance(effect, _ANSWERS):  # First, since they come by the thousand.
+            take = self._waiting.get(effect.request)
+            if take is not None:
+                take(effect)
         elif isinstance(effect, ccq.Send):
             if self.mail is not None:
                 self.mail.send(effect.to, effect.message)
@@ -210,27 +285,32 @@ class Driver:
             self._start(effect)
         elif isinstance(effect, elsewhere.DropSpills):
             self._drop_spills(effect.numbers)
-        elif isinstance(effect, ccq.AbandonCycle):
-            if effect.cycle_id in self._cycles:
-                self._cycles[effect.cycle_id].cancel()
-        elif isinstance(effect, _ANSWERS):
-            future = self._waiting.get(effect.request)
-            if future is not None and not future.done():
-                future.set_result(effect)
+        elif isinstance(effect, ccq.AbandonCycle) and effect.cycle_id in self._cycles:
+            self._cycles[effect.cycle_id].cancel()
 
-    async def _save(self, record: Record, *, durable: bool) -> None:
-        """Records are written in order by one thread; a durable one is waited for."""
+    async def _save(self, effects: Sequence[ccq.ContinuousEffect]) -> None:
+        """Records are written in order by one thread; durable ones are waited for."""
+        values: dict[str, Record | None] = {}
+        is_durable = False
+        for effect in effects:
+            if isinstance(effect, ccq.SaveRecord):
+                values[effect.record.ccq.id] = effect.record
+                is_durable |= effect.durable
+            elif isinstance(effect, ccq.PurgeRecord):
+                values[effect.ccq_id] = None
+        if not values:
+            return
         written: Awaitable[None] = asyncio.get_running_loop().run_in_executor(
-            self._records,
-            self._store.save_record,
-            RECORD_KIND,
-            record.ccq.id,
-            TAGGED.encode(record),
+            self._records, self._write, values
         )
-        if durable:
+        if is_durable:
             await written
         else:
             self._keep(asyncio.ensure_future(_logged(written)))
+
+    def _write(self, values: dict[str, Record | None]) -> None:
+        encoded = {name: TAGGED.encode(one) if one else None for name, one in values.items()}
+        self._store.save_batch(RECORD_KIND, encoded)
 
     def _start(self, effect: _Long) -> None:
         task = asyncio.get_running_loop().create_task(self._do(effect))
@@ -241,7 +321,42 @@ class Driver:
             task.add_done_callback(lambda _: self._cycles.pop(cycle_id, None))
 
     async def _do(self, effect: _Long) -> None:
-        self.feed(await self._work(effect))
+        """Serves the request that waits for it, or is one of its own, as a cycle is."""
+        if isinstance(effect, ccq.StartCycle):
+            await self._run_cycle(effect)
+            return
+        with (
+            going_on(self._served.get(getattr(effect, "request", None), ())),
+            spans.child(type(effect).__name__),
+        ):
+            self.feed(await self._work(effect))
+
+    async def _run_cycle(self, effect: ccq.StartCycle) -> None:
+        with requests.serving(), spans.span("tick", ccqs=len(effect.items)):
+            log.debug("cycle %d of %d CCQs", effect.cycle_id, len(effect.items))
+            late_s = self._late_s.pop(effect.cycle_id, 0.0)
+            spans.record("due", parent=spans.current(), took_s=late_s)
+            answer = await self._work(effect)
+            if spans.is_on():
+                self._stored[effect.cycle_id] = (spans.current(), self._clock.monotonic())
+            self.feed(answer)
+
+    def _trace(self, event: ccq.ContinuousEvent) -> None:
+        """Tells the spans of what the machine has just done."""
+        now = self._clock.monotonic()
+        if isinstance(event, ccq.CycleFinished | ccq.CycleFailed):
+            tick, fed_at = self._stored.pop(event.cycle_id, ("", 0.0))
+            failure = event.failure.kind if isinstance(event, ccq.CycleFailed) else ""
+            if tick:
+                spans.record("store", parent=tick, took_s=now - fed_at, error=failure)
+        ended = self.machine.state.counts.ended
+        while ended:
+            one = ended.popleft()
+            parent = dict(self._served.get(one.request, ())).get(spans.METADATA_KEY, "")
+            took_s = now - one.begun_at
+            spans.record(
+                "election", parent=parent, took_s=took_s, error=one.failure, ccq=one.ccq_id
+            )
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -251,6 +366,11 @@ class Driver:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of the driver failed", exc_info=task.exception())
+
+
+def _give(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
 
 
 async def _logged(written: Awaitable[None]) -> None:

@@ -24,6 +24,10 @@ def evaluator_options(config: Config) -> EvaluatorOptions:
         runtime_dir=config.evaluator_directory,
         spark=SparkOptions(master=section.master, heap_mb=section.heap_mb),
         idle_exit_s=section.idle_exit_s,
+        keys=config.keys,
+        tracing=config.tracing,
+        log_format=config.logs.format,
+        log_level=config.logs.level,
     )
 
 

@@ -1,8 +1,8 @@
 """Heartbeats and machines' messages between nodes: sent once each, lost when a peer is away.
 
 One sender per peer, so that a peer that hangs delays nobody else. A heartbeat carries the
-sender's commit sequences, the names of its datasets, and those changes of its synopses that
-the peer has not acknowledged.
+sender's commit sequences, the names of its datasets, and those changes of its synopses and sent
+samplers that the peer has not acknowledged.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
 from galileo.ccq import messages, model
+from galileo.dht.topology import Move
 from galileo.election.messages import UsageStatistics
 from galileo.errors import ConfigError, GalileoError, InputError
 from galileo.graph.synopsis import SynopsisDelta, Version
@@ -32,7 +33,15 @@ from galileo.wire.tagged import TaggedJson
 
 OUTBOX_MAX = 10_000
 MESSAGES_TOGETHER_MAX = 1_000
+MESSAGES_BYTES_MAX = 2 << 20
+"""Of one exchange; a single message may exceed it."""
 SYNOPSIS_BYTES_MAX = 4 << 20
+SAMPLERS_TOGETHER_MAX = 16
+"""News of sent samplers in one heartbeat; the receiver may have to fetch their code."""
+PROTOCOL = 1
+"""What nodes say to one another; raised where one of an older version would take it wrongly."""
+PROTOCOLS_UNDERSTOOD = (1,)
+"""Those of other nodes that this version understands, for upgrades of a node at a time."""
 
 _PATIENT = (messages.Digest,)
 
@@ -61,6 +70,7 @@ class _Peer:
         self.acknowledged: dict[tuple[str, int], Version] = {}
         self.epoch = 0
         self.retentions: dict[str, int] = {}
+        self.samplers: dict[str, float] = {}
 
     def take_reply(
         self, request: cluster_pb2.ExchangeRequest, reply: cluster_pb2.ExchangeReply
@@ -70,11 +80,13 @@ class _Peer:
             version = Version(held.epoch, held.version)
             self.acknowledged[held.dataset, held.partition] = version
         if reply.epoch != self.epoch:
-            self.epoch, self.retentions = reply.epoch, {}
+            self.epoch, self.retentions, self.samplers = reply.epoch, {}, {}
             return
         for one in request.heartbeat.retentions:
             numbered = NumberedRetention.from_json(one.numbered_json)
             self.retentions[one.dataset] = numbered.version
+        told = {one.digest: one.revoked_at for one in request.heartbeat.samplers}
+        self.samplers |= {digest: told[digest] for digest in reply.samplers if digest in told}
 
 
 class MailRoom:
@@ -104,11 +116,14 @@ class MailRoom:
         self._on_news = on_news
         others = [other.name for other in node.topology.nodes if other.name != node.name]
         self._boxes = {name: _Peer(name) for name in others}
+        self._encoded: tuple[Any, bytes] = (None, b"")
 
     def send(self, to: str, message: Any) -> None:
         """Sends a message; one that is patient goes with the next heartbeat."""
         box = self._boxes[to]
-        box.outbox.append(TAGGED.encode(message))
+        if self._encoded[0] is not message:  # What all peers are told is encoded once.
+            self._encoded = message, TAGGED.encode(message)
+        box.outbox.append(self._encoded[1])
         if not isinstance(message, _PATIENT):
             box.wake.set()
 
@@ -116,6 +131,15 @@ class MailRoom:
         box = self._boxes[to]
         box.heartbeat_due = True
         box.wake.set()
+
+    def beat(self) -> None:
+        """Sends a heartbeat to every peer at once, with news that nobody should wait for."""
+        for name in self._boxes:
+            self.send_heartbeat(name)
+
+    def has_answered(self, node: str) -> bool:
+        """Whether the node has replied to mail since this one was started."""
+        return self._boxes[node].epoch > 0
 
     async def run(self) -> None:
         """Sends until it is cancelled."""
@@ -142,13 +166,14 @@ class MailRoom:
     def _request(self, box: _Peer) -> cluster_pb2.ExchangeRequest:
         heartbeat = self._heartbeat(box) if box.heartbeat_due else None
         box.heartbeat_due = False
-        count = min(len(box.outbox), MESSAGES_TOGETHER_MAX)
         return cluster_pb2.ExchangeRequest(
             sender=self._node.name,
             epoch=self._node.store.epoch,
             topology_fingerprint=self._node.topology.fingerprint,
             heartbeat=heartbeat,
-            messages=[box.outbox.popleft() for _ in range(count)],
+            messages=_taken(box.outbox),
+            protocol=PROTOCOL,
+            address=self._node.topology.by_name[self._node.name].address,
         )
 
     def _heartbeat(self, box: _Peer) -> cluster_pb2.Heartbeat:
@@ -156,8 +181,8 @@ class MailRoom:
         sequences = [
             cluster_pb2.DatasetSequences(
                 dataset=dataset,
-                sequences=cursor_to_pb(shard.published()),
-                clock=event_clock_to_pb(shard.event_clock()),
+                sequences=cursor_to_pb(shard.own_published()),
+                clock=event_clock_to_pb(shard.own_event_clock()),
             )
             for dataset, shard in shards.items()
         ]
@@ -171,7 +196,20 @@ class MailRoom:
             synopses=self._changes(box),
             datasets=list(shards),
             retentions=retentions,
+            samplers=self._sampler_news(box),
+            moves=[
+                cluster_pb2.MoveValue(partition=one.partition, number=one.number, node=one.node)
+                for one in self._node.moves.known
+            ],
         )
+
+    def _sampler_news(self, box: _Peer) -> list[cluster_pb2.SentSamplerNews]:
+        news = self._node.samplers.news()
+        unheard = [(d, at) for d, at in news.items() if box.samplers.get(d, -1.0) != at]
+        return [
+            cluster_pb2.SentSamplerNews(digest=digest, revoked_at=at)
+            for digest, at in unheard[:SAMPLERS_TOGETHER_MAX]
+        ]
 
     def _changes(self, box: _Peer) -> list[cluster_pb2.SynopsisChange]:
         changes, size = [], 0
@@ -192,7 +230,7 @@ class MailRoom:
 
         Raises:
             InputError: the sender is none of this cluster.
-            ConfigError: its topology is another.
+            ConfigError: its topology is another, or it is of a version that speaks otherwise.
         """
         if request.sender not in self._boxes:
             raise InputError(
@@ -204,10 +242,16 @@ class MailRoom:
                 f"node {request.sender!r} places blocks by another topology than node "
                 f"{self._node.name!r}; give all nodes the same [cluster] table"
             )
+        _check_protocol(request)
         held: list[cluster_pb2.SynopsisVersion] = []
+        if self._node.live.relocate(request.sender, request.address, epoch=request.epoch):
+            log.info("node %s runs at %s now", request.sender, request.address)
         if request.HasField("heartbeat"):
             self._on_heartbeat(request.sender, request.epoch)
             await self._learn_datasets(request)
+            moves = request.heartbeat.moves
+            told = [Move(one.partition, one.number, one.node) for one in moves]
+            self._node.moves.hear(request.sender, told)
             held = self._take_heartbeat(request.heartbeat)
             self._node.view.hear_node(request.sender)
         for data in request.messages:
@@ -215,7 +259,14 @@ class MailRoom:
         for one in request.heartbeat.retentions:  # last: where the disk refuses, they come again
             numbered = NumberedRetention.from_json(one.numbered_json)
             self._node.catalog.adopt_retention(one.dataset, numbered)
-        return cluster_pb2.ExchangeReply(epoch=self._node.store.epoch, synopses=held)
+        taken = [
+            one.digest
+            for one in request.heartbeat.samplers
+            if await self._node.samplers.hear(request.sender, one.digest, revoked_at=one.revoked_at)
+        ]
+        return cluster_pb2.ExchangeReply(
+            epoch=self._node.store.epoch, synopses=held, samplers=taken
+        )
 
     async def _learn_datasets(self, request: cluster_pb2.ExchangeRequest) -> None:
         try:
@@ -250,3 +301,22 @@ class MailRoom:
                 )
             )
         return held
+
+
+def _check_protocol(request: cluster_pb2.ExchangeRequest) -> None:
+    if request.protocol not in PROTOCOLS_UNDERSTOOD:
+        understood = ", ".join(map(str, PROTOCOLS_UNDERSTOOD))
+        raise ConfigError(
+            f"expected mail of protocol {understood}, got protocol {request.protocol} of node "
+            f"{request.sender!r}; run versions of Galileo on all nodes that understand each other"
+        )
+
+
+def _taken(outbox: deque[bytes]) -> list[bytes]:
+    """The oldest messages, as many as go together."""
+    taken: list[bytes] = []
+    size = 0
+    while outbox and len(taken) < MESSAGES_TOGETHER_MAX and size < MESSAGES_BYTES_MAX:
+        taken.append(outbox.popleft())
+        size += len(taken[-1])
+    return taken

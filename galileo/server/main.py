@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from galileo.ccq import events as ccq
@@ -19,7 +20,9 @@ from galileo.ccq.machine import Continuous
 from galileo.ccq.options import ContinuousOptions
 from galileo.clock import Clock, SystemClock
 from galileo.config import Config, LimitsSection, StorageSection
+from galileo.containment import ContainedSamplers, ContainmentLimits
 from galileo.cursor import Cursor
+from galileo.dht.live import LiveTopology
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.dht.topology import Topology
 from galileo.election.machine import ElectionOptions
@@ -29,40 +32,68 @@ from galileo.node.exploration import Exploration
 from galileo.node.merging import MergingOptions
 from galileo.node.retaining import RetainingOptions
 from galileo.node.retention import Reader
+from galileo.node.sent_samplers import SendingOptions
 from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.rpc.bounds import BULK_BYTES_MAX, Bounds, BoundsOptions
+from galileo.rpc.callers import Callers
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.continuous import ContinuousServicer
 from galileo.rpc.exploration import ExploreServicer
 from galileo.rpc.explorers import GrpcExplorers
+from galileo.rpc.moves import GrpcMovers, MovesServicer
+from galileo.rpc.ownership import Ownership
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.query import QueryServicer
+from galileo.rpc.samplers import SamplersServicer
 from galileo.rpc.storage import StorageServicer, add_storage
+from galileo.server.allocation import give_back_at_rest
 from galileo.server.continuous import ContinuousQueries
 from galileo.server.driver import Driver
 from galileo.server.evaluation import Evaluation
 from galileo.server.mail import MailRoom
+from galileo.server.measuring import Parts
+from galileo.server.memory import memory
+from galileo.server.security import Security
 from galileo.server.spills import SpillDirectory
 from galileo.server.usage import Usage
+from galileo.server.watch import NOT_SERVING, Watch
 from galileo.server.work import ContinuousWork
 from galileo.storage.merging import MergeOptions
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
+from galileo.timings import LOOP_BOUNDS_S, Timings
+from galileo.version import VERSION
 from galileo.wire.channel import server_options
 from galileo.wire.pb import (
     cluster_pb2,
     cluster_pb2_grpc,
     continuous_pb2,
     continuous_pb2_grpc,
+    moves_pb2,
+    moves_pb2_grpc,
     query_pb2,
     query_pb2_grpc,
+    samplers_pb2,
+    samplers_pb2_grpc,
     storage_pb2,
 )
 
 USAGE_INTERVAL_S = 1.0
+NO_CYCLE = 0
+"""Cycles are numbered from 1 on."""
+SENT_SAMPLER_LIMITS = ContainmentLimits(cpu_s=10.0, wall_s=10.0)
+"""Of one call, where a query is asked once or evaluated anew."""
 GRACE_S = 2.0
 PARENT_CHECK_S = 1.0
+GARBAGE_THRESHOLDS = (10_000, 20, 50)
+"""Of Python's collector. Cycles and fetches of very many CCQs make objects by the hundred
+thousand, none of which is garbage that it would find: it would look through all that lives, some
+hundred milliseconds each time, several times in each cycle. By these it does so once in ten million
+objects."""
 RESERVED_PART = 4
 """Of its caches' budget at most a quarter has to be free where a node is to take one more CCQ."""
+BULK_PART = 4
+"""Requests in bulk have at most a quarter of the memory."""
 TOPOLOGY_KIND = "topology"
 PLACEMENT = "placement"
 
@@ -76,16 +107,10 @@ class NodeProcess:
         self._config = config
         self._clock = clock
         name, topology = config.node.name, config.topology
-        others = [node.name for node in topology.nodes if node.name != name]
-        self._members = Membership(
-            name,
-            others,
-            options=MembershipOptions(
-                heartbeat_interval_s=config.membership.heartbeat_interval_s,
-                dead_after_s=config.membership.dead_after_s,
-            ),
-        )
-        self._peers = GrpcPeers(topology, is_dead=self._is_dead)
+        self._members = _members(config)
+        self._security = Security(config, clock=clock, owner_of=self._owner_of)
+        live = LiveTopology(topology)
+        self._peers = GrpcPeers(live, is_dead=self._is_dead, keys=config.keys)
         self._store = Store.open(
             Path(config.node.directory),
             JournalOptions(
@@ -97,21 +122,17 @@ class NodeProcess:
         _keep_placement(self._store, topology)
         self.node = StorageNode(
             name,
-            topology,
+            live,
             store=self._store,
             peers=self._peers,
-            options=NodeOptions(
-                batch_rows_max=config.limits.batch_rows_max,
-                commits_waiting_max=config.limits.commits_waiting_max,
-                merging=_merging(config.storage),
-            ),
+            options=_node_options(config, clock),
         )
         self._exploration = Exploration(self.node, peers=GrpcExplorers(self._peers))
         self.machine = self._make_machine()
         self.node.retain(self._readers, _retaining(config.storage, clock))
         self._evaluation = Evaluation(config)
         self._spills = SpillDirectory(Path(config.node.directory), schema=self.node.catalog.schema)
-        work = self._make_work()
+        self._work = work = self._make_work()
         self.driver = Driver(
             self.machine,
             self._members,
@@ -129,6 +150,7 @@ class NodeProcess:
             on_news=self._tell_sequences,
         )
         self.driver.mail = self.mail
+        self.node.moves.on_moved = self.mail.beat
         self._queries = ContinuousQueries(
             self.node,
             self.driver,
@@ -139,16 +161,22 @@ class NodeProcess:
             warm=self._evaluation.warm,
         )
         self._usage = Usage(clock, cache_bytes_max=config.limits.cache_bytes_max)
+        self._watch = self._make_watch()
         self._told: dict[str, Cursor] = {}
+        self.node.samplers.on_revoked = self._fail_revoked
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set, then lets calls finish for a moment and closes."""
         await self.driver.restore()
         server, healthy = await self._open()
+        monitoring = self._watch.serve()
         log.info("node %s serves at %s", self.node.name, self._config.listen)
+        self._security.note("start")
         running = [
             asyncio.create_task(self.driver.run()),
             asyncio.create_task(self._measure()),
+            asyncio.create_task(self._watch.run(healthy)),
+            asyncio.create_task(give_back_at_rest()),
             asyncio.create_task(self._evaluation.keep(lambda: bool(self.machine.coordinated))),
         ]
         stopped = asyncio.create_task(stop.wait())
@@ -158,6 +186,8 @@ class NodeProcess:
                 task.result()
         finally:
             await healthy.enter_graceful_shutdown()
+            if monitoring is not None:
+                await asyncio.to_thread(monitoring.close)
             await server.stop(GRACE_S)
             for task in [*running, stopped]:
                 task.cancel()
@@ -167,18 +197,26 @@ class NodeProcess:
             await self._exploration.close()
             await asyncio.to_thread(self._spills.close)
             await self.node.close()
+            self._security.close()
 
     async def _open(self) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
-        server = grpc.aio.server(options=server_options())
+        server = grpc.aio.server(options=server_options(), interceptors=self._interceptors())
         healthy = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-        add_storage(StorageServicer(self.node), server)
-        query_pb2_grpc.add_QueryServicer_to_server(QueryServicer(self.node), server)
+        add_storage(StorageServicer(self.node, self._security.allowances), server)
+        query_pb2_grpc.add_QueryServicer_to_server(
+            QueryServicer(self.node, self._security.allowances), server
+        )
         query_pb2_grpc.add_ExploreServicer_to_server(
-            ExploreServicer(self.node, self._exploration), server
+            ExploreServicer(self.node, self._exploration, self._security.allowances), server
         )
         continuous_pb2_grpc.add_ContinuousServicer_to_server(
-            ContinuousServicer(self._queries), server
+            ContinuousServicer(
+                self._queries,
+                Ownership(self._security.identify, self._queries.find),
+                self._security.allowances,
+            ),
+            server,
         )
         cluster_pb2_grpc.add_ClusterServicer_to_server(
             ClusterServicer(
@@ -187,19 +225,47 @@ class NodeProcess:
                 mail=self.mail,
                 own_status=self._status,
                 drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
+                identify=self._security.identify,
+                condition=self._watch.conditions.ask,
+                describe=Callers(self._security.metering, owned_by=self.machine.owned_by).describe,
+            ),
+            server,
+        )
+        moves_pb2_grpc.add_MovesServicer_to_server(
+            MovesServicer(self.node, self.node.taking(GrpcMovers(self._peers)), peers=self._peers),
+            server,
+        )
+        samplers_pb2_grpc.add_SamplersServicer_to_server(
+            SamplersServicer(
+                self.node.samplers, in_use=self._samplers_in_use, identify=self._security.identify
             ),
             server,
         )
         reflection.enable_server_reflection(_service_names(), server)
+        keys = self._config.keys
         try:
-            server.add_insecure_port(self._config.listen)
+            if keys.is_tls:
+                server.add_secure_port(self._config.listen, self._security.credentials())
+            else:
+                server.add_insecure_port(self._config.listen)
         except RuntimeError as error:
             raise ConfigError(
                 f"expected a free port to listen on, got {self._config.listen}: {error}"
             ) from error
+        await healthy.set("", NOT_SERVING)
         await server.start()
-        await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
         return server, healthy
+
+    def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        """The first is asked first, and the last just before the handler.
+
+        Who is refused for what he is counts, and who is refused since there is too much does not.
+        """
+        return [_bounds(), *self._security.interceptors()]
+
+    def _owner_of(self, ccq_id: str) -> str | None:
+        record = self.machine.state.tracker.get(ccq_id)
+        return None if record is None else record.ccq.owner
 
     def _make_machine(self) -> Continuous:
         topology, limits = self._config.topology, self._config.limits
@@ -218,6 +284,19 @@ class NodeProcess:
                 labels_max=limits.answer_labels_max,
             ),
         )
+
+    def _make_watch(self) -> Watch:
+        parts = Parts(
+            config=self._config,
+            node=self.node,
+            machine=self.machine,
+            driver=self.driver,
+            calls=self._security.calls,
+            loop_lag=Timings(LOOP_BOUNDS_S),
+            audit=self._security.audit,
+            version=VERSION,
+        )
+        return Watch(parts, mail=self.mail, clock=self._clock)
 
     def _make_work(self) -> ContinuousWork:
         return ContinuousWork(
@@ -238,23 +317,45 @@ class NodeProcess:
     def _is_dead(self, node: str) -> bool:
         return node in self._members.dead
 
+    def _samplers_in_use(self) -> dict[str, list[str]]:
+        """The CCQs that run with each sent sampler, by its digest."""
+        found: dict[str, list[str]] = {}
+        for record in self.machine.records:
+            spec = record.ccq.sampler
+            if record.ended is None and spec is not None and spec.archive:
+                found.setdefault(spec.archive, []).append(record.ccq.id)
+        return found
+
+    def _fail_revoked(self, digest: str) -> None:
+        """Has the CCQs of a revoked sampler that are coordinated here fail at once."""
+        items = [
+            ccq.CycleItem(led.ccq, led.term, led.evaluated, ())
+            for led in self.machine.coordinated.values()
+            if led.ccq.sampler is not None and led.ccq.sampler.archive == digest
+        ]
+        failed, _ = self._work.refused(items)
+        self.driver.feed(ccq.CycleFinished(NO_CYCLE, tuple(failed)))
+
     async def _status(self) -> cluster_pb2.NodeStatus:
-        return self._usage.status(self.node, self.machine)
+        status = self._usage.status(self.node, self.machine)
+        status.calls.update(self._security.calls.counts())
+        return status
 
     async def _measure(self) -> None:
         while True:
             self.driver.feed(ccq.UsageMeasured(self._usage.measure(self.machine)))
+            self._security.flush()
             await asyncio.sleep(USAGE_INTERVAL_S)
 
     def _own_news(self) -> list[ccq.ContinuousEvent]:
         """The datasets in which this node has committed since it was last asked."""
         news: list[ccq.ContinuousEvent] = []
         for dataset, shard in self.node.catalog.shards.items():
-            published = shard.published()
+            published = shard.own_published()
             if self._told.get(dataset) != published:
                 self._told[dataset] = published
                 self.node.view.hear_sequences(dataset, published)
-                self.node.view.hear_event_clock(dataset, shard.event_clock())
+                self.node.view.hear_event_clock(dataset, shard.own_event_clock())
                 news.append(self._seen(dataset))
         return news
 
@@ -265,6 +366,20 @@ class NodeProcess:
     def _seen(self, dataset: str) -> ccq.SequencesSeen:
         view = self.node.view
         return ccq.SequencesSeen(dataset, view.sequences(dataset), view.event_clock(dataset))
+
+
+def _bounds() -> Bounds:
+    bulk_bytes_max = min(BULK_BYTES_MAX, memory().total // BULK_PART)
+    return Bounds(BoundsOptions(bulk_bytes_max=bulk_bytes_max))
+
+
+def _members(config: Config) -> Membership:
+    names = [node.name for node in config.topology.nodes if node.name != config.node.name]
+    options = MembershipOptions(
+        heartbeat_interval_s=config.membership.heartbeat_interval_s,
+        dead_after_s=config.membership.dead_after_s,
+    )
+    return Membership(config.node.name, names, options=options)
 
 
 def _keep_placement(store: Store, topology: Topology) -> None:
@@ -284,6 +399,19 @@ def _keep_placement(store: Store, topology: Topology) -> None:
             f"change once there is data. It was {kept.decode()}, it is {now.decode()}"
         )
     store.save_record(TOPOLOGY_KIND, PLACEMENT, now)
+
+
+def _node_options(config: Config, clock: Clock) -> NodeOptions:
+    return NodeOptions(
+        batch_rows_max=config.limits.batch_rows_max,
+        commits_waiting_max=config.limits.commits_waiting_max,
+        merging=_merging(config.storage),
+        sending=SendingOptions(
+            is_allowed=config.samplers.sent == "contained",
+            pool=ContainedSamplers(limits=SENT_SAMPLER_LIMITS),
+            wall=clock.wall,
+        ),
+    )
 
 
 def _merging(storage: StorageSection) -> MergingOptions | None:
@@ -315,6 +443,7 @@ def _retaining(storage: StorageSection, clock: Clock) -> RetainingOptions:
 def serve(config: Config, *, parent: int = 0) -> None:
     """Runs a node until SIGTERM or SIGINT, or until `parent` (a process id) is gone."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     asyncio.run(_serve(config, parent=parent))
 
 
@@ -340,7 +469,7 @@ async def _watch_parent(parent: int, stop: asyncio.Event) -> None:
 
 
 def _service_names() -> list[str]:
-    files = (storage_pb2, query_pb2, continuous_pb2, cluster_pb2)
+    files = (storage_pb2, query_pb2, continuous_pb2, cluster_pb2, moves_pb2, samplers_pb2)
     names = [
         service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()
     ]

@@ -50,7 +50,8 @@ class SpillDirectory:
                 lambda: self._write(effect.number, effect.labels, compressed=compressed)
             )
         except (OSError, GalileoError) as error:
-            log.warning("labels of %s could not be spilled: %s", effect.ccq.id, error)
+            name = effect.ccq.id
+            log.warning("labels of %s could not be spilled: %s", name, error, extra={"ccq": name})
             size = None
         return elsewhere.PacksSpilled(effect.number, size)
 

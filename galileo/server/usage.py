@@ -11,6 +11,7 @@ from galileo.clock import Clock
 from galileo.election.messages import UsageStatistics
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.retention import held_to_pb
+from galileo.server.memory import memory
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.pb import cluster_pb2
 
@@ -33,7 +34,7 @@ class Usage:
         budget = max(self._cache_bytes_max - cached, 0)
         return UsageStatistics(
             cpu_share=self._cpu_share,
-            memory_free_bytes=min(psutil.virtual_memory().available, budget),
+            memory_free_bytes=min(memory().available, budget),
             load=psutil.getloadavg()[0] / (psutil.cpu_count() or 1),
             ccq_count=len(machine.coordinated),
             cache_bytes=cached,
@@ -61,14 +62,20 @@ class Usage:
             state="draining" if machine.usage.is_draining else "up",
             cpu_share=self._cpu_share,
             memory_bytes=self._process.memory_info().rss,
-            memory_free_bytes=psutil.virtual_memory().available,
+            memory_free_bytes=memory().available,
             load=psutil.getloadavg()[0],
             uptime_s=self._clock.monotonic() - self._started,
             datasets=datasets,
             stopped=node.stopped(),
             ccqs_coordinated=len(machine.coordinated),
+            ccqs_overloaded=sum(
+                led.cycles.is_overloaded(self._clock.monotonic())
+                for led in machine.coordinated.values()
+            ),
             cache_bytes=machine.usage.cache_bytes,
             held_bytes=machine.held_bytes,
             spilled_bytes=machine.state.tally.spilled_bytes,
             pid=os.getpid(),
+            wall_s=self._clock.wall(),
+            partitions=sorted(node.partitions),
         )

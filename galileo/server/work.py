@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from functools import lru_cache
+
+import pyarrow as pa
 
 from galileo.ccq import elsewhere
 from galileo.ccq import events as ccq
@@ -14,14 +18,25 @@ from galileo.ccq.pack_files import from_bytes
 from galileo.ccq.packs import PackedLabels, packed
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
-from galileo.errors import Bug, GalileoError, SamplerFailed
+from galileo.errors import Bug, GalileoError, SamplerFailed, SamplerRevoked, TryAgain
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
+from galileo.node.peers import ReadTask
+from galileo.node.reading import found_now
 from galileo.node.scans import Tail
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse
 from galileo.rpc.peers import GrpcPeers
-from galileo.samplers import SamplerSpec, apply, load
+from galileo.samplers import (
+    Sampler,
+    SamplerSpec,
+    apply,
+    failed,
+    needs_observations,
+    numbered_parts,
+    observed_parts,
+    observed_schema,
+)
 from galileo.server.cycling import Cycling, Evaluate
 from galileo.server.spills import SpillDirectory
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_from_pb
@@ -88,13 +103,38 @@ class ContinuousWork:
                 return await self._ask_holder(effect)
         try:
             if isinstance(effect, ccq.StartCycle):
-                return await self._cycling.run(effect)
+                return await self._cycle(effect)
             return await self._backfill(effect)
         except Exception as error:
             failure = _failure_of(error)
             if isinstance(effect, ccq.StartCycle):
                 return ccq.CycleFailed(effect.cycle_id, failure)
             return ccq.BackfillFailed(effect.request, failure)
+
+    async def _cycle(self, effect: ccq.StartCycle) -> ccq.CycleFinished:
+        failed, items = self.refused(effect.items)
+        if not items:
+            return ccq.CycleFinished(effect.cycle_id, tuple(failed))
+        finished = await self._cycling.run(replace(effect, items=tuple(items)))
+        return replace(finished, results=(*finished.results, *failed))
+
+    def refused(
+        self, items: Sequence[ccq.CycleItem]
+    ) -> tuple[list[ccq.CycleResult], list[ccq.CycleItem]]:
+        """The results of items whose sampler was revoked, and the other items."""
+        failed, others = [], []
+        for item in items:
+            spec = item.ccq.sampler
+            try:
+                if spec is not None and spec.archive:
+                    self._node.samplers.check_not_revoked(spec.archive)
+                others.append(item)
+            except SamplerRevoked as error:
+                failure = _failure_of(error)
+                failed.append(
+                    ccq.CycleResult(item.ccq.id, item.term, item.after, None, ORIGIN, failure)
+                )
+        return failed, others
 
     async def _stand(self, node: str, dataset: str, texts: Sequence[str]) -> None:
         if node == self._node.name:
@@ -118,7 +158,7 @@ class ContinuousWork:
             until=effect.until,
             labels_max=effect.labels_max,
         )
-        sampled = await self.sample(labels, effect.ccq.sampler)
+        sampled = await self.sample(labels, effect.ccq.sampler, query=query)
         compressed = effect.ccq.compression == "lz4"
         found = await asyncio.to_thread(packed, sampled, compressed=compressed)
         certain = Cursor({p: effect.until[p] for p in wanted - possible})
@@ -140,34 +180,48 @@ class ContinuousWork:
         labels_max: int,
     ) -> tuple[LabelSet, Tail]:
         """All labels of (after, until], up to the frontier that the tail names."""
-        tables, tail = [], Tail(ORIGIN, partitions)
         parts = self._node.scans.between(
             query, partitions=partitions, after=after, until=until, labels_max=labels_max
         )
-        async for part in parts:
-            if isinstance(part, Tail):
-                tail = part
-            else:
-                tables.append(LabelSet(query.schema, part))
-        found = LabelSet.concat(query.schema, tables).until(tail.frontier)
+        found, tail = await gathered(query, parts)
         return found.after(tail.gone) if tail.gone else found, tail
 
-    async def sample(self, labels: LabelSet, spec: SamplerSpec | None) -> LabelSet:
+    async def sample(self, labels: LabelSet, spec: SamplerSpec | None, *, query: Query) -> LabelSet:
         """The labels that the CCQ's sampler keeps.
 
         Raises:
             SamplerFailed: it raised, or gave no mask.
+            NotPermitted, NotContained, SamplerRevoked: it was sent, and is not run.
+            TryAgain: a node whose observations it looks at is away.
         """
         if spec is None:
             return labels
-        chosen = load(spec)
-        try:
-            return await asyncio.to_thread(apply, chosen, labels, seed=spec.seed)
-        except Exception as error:
-            raise SamplerFailed(
-                f"sampler {spec.name!r} failed on {len(labels)} labels: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+        chosen = await self.load(spec, dataset=labels.schema.name)
+        if not needs_observations(chosen):
+            return await _chosen(chosen, labels, spec)
+        kept = [
+            await _chosen(chosen, part, spec, await self._observed(part, query))
+            for part in observed_parts(labels)
+        ]
+        return LabelSet.concat(labels.schema, kept)
+
+    async def load(self, spec: SamplerSpec, *, dataset: str) -> Sampler:
+        """The sampler, which looks at labels of this dataset.
+
+        Raises:
+            UnknownSampler, InputError: there is none, or not with these options.
+            NotPermitted, NotContained, SamplerRevoked: it was sent, and is not run.
+        """
+        await self._node.samplers.ready(spec)
+        return await asyncio.to_thread(self._node.samplers.load, spec, owner=dataset)
+
+    async def _observed(self, labels: LabelSet, query: Query) -> pa.Table:
+        """The observations behind labels of any nodes, as a sampler gets them."""
+        task = ReadTask(query.schema.name, numbered_parts(labels), query.to_json())
+        with found_now():
+            async with aclosing(self._node.reading.read(task)) as pieces:
+                tables = [table async for table in pieces]
+        return pa.concat_tables([observed_schema(query.schema).empty_table(), *tables])
 
     # --- holders -----------------------------------------------------------------------------
 
@@ -189,7 +243,10 @@ class ContinuousWork:
             schema = self._node.catalog.schema(effect.ccq.dataset)
             labels = await asyncio.to_thread(_from_parts, parts, schema)
         except GalileoError as error:
-            log.info("%s does not hold labels of %s: %s", effect.node, effect.ccq.id, error)
+            name = effect.ccq.id
+            log.info(
+                "%s does not hold labels of %s: %s", effect.node, name, error, extra={"ccq": name}
+            )
             return elsewhere.HolderFailed(effect.request)
         if not tail.is_held:
             return elsewhere.HolderFailed(effect.request)
@@ -205,26 +262,64 @@ class ContinuousWork:
             *(self._sequences_at(node, effect.dataset) for node in nodes)
         )
         told = dict(zip(nodes, answers, strict=True))
+        nothing = _Held(ORIGIN, frozenset())
         reached, unreachable = ORIGIN, []
         for partition in effect.partitions:
-            answer = told.get(owners.get(partition, ""), ORIGIN)
-            if answer is None:
-                unreachable.append(partition)
+            owner = owners.get(partition)
+            answer = nothing if owner is None else told[owner]
+            if answer is None or (owner is not None and partition not in answer.partitions):
+                unreachable.append(partition)  # The node is away, or has given it away.
             else:
-                reached = reached.join({partition: answer[partition]})
+                reached = reached.join({partition: answer.sequences[partition]})
         return ccq.SequencesConfirmed(effect.request, reached, tuple(unreachable))
 
-    async def _sequences_at(self, node: str, dataset: str) -> Cursor | None:
+    async def _sequences_at(self, node: str, dataset: str) -> _Held | None:
         """What a node has committed; None where it does not answer."""
         if node == self._node.name:
             shard = self._node.catalog.shards.get(dataset)
-            return shard.published() if shard else ORIGIN
+            return _Held(shard.published() if shard else ORIGIN, self._node.partitions)
         try:
             status = (await self._peers.status(node)).nodes[0]
         except GalileoError:
             return None
         found = [one for one in status.datasets if one.dataset == dataset]
-        return cursor_from_pb(found[0].sequences) if found else ORIGIN
+        sequences = cursor_from_pb(found[0].sequences) if found else ORIGIN
+        return _Held(sequences, frozenset(status.partitions))
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a node has committed of a dataset, and the partitions that it has."""
+
+    sequences: Cursor
+    partitions: frozenset[int]
+
+
+async def gathered(
+    query: Query, scan: AsyncGenerator[pa.Table | Tail, None]
+) -> tuple[LabelSet, Tail]:
+    """All labels of a scan, up to the frontier that its tail names."""
+    tables, tail = [], Tail(ORIGIN, frozenset())
+    async with aclosing(scan) as parts:
+        async for part in parts:
+            if isinstance(part, Tail):
+                tail = part
+            else:
+                tables.append(LabelSet(query.schema, part))
+    return LabelSet.concat(query.schema, tables).until(tail.frontier), tail
+
+
+async def _chosen(
+    chosen: Sampler, labels: LabelSet, spec: SamplerSpec, observations: pa.Table | None = None
+) -> LabelSet:
+    try:
+        return await asyncio.to_thread(
+            apply, chosen, labels, seed=spec.seed, observations=observations
+        )
+    except (SamplerFailed, TryAgain):
+        raise
+    except Exception as error:
+        raise failed(error, spec, labels=len(labels)) from error
 
 
 def _from_parts(parts: Sequence[bytes], schema: Schema) -> PackedLabels | None:
@@ -237,7 +332,8 @@ async def _gather(effect: ccq.GatherPacks) -> ccq.PacksGathered:
     try:
         labels = await asyncio.to_thread(effect.labels.gathered, compressed=compressed)
     except GalileoError as error:
-        log.error("labels of %s could not be put together: %s", effect.ccq.id, error)
+        name = effect.ccq.id
+        log.error("labels of %s could not be put together: %s", name, error, extra={"ccq": name})
         labels = None
     return ccq.PacksGathered(effect.ccq.id, effect.term, labels)
 

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
+from galileo import spans
 from galileo.clock import Clock, SystemClock
 from galileo.errors import ConfigError, GalileoError
 from galileo.spark.job_queue import JobQueue
@@ -30,6 +31,7 @@ from galileo.spark.runtime import TOKEN_KEY, Record, RuntimeDir
 from galileo.spark.session import open_engine
 from galileo.spark.tick import TickLimits, work_of
 from galileo.wire.channel import server_options
+from galileo.wire.origins import origin, take_over
 from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
@@ -62,26 +64,35 @@ class Lease:
 class EvaluatorService(evaluator_pb2_grpc.EvaluatorServicer):
     """Decode, one call, encode."""
 
-    def __init__(self, queue: JobQueue, lease: Lease) -> None:
+    def __init__(self, queue: JobQueue, lease: Lease, jobs: Jobs) -> None:
         self._queue = queue
+        self._jobs = jobs
         self._lease = lease
 
     async def Evaluate(  # noqa: N802
         self, request: evaluator_pb2.EvaluateRequest, context: Context
     ) -> evaluator_pb2.EvaluateReply:
         self._lease.renew()
+        parent = take_over(dict(context.invocation_metadata() or ()))
         try:
-            answer = await self._queue.submit(work_of(request))
+            with spans.inside(parent), spans.child("evaluate", kind="server"):
+                answer = await self._queue.submit(work_of(request, origin()))
         except GalileoError as error:
             packed = error_to_pb(error).SerializeToString()
             await context.abort(code_of(error), status_text(error), ((METADATA_KEY, packed),))
+        log.debug("a job of %d datasets took %.3f s", len(request.groups), answer.job_s)
         return evaluator_pb2.EvaluateReply(answers=answer.outcomes, job_s=answer.job_s)
 
     async def Ping(  # noqa: N802
         self, request: evaluator_pb2.PingRequest, context: Context
     ) -> evaluator_pb2.PingReply:
         self._lease.renew()
-        return evaluator_pb2.PingReply(pid=os.getpid(), warm=True)
+        return evaluator_pb2.PingReply(
+            pid=os.getpid(),
+            warm=True,
+            jobs=self._jobs.evaluations,
+            empty_jobs=self._jobs.empty_jobs,
+        )
 
 
 class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -149,14 +160,19 @@ def _run(options: EvaluatorOptions, runtime: RuntimeDir) -> int:
 async def _serve(
     options: EvaluatorOptions, runtime: RuntimeDir, engine: Engine, threads: ThreadPoolExecutor
 ) -> None:
-    limits = TickLimits(options.scan_timeout_s, options.sampler_timeout_s)
+    limits = TickLimits(
+        options.scan_timeout_s,
+        options.sampler_timeout_s,
+        keys=options.keys,
+        tracing=options.tracing,
+    )
     jobs = Jobs(engine, limits)
     await asyncio.get_running_loop().run_in_executor(threads, jobs.warm_up)
     queue = JobQueue(
         jobs, threads=threads, requests_max=options.queue_max, keep_warm_s=options.keep_warm_s
     )
     lease = Lease(SystemClock(), idle_s=options.idle_exit_s)
-    server, record = await _start_server(EvaluatorService(queue, lease))
+    server, record = await _start_server(EvaluatorService(queue, lease, jobs))
     runtime.publish(record)
     log.info("warm, and listening on %s", record.address)
     try:

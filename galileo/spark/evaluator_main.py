@@ -10,17 +10,25 @@ import logging
 import sys
 
 from galileo.errors import GalileoError
+from galileo.logs import start_logging
 from galileo.spark.evaluator import main
 from galileo.spark.options import EvaluatorOptions
+from galileo.tracing import start_tracing
 
 EXIT_REFUSED = 2
 
 
 def start() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    start_logging()
     try:
-        return main(EvaluatorOptions.from_json(sys.stdin.read()), lock=int(sys.argv[1]))
+        options = EvaluatorOptions.from_json(sys.stdin.read())
+        start_logging(options.log_format, level=options.log_level)
+        tracing = start_tracing(options.tracing, service="galileo-evaluator")
+        try:
+            return main(options, lock=int(sys.argv[1]))
+        finally:
+            if tracing is not None:
+                tracing.close()
     except GalileoError as error:
         logging.getLogger(__name__).error("%s", error.message)
         return EXIT_REFUSED

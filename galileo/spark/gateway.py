@@ -11,7 +11,7 @@ import os
 import struct
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,7 @@ class JvmOptions:
         heap_mb: upper bound of its heap.
         log_config: a log4j2 configuration.
         environment: of the JVM and of every Python worker that it starts.
+        flags: further ones of the JVM; by default, only its first compiler.
     """
 
     java: Java
@@ -67,6 +68,7 @@ class JvmOptions:
     heap_mb: int
     log_config: Path
     environment: Mapping[str, str]
+    flags: Sequence[str] = (_COMPILER,)
 
 
 class Gateway:
@@ -83,6 +85,14 @@ class Gateway:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def variables(self, python: str) -> dict[str, str]:
+        """By which PySpark finds it, and the interpreter of its workers; in this environment."""
+        return {
+            "PYSPARK_GATEWAY_PORT": str(self.port),
+            "PYSPARK_GATEWAY_SECRET": self.secret,
+            "PYSPARK_PYTHON": python,
+        }
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -145,7 +155,7 @@ def _command(options: JvmOptions) -> list[str]:
         f"{options.spark_home}/jars/*",
         f"-Xmx{options.heap_mb}m",
         f"-Djava.io.tmpdir={options.work_dir}",
-        _COMPILER,
+        *options.flags,
         *MODULE_OPTIONS,
         f"-Dlog4j2.configurationFile={options.log_config}",
         _SERVER,

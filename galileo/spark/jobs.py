@@ -17,7 +17,7 @@ from galileo.spark.failures import brief
 from galileo.spark.task import TickTask
 from galileo.spark.tick import (
     NOTHING,
-    SPARK_ROW_SCHEMA,
+    ROW_SCHEMA,
     Group,
     Outcome,
     Tick,
@@ -43,7 +43,7 @@ class Engine(Protocol):
         """Whether its process runs; a session that does not answer may still be alive."""
         ...
 
-    def run(self, function: TickTask, *, row_schema: str, tag: str) -> pa.Table: ...
+    def run(self, function: TickTask, *, row_schema: pa.Schema, tag: str) -> pa.Table: ...
 
     def cancel(self, tag: str) -> None: ...
 
@@ -62,12 +62,19 @@ class Run:
 
 
 class Jobs:
-    """Runs work on the engine. Blocks; one call at a time."""
+    """Runs work on the engine. Blocks; one call at a time.
+
+    Attributes:
+        evaluations: jobs so far that looked for something.
+        empty_jobs: so far, which only keep the Python workers.
+    """
 
     def __init__(self, engine: Engine, limits: TickLimits) -> None:
         self._engine = engine
         self._limits = limits
         self._numbers = itertools.count()
+        self.evaluations = 0
+        self.empty_jobs = 0
 
     def warm_up(self) -> None:
         """Starts the Python workers, with everything imported that a tick needs.
@@ -125,6 +132,10 @@ class Jobs:
         log.warning("job %s failed and is repeated in parts: %s", run.tag, brief(error))
 
     def _job(self, work: Work, tag: str) -> pa.Table:
+        if len(work):
+            self.evaluations += 1
+        else:
+            self.empty_jobs += 1
         tick = Tick(
             number=next(self._numbers),
             groups=work.groups,
@@ -132,7 +143,7 @@ class Jobs:
             tasks=self._engine.tasks,
             limits=self._limits,
         )
-        return self._engine.run(TickTask(tick), row_schema=SPARK_ROW_SCHEMA, tag=tag)
+        return self._engine.run(TickTask(tick), row_schema=ROW_SCHEMA, tag=tag)
 
 
 def _fatal(group: Group, error: Exception) -> Outcome:

@@ -23,6 +23,7 @@ from galileo.errors import DeadlineExceeded, GalileoError, TryAgain, Unavailable
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime import TOKEN_KEY, Record, RuntimeDir
 from galileo.wire.channel import open_channel
+from galileo.wire.keys import without_token
 from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
 from galileo.wire.status import error_of_rpc
 
@@ -111,6 +112,14 @@ class EvaluatorHandle:
             except Unavailable:
                 self._answered = float("-inf")
                 await asyncio.sleep(_LOOK_S)
+
+    async def ping(self) -> evaluator_pb2.PingReply:
+        """How many jobs the evaluator has run. Raises Unavailable where none answers."""
+        await self.ensure()
+        reply: evaluator_pb2.PingReply = await self._call(
+            "Ping", evaluator_pb2.PingRequest(), timeout_s=PING_TIMEOUT_S
+        )
+        return reply
 
     async def run(self) -> None:
         """Starts the evaluator and keeps its lease, until cancelled."""
@@ -208,7 +217,7 @@ def _start(options: EvaluatorOptions, runtime: RuntimeDir, lock: int) -> subproc
             stderr=output,
             pass_fds=(lock,),
             start_new_session=True,
-            env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
+            env={**without_token(os.environ), "GRPC_ENABLE_FORK_SUPPORT": "0"},
         )
     runtime.note_holder(lock, child.pid)
     assert child.stdin is not None

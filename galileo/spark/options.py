@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from galileo.errors import ConfigError
+from galileo.tracing import NO_TRACING, TracingOptions
+from galileo.wire.keys import NO_KEYS, Keys
 
 HEAP_MIN_MB = 450
 HEAP_DEFAULT_MB = 512
@@ -74,6 +76,10 @@ class EvaluatorOptions:
         queue_max: requests that may wait for the running job.
         scan_timeout_s: a node that needs longer is not reached in this cycle.
         sampler_timeout_s: a sampler that needs longer fails.
+        keys: the files with which it proves to nodes that it is one; on a Spark cluster they
+            are at the same place on each host.
+        tracing: where it and its workers tell their spans.
+        log_format, log_level: see `galileo.logs`.
     """
 
     runtime_dir: Path
@@ -83,6 +89,10 @@ class EvaluatorOptions:
     queue_max: int = 64
     scan_timeout_s: float = 5.0
     sampler_timeout_s: float = 2.0
+    keys: Keys = NO_KEYS
+    tracing: TracingOptions = NO_TRACING
+    log_format: str = "text"
+    log_level: str = "info"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)
@@ -93,7 +103,10 @@ class EvaluatorOptions:
         try:
             raw = json.loads(text)
             spark = SparkOptions(**raw.pop("spark"))
-            return EvaluatorOptions(Path(raw.pop("runtime_dir")), spark, **raw)
+            keys = Keys(**raw.pop("keys"))
+            tracing = TracingOptions(**raw.pop("tracing"))
+            runtime_dir = Path(raw.pop("runtime_dir"))
+            return EvaluatorOptions(runtime_dir, spark, keys=keys, tracing=tracing, **raw)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"expected options as `EvaluatorOptions.to_json` gives them: {error}"

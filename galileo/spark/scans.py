@@ -6,7 +6,6 @@ Runs in Python workers, which outlive a job, so channels stay open from tick to 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,10 @@ from galileo.errors import AskElsewhere, Cancelled, GalileoError, Overloaded, Tr
 from galileo.matches import Answered, MatchAnswer, to_bytes
 from galileo.model.schema import Schema
 from galileo.spark.tick import Ask, Group, Share
-from galileo.wire.channel import open_channel
+from galileo.wire.channel import Channels
+from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.matched import Replies, sequences_to_bytes
+from galileo.wire.origins import going_on
 from galileo.wire.pb import storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_of_rpc
 
@@ -29,18 +30,19 @@ ANSWER_BYTES_MAX = 256 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """What one node said; items are numbers of the group."""
+    """What the node at an address said; items are numbers of the group."""
 
     ask: Ask
     answer: MatchAnswer
+    address: str
 
 
 class Scanner:
     """The open channels of one worker and the event loop that they belong to."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Keys = NO_KEYS) -> None:
         self._loop = asyncio.new_event_loop()
-        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._channels = Channels(keys)
 
     def fetch(
         self, shares: Sequence[Share], groups: Sequence[Group], *, timeout_s: float
@@ -53,9 +55,7 @@ class Scanner:
         return self._loop.run_until_complete(self._fetch_all(shares, groups, timeout_s))
 
     def close(self) -> None:
-        for channel in self._channels.values():
-            self._loop.run_until_complete(channel.close())
-        self._channels.clear()
+        self._loop.run_until_complete(self._channels.close())
         self._loop.close()
 
     async def _fetch_all(
@@ -63,7 +63,7 @@ class Scanner:
     ) -> list[Delta]:
         calls = [
             fetch(
-                self._channel(share.address),
+                self._channels.get(share.address),
                 ask,
                 groups[ask.group],
                 address=share.address,
@@ -75,19 +75,8 @@ class Scanner:
         try:
             return list(await asyncio.gather(*calls))
         finally:
-            await self._close_idle()
-
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        if address not in self._channels:
-            self._channels[address] = open_channel(address)
-        self._channels.move_to_end(address)
-        return self._channels[address]
-
-    async def _close_idle(self) -> None:
-        """Keeps those that were used last; only now, for all of a task's are used at once."""
-        while len(self._channels) > CHANNELS_MAX:
-            _, oldest = self._channels.popitem(last=False)
-            await oldest.close()
+            # Only now, for all of a task's are used at once.
+            await self._channels.close_oldest(CHANNELS_MAX)
 
 
 async def fetch(
@@ -97,7 +86,8 @@ async def fetch(
     schema = Schema.from_json(group.schema_json)
     replies = Replies(schema.label_schema)
     stub = storage_pb2_grpc.StorageStub(channel)
-    call = stub.Match(_request(ask, group), timeout=timeout_s)
+    with going_on(group.origin):
+        call = stub.Match(_request(ask, group), timeout=timeout_s)
     failure: GalileoError | None = None
     try:
         await _receive(call, replies)
@@ -108,7 +98,7 @@ async def fetch(
     finally:
         call.cancel()
     answer = replies.answer if failure is None else _failed(replies.answer, failure, ask)
-    return Delta(ask, _renumbered(answer, ask))
+    return Delta(ask, _renumbered(answer, ask), address)
 
 
 async def _receive(call: grpc.aio.UnaryStreamCall, replies: Replies) -> None:

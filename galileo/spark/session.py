@@ -1,23 +1,26 @@
 """The Spark session: embedded, on a cluster, or behind Spark Connect.
 
-The only module that imports PySpark. The settings and their reasons come from measurements of
-short jobs; `docs/spark.md` has them.
+Of the evaluator, the only module that imports PySpark. The settings and their reasons come from
+measurements of short jobs; `docs/spark.md` has them.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyspark
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from galileo.errors import ConfigError
+from galileo.spark.carried import Carried, Shared, TaskFunction, joined
 from galileo.spark.failures import brief
 from galileo.spark.gateway import Gateway, JvmOptions, environment_variables, launch
 from galileo.spark.java import find_java
@@ -25,10 +28,12 @@ from galileo.spark.options import REMOTE_TASKS_DEFAULT, SparkOptions
 from galileo.spark.settings import LOG_CONFIG, settings
 
 STOP_TIMEOUT_S = 5.0
-_SOCKET_DIR_CHARACTERS_MAX = 60
-
-Batches = Iterator[pa.RecordBatch]
-TaskFunction = Callable[[Batches], Batches]
+INLINE_BYTES_MAX = 512 << 10
+"""Larger functions are broadcast, and that is undone after their job: PySpark itself broadcasts
+what is larger than 1 MB and leaves a file of it on disk for good.
+"""
+SOCKET_DIR_CHARACTERS_MAX = 60
+"""So that there is room for a socket's name in the 108 bytes of an address."""
 
 
 class SparkEngine:
@@ -43,10 +48,14 @@ class SparkEngine:
         self._gateway = gateway
         self.tasks = tasks
         if gateway is None:
+            self._run = self._run_plan
             verbs = (session.addTag, session.removeTag, session.interruptTag)
         else:
             # A session with a JVM of its own takes interruptTag and does nothing.
             context = session.sparkContext
+            self._run = self._run_rdd
+            self._context = context
+            self._numbers = context.parallelize(range(tasks), tasks)
             verbs = (context.addJobTag, context.removeJobTag, context.cancelJobsWithTag)
         self._tag, self._untag, self._cancel = verbs
 
@@ -57,26 +66,45 @@ class SparkEngine:
     def alive(self) -> bool:
         return self._gateway is None or self._gateway.alive()
 
-    def run(self, function: TaskFunction, *, row_schema: str, tag: str) -> pa.Table:
+    def run(self, function: TaskFunction, *, row_schema: pa.Schema, tag: str) -> pa.Table:
         """Runs one job of `tasks` tasks and returns what they yielded.
 
         Args:
             function: gets batches with one column of task numbers; travels by reference, so
                 the workers must be able to import it.
-            row_schema: of its batches, in Spark's words.
+            row_schema: of its batches.
             tag: names the job for `cancel`; no comma.
         """
-        numbers = self._session.range(0, self.tasks, 1, self.tasks)
-        rows = numbers.mapInArrow(function, row_schema)
         self._tag(tag)
         try:
-            return rows.toArrow()
+            return self._run(function, row_schema)
         finally:
             self._untag(tag)
 
     def cancel(self, tag: str) -> None:
         """Ends the job of this tag; its `run` raises."""
         self._cancel(tag)
+
+    def _run_rdd(self, function: TaskFunction, row_schema: pa.Schema) -> pa.Table:
+        with self._sent(pickle.dumps(function)) as packed:
+            pieces = self._numbers.mapPartitions(Carried(packed)).collect()
+        return joined(pieces, row_schema)
+
+    @contextmanager
+    def _sent(self, packed: bytes) -> Iterator[bytes | Shared]:
+        if len(packed) <= INLINE_BYTES_MAX:
+            yield packed
+            return
+        shared = self._context.broadcast(packed)
+        try:
+            yield shared
+        finally:
+            shared.destroy()
+
+    def _run_plan(self, function: TaskFunction, row_schema: pa.Schema) -> pa.Table:
+        """Slower; Spark Connect knows no RDDs."""
+        numbers = self._session.range(0, self.tasks, 1, self.tasks)
+        return numbers.mapInArrow(function, from_arrow_schema(row_schema)).toArrow()
 
 
 @contextmanager
@@ -92,11 +120,18 @@ def open_engine(options: SparkOptions, *, work_dir: Path) -> Iterator[SparkEngin
     """
     with ExitStack() as stack:
         if options.remote:
-            session = _created(SparkSession.builder.remote(options.master))
+            session = created(SparkSession.builder.remote(options.master), {})
             gateway, cores = None, REMOTE_TASKS_DEFAULT
         else:
             sockets = _socket_dir(work_dir, stack) if options.embedded else None
-            gateway = launch(_jvm_options(options, work_dir))
+            jvm = jvm_options(
+                work_dir,
+                python=options.python,
+                heap_mb=options.heap_mb,
+                is_local=options.embedded,
+                GRPC_ENABLE_FORK_SUPPORT="0",
+            )
+            gateway = launch(jvm)
             stack.callback(gateway.close)
             session = _attach(gateway, settings(options, work_dir=work_dir, socket_dir=sockets))
             cores = session.sparkContext.defaultParallelism
@@ -105,19 +140,14 @@ def open_engine(options: SparkOptions, *, work_dir: Path) -> Iterator[SparkEngin
 
 
 def _attach(gateway: Gateway, chosen: dict[str, str]) -> SparkSession:
-    variables = {
-        "PYSPARK_GATEWAY_PORT": str(gateway.port),
-        "PYSPARK_GATEWAY_SECRET": gateway.secret,
-        "PYSPARK_PYTHON": chosen["spark.pyspark.python"],
-    }
-    with environment_variables(variables):
-        builder = SparkSession.builder
-        for name, value in chosen.items():
-            builder = builder.config(name, value)
-        return _created(builder)
+    with environment_variables(gateway.variables(chosen["spark.pyspark.python"])):
+        return created(SparkSession.builder, chosen)
 
 
-def _created(builder: SparkSession.Builder) -> SparkSession:
+def created(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession:
+    """The session. Raises ConfigError where Spark refuses its settings."""
+    for name, value in settings.items():
+        builder = builder.config(name, value)
     try:
         return builder.getOrCreate()
     except Exception as error:
@@ -131,29 +161,36 @@ def _stop(session: SparkSession) -> None:
     stopping.join(STOP_TIMEOUT_S)
 
 
-def _jvm_options(options: SparkOptions, work_dir: Path) -> JvmOptions:
+def jvm_options(
+    work_dir: Path, *, python: str, heap_mb: int, is_local: bool, **environment: str
+) -> JvmOptions:
+    """How to start the JVM of a session.
+
+    Args:
+        work_dir: for its files.
+        python: interpreter of its workers.
+        heap_mb: upper bound of its heap.
+        is_local: whether no other machine takes part.
+        environment: further variables.
+    """
     spark_home = Path(pyspark.__file__).parent
     log_config = work_dir / "log4j2.properties"
     log_config.write_text(LOG_CONFIG.format(path=work_dir / "spark.log"))
-    ours = {
-        "SPARK_HOME": str(spark_home),
-        "PYSPARK_PYTHON": options.python,
-        "GRPC_ENABLE_FORK_SUPPORT": "0",
-    }
-    if options.embedded:
+    ours = {"SPARK_HOME": str(spark_home), "PYSPARK_PYTHON": python}
+    if is_local:
         ours["SPARK_LOCAL_IP"] = "127.0.0.1"
     return JvmOptions(
         java=find_java(os.environ),
         spark_home=spark_home,
         work_dir=work_dir,
-        heap_mb=options.heap_mb,
+        heap_mb=heap_mb,
         log_config=log_config,
-        environment={**os.environ, **ours},
+        environment={**os.environ, **ours, **environment},
     )
 
 
 def _socket_dir(work_dir: Path, stack: ExitStack) -> Path:
-    """A directory whose path leaves room for a socket's name in the 108 bytes of an address."""
-    if len(os.fsencode(work_dir)) <= _SOCKET_DIR_CHARACTERS_MAX:
+    """A directory whose path is short enough."""
+    if len(os.fsencode(work_dir)) <= SOCKET_DIR_CHARACTERS_MAX:
         return work_dir
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="galileo-")))

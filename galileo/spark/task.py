@@ -9,32 +9,35 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import FrameType
 
 import numpy as np
 import pyarrow as pa
 
-from galileo import samplers
-from galileo.errors import Bug, GalileoError, MessageTooLarge, SamplerFailed, UnknownSampler
+from galileo import spans
+from galileo.containment import ContainedSamplers, ContainmentLimits
+from galileo.errors import Bug, GalileoError, MessageTooLarge
 from galileo.labels import LabelSet
 from galileo.matches import Answered, Matches, Numbers, joined, to_bytes
 from galileo.model.schema import Schema
+from galileo.samplers import SamplerSpec
+from galileo.spark.allowance import WAITING_FACTOR
+from galileo.spark.beside import Beside, Call, Key
+from galileo.spark.observing import ObservationReader
+from galileo.spark.sampling import LEFT_FOR_LATER, sample
 from galileo.spark.scans import Delta, Scanner
-from galileo.spark.tick import Group, Outcome, Row, Tick, packed
+from galileo.spark.sent_samplers import SentCode, get_over_grpc
+from galileo.spark.tick import Outcome, Row, Tick, packed
 from galileo.spark.vouched import alone, fitted, vouched
+from galileo.tracing import Tracing, TracingOptions, start_tracing
+from galileo.wire.keys import Keys
 from galileo.wire.matched import part_to_pb
+from galileo.wire.origins import going_on
 from galileo.wire.pb import storage_pb2
 from galileo.wire.status import error_to_pb
 
 _SCHEMAS_MAX = 1_024
-_SAMPLERS_MAX = 4_096
-_REPEAT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ class TickTask:
 
 def run(tick: Tick, task: int) -> Iterator[Row]:
     """The rows of one task: a few for each group and node that answered."""
-    deltas = _scanner().fetch(
+    _traced(tick.limits.tracing)
+    deltas = _scanner(tick.limits.keys).fetch(
         tick.shares_of(task), tick.groups, timeout_s=tick.limits.scan_timeout_s
     )
     found: list[_Found] = []
@@ -82,7 +86,7 @@ def _judged(tick: Tick, delta: Delta) -> Iterator[_Found | Outcome]:
         try:
             counts = vouched(part, delta.ask, group)
             schema = _schema(group.schema_json)
-            for one in _sampled(counts, group, schema, timeout_s=tick.limits.sampler_timeout_s):
+            for one in _sampled(counts, delta, schema, tick=tick):
                 yield one if isinstance(one, Outcome) else _Found(delta.ask.group, schema, one)
         except GalileoError as error:
             yield _failure(part.items, error)
@@ -116,91 +120,127 @@ def _failure(items: Numbers, error: GalileoError) -> Outcome:
 
 
 def _sampled(
-    part: Answered, group: Group, schema: Schema, *, timeout_s: float
+    part: Answered, delta: Delta, schema: Schema, *, tick: Tick
 ) -> Iterator[Answered | Outcome]:
     """The part as it is, but what samplers thin, which is a part of its own; and their failures."""
+    group = tick.groups[delta.ask.group]
     thinned = group.samplers[part.matches.items] > 0
     if not thinned.any():
         yield part
         return
+    begun: list[_Begun] = []
     kept: list[Matches] = []
-    failed: list[int] = []
+    absent: list[int] = []
     for item, table in part.matches.where(thinned).split():
-        sampler = group.samplers_json[int(group.samplers[item]) - 1]
+        spec = SamplerSpec.from_json(group.samplers_json[int(group.samplers[item]) - 1])
+        labels = LabelSet(schema, table)
+        choose = functools.partial(_chosen, labels, spec, delta=delta, item=item, tick=tick)
         try:
-            labels = sample(LabelSet(schema, table), sampler, timeout_s=timeout_s)
-            kept.append(alone(item, labels, like=part).matches)
+            if spec.archive:
+                begun.append(_begin(choose, spec, delta=delta, item=item, tick=tick, part=part))
+                absent.append(item)
+            else:
+                kept.append(alone(item, choose(), like=part).matches)
+        except LEFT_FOR_LATER:
+            absent.append(item)
         except GalileoError as error:
-            failed.append(item)
+            absent.append(item)
             yield _failure(np.array([item], dtype=np.uint32), error)
     whole = part.matches.where(~thinned)
     matches = joined([whole, *kept], schema.label_schema)
-    answered = part.items[~np.isin(part.items, np.array(failed, dtype=np.uint32))]
+    answered = part.items[~np.isin(part.items, np.array(absent, dtype=np.uint32))]
     yield replace(part, items=answered, matches=matches)
+    yield from _settled(begun, part)
 
 
-def sample(labels: LabelSet, sampler_json: str, *, timeout_s: float) -> LabelSet:
-    """The labels that the sampler keeps.
-
-    Raises:
-        UnknownSampler: it is not installed here.
-        SamplerFailed: it refused its options, raised, tried to exit, took too long or gave no mask.
-    """
-    spec = samplers.SamplerSpec.from_json(sampler_json)
-    try:
-        with _time_limit(timeout_s):
-            chosen = _sampler(spec.name, json.dumps(dict(spec.options), sort_keys=True))
-            return samplers.apply(chosen, labels, seed=spec.seed)
-    except UnknownSampler:
-        raise
-    except (Exception, SystemExit, _TookTooLong) as error:
-        raise SamplerFailed(
-            f"sampler {spec.name!r} failed on {len(labels)} labels: {type(error).__name__}: {error}"
-        ) from error
+def _chosen(
+    labels: LabelSet, spec: SamplerSpec, *, delta: Delta, item: int, tick: Tick
+) -> LabelSet:
+    group, limits = tick.groups[delta.ask.group], tick.limits
+    observe = ObservationReader(
+        delta.address, group.digest_of(item), limits.scan_timeout_s, limits.keys
+    )
+    load_sent = functools.partial(
+        _sent(limits.sampler_timeout_s, limits.keys).load,
+        address=delta.address,
+        owner=group.dataset,
+    )
+    with going_on(group.origin), spans.child("sampler", sampler=spec.name, labels=len(labels)):
+        return sample(
+            labels, spec, timeout_s=limits.sampler_timeout_s, observe=observe, load_sent=load_sent
+        )
 
 
-class _TookTooLong(BaseException):
-    """Not an Exception: a sampler that catches those must not catch this."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Begun:
+    item: int
+    key: Key
+    call: Call
 
 
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raises `_TookTooLong` in the block after a while; only the main thread can be interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _begin(
+    choose: Callable[[], LabelSet],
+    spec: SamplerSpec,
+    *,
+    delta: Delta,
+    item: int,
+    tick: Tick,
+    part: Answered,
+) -> _Begun:
+    """Has a sent sampler choose; what an earlier tick asked from the same place is not repeated."""
+    group, columns = tick.groups[delta.ask.group], delta.ask.columns
+    stands_at = group.after[group.cursors[item], columns].tobytes()
+    partitions = group.partitions[columns].tobytes()
+    key = (spec.to_json(), group.dataset, group.digest_of(item), partitions, stands_at)
+    call = _beside().begin(key, lambda: Call(choose, spec=spec, reached=part.reached))
+    return _Begun(item, key, call)
 
-    def interrupt(signal_number: int, frame: FrameType | None) -> None:
-        raise _TookTooLong(f"it took longer than {seconds} s")
 
-    handler = signal.signal(signal.SIGALRM, interrupt)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_S)
-    try:
+def _settled(begun: Sequence[_Begun], part: Answered) -> Iterator[Answered | Outcome]:
+    """What sent samplers have kept by now, each up to where its call went; and their failures."""
+    _beside().settle(one.call for one in begun)
+    for one in begun:
+        if not one.call.over.is_set():
+            continue
         try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:
-        # Again, for the first one can be interrupted just before it takes effect.
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, *timer)
+            kept = _beside().take(one.key, one.call).after(part.dropped)
+            yield alone(one.item, kept, like=replace(part, reached=one.call.reached))
+        except LEFT_FOR_LATER:
+            continue
+        except GalileoError as error:
+            yield _failure(np.array([one.item], dtype=np.uint32), error)
 
 
 @functools.cache
-def _scanner() -> Scanner:
+def _traced(options: TracingOptions) -> Tracing | None:
+    """Once per worker; after the fork, for threads do not survive one."""
+    return start_tracing(options, service="galileo-worker")
+
+
+@functools.cache
+def _beside() -> Beside:
+    """Once per worker."""
+    return Beside()
+
+
+@functools.cache
+def _scanner(keys: Keys) -> Scanner:
     """Once per worker."""
     # Spark collects garbage after every task; what was imported need not be looked at again.
     gc.collect()
     gc.freeze()
-    return Scanner()
+    return Scanner(keys)
+
+
+@functools.cache
+def _sent(timeout_s: float, keys: Keys) -> SentCode:
+    """Once per worker."""
+    limits = ContainmentLimits(cpu_s=timeout_s, wall_s=WAITING_FACTOR * timeout_s)
+    return SentCode(
+        ContainedSamplers(limits=limits), get=functools.partial(get_over_grpc, keys=keys)
+    )
 
 
 @functools.lru_cache(_SCHEMAS_MAX)
 def _schema(text: str) -> Schema:
     return Schema.from_json(text)
-
-
-@functools.lru_cache(_SAMPLERS_MAX)
-def _sampler(name: str, options_json: str) -> samplers.Sampler:
-    return samplers.load(samplers.SamplerSpec(name, json.loads(options_json)))

@@ -20,7 +20,10 @@ from galileo.errors import InputError
 from galileo.matches import Numbers, from_bytes, to_bytes
 from galileo.query.standing.asks import UNASKED
 from galileo.query.standing.digests import DIGEST_BYTES
+from galileo.tracing import NO_TRACING, TracingOptions
+from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.matched import cursors_from_bytes, sequences_from_bytes
+from galileo.wire.origins import Origin
 from galileo.wire.pb import evaluator_pb2, storage_pb2
 
 RESULT_BYTES_MAX = 32 << 20
@@ -33,7 +36,6 @@ ROW_SCHEMA = pa.schema(
         pa.field("answer", pa.binary()),  # EvaluateAnswer
     ]
 )
-SPARK_ROW_SCHEMA = "group int, answer binary"
 
 Places = npt.NDArray[np.intp]
 
@@ -53,6 +55,7 @@ class Group:
         samplers_json: that any item has.
         samplers: for each item its sampler, from 1 on; 0 for none; shape (n,).
         nodes: addresses, each with the places in `partitions` that it is asked about.
+        origin: whose request it is.
     """
 
     dataset: str
@@ -64,6 +67,7 @@ class Group:
     samplers_json: tuple[str, ...]
     samplers: Numbers
     nodes: tuple[tuple[str, Places], ...]
+    origin: Origin = ()
 
     def __len__(self) -> int:
         return len(self.cursors)
@@ -87,6 +91,9 @@ class Group:
             return self.digests
         rows = np.frombuffer(self.digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
         return rows[items].tobytes()
+
+    def digest_of(self, item: int) -> bytes:
+        return self.digests[DIGEST_BYTES * item : DIGEST_BYTES * (item + 1)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,11 +128,15 @@ class TickLimits:
         sampler_timeout_s: for one item's sampler.
         result_bytes_max: of labels that all tasks together return; what is left over comes
             with the next tick.
+        keys: the files with which workers prove to nodes that they are one.
+        tracing: where workers tell their spans.
     """
 
     scan_timeout_s: float
     sampler_timeout_s: float
     result_bytes_max: int = RESULT_BYTES_MAX
+    keys: Keys = NO_KEYS
+    tracing: TracingOptions = NO_TRACING
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,18 +244,24 @@ def _shifted(items: bytes, by: int) -> bytes:
 NOTHING = Work()
 
 
-def work_of(request: evaluator_pb2.EvaluateRequest) -> Work:
+def work_of(request: evaluator_pb2.EvaluateRequest, origin: Origin = ()) -> Work:
     """The work that a request asks for.
+
+    Args:
+        request: whose columns are checked.
+        origin: of the request; what workers ask nodes for it says that it comes from there.
 
     Raises:
         InputError: its columns do not fit each other.
     """
     nodes = [(node.address, frozenset(node.partitions)) for node in request.nodes]
-    return Work(tuple(_group(group, nodes) for group in request.groups))
+    return Work(tuple(_group(group, nodes, origin) for group in request.groups))
 
 
 def _group(
-    group: evaluator_pb2.EvaluateGroup, nodes: Sequence[tuple[str, frozenset[int]]]
+    group: evaluator_pb2.EvaluateGroup,
+    nodes: Sequence[tuple[str, frozenset[int]]],
+    origin: Origin,
 ) -> Group:
     after = sequences_from_bytes(group.after, partitions=len(group.partitions))
     cursors = cursors_from_bytes(group.cursors, rows=len(after))
@@ -269,6 +286,7 @@ def _group(
         samplers_json=tuple(group.samplers_json),
         samplers=samplers,
         nodes=tuple(_asked(group.partitions, nodes)),
+        origin=origin,
     )
 
 

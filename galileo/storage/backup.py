@@ -180,7 +180,15 @@ class _Copying:
         """
         places = ["node", *sorted(f"records/{p.name}" for p in self.source.glob("records/*"))]
         found = [path for place in (*places, "datasets") for path in self._names(place)]
-        return [file for path in found if (file := self._record(path)) is not None]
+        copied = {path: self._record(path) for path in found}
+        for _ in range(ATTEMPTS_MAX):
+            if None not in copied.values():
+                break
+            # What was in a file that is gone may be in one that has come.
+            come = [path for place in places for path in self._names(place) if path not in copied]
+            copied = {path: file for path, file in copied.items() if file is not None}
+            copied |= {path: self._record(path) for path in come}
+        return [file for file in copied.values() if file is not None]
 
     def _names(self, place: str) -> list[Path]:
         return [path.relative_to(self.source) for path in record_paths(self.source / place)]

@@ -169,17 +169,21 @@ def decode_header(data: bytes) -> FrameHeader:
             f"expected stored frames of format {FORMAT_VERSION}, got {version}; "
             "start the version of Galileo that wrote them"
         )
-    return _header_of(numbers, covered[_FIELDS.size : _FIELDS.size + name_bytes])
+    try:
+        name = covered[_FIELDS.size : _FIELDS.size + name_bytes].decode()
+    except UnicodeDecodeError as error:
+        raise DataDamaged(f"expected a producer's name in UTF-8: {error}") from error
+    return _header_of(numbers, name)
 
 
-def _header_of(numbers: list[int], name: bytes) -> FrameHeader:
+def _header_of(numbers: list[int], producer: str) -> FrameHeader:
     partition, sequence, group, batch, rows, paths, committed_at_us = numbers[:7]
     paths_bytes, observations_bytes, paths_crc, observations_crc = numbers[7:]
     return FrameHeader(
         partition=partition,
         sequence=sequence,
         group=group,
-        producer=name.decode(),
+        producer=producer,
         batch=batch,
         rows=rows,
         paths=paths,

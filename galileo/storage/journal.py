@@ -39,7 +39,6 @@ from galileo.storage.merging import (
     Merge,
     MergeOptions,
     Pace,
-    delete_merged_sources,
     due,
     write_merged,
 )
@@ -67,6 +66,7 @@ class PartitionJournal:
         last_sequence: of the newest commit, 0 where there is none.
         rows_total, paths_total: over all commits that are there.
         torn_bytes: length of the torn tail that was cut when the journal was opened.
+        syncs: how long the disk took to make commits durable.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class PartitionJournal:
         self._maps = SegmentMaps()
         self._blocks = BlockCache()
         self._writer = SegmentWriter(directory, options)
+        self.syncs = self._writer.syncs
         self._writing = threading.Lock()
         self._merging = threading.Lock()
 
@@ -229,21 +230,25 @@ class PartitionJournal:
             sources = due(self._sealed(), options)
             if not sources or self.stopped:
                 return False
-            merge = Merge(
-                *(self._directory, self._partition, self._schema), sources, options.block_bytes
-            )
+            place = self._directory, self._partition, self._schema
+            merge = Merge(*place, sources, options.block_bytes)
             path = write_merged(merge, disk=self._disk, pace=pace)
             if path is None:
                 return False
             newest = max(source.newest_us for source in sources)
             self._replace(sources, self._merged(load_index(path), path, newest=newest))
-            delete_merged_sources([source.path for source in sources], disk=self._disk)
+            retention.delete_files([source.path for source in sources], disk=self._disk)
             return True
 
     def pieces(self) -> list[Piece]:
         """The files, oldest first."""
         with self._writing:
             return retention.pieces_of(self._segments, writing=self._writer.path)
+
+    def files(self) -> list[tuple[Path, int]]:
+        """The files with commits, oldest first, and the bytes of each that never change again."""
+        with self._writing:
+            return [(segment.path, segment.length) for segment in self._segments]
 
     def seal(self) -> None:
         """Ends the segment that is written to, so that it can be dropped; nothing if it is empty.
@@ -269,9 +274,8 @@ class PartitionJournal:
             files = retention.droppable(self._segments, until, writing=self._writer.path)
             if not files:
                 return Dropped(self.dropped)
-            mark, dropped = retention.save_moved(
-                self._directory, self._mark, files, disk=self._disk
-            )
+            moved = retention.save_moved(self._directory, self._mark, files, disk=self._disk)
+            mark, dropped = moved
             self._forget(files, mark, dropped)
             retention.delete_files([file.path for file in files], disk=self._disk)
             return dropped
@@ -302,8 +306,8 @@ class PartitionJournal:
     def _sealed(self) -> list[Segment]:
         """Segments that will not change any more, oldest first."""
         with self._writing:
-            plain = [segment for segment in self._segments if isinstance(segment, Segment)]
-            return [segment for segment in plain if segment.path != self._writer.path]
+            path = self._writer.path
+            return [s for s in self._segments if isinstance(s, Segment) and s.path != path]
 
     def _replace(self, sources: Sequence[Segment], merged: MergedSegment) -> None:
         """From here on readers find the commits in the merged segment."""
@@ -336,7 +340,7 @@ class PartitionJournal:
             raise damaged(replaced[-1], 0, reason=reason)
         if paths:
             self._check_first(paths[0], int(paths[0].stem), self.last_sequence + 1)
-        delete_merged_sources(replaced, disk=self._disk)
+        retention.delete_files(replaced, disk=self._disk)
         if paths:
             self._recover_segments(paths, replay)
 

@@ -150,18 +150,6 @@ def write_merged(merge: Merge, *, disk: Disk, pace: Pace) -> Path | None:
     return final
 
 
-def delete_merged_sources(paths: Sequence[Path], *, disk: Disk) -> None:
-    """Deletes segments whose commits a durable merged segment has.
-
-    Raises:
-        OSError: the disk refuses; what is left is deleted at the next start.
-    """
-    for path in paths:
-        disk.unlink(path)
-    if paths:
-        disk.sync_directory(paths[0].parent)
-
-
 def _write(path: Path, merge: Merge, *, disk: Disk, pace: Pace) -> bool:
     output = _Output(disk.create(path))
     try:

@@ -253,7 +253,7 @@ def recover_mark(directory: Path, *, disk: Disk) -> Mark:
 
 
 def delete_files(paths: Sequence[Path], *, disk: Disk) -> None:
-    """Deletes files that the mark covers.
+    """Deletes files that the mark covers, or whose commits a durable merged segment has.
 
     Raises:
         OSError: the disk refuses; what is left is deleted at the next start.

@@ -7,12 +7,14 @@ journals/<dataset>/<partition>/*.segment  the commits
 journals/<dataset>/<partition>/*.merged   older ones, compressed
 journals/<dataset>/<partition>/dropped.record  up to where retention has dropped them
 records/<kind>/<name>.record              small values of other layers
+records/<kind>.batches/<number>.record    very many of them, some in each file
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,14 +28,17 @@ from galileo.errors import (
     UnknownDataset,
 )
 from galileo.model.schema import Schema
+from galileo.storage.copying import PartitionCopy
 from galileo.storage.disk import make_directory
 from galileo.storage.journal import PartitionJournal
+from galileo.storage.record_batches import RecordBatches, Values
 from galileo.storage.records import RecordDirectory, record_name
 from galileo.storage.recovery import Replayed
 from galileo.storage.segment import damaged
 from galileo.storage.writer import JournalOptions
 
 PARTITION_MAX = 2**31 - 1
+_REMOVED = ".removed"
 EPOCH = "epoch"
 
 StoreReplay: TypeAlias = Callable[[str, int, Replayed], None]
@@ -64,6 +69,7 @@ class Store:
         self._journals: dict[tuple[str, int], PartitionJournal] = {}
         self._schemas: dict[str, Schema] = {}
         self._records: dict[str, RecordDirectory] = {}
+        self._batches: dict[str, RecordBatches] = {}
         self._schema_records = RecordDirectory(directory / "datasets", options.disk)
 
     @classmethod
@@ -95,8 +101,12 @@ class Store:
             raise
         return store
 
-    def recover(self, replay: StoreReplay) -> None:
+    def recover(self, replay: StoreReplay, *, wanted: Callable[[int], bool] | None = None) -> None:
         """Opens every partition that is on disk, one after the other.
+
+        Args:
+            replay: takes their commits.
+            wanted: tells which partitions are this node's; others stay closed. None: all are.
 
         Raises:
             DataDamaged, PartitionStopped, ConfigError: as `PartitionJournal.open`.
@@ -104,8 +114,10 @@ class Store:
         with self._changing:
             if self._recovered:
                 raise Bug("expected one call of Store.recover, got a second one")
+            self._delete_removed()
             for dataset, partition in self._partitions_on_disk():
-                self._open_journal(dataset, partition, replay)
+                if wanted is None or wanted(partition):
+                    self._open_journal(dataset, partition, replay)
             self._recovered = True
 
     def close(self) -> None:
@@ -169,6 +181,59 @@ class Store:
             found = self._journals.get((dataset, partition))
             return found or self._open_journal(dataset, partition, _nothing_to_replay)
 
+    # --- partitions that come and go ---------------------------------------------------------
+
+    def partition_directory(self, dataset: str, partition: int) -> Path:
+        """Where the files of a partition are, or would be."""
+        return self._directory / "journals" / dataset / str(partition)
+
+    def partition_copy(self, dataset: str, partition: int) -> PartitionCopy:
+        """A partition's directory, to be filled by a copy; errors as `PartitionCopy`."""
+        place = self.partition_directory(dataset, partition)
+        return PartitionCopy(place, partition=partition, disk=self._options.disk)
+
+    def partitions_on_disk(self) -> set[tuple[str, int]]:
+        """All that have a directory, open or not."""
+        return set(self._partitions_on_disk())
+
+    def open_partition(self, dataset: str, partition: int, replay: StoreReplay) -> PartitionJournal:
+        """Opens what was put into a partition's directory since the start.
+
+        Raises:
+            Bug: it is open already.
+            DataDamaged, PartitionStopped, ConfigError: as `PartitionJournal.open`.
+        """
+        with self._changing:
+            if (dataset, partition) in self._journals:
+                raise Bug(f"expected partition {partition} of {dataset!r} to be closed")
+            return self._open_journal(dataset, partition, replay)
+
+    def close_partition(self, partition: int) -> None:
+        """Closes a partition of all datasets; its files stay."""
+        with self._changing:
+            for key in [key for key in self._journals if key[1] == partition]:
+                self._journals.pop(key).close()
+
+    def delete_partition(self, partition: int) -> None:
+        """Closes a partition of all datasets and deletes its files; a crash leaves all or none.
+
+        Raises:
+            OSError: the disk refuses; the next start goes on.
+        """
+        self.close_partition(partition)
+        with self._changing:
+            disk = self._options.disk
+            for dataset in self._schemas:
+                place = self.partition_directory(dataset, partition)
+                if place.exists():
+                    disk.rename(place, place.with_name(f"{partition}{_REMOVED}"))
+                    disk.sync_directory(place.parent)
+            self._delete_removed()
+
+    def _delete_removed(self) -> None:
+        for place in (self._directory / "journals").glob(f"*/*{_REMOVED}"):
+            shutil.rmtree(place)
+
     def journals(self) -> dict[tuple[str, int], PartitionJournal]:
         """All open journals by (dataset, partition)."""
         with self._changing:
@@ -186,10 +251,44 @@ class Store:
         with self._changing:
             return self._records_of(kind).load_all()
 
+    def load_record(self, kind: str, name: str) -> bytes | None:
+        """One value, None where there is none; errors as `RecordDirectory.load`."""
+        with self._changing:
+            return self._records_of(kind).load(name)
+
     def delete_record(self, kind: str, name: str) -> None:
         """Deletes a value; nothing happens where there is none."""
         with self._changing:
             self._records_of(kind).delete(name)
+
+    # --- very many small records -------------------------------------------------------------
+
+    def save_batch(self, kind: str, values: Values) -> None:
+        """Writes values by name, and deletes those that are None, all with one sync.
+
+        Errors as `RecordBatches.save`. No kind is used in this way and singly.
+        """
+        with self._changing:
+            self._batches_of(kind).save(values)
+
+    def load_batches(self, kind: str) -> dict[str, bytes]:
+        """All values of such a kind by name; errors as `RecordBatches`."""
+        with self._changing:
+            return self._batches_of(kind).load_all()
+
+    def _batches_of(self, kind: str) -> RecordBatches:
+        """Takes over what an earlier version saved singly, and deletes it once it is there."""
+        found = self._batches.get(kind)
+        if found is None:
+            singly = self._records_of(kind)
+            directory = self._directory / "records" / f"{kind}.batches"
+            found = RecordBatches(directory, self._options.disk)
+            loaded = singly.load_all()
+            found.save({name: data for name, data in loaded.items() if name not in found})
+            for name in loaded:
+                singly.delete(name)
+            self._batches[kind] = found
+        return found
 
     def _records_of(self, kind: str) -> RecordDirectory:
         if kind not in self._records:

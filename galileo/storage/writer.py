@@ -21,6 +21,7 @@ from galileo.errors import ConfigError, PartitionStopped
 from galileo.storage.disk import REAL_DISK, Disk, write_all
 from galileo.storage.frame import Buffer
 from galileo.storage.segment import segment_name
+from galileo.timings import DISK_BOUNDS_S, Timings
 
 SEGMENT_BYTES_MAX = 64 << 20
 RETRY_AFTER_S = 5.0
@@ -57,12 +58,17 @@ class JournalOptions:
 
 
 class SegmentWriter:
-    """The write end of one partition; one thread at a time."""
+    """The write end of one partition; one thread at a time.
+
+    Attributes:
+        syncs: how long the disk took to make groups durable.
+    """
 
     def __init__(self, directory: Path, options: JournalOptions) -> None:
         self.path: Path | None = None
         self.length = 0
         self.stopped: str | None = None
+        self.syncs = Timings(DISK_BOUNDS_S)
         self._retry_at: float | None = None
         self._descriptor: int | None = None
         self._directory = directory
@@ -178,7 +184,9 @@ class SegmentWriter:
 
     def _sync(self, descriptor: int) -> None:
         if self._options.durability == "fsync":
+            begun = self._options.monotonic()
             self._disk.fdatasync(descriptor)
+            self.syncs.observe(self._options.monotonic() - begun)
 
     def _undo(self) -> bool:
         """Cuts what lies behind the good length, left by a crash or a failed write."""

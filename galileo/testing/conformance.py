@@ -7,14 +7,16 @@
 pytest then checks the rule on which exactly-once rests for sampled queries: the decision about
 a label depends on the labels of the same commit, the options and the seed, and on nothing else
 (`galileo.samplers`); and where samples are merged, that the way there changes nothing. The checks
-run on `sample_labels()` unless `labels` is overridden. `verdicts` runs them without pytest.
+run on `sample_labels()` unless `labels` is overridden, and a sampler that looks at observations
+gets `sample_observations()` with them unless `observations` is. `verdicts` runs them without
+pytest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 from unittest import SkipTest
 
 import numpy as np
@@ -24,7 +26,17 @@ import pyarrow as pa
 from galileo.geo import geohash
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
-from galileo.samplers import MergingSampler, Sampler, Scope, apply, scope_of
+from galileo.samplers import (
+    LABEL,
+    MergingSampler,
+    Sampler,
+    Scope,
+    apply,
+    merge,
+    needs_observations,
+    scope_of,
+    shown,
+)
 
 SEEDS = (0, 1, 2, 3, 0x9E3779B97F4A7C15, 2**64 - 1)
 HOUR_US = 3_600_000_000
@@ -52,58 +64,75 @@ class SamplerConformance:
         """Whole commits, several of them, in no particular order."""
         return sample_labels()
 
+    def observations(self, labels: LabelSet) -> pa.Table:
+        """Those behind the labels, for a sampler that looks at them; see `ObservingSampler`."""
+        return sample_observations(labels)
+
     def test_it_is_a_sampler(self) -> None:
         made = self.make()
         assert isinstance(made, Sampler), f"{made!r} has no method sample(labels, *, seed)"
 
     def test_it_returns_a_mask_of_one_boolean_per_label(self) -> None:
-        labels = self.labels()
-        for part in (labels, labels.slice(0, 1)):
-            mask = self.make().sample(part, seed=1)
+        given = self._given()
+        for part in (given, given.taken(np.arange(1))):
+            mask = part.shown_to(self.make(), seed=1)
             assert isinstance(mask, np.ndarray), f"expected a NumPy array, got {type(mask)}"
             assert mask.dtype == np.bool_, f"expected booleans, got {mask.dtype}"
-            assert mask.shape == (len(part),), f"expected {len(part)} booleans, got {mask.shape}"
+            count = len(part.labels)
+            assert mask.shape == (count,), f"expected {count} booleans, got {mask.shape}"
 
     def test_it_is_deterministic(self) -> None:
-        labels, one = self.labels(), self.make()
+        given, one = self._given(), self.make()
         for seed in SEEDS:
-            first = kept(one, labels, seed=seed)
-            assert kept(one, labels, seed=seed) == first, "a second call chose otherwise"
-            assert kept(self.make(), labels, seed=seed) == first, "a new instance chose otherwise"
+            first = given.kept(one, seed=seed)
+            assert given.kept(one, seed=seed) == first, "a second call chose otherwise"
+            assert given.kept(self.make(), seed=seed) == first, "a new instance chose otherwise"
 
     def test_the_order_of_the_labels_does_not_matter(self) -> None:
-        labels, made = self.labels(), self.make()
-        expected = kept(made, labels, seed=1)
+        given, made = self._given(), self.make()
+        expected = given.kept(made, seed=1)
         for number in range(5):
-            order = np.random.default_rng(number).permutation(len(labels))
-            found = kept(made, _taken(labels, order), seed=1)
+            order = np.random.default_rng(number).permutation(len(given.labels))
+            found = given.taken(order).kept(made, seed=1)
             assert found == expected, "the same labels in another order gave another choice"
 
     def test_the_grouping_of_commits_does_not_matter(self) -> None:
-        labels, made = self.labels(), self.make()
-        commits = _commits(labels)
-        expected = kept(made, labels, seed=1)
+        given, made = self._given(), self.make()
+        commits = _commits(given.labels)
+        expected = given.kept(made, seed=1)
         for size in (1, 2, 3, len(commits) - 1):
             groups = [commits[at : at + size] for at in range(0, len(commits), size)]
-            found = [kept(made, _taken(labels, np.concatenate(g)), seed=1) for g in groups]
+            found = [given.taken(np.concatenate(rows)).kept(made, seed=1) for rows in groups]
             assert set().union(*found) == expected, (
                 f"sampled {size} commits at a time, other labels are kept than all at once: "
                 "the choice must depend on labels of the same commit only"
             )
 
+    def test_labels_may_have_no_observations(self) -> None:
+        given = self._given()
+        if given.observations is None:
+            raise SkipTest("it does not look at observations")
+        halves = given.observations.filter(
+            pa.array(given.observations.column(LABEL).to_numpy() % 2 == 0)
+        )
+        for some in (halves, halves.slice(0, 0)):
+            mask = Given(given.labels, some).shown_to(self.make(), seed=1)
+            assert np.shape(mask) == (len(given.labels),), (
+                "where a label has no observation that matches exactly, there is none of it"
+            )
+
     def test_the_seed_matters_or_is_declared_not_to(self) -> None:
-        labels, made = self.labels(), self.make()
-        choices = {frozenset(kept(made, labels, seed=seed)) for seed in SEEDS}
+        given, made = self._given(), self.make()
+        choices = {frozenset(given.kept(made, seed=seed)) for seed in SEEDS}
         if self.seed_matters:
             assert len(choices) > 1, "no seed changed anything; declare seed_matters = False"
         else:
             assert len(choices) == 1, "a seed changed the choice; declare seed_matters = True"
 
     def test_the_store_accepts_what_it_returns(self) -> None:
-        labels, made = self.labels(), self.make()
+        given, made = self._given(), self.make()
         for seed in SEEDS:
-            thinned = apply(made, labels, seed=seed)
-            assert set(identities(thinned)) == kept(made, labels, seed=seed)
+            assert set(identities(given.thinned(made, seed=seed))) == given.kept(made, seed=seed)
 
     def test_its_scope_is_one_that_it_can_keep(self) -> None:
         made = self.make()
@@ -139,12 +168,17 @@ class SamplerConformance:
         for size in (1, 2, 3, len(commits)):
             groups = [commits[at : at + size] for at in range(0, len(commits), size)]
             parts = [_taken(samples, np.concatenate(rows)) for rows in groups]
-            thinner = [part.where(made.merge(part, seed=1)) for part in parts]
+            thinner = [merge(made, part, seed=1) for part in parts]
             found = merged(made, LabelSet.concat(samples.schema, thinner), seed=1)
             assert found == expected, (
                 f"merged {size} commits at a time and then again, other labels are kept than all "
                 "at once: declare regroups = False"
             )
+
+    def _given(self) -> Given:
+        labels = self.labels()
+        is_observing = needs_observations(self.make())
+        return Given(labels, self.observations(labels) if is_observing else None)
 
     def _merging(self) -> MergingSampler:
         made = self.make()
@@ -155,7 +189,47 @@ class SamplerConformance:
     def _samples(self) -> tuple[MergingSampler, LabelSet]:
         """The sampler, and what it keeps of each commit."""
         made = self._merging()
-        return made, apply(made, self.labels(), seed=1)
+        return made, self._given().thinned(made, seed=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """What a sampler is shown.
+
+    Attributes:
+        labels: whole commits.
+        observations: of the labels; None for a sampler that does not look at them.
+    """
+
+    labels: LabelSet
+    observations: pa.Table | None = None
+
+    def shown_to(self, chosen: Sampler, *, seed: int) -> Any:
+        """Whatever the sampler answers."""
+        labels = shown(chosen, self.labels)
+        if self.observations is None:
+            return chosen.sample(labels, seed=seed)
+        observing: Any = chosen
+        return observing.sample(labels, observations=self.observations, seed=seed)
+
+    def kept(self, chosen: Sampler, *, seed: int) -> set[Identity]:
+        """Identities of the labels that a sampler keeps."""
+        return set(identities(self.labels.where(np.asarray(self.shown_to(chosen, seed=seed)))))
+
+    def thinned(self, chosen: Sampler, *, seed: int) -> LabelSet:
+        """What the store makes of the answer."""
+        return apply(chosen, self.labels, seed=seed, observations=self.observations)
+
+    def taken(self, rows: npt.NDArray[np.int64]) -> Given:
+        """Some of the labels in another order, with their observations."""
+        labels = _taken(self.labels, rows)
+        if self.observations is None:
+            return Given(labels)
+        place = np.full(len(self.labels), -1)
+        place[rows] = np.arange(len(rows))
+        numbers = place[self.observations.column(LABEL).to_numpy()]
+        order = np.argsort(numbers, kind="stable")[int((numbers < 0).sum()) :]
+        return Given(labels, _numbered(self.observations.take(pa.array(order)), numbers[order]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +267,8 @@ def sample_labels(*, seed: int = 0) -> LabelSet:
     """Labels of eight commits of unequal size in three partitions, shuffled.
 
     The dataset `conformance` has geohashes of precision 5, hourly buckets, and the features
-    temperature (K), level (int), station (text) and raining (bool), all with missing values.
+    temperature (K), level (int), station (text) and raining (bool), all with missing values; and
+    pressure (Pa), which is not indexed, so that observations alone tell it.
     """
     rng = np.random.default_rng(seed)
     schema = Schema(
@@ -203,6 +278,7 @@ def sample_labels(*, seed: int = 0) -> LabelSet:
             Feature("level", "m", type="int"),
             Feature("station", type="text"),
             Feature("raining", type="bool"),
+            Feature("pressure", "Pa", indexed=False),
         ],
     )
     commits = np.repeat(np.arange(len(COMMIT_SIZES)), COMMIT_SIZES)
@@ -225,14 +301,48 @@ def sample_labels(*, seed: int = 0) -> LabelSet:
     return _taken(labels, rng.permutation(size))
 
 
-def kept(chosen: Sampler, labels: LabelSet, *, seed: int) -> set[Identity]:
-    """Identities of the labels that a sampler keeps."""
-    return set(identities(labels.where(np.asarray(chosen.sample(labels, seed=seed)))))
+def sample_observations(labels: LabelSet, *, seed: int = 0) -> pa.Table:
+    """Observations behind labels, as many as each has rows, anywhere in its cell and bucket.
+
+    Indexed features have the label's values; others are drawn. Whatever the order of the labels,
+    one label has the same observations.
+    """
+    schema, rng = labels.schema, np.random.default_rng(seed)
+    order = np.lexsort((labels.rows, labels.sequences, labels.partitions))
+    counts = labels.table.column("rows").to_numpy()[order]
+    places = np.repeat(order, counts)
+    west, south, east, north = geohash.bounds(labels.cells[places], schema.geohash_precision)
+    size = len(places)
+    micros = labels.buckets[places] + rng.integers(0, schema.time_bucket_us, size)
+    columns: dict[str, Any] = {
+        "latitude": south + (north - south) * rng.random(size),
+        "longitude": west + (east - west) * rng.random(size),
+        "time": micros,
+    }
+    for feature in schema.features:
+        if feature.indexed:
+            columns[feature.name] = labels.table.column(feature.name).take(pa.array(places))
+        else:
+            drawn = rng.integers(0, 2 if feature.type == "bool" else 1_000, size)
+            columns[feature.name] = pa.array(drawn).cast(feature.arrow_type)
+    fields = {
+        field.name: _column(columns[field.name], field) for field in schema.observation_schema
+    }
+    table = pa.table(fields, schema=schema.observation_schema)
+    by_label = np.argsort(places, kind="stable")
+    return _numbered(table.take(pa.array(by_label)), places[by_label])
+
+
+def _numbered(table: pa.Table, numbers: npt.NDArray[np.integer[Any]]) -> pa.Table:
+    field = pa.field(LABEL, pa.int32(), nullable=False)
+    if LABEL in table.column_names:
+        table = table.drop_columns([LABEL])
+    return table.append_column(field, pa.array(numbers, field.type))
 
 
 def merged(chosen: MergingSampler, samples: LabelSet, *, seed: int) -> set[Identity]:
     """Identities of the labels that are left when samples are merged."""
-    mask = np.asarray(chosen.merge(samples, seed=seed))
+    mask = np.asarray(chosen.merge(shown(chosen, samples), seed=seed))
     assert mask.dtype == np.bool_, f"expected booleans of merge, got {mask.dtype}"
     assert mask.shape == (len(samples),), (
         f"expected {len(samples)} booleans of merge, got {mask.shape}"
@@ -246,8 +356,9 @@ def identities(labels: LabelSet) -> list[Identity]:
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def _column(values: npt.NDArray[np.generic] | pa.Array, field: pa.Field) -> pa.Array:
-    return (values if isinstance(values, pa.Array) else pa.array(values)).cast(field.type)
+def _column(values: Any, field: pa.Field) -> pa.Array:
+    is_arrow = isinstance(values, pa.Array | pa.ChunkedArray)
+    return (values if is_arrow else pa.array(values)).cast(field.type)
 
 
 def _commits(labels: LabelSet) -> list[npt.NDArray[np.int64]]:

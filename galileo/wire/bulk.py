@@ -1,4 +1,4 @@
-"""Requests that carry observations, written and read without copying these along the way.
+"""Messages that carry observations, written and read without copying these along the way.
 
 Protobuf copies a `bytes` field when it is set, when the message is encoded, when it is decoded
 and at each access. With megabytes of it that is most of what a node does for a batch, and the
@@ -22,6 +22,10 @@ from galileo.wire.pb import storage_pb2
 FIELD = "observations"
 SERVICE = "galileo.wire.pb.Storage"
 
+HEAD_FIELDS_MAX = 100
+"""Of a message beside its observations; it is taken apart here, and not in C."""
+CHUNKS_MAX = 1_000
+"""A table in more pieces is put together before it is sent: readers refuse many small batches."""
 ALIGNMENT = 16
 """Observations begin at such a place of a message, so that numbers can be read where they are."""
 
@@ -47,6 +51,8 @@ class Bulk(Generic[Head]):
 
 def stream_of(table: pa.Table) -> pa.Buffer:
     """A table as one Arrow IPC stream, schema included."""
+    if table.num_columns and table.column(0).num_chunks > CHUNKS_MAX:
+        table = table.combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -80,13 +86,29 @@ def decoder(kind: type[Head]) -> Callable[[bytes], Bulk[Head]]:
     return decode
 
 
+def has_more_fields(data: bytes, most: int) -> bool:
+    """Whether a message has more than `most` fields, those within its fields not counted.
+
+    Raises:
+        DecodeError: the bytes up to there are no message.
+    """
+    view, place, count = memoryview(data), 0, 0
+    while place < len(view) and count <= most:
+        tag, start = _read_varint(view, place)
+        if tag >> 3 == 0:
+            raise DecodeError("expected fields with numbers, got number 0")
+        place = _end_of_value(view, start, tag & 7)
+        count += 1
+    return count > most
+
+
 def bulk_handlers(servicer: Any) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-    """The methods of the storage service that take bulk; for `add_registered_method_handlers`."""
+    """The methods of the storage service with bulk; for `add_registered_method_handlers`."""
     kinds: dict[str, tuple[type[Message], type[Message]]] = {
         "Ingest": (storage_pb2.IngestRequest, storage_pb2.IngestReply),
         "Commit": (storage_pb2.CommitRequest, storage_pb2.CommitReply),
     }
-    return {
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         method: grpc.unary_unary_rpc_method_handler(
             getattr(servicer, method),
             request_deserializer=decoder(request),
@@ -94,6 +116,12 @@ def bulk_handlers(servicer: Any) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         )
         for method, (request, reply) in kinds.items()
     }
+    handlers["Select"] = grpc.unary_stream_rpc_method_handler(
+        servicer.Select,
+        request_deserializer=storage_pb2.SelectRequest.FromString,
+        response_serializer=encode,
+    )
+    return handlers
 
 
 class BulkStub:
@@ -132,8 +160,11 @@ def _length_prefix(number: int, size: int) -> bytes:
 def _taken_apart(data: bytes, number: int) -> tuple[bytes, memoryview]:
     """The message without the field of that number, and the field's last value."""
     view = memoryview(data)
-    rest, found, place = [], view[:0], 0
+    rest: list[memoryview] = []
+    found, place = view[:0], 0
     while place < len(view):
+        if len(rest) > HEAD_FIELDS_MAX:
+            raise DecodeError(f"expected at most {HEAD_FIELDS_MAX} fields beside {FIELD}, got more")
         tag, start = _read_varint(view, place)
         stop = _end_of_value(view, start, tag & 7)
         if tag == number << 3 | _LENGTH:

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import ipaddress
+import resource
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
+import grpc
 import grpc.aio
+
+from galileo import spans
+from galileo.errors import ConfigError
+from galileo.wire.keys import NO_KEYS, Keys
+from galileo.wire.origins import origin
 
 MESSAGE_BYTES_MAX = 64 << 20
 KEEPALIVE_MS = 10_000
 PING_TIMEOUT_MS = 5_000
 RECONNECT_BACKOFF_MS = 300
 STREAMS_MAX = 1_024
+CONNECTIONS_MAX = 4_096
+"""Of one process; at most half of the files that it may open, for the store needs some, too."""
+HANDSHAKE_MS = 10_000
+"""Who has connected says so in HTTP/2, and with TLS proves who he is, within this time."""
+IDLE_MS = 600_000
+"""A connection without a call is closed after so long; a channel opens another when it has one."""
+IDENTITY_ONLY = 1
+"""Of gRPC's set of compressions: none. A few kilobytes could unpack to a whole message each."""
+LOOK_S = 1.0
+"""Between two looks at whether the files of keys were replaced."""
+RETIRED_MAX = 256
+"""Channels with old keys that are kept for what still runs over them."""
+TOKEN_KEY = "authorization"
+TOKEN_SCHEME = "Bearer "
+
+Channel = TypeVar("Channel")
 
 _COMMON: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -24,16 +50,209 @@ _COMMON: list[tuple[str, Any]] = [
 ]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port` that reconnects within a third of a second."""
-    options = [
-        *_COMMON,
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS),
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
-    return grpc.aio.insecure_channel(address, options=options)
+_OPENED = [
+    *_COMMON,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class Carrying:
+    """A channel whose calls carry the id of the request that they are made for, and a token.
+
+    Interceptors would cost a task and several objects more with each call, and have no `read` of a
+    stream; call credentials carry no token without TLS.
+
+    Args:
+        channel: of `grpc` or of `grpc.aio`; everything else of it is there unchanged.
+        token: that proves who calls; "" for none.
+    """
+
+    def __init__(self, channel: Any, token: str = "") -> None:
+        self._channel = channel
+        self._proof = ((TOKEN_KEY, TOKEN_SCHEME + token),) if token else ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    async def __aenter__(self) -> Carrying:
+        await self._channel.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._channel.__aexit__(*error)
+
+    def __enter__(self) -> Carrying:
+        self._channel.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._channel.__exit__(*error)
+
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> Callable[..., Any]:
+        return self._carrying(self._channel.unary_unary(method, *args, **options), method)
+
+    def unary_stream(self, method: str, *args: Any, **options: Any) -> Callable[..., Any]:
+        return self._carrying(self._channel.unary_stream(method, *args, **options), method)
+
+    def stream_unary(self, method: str, *args: Any, **options: Any) -> Callable[..., Any]:
+        return self._carrying(self._channel.stream_unary(method, *args, **options), method)
+
+    def stream_stream(self, method: str, *args: Any, **options: Any) -> Callable[..., Any]:
+        return self._carrying(self._channel.stream_stream(method, *args, **options), method)
+
+    def _carrying(self, call: Callable[..., Any], method: str) -> Callable[..., Any]:
+        def called(request: Any = None, *, metadata: Any = None, **options: Any) -> Any:
+            told = (*self._proof, *(metadata or ()))
+            if spans.is_on():
+                return _recorded(call, method, request, metadata=told, options=options)
+            return call(request, metadata=(*told, *origin()), **options)
+
+        return called
+
+
+def _recorded(
+    call: Callable[..., Any],
+    method: str,
+    request: Any,
+    *,
+    metadata: Sequence[tuple[str, Any]],
+    options: Mapping[str, Any],
+) -> Any:
+    """The call in a span of its own, which ends with it."""
+    span = spans.begun(short_name(method), kind="client")
+    if span is None:
+        return call(request, metadata=(*metadata, *origin()), **options)
+    with spans.inside(span.traceparent):
+        carried = origin()
+    try:
+        answer = call(request, metadata=(*metadata, *carried), **options)
+    except Exception as error:
+        span.end(error=type(error).__name__)
+        raise
+    if hasattr(answer, "add_done_callback"):
+        answer.add_done_callback(lambda _: span.end())
+    else:  # A message: a blocking call that is over.
+        span.end()
+    return answer
+
+
+def short_name(method: str) -> str:
+    """`/galileo.wire.pb.Query/Run` as `Query/Run`."""
+    service, _, name = method.rpartition("/")
+    return f"{service.rpartition('.')[2]}/{name}"
+
+
+def open_channel(address: str, keys: Keys = NO_KEYS) -> grpc.aio.Channel:
+    """A channel to `host:port` that reconnects within a third of a second.
+
+    Args:
+        address: of the other side.
+        keys: what we prove, and what the other side has to. Read now, and never again.
+
+    Raises:
+        ConfigError: they cannot be used, or a token would travel unencrypted.
+    """
+    credentials = keys.channel_credentials()
+    if credentials is None:
+        return _carried(grpc.aio.insecure_channel(address, options=_OPENED), keys, address)
+    return _carried(grpc.aio.secure_channel(address, credentials, options=_OPENED), keys, address)
+
+
+def open_blocking_channel(address: str, keys: Keys = NO_KEYS) -> grpc.Channel:
+    """The same for callers without an event loop."""
+    credentials = keys.channel_credentials()
+    if credentials is None:
+        return _carried(grpc.insecure_channel(address, options=_OPENED), keys, address)
+    return _carried(grpc.secure_channel(address, credentials, options=_OPENED), keys, address)
+
+
+class Channels:
+    """One channel to each address, opened anew where the files of keys were replaced.
+
+    Args:
+        keys: of all of them.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self, keys: Keys = NO_KEYS, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._keys = keys
+        self._monotonic = monotonic
+        self._open: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._retired: deque[grpc.aio.Channel] = deque(maxlen=RETIRED_MAX)
+        self._state = keys.state()
+        self._looked = monotonic()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, address: str) -> grpc.aio.Channel:
+        """The channel to an address. Raises ConfigError as `open_channel`."""
+        if self._keys != NO_KEYS:
+            self._look()
+        if address not in self._open:
+            self._open[address] = open_channel(address, self._keys)
+        self._open.move_to_end(address)
+        return self._open[address]
+
+    def _look(self) -> None:
+        """What goes on over an old channel ends there; it is closed with the others."""
+        now = self._monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked, state = now, self._keys.state()
+        if state == self._state:
+            return
+        try:
+            self._keys.check()
+        except ConfigError:
+            return  # Half of it is written. The old ones serve, and there is another look.
+        self._state = state
+        self._retired.extend(self._open.values())
+        self._open.clear()
+
+    async def close(self) -> None:
+        await self.close_oldest(0)
+        while self._retired:
+            await self._retired.pop().close()
+
+    async def close_oldest(self, left: int) -> None:
+        """Closes all but so many, those that were used last."""
+        while len(self._open) > left:
+            _, oldest = self._open.popitem(last=False)
+            await oldest.close()
+
+
+def _carried(channel: Channel, keys: Keys, address: str) -> Channel:
+    token = keys.read_token()
+    if token and not (keys.is_tls or keys.insecure or is_loopback(address)):
+        raise ConfigError(
+            f"expected TLS to send a token to {address}, or everybody in between could read it; "
+            "name the certificates, or say that the network is trusted by insecure = true"
+        )
+    carrying: Any = Carrying(channel, token)
+    return carrying  # type: ignore[no-any-return]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` can be reached from this machine alone."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _connections_max() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_unlimited = files == resource.RLIM_INFINITY
+    return CONNECTIONS_MAX if is_unlimited else min(CONNECTIONS_MAX, files // 2)
 
 
 def server_options() -> Sequence[tuple[str, Any]]:
@@ -42,6 +261,11 @@ def server_options() -> Sequence[tuple[str, Any]]:
         # Else two servers could share one port without noticing.
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", STREAMS_MAX),
+        ("grpc.max_allowed_incoming_connections", _connections_max()),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.http2.settings_timeout", HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
+        ("grpc.compression_enabled_algorithms_bitset", IDENTITY_ONLY),
         ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
         ("grpc.keepalive_permit_without_calls", 1),
     ]

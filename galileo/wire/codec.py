@@ -94,17 +94,23 @@ def table_chunks(table: pa.Table, rows_max: int) -> Iterator[bytes]:
 
     Wide rows make shorter streams: only a single row exceeds `CHUNK_BYTES_MAX`.
     """
+    for piece in table_pieces(table, rows_max):
+        yield to_ipc(piece.combine_chunks())
+
+
+def table_pieces(table: pa.Table, rows_max: int) -> Iterator[pa.Table]:
+    """The pieces of a table that `table_chunks` encodes; not copied."""
     for start in range(0, table.num_rows, rows_max):
         yield from _bounded(table.slice(start, rows_max))
 
 
-def _bounded(table: pa.Table) -> Iterator[bytes]:
+def _bounded(table: pa.Table) -> Iterator[pa.Table]:
     if table.num_rows > 1 and table.nbytes > CHUNK_BYTES_MAX:
         middle = table.num_rows // 2
         yield from _bounded(table.slice(0, middle))
         yield from _bounded(table.slice(middle))
     else:
-        yield to_ipc(table.combine_chunks())
+        yield table
 
 
 def label_chunks(table: pa.Table) -> Iterator[bytes]:

@@ -35,7 +35,7 @@ def values_from_json(text: str) -> tuple[Any, ...]:
     """
     try:
         values = json.loads(text or "[]")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"expected values of levels as a JSON list: {error}") from error
     plain = str | int | float | bool | None
     if not isinstance(values, list) or not all(isinstance(value, plain) for value in values):

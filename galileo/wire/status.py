@@ -14,10 +14,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from galileo import errors
+from galileo import errors, requests
 from galileo.wire.pb import common_pb2
 
 METADATA_KEY = "galileo-error-bin"
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+"""By it gRPC's own retries, which clients in other languages may use, know when, or that never."""
 # Clients may refuse trailing metadata of more than 8 KiB, and this travels as base64.
 ERROR_BYTES_MAX = 4_200
 _MESSAGE_BYTES_MAX = 2_000
@@ -35,6 +37,8 @@ CODES: dict[str, Code] = {
     errors.DatasetExists.kind: Code.ALREADY_EXISTS,
     errors.BatchConflict.kind: Code.ALREADY_EXISTS,
     errors.NotPermitted.kind: Code.PERMISSION_DENIED,
+    errors.Unauthenticated.kind: Code.UNAUTHENTICATED,
+    errors.QuotaExceeded.kind: Code.RESOURCE_EXHAUSTED,
     errors.AskElsewhere.kind: Code.FAILED_PRECONDITION,
     errors.TryAgain.kind: Code.UNAVAILABLE,
     errors.Overloaded.kind: Code.RESOURCE_EXHAUSTED,
@@ -66,13 +70,28 @@ def code_of(error: errors.GalileoError) -> Code:
 
 
 def error_to_pb(error: errors.GalileoError) -> common_pb2.ErrorValue:
-    """The error as it travels; a long message is cut, details beyond a bound are left out."""
-    details = json.dumps(error.details, default=str)
+    """The error as it travels; a long message is cut, details beyond a bound are left out.
+
+    It names the request that is being served, if there is one.
+    """
+    request = requests.current()
+    told = {requests.DETAIL: request, **error.details} if request else error.details
+    details = json.dumps(told, default=str)
     return common_pb2.ErrorValue(
         kind=error.kind,
         message=_cut(error.message, _MESSAGE_BYTES_MAX),
         details_json=details if len(details) <= _DETAILS_BYTES_MAX else "{}",
     )
+
+
+def pushback_of(error: errors.GalileoError) -> tuple[tuple[str, str], ...]:
+    """When gRPC itself may try again, as trailing metadata; never, where that cannot help."""
+    if isinstance(error, errors.QuotaExceeded):
+        return ((PUSHBACK_KEY, "-1"),)
+    after_s = error.details.get("after_s")
+    if not isinstance(error, errors.TryAgain) or after_s is None:
+        return ()
+    return ((PUSHBACK_KEY, str(round(1e3 * float(after_s)))),)
 
 
 def status_text(error: errors.GalileoError) -> str:
@@ -87,10 +106,23 @@ def _cut(text: str, size: int) -> str:
 def error_from_pb(value: common_pb2.ErrorValue) -> errors.GalileoError:
     """The error again; an unknown kind (of a newer node) becomes the root class."""
     cls = errors.by_kind().get(value.kind, errors.GalileoError)
-    details: dict[str, Any] = json.loads(value.details_json or "{}")
     error = cls(value.message)
-    error.details = details
+    error.details = _details(value.details_json)
     return error
+
+
+SENDING_FAILED = "Internal error from Core"
+"""What grpc says where something is sent on a stream that the other side has just ended, before
+the reason has come. It says nothing of the node; who asks again hears the reason."""
+
+
+def _details(text: str) -> dict[str, Any]:
+    """Those that can be read: an error must not be lost over what is said beside it."""
+    try:
+        raw = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return raw if isinstance(raw, dict) else {}
 
 
 def error_of_rpc(error: grpc.RpcError, *, asked: str) -> errors.GalileoError:
@@ -108,6 +140,8 @@ def error_of_rpc(error: grpc.RpcError, *, asked: str) -> errors.GalileoError:
     cls = _BARE.get(code, errors.Bug)
     if code is Code.RESOURCE_EXHAUSTED and "larger than max" in details:
         cls = errors.MessageTooLarge
+    if code is Code.INTERNAL and details == SENDING_FAILED:
+        cls = errors.Unavailable
     return cls(f"{_MEANINGS.get(cls, 'the call failed')} ({asked}: {details})", address=asked)
 
 
@@ -124,7 +158,8 @@ def _carried(error: grpc.RpcError) -> errors.GalileoError | None:
     for key, value in trailing:
         if key == METADATA_KEY:
             try:
-                return error_from_pb(common_pb2.ErrorValue.FromString(value))
-            except (DecodeError, ValueError):
+                found = common_pb2.ErrorValue.FromString(value)
+            except DecodeError:
                 return None
+            return error_from_pb(found) if found.kind else None
     return None

@@ -7,15 +7,18 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from benchmarks.report import Report
 from benchmarks.sizes import FULL, QUICK, Bench
 from benchmarks.suite import AREAS, COMPARISONS, run
 
 CANCELLED = 130
 TERMINATED = 143
 NOT_INSTALLED = 2
+FAILED = 1
 
 
 def main() -> int:
@@ -44,6 +47,15 @@ def main() -> int:
         say(f"written to {given.markdown_file}")
     if given.markdown_file is None or given.json:
         print(text, end="")
+    return _status(report, say)
+
+
+def _status(report: Report, say: Callable[[str], None]) -> int:
+    """The exit status: whether an area failed, or nothing could be measured at all."""
+    failed = [section.name for section in report.sections if section.failure]
+    if failed:
+        say(f"failed: {', '.join(failed)}; the others are in the report")
+        return FAILED
     return NOT_INSTALLED if all(section.missing for section in report.sections) else 0
 
 

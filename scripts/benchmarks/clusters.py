@@ -40,12 +40,26 @@ def schema(name: str) -> galileo.Schema:
 
 @contextlib.contextmanager
 def cluster(
-    directory: Path, *, nodes: int, settings: dict[str, dict[str, int]] | None = None
+    directory: Path,
+    *,
+    nodes: int,
+    settings: dict[str, dict[str, int]] | None = None,
+    groups: int = 2,
+    partitions: int = 4,
 ) -> Iterator[galileo.LocalCluster]:
-    """A running cluster with its data in a new directory below `directory`."""
+    """A running cluster with its data in a new directory below `directory`.
+
+    Args:
+        directory: on the disk to be measured.
+        nodes: how many.
+        settings: of the nodes.
+        groups: at most; there are no more than nodes.
+        partitions: of each group.
+    """
     place = directory / f"cluster-{nodes}-{time.monotonic_ns()}"
-    groups = min(nodes, 2)
-    with galileo.LocalCluster(nodes, groups, place, settings=settings) as running:
+    with galileo.LocalCluster(
+        nodes, min(nodes, groups), place, settings=settings, partitions_per_group=partitions
+    ) as running:
         yield running
 
 

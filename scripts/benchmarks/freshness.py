@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+import galileo
 from benchmarks import clusters, ingest_blocks
 from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.sizes import Bench
@@ -57,35 +58,55 @@ class _Watcher:
         self.arrived.append((time.monotonic(), update.labels.frontier))
 
 
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What became of a stream.
+
+    Attributes:
+        lags_s: of each batch, from its acknowledgement to its update.
+        blocks_per_s: that were really taken.
+    """
+
+    lags_s: tuple[float, ...]
+    blocks_per_s: float
+
+
 def measure(bench: Bench) -> Iterator[Figure]:
-    sizes = bench.sizes
     with (
         clusters.cluster(bench.directory, nodes=NODES) as running,
         clusters.warm_evaluator(running),
     ):
-        client = running.client(patience=clusters.PATIENCE)
-        schema = ingest_blocks.schema(DATASET)
-        client.create_dataset(schema)
-        ccq = client.submit(DATASET, "", interval=INTERVAL_S, expiration=EXPIRATION)
-        watcher = _Watcher(running.client(patience=clusters.PATIENCE), ccq)
-        thread = threading.Thread(target=watcher.run, daemon=True)
-        thread.start()
-        whole = ingest_blocks.blocks(
-            schema, TABLES * sizes.fresh_blocks_per_s // BATCHES_PER_S, one_path=True
-        )
-        bench.say(f"ingesting {sizes.fresh_blocks_per_s:,} blocks/s for {sizes.fresh_s:g} s")
-        sent, took_s = _ingest(client, whole, seconds=sizes.fresh_s)
-        _wait(watcher, sent)
-        stored = len(client.query(DATASET))
-        client.cancel(ccq.id)
-        thread.join()
+        stream = streamed(bench, running, dataset=DATASET, interval_s=INTERVAL_S)
+    yield from _figures(bench, stream)
+
+
+def streamed(
+    bench: Bench, running: galileo.LocalCluster, *, dataset: str, interval_s: float
+) -> Stream:
+    """Ingests into a new dataset, while a reader watches; the evaluator is warm."""
+    sizes = bench.sizes
+    client = running.client(patience=clusters.PATIENCE)
+    schema = ingest_blocks.schema(dataset)
+    client.create_dataset(schema)
+    ccq = client.submit(dataset, "", interval=interval_s, expiration=EXPIRATION)
+    watcher = _Watcher(running.client(patience=clusters.PATIENCE), ccq)
+    thread = threading.Thread(target=watcher.run, daemon=True)
+    thread.start()
+    per_batch = sizes.fresh_blocks_per_s // BATCHES_PER_S
+    whole = ingest_blocks.blocks(schema, TABLES * per_batch, one_path=True)
+    bench.say(f"ingesting {sizes.fresh_blocks_per_s:,} blocks/s for {sizes.fresh_s:g} s")
+    sent, took_s = _ingest(client, whole, dataset=dataset, seconds=sizes.fresh_s)
+    _wait(watcher, sent)
+    stored = len(client.query(dataset))
+    client.cancel(ccq.id)
+    thread.join()
     if watcher.labels != stored:
         raise AssertionError(f"expected {stored:,} labels, got {watcher.labels:,}")
-    yield from _figures(bench, sent, watcher, took_s=took_s)
+    return Stream(tuple(_lags(sent, watcher)), per_batch * len(sent) / took_s)
 
 
 def _ingest(
-    client: Client, whole: pa.Table, *, seconds: float
+    client: Client, whole: pa.Table, *, dataset: str, seconds: float
 ) -> tuple[list[tuple[float, Cursor]], float]:
     """When each batch was acknowledged and how far it reached; and how long all took."""
     rows = whole.num_rows // TABLES
@@ -94,7 +115,7 @@ def _ingest(
 
     def send(number: int) -> tuple[float, Cursor]:
         time.sleep(max(0.0, started + number / BATCHES_PER_S - time.monotonic()))
-        receipt = client.ingest(DATASET, tables[number % TABLES], batch_rows=rows)
+        receipt = client.ingest(dataset, tables[number % TABLES], batch_rows=rows)
         return time.monotonic(), receipt.reached
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -122,14 +143,10 @@ def _lags(sent: list[tuple[float, Cursor]], watcher: _Watcher) -> list[float]:
     return lags
 
 
-def _figures(
-    bench: Bench, sent: list[tuple[float, Cursor]], watcher: _Watcher, *, took_s: float
-) -> Iterator[Figure]:
-    sizes = bench.sizes
-    blocks = sizes.fresh_blocks_per_s // BATCHES_PER_S * len(sent)
-    lags = _lags(sent, watcher)
+def _figures(bench: Bench, stream: Stream) -> Iterator[Figure]:
+    sizes, lags = bench.sizes, stream.lags_s
     what = f"{sizes.fresh_blocks_per_s:,} blocks/s meant, {NODES} nodes, interval {INTERVAL_S:g} s"
-    yield Figure("blocks that were ingested", "blocks/s", Spread.of([blocks / took_s]))
+    yield Figure("blocks that were ingested", "blocks/s", Spread.of([stream.blocks_per_s]))
     interval = Peer("the update interval", Spread.of([INTERVAL_S]))
     yield Figure(
         f"from a batch acknowledged to its update: {what}", "s", Spread.of(lags), (interval,)

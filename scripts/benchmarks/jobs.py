@@ -36,6 +36,7 @@ TIMEOUT_S = 120.0
 JOBS_UNTIMED = 3
 STOOD_TOGETHER = 2_000
 JOBS_PER_RUN = 4
+BARE = "the same scans without Spark"
 
 
 def cold_start(running: galileo.LocalCluster, bench: Bench) -> Figure:
@@ -58,10 +59,22 @@ def of_labels(
     running: galileo.LocalCluster, client: Client, bench: Bench, *, news: pa.Table
 ) -> Figure:
     """A warm job of one query that finds as many labels as `news` has rows."""
-    after = client.query(DATASET).frontier
+    return of_news(running, client, bench, news=news, after=client.query(DATASET).frontier)
+
+
+def of_news(
+    running: galileo.LocalCluster,
+    client: Client,
+    bench: Bench,
+    *,
+    news: pa.Table,
+    after: Cursor,
+    dataset: str = DATASET,
+) -> Figure:
+    """The same of any dataset, where `after` says what is stored."""
     if news.num_rows:
-        client.ingest(DATASET, news)
-    request = _request(client, [""], after=after)
+        client.ingest(dataset, news)
+    request = delta_request(client, [""], after=after, dataset=dataset)
     name = f"a warm job: one query, {news.num_rows:,} new labels on {len(running.nodes)} nodes"
     return _timed(running, request, bench, name=name, labels=news.num_rows)
 
@@ -77,16 +90,16 @@ def of_queries(
     texts = [
         f"temperature >= {low} AND temperature < {high}" for low, high in itertools.pairwise(edges)
     ]
-    request = _request(client, texts, after=after)
+    request = delta_request(client, texts, after=after)
     name = f"a warm job: {count:,} queries, {news.num_rows:,} new labels for all together"
     return _timed(running, request, bench, name=name, labels=news.num_rows)
 
 
-def _request(
-    client: Client, texts: Sequence[str], *, after: Cursor
+def delta_request(
+    client: Client, texts: Sequence[str], *, after: Cursor, dataset: str = DATASET
 ) -> evaluator_pb2.EvaluateRequest:
     """As a coordinator asks, for all partitions; the nodes have the queries then."""
-    schema, topology = client.schema(DATASET), Topology.from_json(client.topology_json())
+    schema, topology = client.schema(dataset), Topology.from_json(client.topology_json())
     queries = [parse(text, schema).to_json() for text in texts]
     asyncio.run(stood(topology, schema.name, queries))
     return request_of(topology, schema, queries, after=after)
@@ -143,7 +156,7 @@ def _timed(
         try:
             for number in range(JOBS_PER_RUN * bench.sizes.runs + JOBS_UNTIMED):
                 job_s, call_s = runner.run(_call(handle, request, labels=labels))
-                scan_s = seconds(lambda: _scan(scanner, work))
+                scan_s = seconds(lambda: scan(scanner, work))
                 if number >= JOBS_UNTIMED:
                     in_job.append(job_s)
                     called.append(call_s)
@@ -153,7 +166,7 @@ def _timed(
             scanner.close()
     peers = (
         Peer("the call to the evaluator around it", Spread.of(called)),
-        Peer("the same scans without Spark", Spread.of(bare)),
+        Peer(BARE, Spread.of(bare)),
     )
     return Figure(name, "s", Spread.of(in_job), peers)
 
@@ -173,7 +186,8 @@ async def _call(
     return reply.job_s, elapsed
 
 
-def _scan(scanner: Scanner, work: Work) -> None:
+def scan(scanner: Scanner, work: Work) -> None:
+    """What the tasks of a job do, in this process."""
     scanner.fetch(work.shares(), work.groups, timeout_s=TIMEOUT_S)
 
 

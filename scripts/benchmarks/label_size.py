@@ -43,7 +43,7 @@ PAPER_RESULTS, PAPER_COMPACTED, PAPER_COMPRESSED = 100_000, 27.4, 7.2
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class Form:
     """One form of the same labels.
 
     Attributes:
@@ -98,7 +98,7 @@ def split(schema: Schema, table: pa.Table) -> Iterator[tuple[int, pa.RecordBatch
 def figures_of(labels: LabelSet, *, runs: int) -> Iterator[Figure]:
     """Bytes of a label in each form, then how many labels a second go into it and out of it."""
     count = len(labels)
-    forms = _forms(labels)
+    forms = forms_of(labels)
     texts = forms[0].size / count
     for form in forms:
         peers = [] if form is forms[0] else [Peer("the texts", Spread.of([texts]))]
@@ -110,7 +110,7 @@ def figures_of(labels: LabelSet, *, runs: int) -> Iterator[Figure]:
     yield from _speeds(forms, count, runs=runs)
 
 
-def _speeds(forms: list[_Form], count: int, *, runs: int) -> Iterator[Figure]:
+def _speeds(forms: list[Form], count: int, *, runs: int) -> Iterator[Figure]:
     makes = in_turn(*(form.make for form in forms), runs=runs, run_s=RUN_S)
     undoes = in_turn(*(form.undo for form in forms), runs=runs, run_s=RUN_S)
     for form, make, undo in zip(forms, makes, undoes, strict=True):
@@ -120,7 +120,8 @@ def _speeds(forms: list[_Form], count: int, *, runs: int) -> Iterator[Figure]:
         yield Figure(f"{count:,} labels out of {form.name}", "labels/s", undone, goals=goals)
 
 
-def _forms(labels: LabelSet) -> list[_Form]:
+def forms_of(labels: LabelSet) -> list[Form]:
+    """The forms that labels take, the texts first."""
     return [
         _texts(labels),
         *(_ipc(labels, codec) for codec in (None, "lz4", "zstd")),
@@ -129,12 +130,12 @@ def _forms(labels: LabelSet) -> list[_Form]:
     ]
 
 
-def _texts(labels: LabelSet) -> _Form:
+def _texts(labels: LabelSet) -> Form:
     """Parsed one by one, which is slow; some of them tell how slow."""
     texts = labels.texts()
     some = texts.slice(0, PARSED).to_pylist()
     size = int(pc.sum(pc.binary_length(texts)).as_py())
-    return _Form(
+    return Form(
         "path labels as text",
         size,
         labels.texts,
@@ -143,11 +144,11 @@ def _texts(labels: LabelSet) -> _Form:
     )
 
 
-def _ipc(labels: LabelSet, codec: str | None) -> _Form:
+def _ipc(labels: LabelSet, codec: str | None) -> Form:
     table, schema = labels.table, labels.schema.label_schema
     data = to_ipc(table, compression=codec)
     name = f"Arrow IPC, {codec}" if codec else "Arrow IPC"
-    return _Form(
+    return Form(
         name,
         len(data),
         lambda: to_ipc(table, compression=codec),
@@ -156,7 +157,7 @@ def _ipc(labels: LabelSet, codec: str | None) -> _Form:
     )
 
 
-def _cached(labels: LabelSet, *, compressed: bool, paper: float) -> _Form:
+def _cached(labels: LabelSet, *, compressed: bool, paper: float) -> Form:
     """As the cache of a continuous query has them."""
     cache = LabelCache(ORIGIN)
     found = _whole(labels, compressed=compressed)
@@ -166,7 +167,7 @@ def _cached(labels: LabelSet, *, compressed: bool, paper: float) -> _Form:
     if held is None or not held.labels().in_commit_order().table.equals(labels.table):
         raise AssertionError("expected the labels that the cache was given, got others")
     name = "the cache, compressed with lz4" if compressed else "the cache, compacted"
-    return _Form(
+    return Form(
         name,
         cache.bytes,
         lambda: _whole(labels, compressed=compressed),

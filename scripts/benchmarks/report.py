@@ -23,6 +23,7 @@ class Section:
         figures: in the order measured.
         took_s: all of it, preparations included.
         missing: which other software kept it from being measured; empty for none.
+        failure: the traceback of the error that ended it early; empty for none.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Section:
     figures: Sequence[Figure]
     took_s: float
     missing: str = ""
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,11 @@ class Report:
 def _section_lines(section: Section) -> list[str]:
     if section.missing:
         return [f"Not measured: {section.missing}"]
-    return _table(section.figures)
+    lines = _table(section.figures) if section.figures else []
+    if section.failure:
+        indented = [f"    {line}" for line in section.failure.splitlines()]
+        lines += ["", "**Failed**, so that the rest was not measured:", "", *indented]
+    return lines
 
 
 def _section(section: Section) -> dict[str, Any]:
@@ -83,6 +89,7 @@ def _section(section: Section) -> dict[str, Any]:
         "title": section.title,
         "took_s": section.took_s,
         "missing": section.missing,
+        "failure": section.failure,
         "figures": [_figure(figure) for figure in section.figures],
     }
 

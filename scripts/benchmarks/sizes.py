@@ -38,9 +38,11 @@ class Sizes:
         kills: of coordinators.
         fresh_blocks_per_s, fresh_s: blocks ingested a second while their freshness is taken, and
             for how many seconds.
+        source_rows: observations that Spark reads.
         tick_paths: new in one tick; `idle_tick_s`: how long nothing is new before another one.
-        memory_blocks, memory_ccqs, memory_results: stored blocks, continuous queries, and labels
-            in the cache of each.
+        memory_blocks, memory_ccqs, memory_results, memory_runs: stored blocks, continuous queries,
+            labels in the cache of each, and clusters of each kind.
+        sparql_labels: of the large result, and of the one that rdflib's engine is asked about, too.
     """
 
     runs: int = 5
@@ -81,11 +83,14 @@ class Sizes:
     kills: int = 50
     fresh_blocks_per_s: int = 5_000
     fresh_s: float = 30.0
+    source_rows: int = 5_000_000
     tick_paths: int = 10_000
     idle_tick_s: float = 70.0
     memory_blocks: int = 1_000_000
     memory_ccqs: int = 10
     memory_results: int = 100_000
+    memory_runs: int = 1
+    sparql_labels: tuple[int, int] = (100_000, 500)
 
 
 FULL = Sizes()
@@ -123,11 +128,14 @@ QUICK = Sizes(
     kills=1,
     fresh_blocks_per_s=100,
     fresh_s=3.0,
+    source_rows=20_000,
     tick_paths=500,
     idle_tick_s=1.0,
     memory_blocks=4_000,
     memory_ccqs=2,
-    memory_results=400,
+    memory_results=2_000,
+    memory_runs=1,
+    sparql_labels=(2_000, 40),
 )
 
 

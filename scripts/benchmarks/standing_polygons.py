@@ -1,10 +1,11 @@
-"""Polygons as continuous queries, from ingest to cache, beside a trigger in PostGIS.
+"""Polygons as continuous queries, from ingest to their reader, beside a trigger in PostGIS.
 
-Every polygon is a CCQ of its own on a cluster of one node with embedded Spark. A run ingests
-observations and ends when every CCQ has been evaluated up to them; afterwards the results of a
-thousand are fetched and compared with what PostGIS says of the same cells. PostGIS has the
-polygons in a table with an index, and a trigger that notifies of every polygon that a new point
-lies in; the points come by COPY, and a session listens.
+Every polygon is a CCQ of its own on a cluster of one node with embedded Spark; one client watches
+all of them. A run ingests observations and ends when the client has every label of every CCQ as
+Arrow rows. All labels are compared with what a search of the polygons by the bounds of cells finds,
+and those of a thousand CCQs with what PostGIS says of the same cells. PostGIS has the polygons in a
+table with an index, and a trigger that notifies of every polygon that a new point lies in; the
+points come by COPY, and a session listens.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pcsv
+import shapely
 
 import galileo
 from benchmarks import clusters, postgis
@@ -27,19 +30,19 @@ from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.ingest_postgis import binary_copy
 from benchmarks.sizes import Bench
 from benchmarks.standing_world import World, schema
-from galileo.cursor import Cursor
 from galileo.geo import geohash
 
 DATASET = "polygons"
 INTERVAL_S = 0.5
 EXPIRATION = "1d"
 AT_ONCE = 64
-SAMPLE = 16
-"""CCQs that are looked at to know that all have been evaluated: one cycle serves all."""
-FETCHED = 1_000
-"""CCQs of which the results are compared, about."""
-TIMEOUT_S = 300.0
+SINGLY = 200
+"""Polygons that are also submitted one by one, and cancelled."""
+COMPARED = 1_000
+"""CCQs of which the results are compared with PostGIS, about."""
+TIMEOUT_S = 900.0
 ROWS_PER_S = 75_000
+SUBMITTED_PER_S = 2_000
 SETTINGS = {"limits": {"ccqs_max": 1_000_000}}
 
 
@@ -85,36 +88,39 @@ def _measured(
 ) -> Iterator[Figure]:
     client = galileo.AsyncClient(*running.addresses, patience=clusters.PATIENCE)
     bench.say(f"submitting {len(polygons):,} polygons")
+    runner.run(client.create_dataset(schema(DATASET)))
+    one_by_one_s = runner.run(_submitted_singly(client, polygons[:SINGLY]))
     started = time.perf_counter()
-    ccqs = runner.run(_submitted(client, polygons))
+    tokens = runner.run(_submitted(client, polygons))
     submitting_s = time.perf_counter() - started
     yield Figure(
-        f"submissions of continuous queries, {AT_ONCE} at a time, 1 node",
+        "continuous queries submitted with one call, 1 node",
         "CCQs/s",
-        Spread.of([len(ccqs) / submitting_s]),
+        Spread.of([len(tokens) / submitting_s]),
+        (
+            Peer(
+                f"one by one, {AT_ONCE} at a time, with their initial results",
+                Spread.of([len(polygons[:SINGLY]) / one_by_one_s]),
+            ),
+        ),
+        (Goal("at least", SUBMITTED_PER_S),),
     )
-    ours, theirs = [], []
-    for number, table in enumerate(tables):
-        took_s = runner.run(_cached(client, ccqs, table))
-        copied_s = trigger.copy(table)
-        bench.say(f"run {number} of {len(tables) - 1}: {took_s:.2f} s, PostGIS {copied_s:.2f} s")
-        if number:
-            ours.append(took_s)
-            theirs.append(copied_s)
-    step = max(1, len(ccqs) // FETCHED)
-    bench.say(f"fetching the results of {len(ccqs[::step]):,} polygons")
-    found = runner.run(_fetched(client, ccqs[::step]))
+    met = [met_cells(polygons, table) for table in tables]
+    runs = runner.run(_delivered(bench, client, tokens, tables, met, trigger))
     runner.run(client.close())
-    expected = trigger.met_cells(tables, step=step)
-    if found != expected:
-        raise AssertionError(f"expected {expected:,} labels, as PostGIS finds, got {found:,}")
+    _compare_with_postgis(trigger, tables, met, polygons=len(polygons))
     rows = tables[0].num_rows
     yield Figure(
-        f"{len(polygons):,} polygons: {rows:,} observations from ingest to all caches, 1 node, "
-        f"interval {INTERVAL_S:g} s",
+        f"{len(polygons):,} polygons: {rows:,} observations from ingest to the reader of all "
+        f"CCQs, 1 node, interval {INTERVAL_S:g} s",
         "rows/s",
-        Spread.of(ours).per_second(rows),
-        (Peer("PostGIS: COPY, trigger, NOTIFY", Spread.of(theirs).per_second(rows)),),
+        Spread.of([ours for ours, _ in runs]).per_second(rows),
+        (
+            Peer(
+                "PostGIS: COPY, trigger, NOTIFY",
+                Spread.of([theirs for _, theirs in runs]).per_second(rows),
+            ),
+        ),
         (Goal("at least", ROWS_PER_S),),
     )
 
@@ -122,50 +128,148 @@ def _measured(
 # --- Galileo ---------------------------------------------------------------------------------
 
 
-async def _submitted(client: galileo.AsyncClient, polygons: Sequence[str]) -> list[Any]:
-    await client.create_dataset(schema(DATASET))
+async def _submitted_singly(client: galileo.AsyncClient, polygons: Sequence[str]) -> float:
+    """Seconds that it takes; the CCQs are gone afterwards."""
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def submit(polygon: str) -> Any:
+    async def submit(polygon: str) -> str:
         async with gate:
             query = f"S_INTERSECTS(geometry, {polygon})"
-            return await client.submit(DATASET, query, interval=INTERVAL_S, expiration=EXPIRATION)
+            return (await client.submit(DATASET, query, interval="1h", expiration=EXPIRATION)).id
 
-    return list(await asyncio.gather(*map(submit, polygons)))
-
-
-async def _cached(client: galileo.AsyncClient, ccqs: Sequence[Any], table: pa.Table) -> float:
-    """Seconds from the call of ingest until CCQs from all over have been evaluated up to it."""
     started = time.perf_counter()
-    reached = (await client.ingest(DATASET, table)).reached
-    for ccq in [*ccqs[:: max(1, len(ccqs) // SAMPLE)], ccqs[-1]]:
-        await _evaluated(client, ccq, reached, deadline=started + TIMEOUT_S)
-    return time.perf_counter() - started
+    ccq_ids = await asyncio.gather(*map(submit, polygons))
+    took_s = time.perf_counter() - started
+    await asyncio.gather(*map(client.cancel, ccq_ids))
+    return took_s
 
 
-async def _evaluated(
-    client: galileo.AsyncClient, ccq: Any, reached: Cursor, *, deadline: float
+async def _submitted(client: galileo.AsyncClient, polygons: Sequence[str]) -> dict[str, str]:
+    """The tokens of all, in their order."""
+    done = await client.submit_many(
+        [
+            galileo.Submission(
+                DATASET,
+                f"S_INTERSECTS(geometry, {polygon})",
+                interval=INTERVAL_S,
+                expiration=EXPIRATION,
+            )
+            for polygon in polygons
+        ]
+    )
+    for one in done:
+        if one.error is not None:
+            raise one.error
+    return {one.id: one.token for one in done}
+
+
+async def _delivered(
+    bench: Bench,
+    client: galileo.AsyncClient,
+    tokens: dict[str, str],
+    tables: Sequence[pa.Table],
+    met: Sequence[Met],
+    trigger: _Trigger,
+) -> list[tuple[float, float]]:
+    """Seconds of each run but the first, here and in PostGIS."""
+    runs = []
+    numbers = pa.array([*tokens], pa.string())
+    async with _watching(client, tokens) as come:
+        for number, (table, expected) in enumerate(zip(tables, met, strict=True)):
+            took_s, labels = await _run(client, come, table, expected=len(expected))
+            found = pc.index_in(labels.column("ccq"), numbers).to_numpy()
+            check(found, labels, expected)
+            copied_s = await asyncio.to_thread(trigger.copy, table)
+            bench.say(
+                f"run {number} of {len(tables) - 1}: {took_s:.2f} s, PostGIS {copied_s:.2f} s"
+            )
+            if number:
+                runs.append((took_s, copied_s))
+    return runs
+
+
+@asynccontextmanager
+async def _watching(
+    client: galileo.AsyncClient, tokens: dict[str, str]
+) -> AsyncIterator[asyncio.Queue[pa.Table]]:
+    """All new labels as they come."""
+    come: asyncio.Queue[pa.Table] = asyncio.Queue()
+
+    async def watch() -> None:
+        async for updates in client.watch_many(tokens):
+            if updates.errors:
+                raise next(iter(updates.errors.values()))
+            come.put_nowait(await asyncio.to_thread(updates.to_arrow))
+
+    task = asyncio.create_task(watch())
+    try:
+        yield come
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _run(
+    client: galileo.AsyncClient, come: asyncio.Queue[pa.Table], table: pa.Table, *, expected: int
+) -> tuple[float, pa.Table]:
+    """Seconds from the call of ingest until all labels are here, and the labels."""
+    started = time.perf_counter()
+    storing = asyncio.create_task(client.ingest(DATASET, table))
+    found: list[pa.Table] = []
+    async with asyncio.timeout(TIMEOUT_S):
+        while sum(one.num_rows for one in found) < expected:
+            found.append(await come.get())
+        took_s = time.perf_counter() - started
+        await storing
+    return took_s, pa.concat_tables(found)
+
+
+# --- what has to be found ----------------------------------------------------------------------
+
+Met = npt.NDArray[np.uint64]
+"""Polygon and cell of each path that meets a polygon, in order; shape (n, 2)."""
+
+
+def met_cells(polygons: Sequence[str], table: pa.Table) -> Met:
+    """By the bounds of the cells alone, without covers or prefixes."""
+    precision = schema(DATASET).geohash_precision
+    latitude, longitude = (table.column(n).to_numpy() for n in ("latitude", "longitude"))
+    cells, counts = np.unique(geohash.encode(latitude, longitude, precision), return_counts=True)
+    boxes = shapely.box(*geohash.bounds(cells, precision))
+    shapes = shapely.from_wkt(np.array(polygons))
+    at, polygon = shapely.STRtree(shapes).query(boxes, predicate="intersects")
+    pairs = np.stack([polygon.astype(np.uint64), cells[at].astype(np.uint64)], axis=1)
+    return _in_order(np.repeat(pairs, counts[at], axis=0))
+
+
+def check(found: npt.NDArray[np.int64], labels: pa.Table, expected: Met) -> None:
+    """Every path that meets a polygon is there for it, once.
+
+    Raises:
+        AssertionError: it is not.
+    """
+    names = ("partition", "sequence", "row")
+    places = np.stack([found, *(labels.column(name).to_numpy() for name in names)], axis=1)
+    if len(np.unique(places, axis=0)) != len(places):
+        raise AssertionError("expected each label of a query once, got some again")
+    cells = labels.column("cell").to_numpy().astype(np.uint64)
+    got = _in_order(np.stack([found.astype(np.uint64), cells], axis=1))
+    if not np.array_equal(got, expected):
+        raise AssertionError(f"expected {len(expected):,} labels, got {len(got):,}, or others")
+
+
+def _in_order(pairs: Met) -> Met:
+    return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+
+
+def _compare_with_postgis(
+    trigger: _Trigger, tables: Sequence[pa.Table], met: Sequence[Met], *, polygons: int
 ) -> None:
-    while not (await client.fetch(ccq.id, token=ccq.token)).frontier.covers(reached):
-        if time.perf_counter() > deadline:
-            raise AssertionError(f"{ccq.id} was not evaluated within {TIMEOUT_S:g} s")
-        await asyncio.sleep(0.01)
-
-
-async def _fetched(client: galileo.AsyncClient, ccqs: Sequence[Any]) -> int:
-    """Number of labels since submission."""
-    gate = asyncio.Semaphore(AT_ONCE)
-
-    async def fetch(ccq: Any) -> int:
-        async with gate:
-            update = await client.fetch(ccq.id, token=ccq.token)
-            found = len(update.labels)
-            while update.more:
-                update = await client.fetch(ccq.id, token=update.token)
-                found += len(update.labels)
-            return found
-
-    return sum(await asyncio.gather(*map(fetch, ccqs)))
+    step = max(1, polygons // COMPARED)
+    ours = sum(int((one[:, 0] % step == 0).sum()) for one in met)
+    theirs = trigger.met_cells(tables, step=step)
+    if ours != theirs:
+        raise AssertionError(f"expected {theirs:,} labels, as PostGIS finds, got {ours:,}")
 
 
 # --- PostGIS ---------------------------------------------------------------------------------

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks import (
     ccq_memory,
     clients,
+    contained,
     cycle,
     failover,
     fetch,
@@ -25,8 +27,11 @@ from benchmarks import (
     ingest_postgis,
     label_size,
     recovery,
+    source,
+    sparql,
     spatial_postgis,
     standing,
+    startup,
     streaming,
     tick,
     verify,
@@ -59,6 +64,8 @@ AREAS = (
     Area("clients", "Many clients at once", clients.measure),
     Area("verify", "Checking every stored byte", verify.measure),
     Area("recovery", "Starting again with what is stored", recovery.measure),
+    Area("contained", "Samplers that were sent", contained.measure),
+    Area("startup", "From typing to an answer", startup.measure),
 )
 
 # Long, or in need of other software; they run when they are named.
@@ -72,6 +79,8 @@ COMPARISONS = (
     Area("scale", "What grows with the metadata graph", graph_scale.measure),
     Area("copy", "Ingesting beside PostGIS COPY", ingest_postgis.measure),
     Area("standing", "Very many standing queries", standing.measure),
+    Area("source", "Reading through Spark beside Parquet files", source.measure),
+    Area("sparql", "SPARQL beside rdflib's engine", sparql.measure),
     Area("postgis", "Polygons and circles beside PostGIS", spatial_postgis.measure),
 )
 
@@ -88,9 +97,10 @@ def run(areas: Sequence[Area], bench: Bench) -> Report:
 
 
 def _section(area: Area, bench: Bench) -> Section:
+    """One area; where it fails, what it had measured until then, and the error."""
     bench.say(f"-- {area.title}")
     started = time.perf_counter()
-    figures, missing = [], ""
+    figures, missing, failure = [], "", ""
     try:
         for figure in area.measure(bench):
             figures.append(figure)
@@ -98,5 +108,8 @@ def _section(area: Area, bench: Bench) -> Section:
     except NotInstalled as error:
         missing = str(error)
         bench.say(missing)
+    except Exception as error:
+        failure = "".join(traceback.format_exception(error))
+        bench.say(f"{area.name} failed:\n{failure}")
     took_s = time.perf_counter() - started
-    return Section(area.name, area.title, figures, took_s=took_s, missing=missing)
+    return Section(area.name, area.title, figures, took_s=took_s, missing=missing, failure=failure)

@@ -2,34 +2,38 @@
 
 Cycles are due at whole multiples of the update interval on the monotonic clock, which all processes
 of a machine share. So the observations are ingested some time before such a multiple, and an update
-is timed from the multiple to its arrival at a reader who waits for it: up to 50 ms until the
-coordinator looks at its clock, the Spark job, the cache, and the answer. After each of the things
-that let Spark fall asleep or die the first tick is timed again.
+is timed from the multiple to its arrival at a reader who waits for it: the Spark job, the cache,
+and the answer. After each of the things that let Spark fall asleep or die the first tick is timed
+again. While nothing is new the evaluator's own count of its jobs must stand still.
 """
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import psutil
 import pyarrow as pa
 
 import galileo
-from benchmarks import clusters
-from benchmarks.figures import Figure, Goal, Spread
+from benchmarks import clusters, jobs
+from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.idle import processor_seconds
 from benchmarks.sizes import Bench
 from galileo.client import Ccq, Client
 from galileo.cursor import Cursor
-from galileo.errors import CcqCancelled
+from galileo.errors import Cancelled, CcqCancelled
+from galileo.spark.launcher import EvaluatorHandle
+from galileo.wire.pb import evaluator_pb2
 
 NODES = 3
-DATASET = "nam"
+DATASET = jobs.DATASET
 INTERVAL_S, EXPIRATION = 1.0, "1h"
 BEFORE_S = 0.5
 """How long before a tick the observations are sent; nodes hear of them within a quarter second."""
@@ -38,6 +42,11 @@ UNTIMED = 5
 TIMEOUT_S = 180.0
 P50_S, P95_S = 0.120, 0.250
 QUIET_S = 5.0
+"""After a tick, until all that it started is over."""
+NOTHING_NEW_S = 10.0
+
+
+_Find: TypeAlias = Callable[[psutil.Process], psutil.Process]
 
 
 @dataclass(slots=True)
@@ -52,7 +61,7 @@ class _Watcher:
         try:
             for update in self.client.watch(self.ccq.id, token=self.ccq.token):
                 self.arrived.put((time.monotonic(), update.labels.frontier))
-        except CcqCancelled:
+        except (CcqCancelled, Cancelled):
             return
 
     def wait(self, reached: Cursor) -> float:
@@ -100,38 +109,54 @@ def measure(bench: Bench) -> Iterator[Figure]:
         yield Figure(
             "the first tick of a cluster, which starts Spark", "s", Spread.of([ticks.one()])
         )
-        yield from _warm(bench, ticks)
-        yield _nothing_new(bench, running)
+        yield from _warm(bench, running, ticks)
+        yield from _nothing_new(bench, running)
         yield from _after(bench, running, ticks)
         client.cancel(ccq.id)
 
 
-def _warm(bench: Bench, ticks: _Ticks) -> Iterator[Figure]:
+def _warm(bench: Bench, running: galileo.LocalCluster, ticks: _Ticks) -> Iterator[Figure]:
     count = bench.sizes.updates
     bench.say(f"{count} warm ticks")
     taken = [ticks.one() for _ in range(UNTIMED + count)][UNTIMED:]
     what = f"{ticks.news.num_rows:,} new paths, {NODES} nodes"
+    job = jobs.of_labels(running, ticks.client, bench, news=ticks.news)
+    floor = (Peer("the Spark job in it, by itself", job.spread),)
     name = f"a warm tick: from when it is due to its labels at a reader, {what}"
-    yield Figure(name, "s", Spread.of(taken), goals=(Goal("at most", P50_S),))
+    yield Figure(name, "s", Spread.of(taken), floor, (Goal("at most", P50_S),))
     p95 = Spread.of([float(np.quantile(taken, 0.95))])
-    yield Figure(
-        f"the same, 95th percentile of {count} ticks", "s", p95, goals=(Goal("at most", P95_S),)
-    )
+    name = f"the same, 95th percentile of {count} ticks"
+    yield Figure(name, "s", p95, floor, (Goal("at most", P95_S),))
 
 
-def _nothing_new(bench: Bench, running: galileo.LocalCluster) -> Figure:
-    """Processor time of everything that belongs to Spark while ticks pass that have no news."""
+def _nothing_new(bench: Bench, running: galileo.LocalCluster) -> Iterator[Figure]:
+    """Jobs, and processor time of Spark's Python side, while ticks pass that have no news."""
     bench.say("ticks without news")
     evaluator = _evaluator(running)
     family = [evaluator, *evaluator.children(recursive=True)]
     workers = [one for one in family if one.name().startswith("python")]
     time.sleep(QUIET_S)
-    before = sum(processor_seconds(one.pid) for one in workers)
-    ticks = QUIET_S / INTERVAL_S
-    time.sleep(QUIET_S)
-    used = sum(processor_seconds(one.pid) for one in workers) - before
+    seconds, before = sum(processor_seconds(one.pid) for one in workers), _jobs(running)
+    time.sleep(NOTHING_NEW_S)
+    used_s = sum(processor_seconds(one.pid) for one in workers) - seconds
+    now, ticks = _jobs(running), NOTHING_NEW_S / INTERVAL_S
+    if now.pid != before.pid:
+        raise AssertionError("expected one evaluator, another one has taken its place")
+    name = f"Spark jobs in {NOTHING_NEW_S:g} s of ticks without news"
+    none = (Goal("at most", 0.0),)
+    yield Figure(name, "jobs", Spread.of([now.jobs - before.jobs]), goals=none)
+    name = "empty jobs in the same time, which keep Spark's Python processes"
+    yield Figure(name, "jobs", Spread.of([now.empty_jobs - before.empty_jobs]))
     name = "processor time of the evaluator and Spark's Python processes for a tick without news"
-    return Figure(name, "s", Spread.of([used / ticks]))
+    yield Figure(name, "s", Spread.of([used_s / ticks]))
+
+
+def _jobs(running: galileo.LocalCluster) -> evaluator_pb2.PingReply:
+    async def ask() -> evaluator_pb2.PingReply:
+        async with EvaluatorHandle(clusters.evaluator_options(running)) as handle:
+            return await handle.ping()
+
+    return asyncio.run(ask())
 
 
 def _after(bench: Bench, running: galileo.LocalCluster, ticks: _Ticks) -> Iterator[Figure]:
@@ -140,10 +165,27 @@ def _after(bench: Bench, running: galileo.LocalCluster, ticks: _Ticks) -> Iterat
     time.sleep(idle_s)
     name = f"the first tick after {idle_s:g} s of idleness"
     yield Figure(name, "s", Spread.of([ticks.one()]))
-    bench.say("killing the evaluator")
-    killed = _evaluator(running)
-    killed.kill()
-    yield Figure("the first tick after the evaluator was killed", "s", Spread.of([ticks.one()]))
+    for name, find in _VICTIMS.items():
+        bench.say(f"killing {name}, {bench.sizes.cold_starts} times")
+        taken = [_killed(running, ticks, find) for _ in range(bench.sizes.cold_starts)]
+        yield Figure(f"the first tick after {name} was killed", "s", Spread.of(taken))
+
+
+def _killed(running: galileo.LocalCluster, ticks: _Ticks, find: _Find) -> float:
+    find(_evaluator(running)).kill()
+    taken_s = ticks.one()
+    ticks.one()  # It is warm again before the next kill.
+    return taken_s
+
+
+def _worker(evaluator: psutil.Process) -> psutil.Process:
+    """One that was forked from Spark's Python daemon."""
+    family = evaluator.children(recursive=True)
+    pythons = {one.pid for one in family if one.name().startswith("python")}
+    return [one for one in family if one.pid in pythons and one.ppid() in pythons][-1]
+
+
+_VICTIMS: dict[str, _Find] = {"a worker of Spark": _worker, "the evaluator": lambda one: one}
 
 
 def _evaluator(running: galileo.LocalCluster) -> psutil.Process:

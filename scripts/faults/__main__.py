@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from faults.markdown import update
 from faults.registry import Outcome
-from faults.report import summed, table
+from faults.report import facts, summed, table
 from faults.running import RunOptions, run_all
 from faults.table import SCENARIOS
 
@@ -25,7 +26,7 @@ TERMINATED = 143
 def main() -> int:
     given = _arguments()
     if given.list:
-        print("\n".join(f"{one.name:20} {one.does}" for one in SCENARIOS))
+        print("\n".join(f"{one.row:28} {one.name:20} {one.does}" for one in SCENARIOS))
         return 0
     started = time.monotonic()
 
@@ -38,11 +39,14 @@ def main() -> int:
     try:
         for outcome in run_all(named, options, say):
             outcomes.append(outcome)
-            say(f"{outcome.name}: {outcome.verdict} {outcome.reason or _counts(outcome)}")
+            say(f"{outcome.name}: {outcome.verdict} {outcome.reason or facts(outcome)}")
     except KeyboardInterrupt:
         say("cancelled")
         return CANCELLED
-    return _tell(summed(outcomes), as_json=given.json)
+    told = summed(outcomes)
+    if given.markdown_file is not None:
+        update(given.markdown_file, told, SCENARIOS)
+    return _tell(told, as_json=given.json)
 
 
 def _tell(outcomes: Sequence[Outcome], *, as_json: bool) -> int:
@@ -51,10 +55,6 @@ def _tell(outcomes: Sequence[Outcome], *, as_json: bool) -> int:
     else:
         print(table(outcomes))
     return BROKEN if any(outcome.verdict == "broken" for outcome in outcomes) else 0
-
-
-def _counts(outcome: Outcome) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in outcome.counts.items())
 
 
 def _arguments() -> argparse.Namespace:
@@ -67,6 +67,7 @@ def _arguments() -> argparse.Namespace:
         "--minutes", type=float, default=0.0, help="repeat with further seeds for so long"
     )
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    parser.add_argument("--markdown-file", type=Path, help="whose tables of verdicts to renew")
     parser.add_argument("--list", action="store_true", help="say what there is, and end")
     parser.add_argument("--directory", type=Path, help="on the disk to use")
     return parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from faults.registry import Outcome, Scenario, Trial
+from faults.registry import Outcome, Scenario, Trial, Verdict
 from galileo.testing.faults.needs import first_missing
 
 
@@ -21,7 +22,8 @@ class RunOptions:
     Attributes:
         rounds: of each; None for each one's own number.
         seed: of everything random.
-        minutes: how long all of them are repeated with further seeds; 0: once.
+        minutes: how long all of them are repeated with further seeds; 0: once. Scenarios that are
+            lasting, where no others are chosen, share the time instead, one world for each.
         directory: on the disk that is to be used; None for that of the temporary files.
     """
 
@@ -37,6 +39,10 @@ def run_all(
     """Outcomes as they come; what is broken ends nothing but its own scenario."""
     ends_at = time.monotonic() + 60 * options.minutes
     seed = options.seed
+    if options.minutes and all(one.is_lasting for one in scenarios):
+        lasts_s = 60 * options.minutes / len(scenarios)
+        yield from (run(one, options, say, lasts_s=lasts_s) for one in scenarios)
+        return
     while True:
         for scenario in scenarios:
             outcome = run(scenario, replace(options, seed=seed), say)
@@ -48,18 +54,34 @@ def run_all(
         seed += 1
 
 
-def run(scenario: Scenario, options: RunOptions, say: Callable[[str], None]) -> Outcome:
-    """One scenario once. What it leaves by an exception is a complaint like any other."""
+def run(
+    scenario: Scenario,
+    options: RunOptions,
+    say: Callable[[str], None],
+    *,
+    lasts_s: float = 0.0,
+) -> Outcome:
+    """One scenario once. What it leaves by an exception is a complaint like any other.
+
+    Args:
+        scenario: to run.
+        options: how.
+        say: shows progress.
+        lasts_s: for how long, where it is a lasting one; 0: for its rounds.
+    """
     missing = first_missing(scenario.needs)
     if missing is not None:
-        return Outcome(scenario.name, scenario.does, "skipped", options.seed, 0.0, reason=missing)
+        skipped: Verdict = "skipped"
+        known = (scenario.name, scenario.does, skipped, options.seed, 0.0)
+        return Outcome(*known, reason=missing, row=scenario.row)
     say(f"-- {scenario.name}: {scenario.does}")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(
         prefix="galileo-chaos-", dir=options.directory, ignore_cleanup_errors=True
     ) as place:
         rounds = options.rounds or scenario.rounds
-        trial = Trial(Path(place), rounds, random.Random(options.seed), say)
+        drawn = random.Random(options.seed)
+        trial = Trial(Path(place), rounds, drawn, say, lasts_s=lasts_s)
         try:
             scenario.run(trial)
         except Exception as error:
@@ -72,4 +94,7 @@ def run(scenario: Scenario, options: RunOptions, say: Callable[[str], None]) -> 
         took_s=time.monotonic() - started,
         counts=dict(trial.counts),
         complaints=tuple(trial.complaints),
+        figures=trial.figures,
+        load=round(os.getloadavg()[1]),
+        row=scenario.row,
     )

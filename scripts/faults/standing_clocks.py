@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from faults.registry import Scenario, Trial
@@ -15,15 +14,14 @@ from faults.standing_world import (
     wait_for_updates,
 )
 from galileo.client import Ccq
-from galileo.cluster import LocalCluster
-from galileo.spark.launcher import EvaluatorHandle
-from galileo.spark.options import EvaluatorOptions
 from galileo.testing.faults.clocks import READ_AGAIN_S, WallClock
 from galileo.testing.faults.needs import CLOCKS
 
 JUMPS_S = (3_600.0, -3_600.0, 0.0)
 SHORT = "20m"
 """An expiration that a jump passes."""
+SHORT_FOR_S = 600.0
+"""The longest that it is looked at, which is well before it comes."""
 KILLED = 0.5
 """Share of the later jumps after which a node is killed, and starts with its wrong clock."""
 UPDATES_S = 300.0
@@ -34,32 +32,28 @@ def jumps(trial: Trial) -> None:
 
     A node reckons from its clock once when an expiration comes, when it first sees the query. One
     that starts with a wrong clock is wrong about it by as much, so the second part is without it.
+    The evaluator, its JVM and its workers have the clock of the node that started them.
     """
     cluster, clocks = three_nodes(trial), {}
     for node in cluster.nodes:
         clocks[node.name] = WallClock(trial.directory / f"{node.name}.time")
         node.prefix = clocks[node.name].prefix
-    asyncio.run(_start_evaluator(cluster))
     with standing(trial, cluster) as world:
         short = world.client.submit(
             DATASET, "temperature > 1000", interval=INTERVAL, expiration=SHORT
         )
-        for number in trial.each_round():
+        ends_at, is_over = time.monotonic() + SHORT_FOR_S, False
+        for _ in trial.each_round():
             _jump(trial, clocks)
-            if 2 * number > trial.rounds and trial.random.random() < KILLED:
-                node = trial.random.choice(world.cluster.nodes)
-                node.kill()
-                node.restart()
-                trial.counts["restarts"] += 1
+            if is_over and trial.random.random() < KILLED:
+                _restart(trial, world)
             wait_for_updates(world, timeout_s=UPDATES_S)
-            if 2 * number <= trial.rounds < 2 * (number + 1):
+            if not is_over and (trial.share_done >= 0.5 or time.monotonic() > ends_at):
                 _end(trial, world, short)
-
-
-async def _start_evaluator(cluster: LocalCluster) -> None:
-    """With a true clock: a JVM does not start under libfaketime."""
-    async with EvaluatorHandle(EvaluatorOptions(cluster.evaluator_directory)) as handle:
-        await handle.ensure(timeout_s=UPDATES_S)
+                is_over = True
+        if is_over:
+            _restart(trial, world)
+            wait_for_updates(world, timeout_s=UPDATES_S)
 
 
 def _jump(trial: Trial, clocks: dict[str, WallClock]) -> None:
@@ -68,6 +62,15 @@ def _jump(trial: Trial, clocks: dict[str, WallClock]) -> None:
     clocks[name].jump(offset_s)
     trial.counts[f"jumps to {offset_s:+.0f} s"] += 1
     time.sleep(1.5 * READ_AGAIN_S)
+
+
+def _restart(trial: Trial, world: World) -> None:
+    """Kills a node, which starts with whatever its clock says by now."""
+    node = trial.random.choice(world.cluster.nodes)
+    trial.say(f"kill {node.name}")
+    node.kill()
+    node.restart()
+    trial.counts["restarts"] += 1
 
 
 def _end(trial: Trial, world: World, short: Ccq) -> None:
@@ -87,5 +90,7 @@ SCENARIOS = (
         (CLOCKS,),
         6,
         jumps,
+        is_lasting=True,
+        row="wall clock jump",
     ),
 )

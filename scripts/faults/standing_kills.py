@@ -74,6 +74,8 @@ SCENARIOS = (
         (SIGNALS,),
         6,
         kill_all,
+        is_lasting=True,
+        row="crash",
     ),
     Scenario(
         "standing-pauses",
@@ -81,6 +83,8 @@ SCENARIOS = (
         (SIGNALS,),
         6,
         pause_all,
+        is_lasting=True,
+        row="pause past the timeout, then wake",
     ),
     Scenario(
         "standing-storm",
@@ -88,5 +92,7 @@ SCENARIOS = (
         (SIGNALS,),
         12,
         storm,
+        is_lasting=True,
+        row="crash",
     ),
 )

@@ -37,7 +37,8 @@ END_TIMEOUT_S = 15.0
 
 def cut(trial: Trial) -> None:
     """Has another process, in a namespace of its own, play it."""
-    words = [str(trial.directory), str(trial.random.randrange(2**31)), str(trial.rounds)]
+    numbers = (trial.random.randrange(2**31), trial.rounds, trial.lasts_s)
+    words = [str(trial.directory), *map(str, numbers)]
     command = ["unshare", "--net", sys.executable, "-m", "faults.standing_network", *words]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -120,11 +121,18 @@ def _end_evaluators(directory: Path) -> None:
                 one.kill()
 
 
-def main(directory: str, seed: str, rounds: str) -> None:
+def main(directory: str, seed: str, rounds: str, lasts_s: str) -> None:
     def say(text: str) -> None:
         print(f"{TOLD}{text}", file=sys.stderr, flush=True)
 
-    trial = Trial(Path(directory), int(rounds), random.Random(int(seed)), say, Counter())
+    trial = Trial(
+        Path(directory),
+        int(rounds),
+        random.Random(int(seed)),
+        say,
+        Counter(),
+        lasts_s=float(lasts_s),
+    )
     play(trial, seed=int(seed))
     print(json.dumps({"counts": trial.counts, "complaints": trial.complaints}))
 
@@ -137,6 +145,8 @@ SCENARIOS = (
         (NETWORK,),
         5,
         cut,
+        is_lasting=True,
+        row="partition, one-way, loss",
     ),
 )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from faults import standing_truth
 from faults.registry import Trial
 from galileo import samplers
 from galileo.client import Ccq, Client
@@ -33,6 +34,12 @@ WATCHED = "temperature > 265 AND S_INTERSECTS(geometry, BBOX(-150, -60, 120, 70)
 FETCHED = "temperature > 260"
 SPOOLED = "temperature BETWEEN 255 AND 290 OR geohash LIKE 's%'"
 SAMPLER = SamplerSpec("uniform", {"fraction": 0.5}, seed=11)
+PREDICATES: dict[str, standing_truth.Predicate] = {
+    WatchReader.way: standing_truth.warm_within_box,
+    FetchReader.way: standing_truth.warm,
+    SpoolReader.way: standing_truth.mild_or_in_cell_s,
+}
+"""What the three queries say, once more, for each reader."""
 
 
 @dataclass(slots=True)
@@ -99,6 +106,14 @@ def standing(trial: Trial, cluster: LocalCluster | None = None) -> Iterator[Worl
             world.evaluator()
         finally:
             world.spooler.end()
+    standing_truth.judge(
+        trial,
+        [cluster.directory / node.name for node in cluster.nodes],
+        world.readers,
+        dataset=DATASET,
+        predicates=PREDICATES,
+        sent=stream.sent,
+    )
     _judge_left(trial, families)
 
 
@@ -146,6 +161,8 @@ def _judge(trial: Trial, world: World) -> None:
         world.client.cancel(reader.ccq.id)
         _judge_reader(trial, reader, labels)
         trial.counts["samplings failed"] += reader.samplings_failed
+        failed = f"reader by {reader.way} was told {reader.samplings_failed} times of its sampler"
+        trial.expect(reader.samplings_failed == 0, f"{failed}, which did nothing wrong")
 
 
 def _wanted(client: Client, ccq: Ccq) -> LabelSet:

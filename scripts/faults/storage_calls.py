@@ -190,6 +190,7 @@ SCENARIOS = (
         (ATTACHING,),
         20,
         kill_at_call,
+        row="kill at the nth system call",
     ),
     Scenario(
         "kill-merge",
@@ -197,6 +198,7 @@ SCENARIOS = (
         (ATTACHING,),
         20,
         kill_merge,
+        row="kill at the nth system call",
     ),
     Scenario(
         "sync-error",
@@ -205,5 +207,6 @@ SCENARIOS = (
         (ATTACHING,),
         3,
         sync_error,
+        row="fsync error",
     ),
 )

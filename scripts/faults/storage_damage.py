@@ -194,6 +194,7 @@ SCENARIOS = (
         (SIGNALS,),
         120,
         torn_tail,
+        row="damage",
     ),
     Scenario(
         "bit-flips",
@@ -202,5 +203,6 @@ SCENARIOS = (
         (SIGNALS,),
         240,
         bit_flips,
+        row="damage",
     ),
 )

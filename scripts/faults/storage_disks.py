@@ -122,6 +122,7 @@ SCENARIOS = (
         (MEMORY_DISK,),
         2,
         disk_full,
+        row="disk full, read-only",
     ),
     Scenario(
         "read-only",
@@ -130,6 +131,7 @@ SCENARIOS = (
         (LOOP_DISK,),
         2,
         read_only,
+        row="disk full, read-only",
     ),
     Scenario(
         "power-cut",
@@ -138,5 +140,6 @@ SCENARIOS = (
         (LOOP_DISK,),
         10,
         power_cut,
+        row="power cut",
     ),
 )

@@ -105,5 +105,6 @@ SCENARIOS = (
         (ATTACHING,),
         20,
         kill_drop,
+        row="kill at the nth system call",
     ),
 )

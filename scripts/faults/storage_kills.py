@@ -71,5 +71,6 @@ SCENARIOS = (
         (SIGNALS,),
         10,
         kill,
+        row="crash",
     ),
 )

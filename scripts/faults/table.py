@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from faults import (
+    bombs,
+    clients,
+    floods,
     standing_clocks,
+    standing_delays,
     standing_kills,
+    standing_limits,
+    standing_moves,
     standing_network,
+    standing_rolling,
     storage_calls,
     storage_damage,
     storage_disks,
@@ -21,6 +28,13 @@ SCENARIOS: tuple[Scenario, ...] = (
     *storage_damage.SCENARIOS,
     *storage_disks.SCENARIOS,
     *standing_kills.SCENARIOS,
+    *standing_rolling.SCENARIOS,
+    *standing_moves.SCENARIOS,
     *standing_clocks.SCENARIOS,
     *standing_network.SCENARIOS,
+    *standing_delays.SCENARIOS,
+    *standing_limits.SCENARIOS,
+    *clients.SCENARIOS,
+    *floods.SCENARIOS,
+    *bombs.SCENARIOS,
 )

@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from benchmarks.suite import AREAS
+from benchmarks import __main__ as program
+from benchmarks.figures import Figure, Spread
+from benchmarks.sizes import QUICK, Bench
+from benchmarks.suite import AREAS, Area, run
 
 DOCS = Path(__file__).parents[2] / "docs" / "performance.md"
 END_TIMEOUT_S = 60.0
@@ -88,3 +92,38 @@ def test_an_unknown_area_is_refused(bench_environment):
 @pytest.mark.parametrize("area", AREAS, ids=lambda area: area.name)
 def test_the_documentation_explains_each_area(area):
     assert f"## {area.title} (`{area.name}`)" in DOCS.read_text()
+
+
+def _well(bench: Bench) -> Iterator[Figure]:
+    yield Figure("a thing that was measured", "s", Spread.of([1.0, 2.0]))
+
+
+def _badly(bench: Bench) -> Iterator[Figure]:
+    yield from _well(bench)
+    raise AssertionError("expected 2 labels, got 3")
+
+
+def test_an_area_that_fails_loses_no_other_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    areas = (Area("bad", "What fails", _badly), Area("good", "What is well", _well))
+    monkeypatch.setattr(program, "AREAS", areas)
+    monkeypatch.setattr(program, "COMPARISONS", ())
+    monkeypatch.setattr("sys.argv", ["bench", "--all", "--json", "--directory", str(tmp_path)])
+    with pytest.MonkeyPatch.context() as handlers:
+        handlers.setattr(signal, "signal", lambda *_: None)
+        assert program.main() == program.FAILED
+    said = capsys.readouterr()
+    bad, good = json.loads(said.out)["areas"]
+    assert "AssertionError: expected 2 labels, got 3" in bad["failure"]
+    assert [len(one["figures"]) for one in (bad, good)] == [1, 1]
+    assert good["failure"] == ""
+    assert "failed: bad; the others are in the report" in said.err
+
+
+def test_the_report_of_an_area_that_failed_has_its_figures_and_the_error(tmp_path: Path) -> None:
+    bench = Bench(QUICK, tmp_path, lambda _: None)
+    text = run([Area("bad", "What fails", _badly)], bench).to_markdown()
+    assert "| a thing that was measured | 1.50 s |" in text
+    assert "**Failed**" in text
+    assert "    AssertionError: expected 2 labels, got 3" in text

@@ -1,5 +1,6 @@
 """The cache against a dumb one: a set of paths and two cursors."""
 
+import numpy as np
 from cache_log import PARTITIONS, cursors, logs, paths_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,12 +9,15 @@ from galileo.ccq import cache as module
 from galileo.ccq.answer import compose
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.packs import PackedLabels
+from galileo.ccq.shared_packs import packed_together
 from galileo.cursor import ORIGIN, Cursor
 from galileo.testing.simulator.logs import to_labels, to_paths
 
 operations = st.lists(
     st.tuples(
-        st.sampled_from(["append", "append", "drop", "advance", "shrink", "gather", "gathered"]),
+        st.sampled_from(
+            ["append", "append", "drop", "advance", "shrink", "gather", "rest", "gathered"]
+        ),
         cursors,
     ),
     max_size=14,
@@ -24,7 +28,8 @@ operations = st.lists(
 def test_the_cache_holds_what_the_log_has_between_its_cursors(
     log, base, steps, after, gathered, labels_max, chunk_labels
 ):
-    original, module.CHUNK_LABELS = module.CHUNK_LABELS, chunk_labels
+    original = module.CHUNK_LABELS, module.LABELS_FEW
+    module.CHUNK_LABELS, module.LABELS_FEW = chunk_labels, 1
     try:
         cache = LabelCache(base, chunks_gathered=gathered)
         out: list[PackedLabels] = []
@@ -33,7 +38,7 @@ def test_the_cache_holds_what_the_log_has_between_its_cursors(
             cache.check()
         judge(cache, log, after, labels_max)
     finally:
-        module.CHUNK_LABELS = original
+        module.CHUNK_LABELS, module.LABELS_FEW = original
 
 
 def everything(cache: LabelCache) -> PackedLabels | None:
@@ -52,9 +57,9 @@ def apply(cache: LabelCache, kind: str, cursor: Cursor, log, out: list[PackedLab
     elif kind == "advance":
         cache.advance(cursor)
         assert (cache.base, cache.until) == (base.join(cursor), until.join(cursor))
-    elif kind == "gather":
+    elif kind in ("gather", "rest"):
         held = list(cache._chunks)
-        crowd = cache.gather()
+        crowd = cache.gather() if kind == "gather" else cache.gather_at_rest()
         out.extend([] if crowd is None else [crowd])
         assert cache._chunks == held
     elif kind == "gathered":
@@ -119,3 +124,57 @@ def test_an_empty_cache_answers_with_its_position():
     cache.append(None, reached=Cursor({2: 9}))
     selection = cache.select(ORIGIN, labels_max=5)
     assert (selection.labels, selection.covered) == (None, Cursor({2: 9}))
+
+
+def rested(cache: LabelCache) -> list[int]:
+    """The cache after it was tidied: labels of each chunk."""
+    crowd = cache.gather_at_rest()
+    if crowd is not None:
+        cache.take_gathered(crowd.gathered(compressed=False))
+    cache.check()
+    return [chunk.labels for chunk in cache._chunks]
+
+
+def grown(*sizes: int) -> LabelCache:
+    cache = LabelCache(ORIGIN)
+    for number, size in enumerate(sizes, 1):
+        found = to_labels([(0, number, row, 1) for row in range(size)])
+        cache.append(found, reached=Cursor({0: number}))
+    return cache
+
+
+def test_at_rest_a_reader_gets_one_pack_of_what_several_cycles_found(monkeypatch):
+    monkeypatch.setattr(module, "LABELS_FEW", 10)
+    cache = grown(12, 40, 38)
+    assert cache.gather() is None
+    before = to_paths(everything(cache))
+    assert rested(cache) == [90]
+    assert len(everything(cache).packs) == 1
+    assert sorted(to_paths(everything(cache))) == sorted(before)
+    assert cache.gather_at_rest() is None, "there is nothing left to do"
+
+
+def test_at_rest_a_large_chunk_is_not_packed_anew_for_a_few_labels(monkeypatch):
+    monkeypatch.setattr(module, "LABELS_FEW", 10)
+    assert rested(grown(400, 20)) == [400, 20]
+    assert rested(grown(300, 20)) == [320]
+    assert rested(grown(4, 3, 3)) == [4, 3, 3], "few labels are left alone"
+    assert rested(grown(11)) == [11]
+
+
+def test_at_rest_labels_leave_a_pack_that_they_share_with_others(monkeypatch):
+    monkeypatch.setattr(module, "LABELS_FEW", 10)
+    rows = [(0, sequence, row, 1) for sequence in (1, 2) for row in range(20)]
+    together = to_labels(rows)
+    mine, _ = packed_together(
+        together.schema,
+        together.labels().table,
+        np.array([0, 20]),
+        compressed=False,
+    )
+    cache = LabelCache(ORIGIN)
+    cache.append(mine, reached=Cursor({0: 1}))
+    assert not everything(cache).is_whole
+    assert rested(cache) == [20]
+    assert everything(cache).is_whole
+    assert to_paths(everything(cache)) == rows[:20]

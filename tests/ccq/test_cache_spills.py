@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import struct
+from dataclasses import dataclass, field, replace
 
+import google_crc32c
 import pytest
 from cache_log import cursors, logs, paths_of
 from hypothesis import given, settings
@@ -196,3 +198,32 @@ def test_damaged_bytes_are_never_taken_for_packs(at: int) -> None:
         from_bytes(bytes(data), SCHEMA)
     with pytest.raises(DataDamaged):
         from_bytes(b"", SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("at", "number"),
+    [
+        (0, 2**40),  # labels of the pack
+        (0, 19),
+        (24 + 8 * 4, -1),  # first label of the first commit
+        (24 + 8 * 6, 2**40),  # labels of the first commit
+        (24 + 8 * 6, 0),
+    ],
+)
+def test_a_right_checksum_makes_no_wrong_numbers_right(at: int, number: int) -> None:
+    labels = to_labels([(0, sequence, row, row) for sequence in (1, 2) for row in range(10)])
+    assert labels is not None
+    data = bytearray(to_bytes(labels, compressed=False)[:-4])
+    struct.pack_into("<q", data, 10 + at, number)
+    with pytest.raises(DataDamaged, match="share"):
+        from_bytes(bytes(data) + struct.pack("<I", google_crc32c.value(bytes(data))), SCHEMA)
+
+
+def test_a_pack_of_other_labels_than_its_commits_is_damage() -> None:
+    labels = to_labels([(0, 1, row, row) for row in range(20)])
+    other = to_labels([(0, 1, row, row) for row in range(21)])
+    assert labels is not None
+    assert other is not None
+    pack = replace(labels.packs[0], data=other.packs[0].data)
+    with pytest.raises(DataDamaged, match="expected 20 labels in a pack, got 21"):
+        pack.table(SCHEMA.label_schema)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
+import pytest
 from ccq_driver import CCQ, Driver, only, path
 
 from galileo.ccq.events import (
@@ -76,20 +78,99 @@ def test_the_result_of_another_term_is_ignored():
     assert driver.machine.coordinated["q"].evaluated == ORIGIN
 
 
+FAILURE = Failure("sampler_failed", "division by zero")
+
+
+def fail(driver: Driver, *, now: float) -> list:
+    """One cycle in which the query itself fails."""
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    (start,) = only(driver.tick(now), StartCycle)
+    item = start.items[0]
+    broken = CycleResult("q", item.term, item.after, None, ORIGIN, FAILURE)
+    return driver.feed(CycleFinished(start.cycle_id, (broken,)))
+
+
 def test_a_failing_sampler_stops_its_ccq_alone_and_loses_nothing():
-    driver = Driver()
+    driver = Driver(cycle_failures_told=1)
     driver.lead()
     driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
-    driver.feed(SequencesSeen("d", Cursor({0: 1})))
-    (start,) = driver.tick(1.0)
-    item = start.items[0]
-    failure = Failure("sampler_failed", "division by zero")
-    broken = CycleResult("q", item.term, item.after, None, ORIGIN, failure)
-    effects = driver.feed(CycleFinished(start.cycle_id, (broken,)))
-    assert effects == [RefuseFetch(1, failure)]
+    assert fail(driver, now=1.0) == [RefuseFetch(1, FAILURE)]
     driver.cycle([path(0, 1)], {0: 1}, now=5.0)
     (answer,) = driver.feed(FetchRequested(2, "q", ORIGIN))
     assert to_paths(answer.labels) == [path(0, 1)]
+
+
+def test_a_sampler_that_does_better_next_time_is_nobodys_concern():
+    driver = Driver(cycle_failures_told=3)
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
+    assert [fail(driver, now=now) for now in (1.0, 5.0)] == [[], []]
+    (answer,) = driver.cycle([path(0, 1)], {0: 1}, now=20.0)
+    assert to_paths(answer.labels) == [path(0, 1)]
+
+
+def test_readers_are_told_after_several_failures_in_a_row():
+    driver = Driver(cycle_failures_told=3)
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
+    assert [fail(driver, now=now) for now in (1.0, 5.0)] == [[], []]
+    assert fail(driver, now=20.0) == [RefuseFetch(1, FAILURE)]
+    assert driver.feed(FetchRequested(2, "q", ORIGIN)) == [RefuseFetch(2, FAILURE)]
+
+
+# --- overload --------------------------------------------------------------------------------
+
+
+def test_cycles_longer_than_the_interval_stretch_it_and_skip_nothing():
+    """Commits arrive each tenth of a second; a cycle of an interval of 1 s takes 3.5 s."""
+    driver = Driver()
+    driver.lead()
+    ends, started = None, []
+    for reached in range(1, 190):
+        now = 1.0 + reached / 10
+        driver.feed(SequencesSeen("d", Cursor({0: reached})), now=now)
+        if ends is not None and ends[0] <= now:
+            driver.feed(CycleFinished(ends[1], (ends[2],)), now=now)
+            ends = None
+        for start in only(driver.tick(now), StartCycle):
+            assert ends is None, "one cycle at a time"
+            started.append(now)
+            item = start.items[0]
+            paths = [path(0, s) for s in range(item.after[0] + 1, reached + 1)]
+            cursor = Cursor({0: reached})
+            result = CycleResult("q", item.term, item.after, to_labels(paths), cursor)
+            ends = (now + 3.5, start.cycle_id, result)
+    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    found = [sequence for _, sequence, *_ in to_paths(answer.labels)]
+    assert found == list(range(1, answer.cursor[0] + 1))
+    assert answer.interval_s == pytest.approx(3.5, abs=0.11)
+    assert driver.machine.coordinated["q"].cycles.is_overloaded(driver.now)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(started)]
+    assert pauses == pytest.approx([3.5] * len(pauses), abs=0.11)
+
+
+def test_a_cycle_that_hangs_is_told_while_it_does():
+    driver = Driver()
+    driver.lead()
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    driver.tick(1.0)
+    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN), now=8.5)
+    assert answer.interval_s == 7.5
+
+
+def test_quick_cycles_and_rest_are_no_overload():
+    driver = Driver()
+    driver.lead()
+    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN), now=1.2)
+    assert answer.interval_s == CCQ.interval_s
+    driver.feed(SequencesSeen("d", Cursor({0: 2})))
+    (start,) = driver.tick(2.0)
+    driver.feed(CycleFailed(start.cycle_id, FAILURE), now=9.0)
+    assert driver.machine.coordinated["q"].cycles.is_overloaded(9.0)
+    driver.cycle([path(0, 2)], {0: 2}, now=11.0)
+    driver.tick(12.0)
+    assert not driver.machine.coordinated["q"].cycles.is_overloaded(40.0)
 
 
 def test_over_its_budget_the_cache_drops_and_a_rescan_finds_it_again():

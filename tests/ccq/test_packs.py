@@ -71,13 +71,13 @@ def places(labels: LabelSet) -> list[Path]:
     return to_paths(packed(labels, compressed=False)) if len(labels) else []
 
 
-@given(paths, cursors)
-def test_what_is_sent_holds_nothing_that_was_left_out(of, after):
+@given(paths, cursors, st.booleans())
+def test_what_is_sent_holds_nothing_that_was_left_out(of, after, compressed):
     left = plain(of).after(after)
-    sent = packed(plain(of), compressed=True)
+    sent = packed(plain(of), compressed=compressed)
     assert sent is not None
     schema = left.schema.label_schema
-    tables = [unpack(data, schema) for data in sent.after(after).to_bytes(compressed=True)]
+    tables = [unpack(data, schema) for data in sent.after(after).to_bytes(compressed=compressed)]
     assert pa.concat_tables([schema.empty_table(), *tables]).equals(left.in_commit_order().table)
 
 
@@ -105,6 +105,17 @@ def test_packs_are_given_as_they_are_unless_little_of_them_counts_or_they_hold_o
     shared = PackedLabels(labels.schema, (replace(labels.packs[0], share=8),))
     assert not shared.after(Cursor({0: 1})).is_quick(leaves_out=True)
     assert not shared.after(Cursor({0: 1})).to_pieces(leaves_out=True)[1]
+
+
+def test_what_is_taken_out_of_a_pack_is_not_compacted_again_unless_it_is_to_be_compressed() -> None:
+    labels = to_labels([(0, sequence, 0, 7) for sequence in range(1, 500)])
+    assert labels is not None
+    some = labels.after(Cursor({0: 400}))
+    schema = labels.schema.label_schema
+    (quick,), (small,) = (some.to_bytes(compressed=compressed) for compressed in (False, True))
+    assert len(small) < len(labels.packs[0].data) < len(quick)
+    assert unpack(quick, schema).equals(unpack(small, schema))
+    assert unpack(quick, schema).num_rows == len(some) == 99
 
 
 def test_whole_packs_are_sent_as_they_are() -> None:

@@ -7,20 +7,26 @@ from dataclasses import replace
 import pytest
 from ccq_driver import CCQ, Driver, only, path
 
+from galileo.ccq import cache as cache_module
+from galileo.ccq import gossip
 from galileo.ccq import schedule as module
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.events import (
     CancelRequested,
     CycleFailed,
+    CycleFinished,
+    CycleResult,
+    FetchesRequested,
     FetchRequested,
     GatherPacks,
     PacksGathered,
+    SaveRecord,
     SequencesSeen,
     StartCycle,
 )
 from galileo.ccq.model import NODES_MAX, Failure
 from galileo.cursor import ORIGIN, Cursor
-from galileo.testing.simulator.logs import to_paths
+from galileo.testing.simulator.logs import to_labels, to_paths
 
 FAILURE = Failure("unavailable", "spark")
 
@@ -120,6 +126,18 @@ def test_ended_ccqs_do_not_rest_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(driver.machine._schedule._resting["d"]) <= 5
 
 
+def test_the_machine_says_when_a_cycle_is_due() -> None:
+    driver = Driver()
+    assert driver.machine.cycle_due_at is None
+    driver.lead()
+    driver.tick(1.0)
+    assert driver.machine.cycle_due_at is None, "it rests"
+    driver.feed(SequencesSeen("d", Cursor({0: 1})), now=1.3)
+    assert driver.machine.cycle_due_at == 2.0
+    driver.tick(2.0)
+    assert driver.machine.cycle_due_at is None, "its cycle is under way"
+
+
 # --- many small chunks ---------------------------------------------------------------------------
 
 
@@ -164,3 +182,85 @@ def test_packing_that_failed_leaves_the_cache_as_it_was() -> None:
     (gather,) = only(effects, GatherPacks)
     driver.feed(PacksGathered("q", gather.term, None))
     assert len(driver.machine.coordinated["q"].cache._chunks) == 2
+
+
+@pytest.fixture
+def tidies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels are never too few to be tidied."""
+    monkeypatch.setattr(cache_module, "LABELS_FEW", 1)
+
+
+@pytest.mark.usefixtures("tidies")
+def test_a_cache_is_tidied_when_its_ccq_comes_to_rest() -> None:
+    driver = Driver()
+    driver.lead()
+    for sequence in (1, 2):
+        effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
+        assert only(effects, GatherPacks) == []
+    (gather,) = driver.tick(3.0)
+    assert to_paths(gather.labels) == [path(0, 1), path(0, 2)]
+    assert only(driver.tick(4.0), GatherPacks) == []
+    driver.feed(PacksGathered("q", gather.term, gather.labels.gathered(compressed=False)))
+    cache = driver.machine.coordinated["q"].cache
+    assert [chunk.labels for chunk in cache._chunks] == [2]
+    assert driver.tick(5.0) == []
+
+
+@pytest.mark.usefixtures("tidies")
+def test_caches_are_tidied_one_at_a_time_and_not_where_news_came() -> None:
+    driver = Driver()
+    for name in ("q", "r", "s"):
+        driver.lead(replace(CCQ, id=name))
+    for sequence in (1, 2):
+        driver.feed(SequencesSeen("d", Cursor({0: sequence})))
+        (start,) = only(driver.tick(float(sequence)), StartCycle)
+        found = [
+            CycleResult(
+                item.ccq.id,
+                item.term,
+                item.after,
+                to_labels([path(0, sequence)]),
+                Cursor({0: sequence}),
+            )
+            for item in start.items
+        ]
+        driver.feed(CycleFinished(start.cycle_id, tuple(found)))
+    (first,) = driver.tick(3.0)
+    assert (first.ccq.id, driver.tick(3.1)) == ("q", [])
+    together = first.labels.gathered(compressed=False)
+    driver.feed(PacksGathered("q", first.term, together))
+    (second,) = driver.tick(3.2)
+    assert second.ccq.id == "r"
+    driver.feed(CancelRequested(1, "r"))
+    driver.feed(SequencesSeen("d", Cursor({0: 3})))
+    driver.feed(PacksGathered("r", second.term, None))
+    assert driver.tick(3.3) == [], "it rests no more"
+
+
+def test_few_labels_are_not_tidied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TIDIED_MAX", 2)
+    driver = Driver()
+    for number in range(5):
+        driver.lead(replace(CCQ, id=f"q{number}"))
+    left = []
+    for now in (1.0, 1.1, 1.2):
+        assert driver.tick(now) == []
+        left.append(len(driver.machine._schedule._untidy))
+    assert left == [3, 1, 0]
+
+
+def test_retrieved_cursors_are_saved_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossip, "FLUSHED_MAX", 2)
+    driver = Driver(sync_interval_s=1.0)
+    for number in range(5):
+        driver.lead(replace(CCQ, id=f"q{number}"))
+    known = Cursor({0: 1})
+    driver.feed(SequencesSeen("d", known))
+    driver.feed(
+        FetchesRequested(tuple(FetchRequested(n, f"q{n}", known) for n in range(5))), now=9.0
+    )
+    saved = [
+        [one.record.ccq.id for one in only(driver.tick(now), SaveRecord)]
+        for now in (10.0, 11.0, 12.0, 13.0)
+    ]
+    assert saved == [["q0", "q1"], ["q2", "q3"], ["q4"], []]

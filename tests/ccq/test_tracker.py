@@ -75,8 +75,18 @@ def test_news_are_told_from_what_is_known_and_what_lags():
     merged = tracker.merge(replace(first, term=4, coordinator="b"), now=0.0, wall=WALL)
     assert (merged.is_news, merged.is_stale) == (False, True)
     tracker.merge(replace(first, retrieved=Cursor({1: 1})), now=0.0, wall=WALL)
-    assert [record.retrieved for record in tracker.take_dirty()] == [Cursor({1: 1})]
-    assert tracker.take_dirty() == []
+    assert [record.retrieved for record in tracker.take_dirty(9)] == [Cursor({1: 1})]
+    assert tracker.take_dirty(9) == []
+
+
+def test_moved_cursors_are_taken_some_at_a_time_and_those_that_wait_longest_first():
+    tracker = Tracker(OPTIONS)
+    for ccq_id in "pqr":
+        tracker.merge(Record(replace(ccq(), id=ccq_id), 5, "a"), now=0.0, wall=WALL)
+        tracker.acknowledge(ccq_id, Cursor({1: 1}))
+    assert [record.ccq.id for record in tracker.take_dirty(2)] == ["p", "q"]
+    tracker.acknowledge("p", Cursor({1: 2}))
+    assert [record.ccq.id for record in tracker.take_dirty(2)] == ["r", "p"]
 
 
 def test_an_expiration_is_due_once_by_the_monotonic_clock():

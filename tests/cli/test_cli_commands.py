@@ -23,6 +23,7 @@ import galileo
 from galileo import errors
 from galileo.cli.main import main
 from galileo.cli.output import exit_status
+from galileo.config import load
 
 Fresh = Callable[[str], str]
 Run = Callable[..., Result]
@@ -372,6 +373,7 @@ def test_up_runs_a_cluster_until_it_is_told_to_stop(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = ["up", "--nodes", "1", "--groups", "1", "--port", str(port), "--json"]
+    words += ["--set", "limits.ccqs_max=7", "--set", "samplers.sent=contained"]
     with subprocess.Popen(
         [sys.executable, "-m", "galileo", *words, "--directory", str(tmp_path / "data")],
         stdout=subprocess.PIPE,
@@ -386,3 +388,12 @@ def test_up_runs_a_cluster_until_it_is_told_to_stop(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     assert (tmp_path / "data" / "node-1").is_dir(), "its data stays"
+    written = load(tmp_path / "data" / "node-1.toml", environment={})
+    assert (written.limits.ccqs_max, written.samplers.sent) == (7, "contained")
+
+
+@pytest.mark.parametrize("text", ["sent", "samplers.sent", "cluster.name=x"])
+def test_up_refuses_a_setting_that_is_none(text: str) -> None:
+    done = CliRunner().invoke(main, ["up", "--set", text])
+    assert done.exit_code == 2
+    assert "expected section.key=value" in done.stderr

@@ -43,23 +43,38 @@ def examples(path: str) -> list[str]:
 
 def test_the_commands_are_these() -> None:
     assert [path.removeprefix("galileo ") for path in LEAVES] == [
-        *("backup", "ccq cancel", "ccq fetch", "ccq list", "ccq spool", "ccq submit", "ccq watch"),
-        "completion",
+        *(
+            "backup",
+            "ccq cancel",
+            "ccq fetch",
+            "ccq list",
+            "ccq spool",
+            "ccq submit",
+            "ccq submit-many",
+            "ccq watch",
+        ),
+        *("certs client", "certs init", "certs node"),
+        *("completion", "config check"),
         *(
             "create",
+            "doctor",
             "drain",
             "drill",
             "estimate",
             "evaluator",
             "explain",
             "ingest",
+            "move",
             "nearest",
             "query",
             "read",
         ),
         *("restore", "retention apply", "retention set", "retention show"),
-        *("sampler list", "sampler new", "sampler test", "serve", "sparql"),
-        *("status", "summarise", "top", "topology", "up", "verify"),
+        *("sampler list", "sampler new", "sampler revoke", "sampler send", "sampler sent"),
+        *("sampler test", "serve"),
+        *("sparql ask", "sparql export", "sparql ontology", "sparql serve"),
+        *("status", "summarise", "token list", "token new", "token revoke"),
+        *("top", "topology", "up", "verify", "whoami"),
     ]
 
 

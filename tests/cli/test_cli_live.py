@@ -100,7 +100,7 @@ def test_a_real_terminal_is_noticed(cluster: galileo.LocalCluster) -> None:
     while piece := read(ours):
         told += piece
     os.close(ours)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert b"\x1b[1A" in told
     assert "unreachable" not in told.decode()
 

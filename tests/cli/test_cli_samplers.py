@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 import galileo
 from galileo import samplers
 from galileo.cli.main import main
+from galileo.containment import obstacle
 from galileo.model.schema import Feature, Schema
 
 ROWS = 400
@@ -95,10 +96,10 @@ def test_a_sampler_that_cannot_be_imported_is_listed_with_its_reason(
 @pytest.mark.parametrize(
     ("name", "options", "skipped"),
     [
-        ("reservoir", ["n=20"], 0),
-        ("thinning", ["distance_m=100000"], 1),
-        ("stratified", ["by=cell", "precision=2", "per_stratum=3"], 0),
-        ("uniform", ["fraction=0.1"], 3),
+        ("reservoir", ["n=20"], 1),
+        ("thinning", ["distance_m=100000"], 2),
+        ("stratified", ["by=cell", "precision=2", "per_stratum=3"], 1),
+        ("uniform", ["fraction=0.1"], 4),
     ],
 )
 def test_an_installed_sampler_is_tested_by_name(
@@ -152,6 +153,18 @@ def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
     done = run("sampler", "new", name, "--directory", str(tmp_path), fails=2)
     assert "expected a name of small letters" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_sampler_may_look_at_observations(tmp_path: Path) -> None:
+    told("sampler", "new", "steep", "--directory", str(tmp_path), "--observations")
+    home = tmp_path / "steep"
+    assert "needs_observations = True" in (home / "galileo_sampler_steep/__init__.py").read_text()
+    rows = told("sampler", "test", str(home))
+    assert {row["sampler"] for row in rows} == {"TestSteep"}
+    verdicts = {row["check"]: row["verdict"] for row in rows}
+    assert verdicts["labels may have no observations"] == "passed"
+    assert "failed" not in verdicts.values()
+    assert galileo.sampler_archive(home).name == "steep", "it can be sent as it is"
 
 
 def test_the_place_must_be_there(tmp_path: Path) -> None:
@@ -271,7 +284,60 @@ def test_a_wrong_sampler_of_a_query_is_told(
     assert caught.value.kind == "invalid_input"
     node = ("--node", cluster.addresses[0])
     done = run(*node, "query", dataset, "--option", "n=30", fails=2)
-    assert "expected --sampler beside --option and --seed" in done.stderr
+    assert "expected --sampler or --sampler-file beside --option and --seed" in done.stderr
+
+
+def test_a_sampler_file_goes_along_with_a_query(
+    client: galileo.Client, dataset: str, cluster: galileo.LocalCluster, tmp_path: Path
+) -> None:
+    if obstacle() is not None:
+        pytest.skip(f"sent code cannot be contained here: {obstacle()}")
+    path = tmp_path / "even.py"
+    path.write_text(
+        f"# {tmp_path}\nclass Even:\n    def sample(self, labels, *, seed):\n"
+        "        assert seed < 9, 'no luck'\n        return labels.rows % 2 == 0\n"
+    )
+    node = ("--node", cluster.addresses[0])
+    found = told(*node, "query", dataset, "--sampler-file", str(path), "--seed", "1")["labels"]
+    everything = client.query(dataset)
+    assert len(found) == int((everything.rows % 2 == 0).sum())
+    done = run(*node, "query", dataset, "--sampler-file", str(path), "--seed", "9", fails=4)
+    assert "line 4, in sample" in done.stderr, "its own traceback"
+    assert "AssertionError: no luck [sampler_failed]" in done.stderr
+    digest = galileo.sampler_archive(path).digest
+    shown = run(*node, "sampler", "send", str(path)).stdout
+    assert shown.startswith(f"{digest}  even, ")
+    assert "even" in run(*node, "sampler", "sent").stdout
+    assert "is revoked" in run(*node, "sampler", "revoke", digest[:8]).stdout
+    done = run(*node, "query", dataset, "--sampler-file", str(path), fails=4)
+    assert "[sampler_revoked]" in done.stderr
+    batches = client.query_batches(dataset, sampler=galileo.sampler_archive(path))
+    with batches, pytest.raises(galileo.GalileoError, match="revoked"):
+        next(iter(batches))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--sampler", "uniform", "--sampler-file", "{file}"], "got both; leave one out"),
+        (["--sampler-file", "{file}"], "expected one class with a method sample, got none"),
+    ],
+)
+def test_a_wrong_sampler_file_is_told(words: list[str], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "nothing.py"
+    path.write_text("x = 1\n")
+    filled = [word.format(file=path) for word in words]
+    assert says in run("query", "nam", *filled, fails=2).stderr
+    assert says in run("ccq", "submit", "nam", *filled, fails=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("digest", "says"), [("abc", "at least 8 digits"), ("0" * 64, "which no node in reach has")]
+)
+def test_what_cannot_be_revoked_is_told(
+    digest: str, says: str, cluster: galileo.LocalCluster
+) -> None:
+    assert says in run("--node", cluster.addresses[0], "sampler", "revoke", digest, fails=2).stderr
 
 
 def test_what_a_continuous_query_delivers_merges_to_what_a_query_finds(

@@ -249,18 +249,18 @@ def test_an_unknown_dataset(client: galileo.Client, dataset: str, told: Told) ->
     for (error,) in (asked, filled, watched):
         assert f"did you mean '{dataset}'?" in error.message
         assert "Create it first with create_dataset" in error.message
-        assert error.details == {"nearest": dataset}
+        assert error.details["nearest"] == dataset
 
 
 def test_a_dataset_that_exists(client: galileo.Client, dataset: str, told: Told) -> None:
     with told.refusal("a dataset created twice", errors.DatasetExists) as caught:
         client.create_dataset(schema(dataset))
     assert "go on with it" in caught[0].message
-    assert caught[0].details == {"same": True}
+    assert caught[0].details["same"] is True
     with told.refusal("a dataset created anew", errors.DatasetExists) as caught:
         client.create_dataset(schema(dataset, time_bucket="1d"))
     assert "choose another name" in caught[0].message
-    assert caught[0].details == {"same": False}
+    assert caught[0].details["same"] is False
     assert client.schema(dataset) == schema(dataset)
 
 

@@ -22,6 +22,20 @@ def test_a_client_that_knows_one_node_learns_the_others(cluster: galileo.LocalCl
         assert sorted(one._client._transport.addresses) == sorted(cluster.addresses)
 
 
+def test_a_client_learns_addresses_anew_after_one_did_not_answer(
+    cluster: galileo.LocalCluster,
+) -> None:
+    """What it was given it keeps; what it had learnt and nobody names any more it forgets."""
+    gone = "127.0.0.1:1"
+    with galileo.connect(gone, cluster.addresses[0]) as one:
+        one.datasets()
+        transport = one._client._transport
+        assert sorted(transport.addresses) == sorted([gone, *cluster.addresses])
+        transport.addresses = ["127.0.0.1:2", cluster.addresses[0], gone]
+        one.datasets()
+        assert sorted(transport.addresses) == sorted([gone, *cluster.addresses])
+
+
 def test_a_closed_client_says_so(cluster: galileo.LocalCluster) -> None:
     with galileo.connect(*cluster.addresses) as one:
         one.datasets()

@@ -23,7 +23,7 @@ from galileo.wire.pb import storage_pb2
 
 SCHEMA = Schema("s", [Feature("t")])
 ROW_BYTES = 32
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 class SlowTransport:

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 import galileo
-from galileo.ccq import token
 from galileo.cli.main import main
 from galileo.client import Spool, Update
 from galileo.cursor import ORIGIN
 from galileo.errors import InputError, InvalidToken
 from galileo.model.windows import Told, Window
+from galileo.wire import token
 
 WAIT = "30s"
 

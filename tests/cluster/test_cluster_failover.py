@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -19,7 +20,10 @@ from galileo.client import Client, Labels, Update
 from galileo.errors import InputError, TryAgain
 from galileo.generate import NamLike
 from galileo.labels import LabelSet
+from galileo.spark.launcher import EvaluatorHandle
+from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime import RuntimeDir
+from galileo.wire.pb import evaluator_pb2
 
 KILLS = 2
 QUERY = (
@@ -192,6 +196,72 @@ def _ingest_values(client: Client, dataset: str, rows: int, *, seed: int) -> Non
             }
         ),
     )
+
+
+def test_nothing_new_costs_no_job(fragile: galileo.LocalCluster) -> None:
+    """Ten intervals without a commit, for many queries at three nodes: the evaluator runs nothing.
+
+    One commit later it does, so what is counted is what one means to count.
+    """
+    client = fragile.client(patience="60s")
+    client.create_dataset(galileo.Schema("quiet", [galileo.Feature("value")], geohash_precision=4))
+    ccqs = [
+        client.submit("quiet", f"value > 0.{number}", interval="250ms", expiration="10m")
+        for number in range(6)
+    ]
+    _ingest_values(client, "quiet", 500, seed=5)
+    updates = _wait_for_rest(client, ccqs)
+    assert all(len(update.labels) and update.interval_s >= 0.25 for update in updates)
+    before = _settled(fragile)
+    time.sleep(2.5)
+    quiet = _jobs(fragile)
+    assert (quiet.pid, quiet.jobs) == (before.pid, before.jobs)
+    _ingest_values(client, "quiet", 500, seed=6)
+    for one, update in zip(ccqs, updates, strict=True):
+        assert len(client.fetch(one.id, token=update.token, wait="60s").labels)
+        client.cancel(one.id)
+    assert _jobs(fragile).jobs > quiet.jobs
+
+
+def _wait_for_rest(client: Client, ccqs: list[galileo.Ccq]) -> list[Update]:
+    """What each query found, once it is evaluated up to the newest commit, and knows of no other.
+
+    What comes after these updates is found by a later job. An update that came first may be
+    of a part of the commits, and the rest of them lie in the cache.
+    """
+    reached = client.query("quiet").frontier
+    deadline = time.monotonic() + FIRST_UPDATE_TIMEOUT_S
+    updates = []
+    for one in ccqs:
+        while True:
+            update = client.fetch(one.id, token=one.token)
+            if update.frontier.covers(reached) and update.age_s == 0.0:
+                updates.append(update)
+                break
+            assert time.monotonic() < deadline, f"{one.id} does not come to rest: {update}"
+            time.sleep(0.1)
+    return updates
+
+
+def _settled(running: galileo.LocalCluster) -> evaluator_pb2.PingReply:
+    """The evaluator's counts, once no job has come for two seconds."""
+    counts, since = _jobs(running), time.monotonic()
+    deadline = since + UPDATE_TIMEOUT_S
+    while time.monotonic() - since < 2.0:
+        assert time.monotonic() < deadline, "the evaluator does not come to rest"
+        time.sleep(0.1)
+        now = _jobs(running)
+        if now.jobs != counts.jobs:
+            counts, since = now, time.monotonic()
+    return counts
+
+
+def _jobs(running: galileo.LocalCluster) -> evaluator_pb2.PingReply:
+    async def ask() -> evaluator_pb2.PingReply:
+        async with EvaluatorHandle(EvaluatorOptions(running.evaluator_directory)) as handle:
+            return await handle.ping()
+
+    return asyncio.run(ask())
 
 
 def test_a_partial_initial_result_is_completed_when_the_node_is_back(

@@ -181,6 +181,12 @@ def test_what_is_left_out_has_defaults() -> None:
     assert found.partitions_per_group == 4
 
 
+@pytest.mark.parametrize("raw", [{"groups": []}, {"groups": [], "ranges": [["", 0]]}])
+def test_a_mapping_without_groups_is_refused_for_that(raw: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="at least one group"):
+        Topology.from_dict(raw)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '"text"', "{}", '{"groups": 3}'])
 def test_other_json_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected a topology"):

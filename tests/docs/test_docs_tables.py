@@ -70,7 +70,13 @@ def test_every_section_is_documented(page: Callable[[str], Any]) -> None:
 
 
 def test_the_keys_with_a_unit_say_so(page: Callable[[str], Any]) -> None:
-    units = {"_per_s": "bytes a second", "_s": "seconds", "_bytes_max": "bytes", "_mb": "MB"}
+    units = {
+        "calls_per_s": "calls a second",
+        "_per_s": "bytes a second",
+        "_s": "seconds",
+        "_bytes_max": "bytes",
+        "_mb": "MB",
+    }
     for section in config.SECTIONS:
         [rows] = page("docs/configuration.md").tables(f"[{section}]")
         for key, _, _, unit, _ in rows:
@@ -91,7 +97,8 @@ def test_the_keys_of_the_cluster_are_documented(page: Callable[[str], Any]) -> N
     assert code(defaults["partitions_per_group"]) == str(made.partitions_per_group)
     assert code(defaults["version"]) == str(made.version)
     for one in dataclasses.fields(NodeInfo):
-        wanted = "" if one.default is dataclasses.MISSING else f"`{one.default}`"
+        default = str(one.default).lower() if isinstance(one.default, bool) else one.default
+        wanted = "" if default is dataclasses.MISSING else f"`{default}`"
         assert {code(row[0]): row[2] for row in node}[one.name] == wanted
 
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,39 @@ def test_the_exit_status_says_whether_anything_broke(
     (told,) = json.loads(capsys.readouterr().out)
     assert told["verdict"] == ("broken" if status else "held")
     assert told["counts"]["rounds"] == 1
+
+
+def test_lasting_scenarios_share_the_time_and_have_one_world_each() -> None:
+    worlds: list[Trial] = []
+
+    def last(trial: Trial) -> None:
+        worlds.append(trial)
+        for _ in trial.each_round():
+            time.sleep(0.01)
+
+    chosen = [replace(scenario(last), name=name, is_lasting=True) for name in ("one", "other")]
+    started = time.monotonic()
+    outcomes = list(run_all(chosen, RunOptions(minutes=0.01), silent))
+    assert 0.5 < time.monotonic() - started < 60.0
+    assert [one.name for one in outcomes] == ["one", "other"]
+    assert [one.lasts_s for one in worlds] == [0.3, 0.3]
+    assert all(one.counts["rounds"] > one.rounds for one in worlds)
+    assert all(one.share_done == 1.0 for one in worlds)
+
+
+def test_half_of_the_rounds_is_half_of_what_is_to_be_done() -> None:
+    shares: list[float] = []
+
+    def count(trial: Trial) -> None:
+        shares.extend(trial.share_done for _ in trial.each_round())
+
+    run(scenario(count), RunOptions(rounds=4), silent)
+    assert shares == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_how_often_each_process_was_killed_and_stopped_is_told() -> None:
+    counts = {"kill worker": 2, "pause worker": 1, "pause client": 3, "kills": 7}
+    text = table([Outcome("storm", "storms", "held", 1, 60.0, counts=counts)])
+    assert "| worker | 2 | 1 |" in text
+    assert "| client | 0 | 3 |" in text
+    assert "killed" not in table([Outcome("kill", "kills", "held", 1, 1.0, counts={"kills": 7})])

@@ -12,7 +12,15 @@ BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("name", "rounds"),
-    [("kill", 1), ("sync-error", 1), ("torn-tail", 3), ("bit-flips", 18), ("power-cut", 1)],
+    [
+        ("kill", 1),
+        ("sync-error", 1),
+        ("torn-tail", 3),
+        ("bit-flips", 18),
+        ("power-cut", 1),
+        ("retry-storm", 1),
+        ("two-producers", 1),
+    ],
 )
 def test_a_few_rounds_hold(name: str, rounds: int) -> None:
     outcome = run(BY_NAME[name], RunOptions(rounds=rounds), lambda _: None)

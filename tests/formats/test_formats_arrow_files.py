@@ -104,3 +104,34 @@ def test_many_row_groups_make_even_batches(tmp_path: Path) -> None:
     batches = list(open_source(path).batches(4096))
     assert [batch.num_rows for batch in batches] == [4096, 4096, 1808]
     assert pa.concat_tables(batches).column("n").to_pylist() == list(range(rows))
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_texts_that_are_no_utf8_are_refused(tmp_path: Path, format: str) -> None:
+    buffers = [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")]
+    damaged = pa.table(
+        {
+            "lat": [1.0],
+            "lon": [2.0],
+            "time": pa.array([MOMENT]),
+            "name": pa.Array.from_buffers(pa.string(), 1, buffers),
+        }
+    )
+    path = tmp_path / "damaged"
+    pq.write_table(damaged, path) if format == "parquet" else feather.write_feather(damaged, path)
+    with pytest.raises(InputError, match="expected a whole"):
+        list(open_source(path, format=format).batches())
+
+
+def test_texts_that_point_outside_of_the_file_are_refused(tmp_path: Path) -> None:
+    """Arrow reads what lies behind: without a look at the offsets the process ends."""
+    table = TABLE.select(["lat", "lon", "time"]).slice(0, 1).append_column("name", [["K" * 77]])
+    path = tmp_path / "damaged"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    offsets = np.array([0, 77], np.int32).tobytes()
+    data = path.read_bytes()
+    before, _, behind = data.rpartition(offsets)
+    path.write_bytes(before + np.array([0, 1 << 30], np.int32).tobytes() + behind)
+    with pytest.raises(InputError, match="expected a whole"):
+        list(open_source(path, format="arrow").batches())

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from galileo.errors import ConfigError, InputError
+from galileo.errors import InputError
 from galileo.formats import FORMATS, open_source
 from galileo.formats.detection import detect
 
@@ -56,17 +55,3 @@ def test_a_format_can_be_given(tmp_path: Path) -> None:
 def test_a_missing_file_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="found none"):
         open_source(tmp_path / "none.csv")
-
-
-@pytest.mark.parametrize(
-    ("name", "start", "module"), [("x.grib", b"GRIB", "eccodes"), ("x.nc", b"CDF\x01", "xarray")]
-)
-def test_without_the_extra_the_message_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, start: bytes, module: str
-) -> None:
-    path = tmp_path / name
-    path.write_bytes(start)
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=r"pip install 'galileo-store\[formats\]'") as caught:
-        open_source(path)
-    assert caught.value.details == {"module": module}

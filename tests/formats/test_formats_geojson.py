@@ -98,3 +98,24 @@ def test_mixed_types_and_broken_text_are_refused(path: Path) -> None:
     path.write_text('{"features": [')
     with pytest.raises(InputError, match="one type each"):
         open_source(path)
+
+
+def test_bytes_that_are_no_utf8_are_refused(path: Path) -> None:
+    write(path, point([1, 2], time=0, note="KDEN"))
+    path.write_bytes(path.read_bytes().replace(b"KDEN", b"K\xffEN"))
+    with pytest.raises(InputError, match="expected a GeoJSON collection"):
+        read(path)
+
+
+@pytest.mark.parametrize("position", [None, [], ["a", "b"], [[1, 2], [3, 4]], [None, None], 5])
+def test_positions_that_are_none_are_refused(path: Path, position: Any) -> None:
+    write(path, point(position, time=0) | {"geometry": {"type": "Point", "coordinates": position}})
+    with pytest.raises(InputError, match="expected"):
+        read(path)
+
+
+@pytest.mark.parametrize("kind", [None, [2, 2], {"a": 1}, 5])
+def test_types_of_geometries_that_are_no_texts_are_refused(path: Path, kind: Any) -> None:
+    write(path, point([1, 2], time=0) | {"geometry": {"type": kind, "coordinates": [1, 2]}})
+    with pytest.raises(InputError, match="expected points"):
+        read(path)

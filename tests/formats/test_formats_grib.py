@@ -417,3 +417,24 @@ def test_each_field_is_decoded_once(
     monkeypatch.setattr(eccodes, "codes_get_array", counting)
     assert sum(batch.num_rows for batch in source.batches()) == 12
     assert decoded == ["10u", "10v"]
+
+
+def test_a_message_without_a_real_date_is_refused(write: Callable[..., Path]) -> None:
+    data = message(ramp(1), shortName="2t")
+    assert data[28:32] == bytes([0x07, 0xE4, 2, 29])  # section 1: year, month, day
+    path = write(data[:30] + bytes([77]) + data[31:])
+    with pytest.raises(InputError, match=r"expected a time .* got '2020-77-29"):
+        read(path)
+
+
+def test_a_message_that_claims_endless_points_is_refused(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("galileo.formats.grib_fields.POINTS_MAX", NI * NJ - 1)
+    with pytest.raises(InputError, match=r"expected 1 to 11 points .* got 12"):
+        read(write(message(ramp(1), shortName="2t")))
+
+
+def test_a_long_message_of_edition_1_that_is_cut_off_is_refused(write: Callable[..., Path]) -> None:
+    with pytest.raises(InputError, match="expected"):
+        read(write(b"GRIB\xff\xff\x00\x01\x1b\x02\xff\xff\xff"))

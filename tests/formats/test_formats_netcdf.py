@@ -348,3 +348,16 @@ def test_slabs_do_not_change_what_is_read(
     whole = [batch.to_pydict() for batch in open_source(path).batches(13)]
     monkeypatch.setattr(reader_module, "SLAB_VALUES_MAX", values_max)
     assert [batch.to_pydict() for batch in open_source(path).batches(13)] == whole
+
+
+def test_a_classic_file_that_claims_more_than_it_has_is_refused(path: Path) -> None:
+    with writing(path, format="NETCDF3_CLASSIC", time=2, lat=2, lon=3) as dataset:
+        put_places(dataset)
+        put_times(dataset)
+        put(dataset, "t", ("time", "lat", "lon"), np.zeros((2, 2, 3)))
+    data = path.read_bytes()
+    length = b"lon\0" + (3).to_bytes(4)
+    assert length in data
+    path.write_bytes(data.replace(length, b"lon\0" + (1 << 24).to_bytes(4), 1))
+    with pytest.raises(InputError, match="expected a whole NetCDF file"):
+        read(path)

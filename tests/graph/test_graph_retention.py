@@ -63,6 +63,52 @@ def test_what_was_dropped_is_shown_by_nothing(
     assert everything.num_rows == graph.count()
 
 
+@st.composite
+def comings_and_goings(draw):
+    """Commits (partition, size, seed), partitions that go (partition,), merges (None)."""
+    steps = []
+    for _ in range(draw(st.integers(1, 20))):
+        kind, partition = draw(st.integers(0, 6)), draw(st.integers(0, 2))
+        if kind == 0:
+            steps.append(None)
+        elif kind == 1:
+            steps.append((partition,))
+        else:
+            steps.append((partition, draw(st.integers(0, 50)), draw(st.integers(0, 2**32))))
+    return steps
+
+
+@given(history=comings_and_goings(), head_paths_max=st.integers(1, 120))
+def test_a_partition_that_went_may_come_again_from_its_first_commit(
+    world, dumb_store, rows_of, history, head_paths_max
+):
+    """With other commits of the same sequences; what was dropped of it before counts no more."""
+    graph = MetadataGraph(world.schema, head_paths_max=head_paths_max, block_paths=7)
+    commits: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
+    everything = parse("", world.schema)
+    for step in history:
+        if step is None:
+            graph.maintain()
+        elif len(step) == 1:
+            graph.drop_before(step[0], 2)
+            graph.remove(step[0])
+            commits[step[0]] = []
+        else:
+            partition, size, seed = step
+            commits[partition].append((seed, size))
+            sequence = len(commits[partition])
+            graph.insert(world.batch(seed, size), partition=partition, sequence=sequence)
+        left = dumb_store(world.schema)
+        for partition, made in commits.items():
+            for sequence, (seed, size) in enumerate(made, start=1):
+                left.insert(world.batch(seed, size), partition=partition, sequence=sequence)
+        assert graph.count() == len(list(left.rows()))
+        assert rows_of(graph.scan(everything)) == left.scan(everything, after=ORIGIN)
+        some = frozenset([0, 2])
+        counted = graph.children(partitions=some).column("paths").to_pylist()
+        assert sum(counted) == sum(row["partition"] in some for row in left.rows())
+
+
 def _filled(world, *, commits):
     graph = MetadataGraph(world.schema, head_paths_max=400)
     for sequence in range(1, commits + 1):

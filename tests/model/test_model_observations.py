@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import struct
 from decimal import Decimal
 from typing import Any
 
@@ -15,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InvalidObservations
-from galileo.model.observations import float_values, nan_to_null, normalise
+from galileo.model import observations
+from galileo.model.observations import nan_to_null, normalise
 from galileo.model.schema import Feature, Schema
 
 SCHEMA = Schema(
@@ -359,12 +361,6 @@ def test_a_reader_that_fails_is_refused_by_name() -> None:
     assert "got RecordBatchStreamReader: " in refused(pa.ipc.open_stream(cut))
 
 
-def test_numeric_columns_become_doubles_with_nan() -> None:
-    values = float_values(pa.chunked_array([[1, None], [3]]))
-    assert values.dtype == np.float64
-    assert np.array_equal(values, [1.0, np.nan, 3.0], equal_nan=True)
-
-
 numbers = st.sampled_from([None, 0.0, -0.0, 1.5, math.nan, math.inf, -math.inf])
 
 
@@ -390,3 +386,41 @@ def test_a_place_is_refused_wherever_it_is_none(chunks: list[list[float | None]]
         assert wrong[caught.value.details["row"]]
     elif flat:
         assert normalise(SCHEMA, data).column("latitude").to_pylist() == flat
+
+
+def _texts(kind: str, text: str, rows: int) -> pa.Array:
+    """`rows` times one text that is kept once."""
+    if kind == "view":
+        view = struct.pack("<i4sii", len(text), text[:4].encode(), 0, 0)
+        buffers = [None, pa.py_buffer(view * rows), pa.py_buffer(text.encode())]
+        return pa.Array.from_buffers(pa.string_view(), rows, buffers)
+    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int8()), pa.array([text]))
+
+
+@pytest.mark.parametrize("kind", ["view", "codes"])
+def test_texts_kept_once_are_counted_for_every_row(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observations, "TEXT_BYTES_MAX", 80)
+    found = normalise(SCHEMA, table(station=_texts(kind, "x" * 40, 2)))
+    assert found.column("station").to_pylist() == ["x" * 40] * 2
+    message = refused(table(station=_texts(kind, "x" * 41, 2)))
+    assert "at most 80 bytes of texts in column 'station', got 82" in message
+
+
+def test_a_text_that_would_fill_the_memory_is_refused_at_once() -> None:
+    """Without the count, Arrow would be asked for 100 GB."""
+    count = 100_000
+    coded = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(count, np.int8)), pa.array(["x" * 1_000_000])
+    )
+    rows = {name: [column[0]] * count for name, column in columns().items() if name != "station"}
+    assert "100,000,000,000" in refused(pa.table({**rows, "station": coded}))
+    times = pa.table({**rows, "station": ["x"] * count, "time": coded})
+    assert "column 'time'" in refused(times)
+
+
+def test_codes_of_what_cannot_be_decoded_are_refused() -> None:
+    views = pa.array(["a"], pa.string_view())
+    coded = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int8()), views)
+    assert "convert the column first" in refused(table(station=coded))

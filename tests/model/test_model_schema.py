@@ -139,6 +139,7 @@ def test_a_bucket_that_is_no_duration_is_refused() -> None:
         {"features": 5},
         {"geohash_precision": "many"},
         {"time_bucket_us": None},
+        {"time_bucket_us": float("inf")},
     ],
 )
 def test_a_damaged_description_is_refused(damage: dict[str, object]) -> None:

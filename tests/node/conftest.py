@@ -24,6 +24,7 @@ from galileo.node.peers import (
     RetentionReport,
     ScanAnswer,
     ScanTask,
+    SentSampler,
 )
 from galileo.node.scans import Tail
 from galileo.node.storage_node import NodeOptions, StorageNode
@@ -117,6 +118,18 @@ class Network:
     async def datasets(self, node: str) -> list[Schema]:
         catalog = self._reach(node, "datasets").catalog
         return [catalog.schema(name) for name in catalog.names]
+
+    async def get_sampler(self, node: str, digest: str) -> tuple[SentSampler, bytes]:
+        there = self._reach(node, "get_sampler").samplers
+        archive = await there.archive(digest, only_here=True)
+        return there.facts(digest), archive.data
+
+    async def keep_sampler(self, node: str, sampler: SentSampler, data: bytes) -> None:
+        there = self._reach(node, "keep_sampler").samplers
+        await (there.keep(sampler, data) if data else there.would_keep(sampler))
+
+    async def revoke_sampler(self, node: str, digest: str) -> None:
+        await self._reach(node, "revoke_sampler").samplers.revoke_here(digest)
 
     async def set_retention(
         self, node: str, dataset: str, retention: Retention | None

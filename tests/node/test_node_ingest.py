@@ -15,6 +15,7 @@ from galileo.errors import (
     InputError,
     InvalidObservations,
     Overloaded,
+    PartitionMoved,
     Unavailable,
     UnknownDataset,
 )
@@ -242,7 +243,7 @@ async def test_an_unknown_partition_is_refused(
     cluster: Any, make_observations: Make, partition: int
 ) -> None:
     task = CommitTask("nam", partition, "p", 0, make_observations(5))
-    with pytest.raises(InputError, match=f"does not own partition {partition}; check that all"):
+    with pytest.raises(InputError, match=f"of this cluster, got {partition}; check that all"):
         await cluster["a"].ingest.commit(task)
 
 
@@ -251,5 +252,5 @@ async def test_rows_of_anothers_partition_are_refused(
 ) -> None:
     theirs = min(placement.partitions_by_node(cluster.topology)["b"])
     task = CommitTask("nam", theirs, "p", 0, make_observations(5))
-    with pytest.raises(InputError, match=f"node 'a' does not own partition {theirs}"):
+    with pytest.raises(PartitionMoved, match=rf"partitions of this node, got \[{theirs}\]"):
         await cluster["a"].ingest.commit(task)

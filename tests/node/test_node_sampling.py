@@ -242,9 +242,13 @@ def test_windows_end_between_commits(monkeypatch: pytest.MonkeyPatch) -> None:
             sizes.append((len(part), len({place[:2] for place in identities(part)})))
             return np.ones(len(part), dtype=np.bool_)
 
-    monkeypatch.setattr(samplers, "load", lambda spec: Watched())
     pieces = sampling.sampled_pieces(
-        scan, labels.schema, after=Cursor({}), until=until, spec=SamplerSpec("watched")
+        scan,
+        labels.schema,
+        after=Cursor({}),
+        until=until,
+        sampler=(Watched(), SamplerSpec("watched")),
+        observe=lambda part: pytest.fail("it looks at labels alone"),
     )
     tables = [piece for piece in pieces if piece is not None]
     assert sorted(identities(LabelSet(labels.schema, pa.Table.from_batches(tables)))) == sorted(

@@ -12,7 +12,7 @@ import pytest
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
-from galileo.errors import InputError
+from galileo.errors import InputError, PartitionMoved
 from galileo.graph.metadata import MetadataGraph
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
@@ -350,7 +350,9 @@ async def test_tasks_that_share_a_pass_get_what_they_get_alone(
 async def test_unknown_partitions_are_not_answered(cluster: Any, make_observations: Make) -> None:
     await fill(cluster, make_observations)
     task = ScanTask(0, "nam", "true", ORIGIN, None, frozenset({999}))
-    assert await local(cluster, task) == [ScanDone(0, ORIGIN)]
+    [refused] = await local(cluster, task)
+    assert isinstance(refused, ScanFailed)
+    assert isinstance(refused.error, PartitionMoved), "an answer would look as if it were empty"
 
 
 async def test_a_wrong_query_never_gets_as_far_as_a_scan(cluster: Any) -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from galileo.errors import InputError, Unavailable
+from galileo.cursor import ORIGIN, Cursor
+from galileo.errors import DataDropped, InputError, Unavailable
 from galileo.node import selection
 from galileo.query import parse
 
@@ -113,3 +115,70 @@ async def test_what_lies_here_alone_needs_nobody(cluster: Any, make_observations
     )
     assert expected.num_rows > 0
     assert stations(await select(cluster, "geohash LIKE 'e%'", at="b")) == stations(expected)
+
+
+async def between(
+    cluster: Any, after: Cursor, until: Cursor, *, query: str = "", at: str = "a"
+) -> list[str]:
+    every = frozenset(cluster[at].topology.partitions)
+    found = cluster[at].selection.select(
+        parse(query, cluster.schema),
+        ("station",),
+        commits=selection.CommitRange(every, after, until),
+    )
+    return sorted([name async for table in found for name in table.column(0).to_pylist()])
+
+
+def committed(cluster: Any) -> Cursor:
+    cursor = ORIGIN
+    for node in cluster.nodes:
+        cursor = cursor.join(node.facts()[0].sequences)
+    return cursor
+
+
+@pytest.mark.parametrize("query", ["", f"temperature > 260 AND {BOX}"])
+async def test_commits_that_are_named_are_the_same_whenever_they_are_asked_for(
+    cluster: Any, make_observations: Make, query: str
+) -> None:
+    whole = make_observations(900)
+    cursors = [ORIGIN]
+    for number in range(3):
+        await cluster.ingest(whole.slice(300 * number, 300), batch=number)
+        cursors.append(committed(cluster))
+    for number, (after, until) in enumerate(itertools.pairwise(cursors)):
+        part = whole.slice(300 * number, 300)
+        matching = parse(query, cluster.schema).match_observations(part)
+        for node in "abc":
+            found = await between(cluster, after, until, query=query, at=node)
+            assert found == stations(part.filter(pa.array(matching)))
+    assert await between(cluster, cursors[1], cursors[1], query=query) == []
+
+
+async def test_commits_that_are_not_there_are_an_error(
+    cluster: Any, make_observations: Make
+) -> None:
+    await cluster.ingest(make_observations(300))
+    last = committed(cluster)
+    ahead = Cursor({partition: sequence + 1 for partition, sequence in last.items()})
+    for node in "abc":
+        with pytest.raises(InputError, match="expected commits of this cluster"):
+            await between(cluster, ORIGIN, ahead, at=node)
+
+
+async def test_commits_that_are_gone_are_named(cluster: Any, make_observations: Make) -> None:
+    for batch in range(2):
+        await cluster.ingest(make_observations(300, batch), batch=batch)
+    last = committed(cluster)
+    shard = cluster["b"].catalog.shard("nam")
+    partition = next(p for p, journal in shard.journals.items() if journal.last_sequence == 2)
+    shard.journals[partition].seal()
+    await cluster.ingest(make_observations(300, 2), batch=2)
+    shard.drop(partition, 2)
+    for query in ("", BOX):
+        with pytest.raises(DataDropped) as caught:
+            await between(cluster, ORIGIN, last, query=query, at="b")
+        assert caught.value.details == {"partitions": [partition], "until": [2]}
+        left = Cursor({partition: 2})
+        assert await between(cluster, left, last, query=query, at="b")
+    with pytest.raises(DataDropped):
+        await between(cluster, ORIGIN, last, at="a")

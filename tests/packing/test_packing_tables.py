@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from galileo.errors import DataDamaged, InputError
 from galileo.labels import to_ipc
 from galileo.model.times import TIME_TYPE
-from galileo.packing import FORMAT_VERSION, ROWS_MAX, pack, unpack
+from galileo.packing import FORMAT_VERSION, ROWS_MAX, pack, pack_plain, streams, unpack
+from galileo.packing.integers import put_numbers
 
 int64s = st.integers(-(2**63), 2**63 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)
@@ -240,6 +241,15 @@ def test_a_null_where_none_may_be_is_refused() -> None:
         unpack(data, pa.schema([pa.field("cell", pa.uint64(), nullable=False)]))
 
 
+def test_nulls_among_the_rows_that_others_follow_from_are_damage() -> None:
+    holey = pa.table({"row": pa.array([0, 3], pa.int32()), "rows": pa.array([3, None], pa.int32())})
+    whole = pa.schema([pa.field(name, pa.int32(), nullable=False) for name in holey.column_names])
+    plain = pa.table({"a": holey["row"].cast(pa.int64()), "rows": holey["rows"]})
+    data = pack(plain, compressed=False)
+    with pytest.raises(DataDamaged):
+        unpack(data, whole)
+
+
 @given(st.data())
 def test_forged_bytes_with_a_right_checksum_raise_nothing_else(data) -> None:
     """Whoever can send us packed labels can also compute a checksum."""
@@ -254,3 +264,81 @@ def test_forged_bytes_with_a_right_checksum_raise_nothing_else(data) -> None:
     except (DataDamaged, InputError):
         return
     back.validate(full=True)
+
+
+# --- plain --------------------------------------------------------------------------------------
+
+
+@given(rows)
+@example([])
+def test_plain_labels_round_trip_bit_for_bit(lines):
+    table = table_of(lines)
+    back = unpack(pack_plain(table), SCHEMA)
+    assert back.schema == table.schema
+    assert bits(back) == bits(table)
+
+
+def test_plain_labels_of_another_dataset_are_refused() -> None:
+    data = pack_plain(many(10).drop_columns(["t"]).append_column("u", pa.array(["x"] * 10)))
+    with pytest.raises(InputError, match="expected 10 packed labels of"):
+        unpack(data, many(10).schema)
+
+
+@pytest.mark.parametrize("where", range(0, 400, 7))
+def test_damaged_plain_labels_are_never_believed(where: int) -> None:
+    data = bytearray(pack_plain(many(3)))
+    data[where % len(data)] ^= 0x40
+    with pytest.raises((DataDamaged, InputError)):
+        unpack(bytes(data), many(3).schema)
+
+
+def test_plain_labels_that_are_no_stream_are_damaged_though_their_checksum_is_right() -> None:
+    whole = pack_plain(many(3))
+    head, content = whole[:3], whole[7:-40]
+    forged = head + google_crc32c.value(content).to_bytes(4, "little") + content
+    with pytest.raises(DataDamaged, match="an Arrow IPC stream"):
+        unpack(forged, many(3).schema)
+
+
+def test_nulls_in_plain_labels_are_refused_where_none_may_be() -> None:
+    table = pa.table({"row": pa.array([1, None], pa.int32())})
+    required = pa.schema([pa.field("row", pa.int32(), nullable=False)])
+    with pytest.raises(InputError):
+        unpack(pack_plain(table), required)
+
+
+def test_more_rows_than_one_plain_pack_takes_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 65536 rows"):
+        pack_plain(pa.table({"cell": np.zeros(ROWS_MAX + 1, dtype=np.uint64)}))
+
+
+@pytest.mark.parametrize("long", [0, ROWS_MAX - 1])
+def test_one_long_text_among_many_short_ones(long: int) -> None:
+    """What Arrow would allocate for it, 32 GiB, the allocator of nodes has not."""
+    kept = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        texts = [None, *[""] * (ROWS_MAX - 1)]
+        texts[long] = "x" * (1 << 20)
+        table = pa.table({"station": pa.array(texts, pa.string())})
+        assert unpack(pack(table, compressed=False), table.schema).equals(table)
+    finally:
+        pa.set_memory_pool(kept)
+
+
+def test_one_long_text_for_every_row_is_refused_before_it_is_written_out() -> None:
+    """A megabyte that 65,536 rows name would take 64 GiB."""
+    schema = pa.schema([("station", pa.string())])
+    writer = streams.Writer()
+    for number in (0, ROWS_MAX, 1, 0):
+        writer.put_number(number)
+    writer.put_number(0)
+    writer.put_number(1)
+    put_numbers(writer, np.array([1 << 20], np.uint64))
+    writer.put(b"x" * (1 << 20))
+    put_numbers(writer, np.zeros(ROWS_MAX, np.uint64))
+    content = writer.bytes()
+    checksum = google_crc32c.value(content).to_bytes(4, "little")
+    bomb = b"GL" + bytes([FORMAT_VERSION]) + checksum + content
+    with pytest.raises(DataDamaged, match="texts of less than 1 GiB"):
+        unpack(bomb, schema)

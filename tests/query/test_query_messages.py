@@ -259,9 +259,45 @@ def test_json_nested_too_deep(depth):
 def test_deepest_nesting_that_is_allowed():
     depth = syntax.NESTING_MAX - 2
     assert parse("NOT " * depth + "raining", SCHEMA) == parse("raining", SCHEMA)
-    assert parse("(" * depth + "raining" + ")" * depth, SCHEMA) == parse("raining", SCHEMA)
+    assert parse("(" * 14 + "raining" + ")" * 14, SCHEMA) == parse("raining", SCHEMA)
     chain = " AND ".join(["count > 1"] * syntax.OPERATORS_MAX)
     assert parse(chain, SCHEMA) == parse("count > 1", SCHEMA)
+
+
+SQUARE = ", ".join(f"{x} {y}" for x, y in [(1, 1), (2, 1), (2, 2), (1, 2), (1, 1)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * 33 + "<0",
+        "x" + "(" * 40,
+        "(" * 30 + "raining" + ")" * 30,
+        "(raining AND " * 25 + "(" + ")" * 25,
+        "NOT(" * 30 + "count <" + ")" * 30,
+        "(" * 18 + f"S_INTERSECTS(geometry, POLYGON(({SQUARE}))) AND" + ")" * 18,
+        '"(" = 1 AND ' + "(" * 30 + "count <",
+        "POLYGON" + "(" * 30 + "1 2",
+        "DWITHIN(geometry, POINT(105 40)," + "(" * 30 + " 50000) AND geohash LIKE '9x\"'",
+        "POLYGON((1 1), " + "(" * 30 + "1 1" + ")" * 31,
+    ],
+)
+def test_text_that_the_parser_would_read_for_ever(text):
+    message = refused(text, QuerySyntaxError).message
+    assert message.startswith("expected fewer parentheses within each other")
+    assert "or send CQL2 JSON" in message
+
+
+@pytest.mark.timeout(60)
+def test_wrong_text_in_the_most_parentheses_that_are_allowed_comes_to_an_end():
+    refused("(" * 15 + "count <" + ")" * 15, QuerySyntaxError)
+
+
+def test_large_geometries_may_stand_in_parentheses():
+    corners = [(-x / 100, x / 100) for x in range(1, 5_000)]
+    ring = ", ".join(f"{x} {y}" for x, y in [(10, 10), *corners, (10, 10)])
+    text = f"((raining OR S_INTERSECTS(geometry, POLYGON(({ring})))) AND count > 1)"
+    syntax.read(text)
 
 
 def test_value_nested_too_deep():

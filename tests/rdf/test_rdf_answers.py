@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError
+from galileo.rdf import answers
 from galileo.rdf.answers import SparqlResult
 from galileo.rdf.engine import Answer
 
@@ -68,6 +69,16 @@ def test_terms_become_the_values_that_reading_them_one_by_one_gives(rows):
         assert {name: type(v) for name, v in row.items()} == {n: type(v) for n, v in wanted.items()}
 
 
+@given(st.lists(st.tuples(terms, terms), max_size=8))
+def test_few_cells_read_one_by_one_are_what_columns_say(rows):
+    columns = list(zip(*rows, strict=True)) or [(), ()]
+    result = solutions(*columns)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "CELLS_FEW", -1)
+        by_columns = result.rows
+    assert repr(result.rows) == repr(by_columns)
+
+
 @given(st.lists(texts, max_size=6))
 def test_texts_survive_with_all_their_characters(values):
     result = solutions([ox.Literal(value) for value in values])
@@ -111,7 +122,9 @@ def test_a_column_of_several_kinds_is_text_in_arrow_and_typed_in_rows():
     ("text", "kind"),
     [("99999999999999999999", "integer"), ("oops", "double"), ("noon", "dateTime")],
 )
-def test_what_no_python_type_holds_stays_text(text, kind):
+@pytest.mark.parametrize("few", [-1, 10_000])
+def test_what_no_python_type_holds_stays_text(monkeypatch, text, kind, few):
+    monkeypatch.setattr(answers, "CELLS_FEW", few)
     result = solutions([literal(text, kind)])
     assert result.rows == [{"v0": text}]
     assert result.to_arrow().column("v0").to_pylist() == [text]

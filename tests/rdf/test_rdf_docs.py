@@ -16,7 +16,7 @@ def blocks(language):
 
 @pytest.mark.parametrize("code", blocks("python"))
 def test_the_code_runs(code, weather, capsys):
-    exec(compile(code, "docs/rdf.md", "exec"), {"labels": weather})
+    exec(compile(code, "docs/rdf.md", "exec"), {"labels": weather, "rdf": rdf})
     assert "urn:galileo:vertex:nam/" in capsys.readouterr().out
 
 

@@ -2,7 +2,6 @@ import math
 import threading
 
 import pytest
-from rdflib import Graph, Literal
 
 from galileo import rdf
 from galileo.errors import (
@@ -15,51 +14,6 @@ from galileo.errors import (
 
 ENDLESS = "SELECT (COUNT(*) AS ?n) { ?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l }"
 
-QUERIES = {
-    "values": "SELECT ?p ?t { ?p f:temperature ?t FILTER(?t > 137.0) }",
-    "optional": "SELECT ?p ?s ?r { ?p a g:Path OPTIONAL { ?p f:station ?s } OPTIONAL {"
-    " ?p f:raining ?r } }",
-    "path": "SELECT ?v { ?d a g:Dataset ; g:parentOf+ ?v }",
-    "steps": "SELECT ?h ?n { ?c a g:Cell ; g:value ?h ; g:parentOf/g:parentOf/g:value ?n }",
-    "inverse": "SELECT ?p ?h { ?p g:sequence 2 ; ^g:parentOf+ ?c . ?c a g:Cell ; g:value ?h }",
-    "group": "SELECT ?h (AVG(?t) AS ?m) (COUNT(?p) AS ?n) { ?p g:geohash ?h ;"
-    " f:temperature ?t } GROUP BY ?h",
-    "having": "SELECT ?b (SUM(?o) AS ?n) { ?p g:block ?b ; g:observations ?o } GROUP"
-    " BY ?b HAVING (SUM(?o) > 60)",
-    "distinct": "SELECT DISTINCT ?u ?q { ?v g:feature ?x . ?x g:name ?u OPTIONAL { ?x"
-    " qudt:hasUnit ?q } }",
-    "union": "SELECT ?p { { ?p f:level 2 } UNION { ?p f:raining true } }",
-    "minus": "SELECT ?p { ?p a g:Path MINUS { ?p f:station ?s } }",
-    "exists": "SELECT ?p { ?p a g:Path FILTER NOT EXISTS { ?p f:temperature ?t } }",
-    "times": "SELECT ?p { ?p g:time ?t FILTER(?t >= '1970-01-01T02:00:00Z'^^xsd:dateTime) }",
-    "texts": "SELECT ?p { ?p f:station ?s FILTER(STRSTARTS(?s, 'K') || REGEX(?s, 'quo\"te')) }",
-    "blocks": "SELECT ?b ?w { ?b a g:Block ; g:bucket ?t . ?c g:parentOf ?t ;"
-    " geo:hasGeometry/geo:asWKT ?w }",
-    "values list": "SELECT ?p { VALUES ?h { '9xj' 'dr5' } ?p g:geohash ?h ; g:partition 1 }",
-    "order": "SELECT ?p ?t { ?p f:temperature ?t } ORDER BY DESC(?t) ?p LIMIT 5",
-}
-
-
-def plain(term):
-    if term is None:
-        return None
-    value = term.toPython() if isinstance(term, Literal) else str(term)
-    value = str(value) if type(value).__module__.startswith("rdflib") else value
-    return float(value) if type(value).__name__ == "Decimal" else value
-
-
-def canonical(rows):
-    """Rows in an order of their own, with floats rounded and numbers of one kind."""
-
-    def cell(value):
-        if isinstance(value, float):
-            return f"{value:.9g}"
-        return (
-            f"{value:.9g}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-        )
-
-    return sorted(tuple(cell(value) for value in row) for row in rows)
-
 
 @pytest.fixture(scope="module")
 def graph(weather):
@@ -67,39 +21,9 @@ def graph(weather):
         yield opened
 
 
-@pytest.fixture(scope="module")
-def naive(weather):
-    """The same triples in rdflib's own store, which its own engine queries."""
-    graph = Graph(bind_namespaces="none")
-    graph.parse(data=b"".join(rdf.ntriples(weather)).decode(), format="nt")
-    for prefix, namespace in rdf.PREFIXES.items():
-        graph.bind(prefix, namespace)
-    return graph
-
-
-@pytest.mark.parametrize("name", QUERIES)
-def test_both_engines_find_the_same(graph, naive, name):
-    result = graph.sparql(QUERIES[name])
-    found = naive.query(QUERIES[name])
-    order = [result.variables.index(str(variable)) for variable in found.vars]
-    expected = canonical([plain(term) for term in row] for row in found)
-    got = [tuple(row.values()) for row in result.rows]
-    assert canonical([row[i] for i in order] for row in got) == expected
-    assert len(expected) > 0
-
-
 def test_ask_answers_yes_and_no(graph):
     assert graph.sparql("ASK { ?p f:level 2 }")
     assert not graph.sparql("ASK { ?p f:level 99 }")
-
-
-def test_construct_makes_the_same_triples(graph, naive):
-    where = "{ ?c a g:Cell ; g:parentOf+ ?v . ?v g:value ?t ; g:feature ?x }"
-    text = f"CONSTRUCT {{ ?c <urn:x:has> ?t }} WHERE {where}"
-    made = graph.sparql(text)
-    expected = {(str(s), str(o)) for s, _, o in naive.query(text).graph}
-    assert {(str(s), str(o)) for s, _, o in made.to_graph()} == expected
-    assert len(made) == len(made.to_graph())
 
 
 def test_describe_names_what_is_known_about_a_vertex(graph):
@@ -219,7 +143,7 @@ def test_closing_ends_a_query_that_runs(weather):
     thread = threading.Thread(target=ask)
     thread.start()
     graph.close()
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     assert len(caught) == 1
     with pytest.raises(Cancelled):
         graph.sparql("ASK {}")

@@ -76,7 +76,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     made = Work()
     for place, name in (
         (scans_module._Stepwise, "step"),
-        (reading.Reading, "_read"),
+        (reading, "_read"),
         (selection, "_step"),
     ):
         monkeypatch.setattr(place, name, made.slowed(getattr(place, name)))

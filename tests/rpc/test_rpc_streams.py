@@ -98,7 +98,7 @@ async def test_a_reader_that_stops_stops_the_scans_and_nobody_else(
     assert 0 < made < ROWS
     started = time.monotonic()
     few = [await count(filled, ask(filled, SMALL, at=node)) for node in "abc"]
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 60.0, "as if they waited for the slow one"
     assert few[0] == few[1] == few[2] > 0
     assert 0 < await count(filled, ask(filled)) == ROWS
     slow.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -290,3 +291,26 @@ async def test_samplers_are_named_once(node):
     (group,) = evaluator.requests[0].groups
     assert group.samplers_json == [one.to_json(), other.to_json()]
     assert from_bytes(group.samplers).tolist() == [0, 1, 2, 1]
+
+
+async def test_items_of_two_datasets_share_no_row(node, monkeypatch):
+    monkeypatch.setattr(module, "SPARED_ITEMS_MAX", 0)
+    sea = Schema("sea", SCHEMA.features, geohash_precision=SCHEMA.geohash_precision)
+    node.catalog.adopt(sea)
+    node.view.hear_sequences("sea", Cursor(dict.fromkeys(range(4), 20)))
+    air = item(0, WEST)
+    other = replace(air, ccq=replace(air.ccq, id="c1", dataset="sea"), term=2)
+    results = await cycle(cycling(node, Evaluator()), air, other)
+    assert [one.reached[3] for one in results] == [10, 20], "what placement rules out is certain"
+
+
+async def test_what_lies_past_the_answer_is_left_to_the_next_cycle(node, monkeypatch):
+    evaluator = Evaluator()
+    answered = evaluator._part
+
+    def part(group, columns, names):
+        return replace(answered(group, columns, names), reached=Cursor(dict.fromkeys(range(4), 7)))
+
+    monkeypatch.setattr(evaluator, "_part", part)
+    (result,) = await cycle(cycling(node, evaluator), item(0, EVERYWHERE, Cursor({0: 2})))
+    assert found(result) == [(p, s) for p in range(4) for s in range(3 if p == 0 else 1, 8)]

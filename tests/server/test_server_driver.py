@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +25,7 @@ from galileo.server.driver import RECORD_KIND, Driver
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 CCQ = Ccq("ccq-1", "nam", "true", 1.0, 9.0, SamplerSpec("uniform", {"fraction": 0.5}, 7), "lz4")
 
@@ -43,6 +45,8 @@ class Script:
     answer: Answer = lambda _: []
     fed: list[Any] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    cycle_due_at = None
 
     def step(self, event: Any, now: float) -> list[Any]:
         if isinstance(event, ccq.Ticked):
@@ -67,7 +71,7 @@ class Mail:
     sent: list[tuple[str, Any, dict[str, bytes]]] = field(default_factory=list)
 
     def send(self, to: str, message: Any) -> None:
-        self.sent.append((to, message, self.store.load_records(RECORD_KIND)))
+        self.sent.append((to, message, self.store.load_batches(RECORD_KIND)))
 
     def send_heartbeat(self, to: str) -> None:
         raise AssertionError("there are no peers")
@@ -120,6 +124,28 @@ def on(kind: type, *effects: Any) -> Answer:
 WAKE = ccq.SequencesSeen("nam", ORIGIN)
 
 
+async def test_ticks_come_when_cycles_are_due_and_not_up_to_a_pause_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks: list[float] = []
+    enough = asyncio.Event()
+
+    class Due(Script):
+        cycle_due_at = property(lambda self: math.floor(time.monotonic() / 0.1 + 1) * 0.1)
+
+        def step(self, event: Any, now: float) -> list[Any]:
+            ticks.append(now)
+            if len(ticks) == 4:
+                enough.set()
+            return super().step(event, now)
+
+    monkeypatch.setattr(driver_module, "TICK_S", 10.0)
+    monkeypatch.setattr(bench.driver, "machine", Due())
+    async with asyncio.timeout(5.0):
+        await enough.wait()
+    assert ticks[-1] - ticks[0] > 0.15
+
+
 async def test_a_durable_record_is_on_disk_before_anything_is_sent(bench: Bench) -> None:
     bench.script.answer = on(
         ccq.SequencesSeen,
@@ -156,7 +182,7 @@ async def test_records_are_written_in_order_whether_they_are_waited_for_or_not(
 async def test_the_records_of_an_earlier_life_are_the_first_event(bench: Bench) -> None:
     for name in ("ccq-2", "ccq-1"):
         data = driver_module.TAGGED.encode(record(3, name))
-        bench.store.save_record(RECORD_KIND, name, data)
+        bench.store.save_batch(RECORD_KIND, {name: data})
     await bench.driver.restore()
     restored = await bench.script.until(ccq.Restored)
     assert bench.script.fed[0] is restored
@@ -314,3 +340,68 @@ async def test_new_commits_are_told_at_once_and_then_not_too_often(bench: Bench)
     at = [round(moment / driver_module.TICK_S) for to, moment in told if to == "b"]
     assert at == [4, 9, 15]
     assert [to for to, _ in told] == ["b", "c"] * 3
+
+
+async def test_the_records_of_a_step_are_written_with_one_sync(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[list[str]] = []
+    save = bench.store.save_batch
+    monkeypatch.setattr(
+        bench.store,
+        "save_batch",
+        lambda kind, values: (written.append(list(values)), save(kind, values)),
+    )
+    bench.script.answer = on(
+        ccq.SequencesSeen,
+        *(ccq.SaveRecord(record(1, f"ccq-{number}"), durable=True) for number in range(50)),
+        ccq.Send("b", Poll("after")),
+    )
+    bench.driver.feed(WAKE)
+    bench.driver.feed(ccq.FetchAbandoned(9))
+    await bench.script.until(ccq.FetchAbandoned)
+    assert written == [[f"ccq-{number}" for number in range(50)]]
+    ((_, _, stored),) = bench.mail.sent
+    assert len(stored) == 50
+
+
+def fetches(first: int, count: int) -> ccq.FetchesRequested:
+    return ccq.FetchesRequested(
+        tuple(ccq.FetchRequested(first + n, f"ccq-{n}", ORIGIN) for n in range(count))
+    )
+
+
+async def test_many_requests_are_answered_in_their_order_however_they_are(bench: Bench) -> None:
+    def answer(event: Any) -> list[Any]:
+        if not isinstance(event, ccq.FetchesRequested):
+            return []
+        told = [ccq.RedirectFetch(one.request, one.ccq_id) for one in event.fetches]
+        return list(reversed(told))
+
+    bench.script.answer = answer
+    answers = await bench.driver.ask_many(lambda first: fetches(first, 9), 9, timeout_s=TIMEOUT_S)
+    assert [one.coordinator for one in answers] == [f"ccq-{n}" for n in range(9)]
+
+
+async def test_of_many_requests_those_without_an_answer_are_abandoned(bench: Bench) -> None:
+    bench.script.answer = lambda event: (
+        [ccq.RedirectFetch(event.fetches[0].request, "b")]
+        if isinstance(event, ccq.FetchesRequested)
+        else []
+    )
+    with pytest.raises(TimeoutError):
+        await bench.driver.ask_many(lambda first: fetches(first, 3), 3, timeout_s=0.05)
+    asked = await bench.script.until(ccq.FetchesRequested)
+    await bench.script.until(ccq.FetchAbandoned)
+    await asyncio.sleep(0.01)
+    given_up = [one.request for one in bench.script.fed if isinstance(one, ccq.FetchAbandoned)]
+    assert given_up == [one.request for one in asked.fetches[1:]]
+
+
+async def test_the_end_of_a_cycle_is_told_once(bench: Bench) -> None:
+    over = bench.driver.next_cycle()
+    assert bench.driver.next_cycle() is over
+    bench.driver.feed(ccq.CycleFinished(1, ()))
+    async with asyncio.timeout(TIMEOUT_S):
+        await over
+    assert not bench.driver.next_cycle().done()

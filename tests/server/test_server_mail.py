@@ -14,10 +14,10 @@ from galileo.errors import ConfigError, InputError
 from galileo.model.retention import Retention
 from galileo.query import parse
 from galileo.server import mail as mail_module
-from galileo.server.mail import MailRoom
+from galileo.server.mail import PROTOCOL, MailRoom
 from galileo.wire.pb import cluster_pb2
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 @dataclass
@@ -174,6 +174,47 @@ async def test_a_retention_is_told_until_the_peer_has_it(post: Post) -> None:
     assert a.catalog.retention("nam") == second
 
 
+async def test_a_revocation_is_told_until_the_peer_has_it(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail_module, "SAMPLERS_TOGETHER_MAX", 2)
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    digests = [f"{number:064x}" for number in range(3)]
+    for digest in digests:
+        await a.samplers.revoke_here(digest)
+    post.wire.away.add("b")
+    assert len((await post.beat("a", "b")).heartbeat.samplers) == 2
+    post.wire.away.clear()
+    told = []
+    async with asyncio.timeout(TIMEOUT_S):
+        while post["a"]._boxes["b"].samplers.keys() != set(digests):
+            told.append(len((await post.beat("a", "b")).heartbeat.samplers))
+            await asyncio.sleep(0.01)
+    assert max(told) == 2
+    assert len((await post.beat("a", "b")).heartbeat.samplers) == 0
+    assert b.samplers.news() == a.samplers.news()
+    b.store.epoch += 1  # as after a restart, perhaps of an older copy of its directory
+    await post.beat("a", "b")
+    assert len((await post.beat("a", "b")).heartbeat.samplers) == 2
+
+
+async def test_news_that_cannot_be_taken_in_come_again(post: Post) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    request = cluster_pb2.ExchangeRequest(
+        sender="a",
+        topology_fingerprint=a.topology.fingerprint,
+        protocol=PROTOCOL,
+        heartbeat=cluster_pb2.Heartbeat(
+            samplers=[cluster_pb2.SentSamplerNews(digest="no digest", revoked_at=1.0)]
+        ),
+    )
+    reply = await post["b"].arrive(request)
+    assert list(reply.samplers) == []
+    request.heartbeat.samplers[0].digest = "0" * 64
+    assert list((await post["b"].arrive(request)).samplers) == ["0" * 64]
+    assert b.samplers.news() == {"0" * 64: 1.0}
+
+
 async def test_synopses_travel_until_they_are_acknowledged(
     post: Post, make_observations: Callable[[int], pa.Table], schema: Any
 ) -> None:
@@ -222,10 +263,45 @@ async def test_mail_of_a_node_with_another_topology_is_refused(post: Post) -> No
         await post["a"].arrive(request)
 
 
+@pytest.mark.parametrize("protocol", [0, PROTOCOL + 1])
+async def test_mail_of_a_version_that_speaks_otherwise_is_refused(
+    post: Post, protocol: int
+) -> None:
+    request = cluster_pb2.ExchangeRequest(
+        sender="b",
+        topology_fingerprint=post.wire.nodes["a"].topology.fingerprint,
+        protocol=protocol,
+        heartbeat=cluster_pb2.Heartbeat(),
+    )
+    with pytest.raises(ConfigError, match=f"protocol 1, got protocol {protocol} of node 'b'"):
+        await post["a"].arrive(request)
+    assert post.heartbeats == []
+
+
+async def test_a_node_that_runs_elsewhere_says_so(post: Post) -> None:
+    """Nobody's file needs to be changed first; a late packet of its earlier life says nothing."""
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    before = a.topology.by_name["b"].address
+    b.store.epoch += 1
+    b.live.relocate("b", "127.0.0.1:99", epoch=b.store.epoch)
+    await post.beat("b", "a")
+    assert a.topology.by_name["b"].address == "127.0.0.1:99"
+    late = cluster_pb2.ExchangeRequest(
+        sender="b",
+        epoch=b.store.epoch - 1,
+        topology_fingerprint=a.topology.fingerprint,
+        protocol=PROTOCOL,
+        address=before,
+    )
+    await post["a"].arrive(late)
+    assert a.topology.by_name["b"].address == "127.0.0.1:99"
+
+
 async def test_a_message_that_cannot_be_read_is_refused(post: Post) -> None:
     request = cluster_pb2.ExchangeRequest(
         sender="b",
         topology_fingerprint=post.wire.nodes["a"].topology.fingerprint,
+        protocol=PROTOCOL,
         messages=[b'{"$":"Popen"}'],
     )
     with pytest.raises(InputError, match="expected a tagged JSON value"):
@@ -249,3 +325,13 @@ async def test_a_digest_waits_for_the_next_heartbeat(post: Post) -> None:
     post["a"].send("b", digest)
     post["a"].send("b", Poll("urgent"))
     await post.until(lambda: len(post.messages) == 3)
+
+
+def test_messages_that_go_together_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_module, "MESSAGES_BYTES_MAX", 10)
+    outbox = mail_module.deque([b"12345", b"123456", b"1", b"2"])
+    assert mail_module._taken(outbox) == [b"12345", b"123456"]
+    assert mail_module._taken(outbox) == [b"1", b"2"]
+    assert mail_module._taken(mail_module.deque([b"more than the bound"])) == [
+        b"more than the bound"
+    ]

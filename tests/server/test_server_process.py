@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 import galileo
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 def server(*words: str) -> list[str]:

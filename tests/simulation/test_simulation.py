@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 
@@ -19,7 +20,9 @@ SOMETIMES = (
     "answers served again",
     "answers that name what is gone",
     "backfills",
+    "batches answered",
     "batches answered from the log",
+    "batches repeated",
     "clients crashed",
     "coordinators deposed or ended",
     "crashes",
@@ -35,6 +38,7 @@ SOMETIMES = (
     "fetches refused",
     "forged tokens refused",
     "holders lost",
+    "intervals stretched",
     "packs loaded",
     "packs spilled",
     "partitions",
@@ -61,6 +65,7 @@ def play(seed: int, variant: str = "production") -> Outcome:
         raise AssertionError(f"{violation}; repeat with: {again}") from violation
 
 
+@pytest.mark.timeout(1_800)  # seconds of CPU time, which many may share
 def test_all_promises_hold_in_every_world(capsys: pytest.CaptureFixture[str]) -> None:
     started, counters, delivered = time.process_time(), Counter[str](), 0
     for seed in range(SEEDS):
@@ -84,12 +89,8 @@ def test_a_seed_gives_the_same_run_every_time(seed: int) -> None:
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "production"])
 def test_mutant_is_killed(variant: str) -> None:
-    for seed in range(MUTANT_SEEDS_MAX):
-        try:
-            run(seed, variant)
-        except AssertionError:
-            return
-    pytest.fail(f"{variant} survived {MUTANT_SEEDS_MAX} worlds")
+    if not any(_fails(seed, variant) for seed in range(MUTANT_SEEDS_MAX)):
+        pytest.fail(f"{variant} survived {MUTANT_SEEDS_MAX} worlds")
 
 
 def test_a_violation_is_shrunk_to_the_faults_that_it_needs() -> None:
@@ -109,6 +110,7 @@ def test_a_world_in_which_all_is_well_cannot_be_shrunk() -> None:
         shrunk(0, "production")
 
 
+@functools.cache  # a seed gives the same run every time, as a test above says
 def _fails(seed: int, variant: str, *, without: frozenset[str] = frozenset()) -> bool:
     try:
         run(seed, variant, without=without)

@@ -313,7 +313,7 @@ def end_evaluator() -> Callable[[Path], None]:
         if process is not None:
             process.send_signal(signal.SIGTERM)
             with suppress(psutil.NoSuchProcess):
-                process.wait(20)
+                process.wait(60)
 
     return end
 
@@ -381,7 +381,7 @@ class ThreadEngine:
     def alive(self) -> bool:
         return self.living
 
-    def run(self, function, *, row_schema: str, tag: str) -> pa.Table:
+    def run(self, function, *, row_schema: pa.Schema, tag: str) -> pa.Table:
         groups = function.tick.groups
         self.sizes.append(sum(map(len, groups)))
         self.busy.set()

@@ -15,6 +15,7 @@ from galileo.errors import DeadlineExceeded, Overloaded
 from galileo.query.standing.digests import digest
 from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.runtime import RuntimeDir
+from galileo.spark.session import INLINE_BYTES_MAX
 from galileo.wire.channel import open_channel
 from galileo.wire.matched import part_from_pb
 from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
@@ -172,6 +173,49 @@ async def test_a_large_tick(handle, serve_labels, make_labels, make_request, sch
     )
     counts = [part_from_pb(p, schema.label_schema).matches.counts(20_000) for p in sea.parts]
     assert set(sum(counts).tolist()) == {10}
+
+
+async def test_a_worker_that_is_stopped_in_a_sampler_fails_nobody(
+    handle, serve_labels, make_labels, make_request
+):
+    """Stopped for longer than a sampler may wait, which is five times the 0.4 s of these tests."""
+    async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
+        item = {"sampler": "sleeps", "options": {"seconds": 1.0}}
+        asked = make_request({node.address: [0]}, [item])
+        cycle = asyncio.create_task(handle.evaluate(asked.request, timeout_s=TIMEOUT_S))
+        await node.asked.wait()
+        await asyncio.sleep(0.4)
+        workers = [
+            one
+            for one in psutil.Process(handle.pid).children(recursive=True)
+            if one.name().startswith("python")
+        ]
+        for one in workers:
+            one.suspend()
+        await asyncio.sleep(3.0)
+        for one in workers:
+            one.resume()
+        (answer,) = asked.read((await cycle).answers)
+    assert (answer.error, answer.message) == ("", "")
+    assert len(answer.labels) == 20
+
+
+async def test_jobs_are_counted_and_large_ones_leave_nothing_on_disk(
+    handle, evaluator_options, serve_labels, make_labels, make_request
+):
+    """A request of a megabyte and more is broadcast, and PySpark's file of it stays for good."""
+    place = RuntimeDir(evaluator_options.runtime_dir).work_dir
+    async with serve_labels({"air": make_labels(0, range(1, 2))}) as node:
+        asked = make_request({node.address: [0]}, [{"query_json": str(n)} for n in range(40_000)])
+        assert asked.request.ByteSize() > 2 * INLINE_BYTES_MAX
+        before = await handle.ping()
+        sizes = []
+        for _ in range(3):
+            await handle.evaluate(asked.request, timeout_s=TIMEOUT_S)
+            sizes.append(sum(one.stat().st_size for one in place.rglob("*") if one.is_file()))
+        after = await handle.ping()
+    assert after.jobs - before.jobs == 3
+    assert max(sizes) - min(sizes) < asked.request.ByteSize() // 2
 
 
 async def test_it_runs_on_the_bundled_java_where_the_host_has_none(handle):

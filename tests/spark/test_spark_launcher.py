@@ -80,17 +80,17 @@ async def test_a_killed_evaluator_is_replaced_and_its_lease_ends_it_with_all_its
     os.close(lock)
 
 
-async def test_what_does_not_start_is_told_and_not_tried_at_every_tick(runtime_dir):
+async def test_what_does_not_start_is_told_and_not_tried_at_every_tick(runtime_dir, monkeypatch):
     """Settings that Spark refuses."""
+    monkeypatch.setattr(launcher, "RETRY_S", 3_600.0)
     spark = SparkOptions(settings={"spark.serializer": "no.such.Serializer"})
     async with EvaluatorHandle(EvaluatorOptions(runtime_dir, spark)) as handle:
         with pytest.raises(Unavailable, match=r"no\.such\.Serializer") as caught:
             await handle.ensure(timeout_s=START_S)
         assert caught.value.details["after_s"] == launcher.RETRY_S
-        started = time.monotonic()
+        monkeypatch.delattr(launcher, "_start")
         with pytest.raises(Unavailable, match="exit code 2"):
             await handle.ensure(timeout_s=START_S)
-        assert time.monotonic() - started < 0.5
 
 
 @pytest.fixture
@@ -109,9 +109,12 @@ async def test_an_evaluator_that_does_not_answer_is_ended(runtime_dir, idle_proc
     started = psutil.Process(idle_process.pid).create_time()
     runtime.publish(Record("127.0.0.1:1", idle_process.pid, started, "token"))
     async with EvaluatorHandle(EvaluatorOptions(runtime_dir)) as handle:
-        with pytest.raises(Unavailable, match="not warm"):
-            await handle.ensure(timeout_s=1.5)
-    assert idle_process.wait(10) == -signal.SIGKILL
+        for _ in range(40):  # one is enough where there is time for a second look at it
+            with pytest.raises(Unavailable, match="not warm"):
+                await handle.ensure(timeout_s=1.5)
+            if idle_process.poll() is not None:
+                break
+    assert idle_process.poll() == -signal.SIGKILL
     os.close(lock)
 
 

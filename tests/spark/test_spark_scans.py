@@ -12,7 +12,7 @@ from galileo.spark.scans import Scanner, fetch
 from galileo.spark.tick import work_of
 from galileo.wire.channel import open_channel
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60
 
 
 @pytest.fixture

@@ -124,3 +124,11 @@ def test_producer_names_that_fit_no_frame_are_refused(name: str) -> None:
 
 def test_the_longest_producer_name_fits() -> None:
     assert producer_name("ü" * 127 + "x") == "ü" * 127 + "x"
+
+
+def test_a_producer_that_is_no_utf8_is_damage_even_with_a_right_checksum():
+    header = FrameHeader(1, 2, 3, "radar", 4, 5, 6, 7, 64, 64, 8, 9)
+    data = encode_header(header)[:-4].replace(b"radar", b"r\xffdar")
+    data += struct.pack("<I", google_crc32c.value(data))
+    with pytest.raises(DataDamaged, match="producer"):
+        decode_header(data)

@@ -231,3 +231,29 @@ def test_a_damaged_partition_names_file_and_offset_and_frees_the_directory(
         with Store.open(tmp_path, wall=wall) as store, pytest.raises(DataDamaged) as caught:
             store.recover(lambda *_: None)
         assert caught.value.details == {"file": str(path), "offset": 0}
+
+
+def test_partitions_that_are_not_wanted_stay_closed_and_others_go(
+    tmp_path: Path, schema: Schema, make_commit: Make
+) -> None:
+    with opened(tmp_path) as store:
+        store.create_dataset(schema)
+        for partition in (3, 11):
+            store.journal("nam", partition).append([make_commit(0)])
+    with Store.open(tmp_path, wall=wall) as store:
+        replayed: list[int] = []
+        store.recover(lambda _, partition, __: replayed.append(partition), wanted=(11).__eq__)
+        assert replayed == [11]
+        assert store.journals().keys() == {("nam", 11)}
+        assert store.partitions_on_disk() == {("nam", 3), ("nam", 11)}
+        opened_late = store.open_partition("nam", 3, lambda _, p, __: replayed.append(p))
+        assert (opened_late.last_sequence, replayed) == (1, [11, 3])
+        with pytest.raises(Bug, match="expected partition 3 of 'nam' to be closed"):
+            store.open_partition("nam", 3, lambda *_: None)
+        store.delete_partition(3)
+        assert store.partitions_on_disk() == {("nam", 11)}
+        assert not store.partition_directory("nam", 3).exists()
+    (tmp_path / "journals" / "nam" / "7.removed").mkdir()  # as a crash amid a deletion leaves it
+    with opened(tmp_path) as store:
+        assert store.journals().keys() == {("nam", 11)}
+        assert [path.name for path in (tmp_path / "journals" / "nam").iterdir()] == ["11"]

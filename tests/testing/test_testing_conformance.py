@@ -3,10 +3,18 @@
 from unittest import SkipTest
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from galileo.geo import geohash
 from galileo.samplers import label_hashes
-from galileo.testing.conformance import SamplerConformance, Verdict, sample_labels, verdicts
+from galileo.testing.conformance import (
+    SamplerConformance,
+    Verdict,
+    sample_labels,
+    sample_observations,
+    verdicts,
+)
 
 
 class EveryThird:
@@ -197,10 +205,97 @@ def test_verdicts_tell_what_became_of_each_check():
             raise ZeroDivisionError("by nothing")
 
     found = {one.check: one for one in verdicts(Checks)}
-    assert len(found) == 12
+    assert len(found) == 13
     mask = found["it returns a mask of one boolean per label"]
     assert (mask.outcome, mask.message.split("\n")[0]) == ("failed", "expected booleans, got int8")
     own = found["of its own"]
     assert (own.outcome, own.message) == ("failed", "ZeroDivisionError: by nothing")
     assert found["merging is deterministic"].outcome == "skipped"
     assert found["it is a sampler"] == Verdict("it is a sampler", "passed")
+
+
+# --- samplers that look at observations ------------------------------------------------------
+
+
+class Crowded:
+    """Keeps labels with many observations, and others by chance."""
+
+    needs_observations = True
+
+    def sample(self, labels, *, observations, seed):
+        counts = np.bincount(observations.column("label").to_numpy(), minlength=len(labels))
+        return (counts > 6) | (label_hashes(labels, seed=seed) < np.uint64(2**62))
+
+
+class TestCrowded(SamplerConformance):
+    def make(self):
+        return Crowded()
+
+
+class TestWarmDraw(SamplerConformance):
+    """It looks at observations first, and what it kept is merged."""
+
+    def make(self):
+        return WarmDraw()
+
+
+class WarmDraw(Draw):
+    needs_observations = True
+
+    def sample(self, labels, *, observations, seed):
+        return super().sample(labels, seed=seed) | Crowded().sample(
+            labels, observations=observations, seed=seed
+        )
+
+
+class ByPlaceAmongObservations(Crowded):
+    def sample(self, labels, *, observations, seed):
+        mask = np.zeros(len(labels), dtype=bool)
+        mask[observations.column("label").to_numpy()[::100]] = True
+        return mask
+
+
+class AcrossObservations(Crowded):
+    """Keeps labels with a pressure above the mean of whatever it is shown."""
+
+    def sample(self, labels, *, observations, seed):
+        pressure = observations.column("pressure").to_numpy()
+        number = observations.column("label").to_numpy()
+        return np.bincount(number[pressure > pressure.mean()], minlength=len(labels)) > 0
+
+
+class CountsWhatIsThere(Crowded):
+    def sample(self, labels, *, observations, seed):
+        return np.bincount(observations.column("label").to_numpy()) > 6
+
+
+@pytest.mark.parametrize(
+    ("made", "check", "match"),
+    [
+        (ByPlaceAmongObservations, "test_the_order_of_the_labels_does_not_matter", "order"),
+        (AcrossObservations, "test_the_grouping_of_commits_does_not_matter", "at a time"),
+        (CountsWhatIsThere, "test_labels_may_have_no_observations", "there is none of it"),
+    ],
+)
+def test_a_sampler_that_looks_at_observations_wrongly_is_found_out(made, check, match):
+    with pytest.raises(AssertionError, match=match):
+        getattr(checks_of(made, seed_matters=True), check)()
+
+
+def test_sample_observations_lie_where_their_labels_do():
+    labels = sample_labels()
+    table = sample_observations(labels)
+    number = table.column("label").to_numpy()
+    assert np.bincount(number).tolist() == labels.table.column("rows").to_pylist()
+    west, south, east, north = geohash.bounds(labels.cells, 5)
+    latitude, longitude = (table.column(n).to_numpy() for n in ("latitude", "longitude"))
+    assert ((south[number] <= latitude) & (latitude < north[number])).all()
+    assert ((west[number] <= longitude) & (longitude < east[number])).all()
+    micros = table.column("time").cast(pa.int64()).to_numpy() - labels.buckets[number]
+    assert ((micros >= 0) & (micros < 3_600_000_000)).all()
+    assert table.column("station").to_pylist() == [
+        labels.table.column("station")[place].as_py() for place in number
+    ]
+    shuffled = labels.table.take(pa.array(np.random.default_rng(3).permutation(len(labels))))
+    again = sample_observations(type(labels)(labels.schema, shuffled))
+    assert sorted(again.column("latitude").to_pylist()) == sorted(latitude.tolist())

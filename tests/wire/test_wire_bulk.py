@@ -111,3 +111,25 @@ def test_no_message_has_the_field_that_keeps_the_place() -> None:
     for kind in (storage_pb2.IngestRequest, storage_pb2.CommitRequest):
         assert bulk._PADDING_FIELD not in kind.DESCRIPTOR.fields_by_number
         assert bulk.FIELD in kind.DESCRIPTOR.fields_by_name
+
+
+def test_a_table_in_very_many_pieces_is_put_together() -> None:
+    piece = pa.table({"a": [1, 2]})
+    table = pa.concat_tables([piece] * (bulk.CHUNKS_MAX + 1))
+    read = pa.ipc.open_stream(stream_of(table)).read_all()
+    assert read.equals(table)
+    assert read.column("a").num_chunks == 1
+    few = pa.ipc.open_stream(stream_of(pa.concat_tables([piece] * 3))).read_all()
+    assert few.column("a").num_chunks == 3
+
+
+@pytest.mark.parametrize("data", [bytes(1 << 20), b"\x3a\x00" * (1 << 20)])
+def test_a_head_of_very_many_fields_is_refused_at_once(data: bytes) -> None:
+    """Sixty megabytes of them would keep a node busy for a minute."""
+    with pytest.raises(DecodeError, match="at most 100 fields"):
+        decoder(storage_pb2.IngestRequest)(data)
+
+
+def test_fields_without_a_number_are_none() -> None:
+    with pytest.raises(DecodeError, match="number 0"):
+        bulk.has_more_fields(bytes(10), 100)

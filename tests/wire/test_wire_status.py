@@ -131,6 +131,13 @@ def test_a_kind_of_a_newer_node_is_the_root_class() -> None:
     assert got.message == "new"
 
 
+@pytest.mark.parametrize("details", ['y"node"', "[1]", "[" * 100_000])
+def test_an_error_is_not_lost_over_details_that_cannot_be_read(details: str) -> None:
+    sent = common_pb2.ErrorValue(kind="invalid_input", message="no", details_json=details)
+    got = status.error_from_pb(sent)
+    assert (type(got), got.message, got.details) == (errors.InputError, "no", {})
+
+
 def test_details_that_are_no_json_are_told_as_text() -> None:
     sent = errors.InputError("x", path=pytest)
     assert status.error_from_pb(status.error_to_pb(sent)).details == {"path": str(pytest)}
@@ -143,3 +150,33 @@ def test_what_travels_is_bounded_in_bytes(letter: str) -> None:
     value = status.error_to_pb(sent)
     assert value.ByteSize() <= status.ERROR_BYTES_MAX
     assert value.message.startswith(letter * 100)
+
+
+async def test_a_stream_that_ends_as_it_is_sent_to_is_tried_again() -> None:
+    """As grpc has it, which at that moment does not know yet why the other side has ended it."""
+    async with grpc.aio.insecure_channel("127.0.0.1:9") as channel:
+        call = channel.stream_stream("/galileo.wire.pb.Continuous/Watch")()
+        call._cython_call.set_internal_error("a message could not be sent")
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call.read()
+    assert failed.value.code() is grpc.StatusCode.INTERNAL
+    assert failed.value.details() == status.SENDING_FAILED
+    assert type(status.error_of_rpc(failed.value, asked="x")) is errors.Unavailable
+    other = rpc_error(grpc.StatusCode.INTERNAL, "something else")
+    assert type(status.error_of_rpc(other, asked="x")) is errors.Bug
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (errors.Throttled("x", after_s=1.25), "1250"),
+        (errors.Overloaded("x", after_s=5), "5000"),
+        (errors.QuotaExceeded("x", quota="ccqs_max"), "-1"),
+        (errors.Overloaded("x"), None),
+        (errors.InputError("x", after_s=1), None),
+    ],
+)
+def test_grpc_itself_is_told_when_to_try_again(
+    error: errors.GalileoError, told: str | None
+) -> None:
+    assert dict(status.pushback_of(error)).get(status.PUSHBACK_KEY) == told

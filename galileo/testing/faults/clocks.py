@@ -31,6 +31,8 @@ class WallClock:
         variables = {
             "LD_PRELOAD": str(_library()),
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            # Else it takes waits by the monotonic clock for others, and they last for seconds.
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
             "FAKETIME_CACHE_DURATION": "1",  # Whole seconds, more than so many of them.
         }

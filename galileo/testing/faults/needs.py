@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from galileo.testing.faults.clocks import faketime_missing
+from galileo.testing.faults.control_groups import cpu_group_missing, memory_group_missing
 from galileo.testing.faults.disks import LoopDisk, MemoryDisk
 from galileo.testing.faults.networks import network_missing
 from galileo.testing.faults.tracing import attached_to_nothing
@@ -95,3 +96,5 @@ MEMORY_DISK = Need("small file system", memory_disk_missing)
 LOOP_DISK = Need("file system on a loop device", loop_disk_missing)
 CLOCKS = Need("wall clock that jumps", faketime_missing)
 NETWORK = Need("network of namespaces", network_missing)
+MEMORY_GROUP = Need("control group with little memory", memory_group_missing)
+CPU_GROUP = Need("control group with little of a processor", cpu_group_missing)

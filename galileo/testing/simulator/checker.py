@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from galileo.ccq.coordination import Coordination
 from galileo.ccq.events import AnswerFetch
 from galileo.ccq.model import Ccq
 from galileo.cursor import Cursor, Stretch
-from galileo.testing.simulator.logs import Log, Path, scan, to_paths
+from galileo.testing.delivered import Answer, audited
+from galileo.testing.simulator.logs import Log, Path, keys_of_paths, scan, to_paths
 from galileo.testing.simulator.loop import demand
 
 
@@ -107,6 +110,8 @@ class Checker:
             expected += scan(ccq, self._logs[partition], after=after, until=until)
         self._verify_gone(ccq, answer)
         self._verify_clock(ccq, answer)
+        self._counters["intervals stretched"] += answer.interval_s > ccq.interval_s
+        demand(answer.interval_s >= ccq.interval_s, f"{ccq.id}: evaluated before it is due")
         expected = [path for path in expected if not is_gone(path, answer.gone)]
         # Sorting is stable: it puts partitions behind each other and changes nothing within one.
         got = sorted(to_paths(answer.labels), key=lambda path: path[0])
@@ -185,6 +190,24 @@ class Checker:
         """What a reader must have in the end that was told that some is gone."""
         gone = tuple(gone)
         return {path for path in self.truth(ccq) if not is_gone(path, gone)}
+
+    def verify_delivered(
+        self, reader: str, ccq: Ccq, *, answers: Sequence[Answer], gone: Iterable[Stretch]
+    ) -> None:
+        """In the end, by the rules that real processes are judged by: all that is owed has come,
+        once, in order, and no token was ahead of it. What retention dropped may have come before.
+        """
+        got = np.concatenate([keys_of_paths(()), *(answer.labels for answer in answers)])
+        owed = keys_of_paths(self.owed(ccq, gone))
+        dropped = np.intersect1d(keys_of_paths(self.truth(ccq)), got)
+        found = audited(answers, np.union1d(owed, dropped))
+        # What tokens mean that are no cursors is not known here.
+        wrong = {
+            name: count
+            for name, count in found.wrong.items()
+            if self._has_cursors or name in ("missed", "repeated", "foreign")
+        }
+        demand(not wrong, f"{reader}: {wrong} of {found}")
 
     def truth(self, ccq: Ccq) -> set[Path]:
         """Everything committed that matches (invariant 1)."""

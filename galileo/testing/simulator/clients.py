@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-from galileo.ccq import token
 from galileo.ccq.events import (
     AnswerCancel,
     AnswerFetch,
@@ -25,13 +24,22 @@ from galileo.ccq.gone import stretches
 from galileo.ccq.model import Ccq, Failure
 from galileo.cursor import ORIGIN, Cursor, Stretch
 from galileo.model.windows import Changes, Told, fold
+from galileo.testing.delivered import Answer
 from galileo.testing.simulator.checker import Checker
-from galileo.testing.simulator.logs import Log, Path, bucket_us, scan, to_paths
+from galileo.testing.simulator.logs import (
+    Log,
+    Path,
+    bucket_us,
+    keys_of_paths,
+    scan,
+    to_paths,
+)
 from galileo.testing.simulator.loop import Loop, Violation, demand
 from galileo.testing.simulator.network import Network
 from galileo.testing.simulator.node import EPOCH_WALL, Node
 from galileo.testing.simulator.variants import Variant
 from galileo.testing.simulator.windows import Windows
+from galileo.wire import token
 
 PATIENCE_S = 2.5
 RETRY_S = 0.5
@@ -120,7 +128,8 @@ class Reader(_Client):
 
     Attributes:
         ccq: None for one that has not begun to follow another's CCQ.
-        delivered: the paths that its application has, by answer.
+        delivered: the paths that its application has.
+        answers: by which they came, as they were stored.
         gone: what it was told that retention had dropped, or had dropped before it began.
         ended: the kind of the final refusal.
         windows: what it was told of the windows of its CCQ; None: that has none.
@@ -131,6 +140,7 @@ class Reader(_Client):
         self.ccq = ccq
         self.token: str | None = None
         self.delivered: dict[Path, None] = {}
+        self.answers: list[Answer] = []
         self.gone: list[Stretch] = []
         self.ended = ""
         self.windows = None if ccq.window is None else Windows(ccq.window)
@@ -158,6 +168,14 @@ class Reader(_Client):
 
         self.call(node, ask)
 
+    def begin(self, coordinator: str) -> None:
+        """Reads a CCQ that was submitted for it and of which it has nothing yet."""
+        self._on_begun(_Initial([], ORIGIN, ORIGIN, None), coordinator)
+
+    def give_up(self, failure: Failure) -> None:
+        """Its CCQ was refused for good."""
+        self._on_final(failure)
+
     def when_submitted(self, act: Callable[[], None]) -> None:
         self._followers.append(act)
 
@@ -166,6 +184,7 @@ class Reader(_Client):
         self.ccq = other.ccq
         self.token = token.encode(self.ccq.id, ORIGIN) if is_from_start else other.token
         self.delivered = {} if is_from_start else dict(other.delivered)
+        self.answers = [] if is_from_start else list(other.answers)
         self.gone = [] if is_from_start else list(other.gone)
         if other.windows is not None:
             fresh = Windows(other.windows.window)
@@ -210,13 +229,16 @@ class Reader(_Client):
                 self._on_final(effect.failure)
             return
         assert isinstance(effect, AnswerSubmit)
+        self._on_begun(initial, effect.coordinator)
+
+    def _on_begun(self, initial: _Initial, coordinator: str) -> None:
         paths, reached, dropped = initial.paths, initial.reached, initial.dropped
         self.world.checker.verify_initial(
             self.ccq, paths, reached, dropped=dropped, now=self.loop.now
         )
         news = self._folded(Told(), paths, clock_us=initial.clock_us, more=False)
         self._store(paths, reached, stretches(ORIGIN, dropped), news)
-        self._target = effect.coordinator
+        self._target = coordinator
         for act in self._followers:
             act()
         self._fetch()
@@ -329,6 +351,7 @@ class Reader(_Client):
             if path in self.delivered:
                 raise Violation(f"{self.name}: {path} was delivered twice")
             self.delivered[path] = None
+        self.answers.append(Answer(keys_of_paths(paths), cursor, cursor))
         forgets = self.world.variant.conduct.forgets_windows
         self.token = token.encode(self.ccq.id, cursor, Told() if forgets else told)
 

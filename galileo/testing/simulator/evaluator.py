@@ -27,6 +27,13 @@ FAILURE = Failure("unavailable", "the job failed")
 
 Reachable = Callable[[int], Log | None]
 """The log of a partition, if its owner can be asked from here."""
+Labour = Callable[[StartCycle], float]
+"""Seconds that storage nodes need for a cycle besides what one takes that finds little."""
+
+
+def no_labour(effect: StartCycle) -> float:
+    """Scans take no time, however much is new."""
+    return 0.0
 
 
 class Evaluate(Protocol):
@@ -54,9 +61,16 @@ class Evaluator:
     """See the module. Answers go to `answer`, which drops those of an earlier life."""
 
     def __init__(
-        self, loop: Loop, *, reachable: Reachable, evaluate: Evaluate, conceals: bool = False
+        self,
+        loop: Loop,
+        *,
+        reachable: Reachable,
+        evaluate: Evaluate,
+        conceals: bool = False,
+        labour: Labour = no_labour,
     ) -> None:
         self._conceals = conceals
+        self._labour = labour
         self._loop = loop
         self._reachable = reachable
         self._evaluate = evaluate
@@ -84,7 +98,8 @@ class Evaluator:
             loop.counters["cycles failed"] += 1
             loop.after(loop.delay(0.05), lambda: answer(CycleFailed(effect.cycle_id, FAILURE)))
         else:
-            loop.after(loop.delay(CYCLE_MEAN_S / 2) + slow_s, look)
+            labour_s = self._labour(effect)
+            loop.after(loop.delay(CYCLE_MEAN_S / 2) + slow_s + labour_s, look)
 
     def backfill(
         self, effect: Backfill, *, trouble: Trouble, answer: Callable[[ContinuousEvent], None]

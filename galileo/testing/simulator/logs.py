@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,7 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.model.windows import ClockStep
 from galileo.samplers import SamplerSpec
+from galileo.testing.delivered import Keys, keys_of
 from galileo.testing.simulator.loop import Loop
 
 SCHEMA = Schema("sim", [Feature("value", type="int")])
@@ -132,6 +134,12 @@ def to_labels(paths: list[Path]) -> PackedLabels | None:
     ]
     labels = LabelSet(SCHEMA, pa.table(columns, schema=SCHEMA.label_schema))
     return packed(labels, compressed=False)
+
+
+def keys_of_paths(paths: Iterable[Path]) -> Keys:
+    """The numbers that paths are judged by."""
+    numbers = np.array([path[:3] for path in paths], dtype=np.int64).reshape(-1, 3)
+    return keys_of(numbers[:, 0], numbers[:, 1], numbers[:, 2])
 
 
 def to_paths(labels: PackedLabels | None) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from galileo.ccq.answer import Answer, compose
+from galileo.ccq.batches import Batches
 from galileo.ccq.cache import LabelCache, Selection
 from galileo.ccq.coordination import Coordination
 from galileo.ccq.cycles import Cycles
@@ -71,11 +72,16 @@ def _on(state: type[NodeState]) -> type[Continuous]:
 class _PaperCache(LabelCache):
     """Keeps what it is given, whatever it had before."""
 
-    def append(self, labels: PackedLabels | None, *, reached: Cursor, gone: Cursor = ORIGIN) -> int:
+    def append(
+        self,
+        labels: PackedLabels | None,
+        *,
+        reached: Cursor,
+        gone: Cursor = ORIGIN,
+        after: Cursor | None = None,
+    ) -> int:
         self.until = self.until.join(reached)
-        if labels is not None:
-            self._add(labels)
-        return len(labels) if labels is not None else 0
+        return self._add(labels, after=ORIGIN) if labels is not None else 0
 
     def take_all(self) -> PackedLabels | None:
         parts = [chunk.packed for chunk in self._chunks]
@@ -124,6 +130,16 @@ class _AdvanceOnFailure(Cycles):
     def fail(self, now: float) -> None:
         super().fail(now)
         self._cache.until = self._cache.until.join(self._goal)
+
+
+class _SkipWhenLate(Cycles):
+    """After a cycle that took longer than the interval, it takes for done what there was to do."""
+
+    def finish(self, result: CycleResult, now: float) -> int:
+        found = super().finish(result, now)
+        if self.is_overloaded(now):
+            self._cache.append(None, reached=self._goal)
+        return found
 
 
 class _ResumeFromEvaluated(Coordination):
@@ -186,11 +202,16 @@ class _NoBackfill(Fetches):
 class _TakeAll(LabelCache):
     """Appends a result without a look at what it knows already."""
 
-    def append(self, labels: PackedLabels | None, *, reached: Cursor, gone: Cursor = ORIGIN) -> int:
+    def append(
+        self,
+        labels: PackedLabels | None,
+        *,
+        reached: Cursor,
+        gone: Cursor = ORIGIN,
+        after: Cursor | None = None,
+    ) -> int:
         self.until = self.until.join(reached)
-        if labels is not None:
-            self._add(labels)
-        return len(labels) if labels is not None else 0
+        return self._add(labels, after=ORIGIN) if labels is not None else 0
 
 
 def _inclusive(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:
@@ -336,6 +357,15 @@ class _ResumeInTerm(Continuous):
         return effects
 
 
+class _AnswerAtOnce(Batches):
+    """Tells the client as soon as the CCQs are offered to a node."""
+
+    def _offer(self, batch: Any, node: str, now: float) -> Effects:
+        effects = super()._offer(batch, node, now)
+        left = [*batch.placing.values(), *batch.noting.values()]
+        return [*effects, *(e for record in left for e in self._succeed(batch, record))]
+
+
 # --- windows ---------------------------------------------------------------------------------
 
 
@@ -366,6 +396,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     "clear_on_reply": _with(fetches=_ClearOnReply),
     "advance_on_failure": _with(cycles=_AdvanceOnFailure),
+    "skip_when_late": _with(cycles=_SkipWhenLate),
     "resume_from_evaluated": _with(coordination=_ResumeFromEvaluated),
     "token_unchecked": _with(fetches=_TokenUnchecked),
     "cut_inside_commit": _with(fetches=_CutInsideCommit),
@@ -396,4 +427,7 @@ VARIANTS: dict[str, Variant] = {
     "ignore_ends": Variant(_on(_IgnoreEnds)),
     "save_last": Variant(_SaveLast),
     "resume_in_term": Variant(_ResumeInTerm),
+    "answer_before_noted": Variant(
+        type("AnswerAtOnceContinuous", (Continuous,), {"batches_type": _AnswerAtOnce})
+    ),
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from galileo.ccq.batch_events import AnswerBatch, BatchSubmitted
 from galileo.ccq.elsewhere import (
     AnswerHeld,
     AskHolder,
@@ -49,7 +50,15 @@ from galileo.ccq.events import (
     Ticked,
     UsageMeasured,
 )
-from galileo.ccq.messages import Announce, Appoint, Appointed, Message, Noted
+from galileo.ccq.messages import (
+    Announce,
+    Appoint,
+    Appointed,
+    AppointMany,
+    ManyAppointed,
+    Message,
+    Noted,
+)
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import Cursor
 from galileo.dht import membership
@@ -57,7 +66,7 @@ from galileo.election.messages import UsageStatistics
 from galileo.model.windows import ClockStep
 from galileo.testing.simulator.checker import Checker
 from galileo.testing.simulator.disk import RecordDisk, SpillDisk
-from galileo.testing.simulator.evaluator import Evaluator, Trouble
+from galileo.testing.simulator.evaluator import Evaluator, Labour, Trouble
 from galileo.testing.simulator.logs import SCHEMA, Commit, Log
 from galileo.testing.simulator.loop import Loop, demand
 from galileo.testing.simulator.network import Network
@@ -73,6 +82,7 @@ MEMBERSHIP = membership.MembershipOptions(heartbeat_interval_s=0.4, dead_after_s
 Reply = Callable[[ContinuousEffect], None]
 _REPLIES = (
     AnswerSubmit,
+    AnswerBatch,
     RefuseSubmit,
     AnswerFetch,
     RefuseFetch,
@@ -101,6 +111,7 @@ class Cluster(Protocol):
     trouble: Trouble
     logs: dict[int, Log]
     mid_step_crashes: float
+    labour: Labour
 
     def next_request(self) -> int: ...
 
@@ -136,6 +147,7 @@ class Node:
             reachable=self._reachable,
             evaluate=world.variant.evaluate,
             conceals=world.variant.conduct.conceals_what_is_gone,
+            labour=world.labour,
         )
 
     @property
@@ -220,7 +232,7 @@ class Node:
 
     def ask(
         self,
-        event: SubmitRequested | FetchRequested | CancelRequested | HeldRequested,
+        event: SubmitRequested | BatchSubmitted | FetchRequested | CancelRequested | HeldRequested,
         reply: Reply,
     ) -> None:
         self._replies[event.request] = reply
@@ -322,6 +334,7 @@ class Node:
     def _carry_out(self, effects: list[ContinuousEffect]) -> None:
         for effect in effects:
             if isinstance(effect, _REPLIES):
+                self._verify_kept(effect)
                 reply = self._replies.pop(effect.request, None)
                 if reply is not None:
                     reply(effect)
@@ -393,6 +406,18 @@ class Node:
 
         network.send(self.name, effect.node, lambda: holder.receive(ask))
 
+    def _verify_kept(self, answer: ContinuousEffect) -> None:
+        """A CCQ is only answered for when two nodes have it on disk, or there is no second one."""
+        accepted = [answer.ccq_id] if isinstance(answer, AnswerSubmit) else []
+        if isinstance(answer, AnswerBatch):
+            accepted = [one.ccq_id for one in answer.outcomes if one.failure is None]
+        state = self.machine.state
+        for ccq_id in accepted:
+            nodes = [self._world.node(name) for name in (self.name, *state.peers)]
+            kept = sum(node._disk.synced_term(ccq_id) > 0 for node in nodes)
+            is_alone = state.dead >= set(state.peers)
+            demand(kept > 1 or is_alone, f"{self.name} answered for {ccq_id}, kept {kept} times")
+
     def _verify_saved(self, message: Message) -> None:
         """What a node promises by a message has to be on its disk before."""
         promised: list[tuple[str, int]] = []
@@ -402,7 +427,9 @@ class Node:
             promised = [(message.ccq_id, message.term)]
         elif isinstance(message, Noted):
             promised = list(message.entries)
-        elif isinstance(message, Announce):
+        elif isinstance(message, ManyAppointed):
+            promised = list(message.accepted)
+        elif isinstance(message, Announce | AppointMany):
             promised = [(record.ccq.id, record.term) for record in message.records]
         for ccq_id, term in promised:
             saved = self._disk.synced_term(ccq_id)

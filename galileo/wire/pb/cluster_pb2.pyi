@@ -98,20 +98,225 @@ class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOCAL_FIELD_NUMBER: _builtins.int
+    CONDITION_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
     local: _builtins.bool
     """only the receiver's own status"""
+    condition: _builtins.bool
+    """and how it is; only with `local`, and for administrators"""
+    caller: _builtins.bool
+    """nothing but who the caller is"""
     def __init__(
         self,
         *,
         local: _builtins.bool = ...,
+        condition: _builtins.bool = ...,
+        caller: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["local", b"local"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "condition", b"condition", "local", b"local"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusRequest: _TypeAlias = StatusRequest  # noqa: Y015
+
+@_typing.final
+class QuotaValue(_message.Message):
+    """What the caller may use, and uses."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    COUNTED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    bound: _builtins.float
+    used: _builtins.float
+    """negative: nothing is counted"""
+    counted: _builtins.str
+    """"cluster", "node" (the one that answers) or "query" """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        bound: _builtins.float = ...,
+        used: _builtins.float = ...,
+        counted: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "counted", b"counted", "name", b"name", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuotaValue: _TypeAlias = QuotaValue  # noqa: Y015
+
+@_typing.final
+class CallerValue(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    DATASETS_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    QUOTAS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """empty: the cluster does not ask for it"""
+    expires_at: _builtins.float
+    """seconds since 1970; 0: never"""
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def datasets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def quotas(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuotaValue]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+        datasets: _abc.Iterable[_builtins.str] | None = ...,
+        expires_at: _builtins.float = ...,
+        quotas: _abc.Iterable[Global___QuotaValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "expires_at", b"expires_at", "name", b"name", "quotas", b"quotas", "roles", b"roles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallerValue: _TypeAlias = CallerValue  # noqa: Y015
+
+@_typing.final
+class NodeCondition(_message.Message):
+    """How a node is and what its host has, measured when asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class NotReadyEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    NOT_READY_FIELD_NUMBER: _builtins.int
+    DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SYNC_S_FIELD_NUMBER: _builtins.int
+    OPEN_FILES_FIELD_NUMBER: _builtins.int
+    OPEN_FILES_MAX_FIELD_NUMBER: _builtins.int
+    JAVA_FIELD_NUMBER: _builtins.int
+    CONTAINMENT_FIELD_NUMBER: _builtins.int
+    TAKES_SAMPLERS_FIELD_NUMBER: _builtins.int
+    TROUBLED_FIELD_NUMBER: _builtins.int
+    CACHE_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    SPILL_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    CCQS_FIELD_NUMBER: _builtins.int
+    CCQS_MAX_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
+    PEERS_DEAD_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """of its package"""
+    disk_free_bytes: _builtins.int
+    """of the file system of its directory"""
+    disk_size_bytes: _builtins.int
+    sync_s: _builtins.float
+    """that the disk took for a small file just now; negative: refused"""
+    open_files: _builtins.int
+    open_files_max: _builtins.int
+    java: _builtins.str
+    """why Spark cannot run; empty: it can"""
+    containment: _builtins.str
+    """why sent samplers cannot be contained; empty: they can"""
+    takes_samplers: _builtins.bool
+    """whether users may send some"""
+    cache_bytes_max: _builtins.int
+    spill_bytes_max: _builtins.int
+    ccqs: _builtins.int
+    """that the cluster keeps"""
+    ccqs_max: _builtins.int
+    durability: _builtins.str
+    peers_dead: _builtins.int
+    """that it does not hear from"""
+    @_builtins.property
+    def not_ready(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """why it is not ready, by what is looked at"""
+
+    @_builtins.property
+    def troubled(self) -> _containers.RepeatedCompositeFieldContainer[Global___CcqTrouble]:
+        """of the queries that it coordinates, some"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        not_ready: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        disk_free_bytes: _builtins.int = ...,
+        disk_size_bytes: _builtins.int = ...,
+        sync_s: _builtins.float = ...,
+        open_files: _builtins.int = ...,
+        open_files_max: _builtins.int = ...,
+        java: _builtins.str = ...,
+        containment: _builtins.str = ...,
+        takes_samplers: _builtins.bool = ...,
+        troubled: _abc.Iterable[Global___CcqTrouble] | None = ...,
+        cache_bytes_max: _builtins.int = ...,
+        spill_bytes_max: _builtins.int = ...,
+        ccqs: _builtins.int = ...,
+        ccqs_max: _builtins.int = ...,
+        durability: _builtins.str = ...,
+        peers_dead: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes_max", b"cache_bytes_max", "ccqs", b"ccqs", "ccqs_max", b"ccqs_max", "containment", b"containment", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durability", b"durability", "java", b"java", "not_ready", b"not_ready", "open_files", b"open_files", "open_files_max", b"open_files_max", "peers_dead", b"peers_dead", "spill_bytes_max", b"spill_bytes_max", "sync_s", b"sync_s", "takes_samplers", b"takes_samplers", "troubled", b"troubled", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeCondition: _TypeAlias = NodeCondition  # noqa: Y015
+
+@_typing.final
+class CcqTrouble(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CCQ_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ccq_id: _builtins.str
+    kind: _builtins.str
+    """of the error that its readers are told; empty: it is overloaded"""
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        ccq_id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "kind", b"kind", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CcqTrouble: _TypeAlias = CcqTrouble  # noqa: Y015
 
 @_typing.final
 class DatasetStatus(_message.Message):
@@ -340,6 +545,26 @@ Global___ApplyRetentionReply: _TypeAlias = ApplyRetentionReply  # noqa: Y015
 class NodeStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class CallsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
@@ -357,6 +582,11 @@ class NodeStatus(_message.Message):
     CCQS_FIELD_NUMBER: _builtins.int
     HELD_BYTES_FIELD_NUMBER: _builtins.int
     SPILLED_BYTES_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    CCQS_OVERLOADED_FIELD_NUMBER: _builtins.int
+    CONDITION_FIELD_NUMBER: _builtins.int
+    WALL_S_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     group: _builtins.str
     address: _builtins.str
@@ -377,6 +607,10 @@ class NodeStatus(_message.Message):
     """of cache_bytes: of queries that others coordinate by now"""
     spilled_bytes: _builtins.int
     """of cached labels in files"""
+    ccqs_overloaded: _builtins.int
+    """of those coordinated: cycles take longer than the interval"""
+    wall_s: _builtins.float
+    """its clock, seconds since 1970"""
     @_builtins.property
     def datasets(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetStatus]: ...
     @_builtins.property
@@ -385,6 +619,18 @@ class NodeStatus(_message.Message):
 
     @_builtins.property
     def ccqs(self) -> _containers.RepeatedCompositeFieldContainer[_continuous_pb2.CcqValue]: ...
+    @_builtins.property
+    def calls(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """being answered, by service and method: "Query/Run" """
+
+    @_builtins.property
+    def condition(self) -> Global___NodeCondition:
+        """only where asked for"""
+
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that it has"""
+
     def __init__(
         self,
         *,
@@ -405,10 +651,15 @@ class NodeStatus(_message.Message):
         ccqs: _abc.Iterable[_continuous_pb2.CcqValue] | None = ...,
         held_bytes: _builtins.int = ...,
         spilled_bytes: _builtins.int = ...,
+        calls: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        ccqs_overloaded: _builtins.int = ...,
+        condition: Global___NodeCondition | None = ...,
+        wall_s: _builtins.float = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_bytes", b"cache_bytes", "ccqs", b"ccqs", "ccqs_coordinated", b"ccqs_coordinated", "cpu_share", b"cpu_share", "datasets", b"datasets", "group", b"group", "held_bytes", b"held_bytes", "load", b"load", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "name", b"name", "pid", b"pid", "spilled_bytes", b"spilled_bytes", "state", b"state", "stopped", b"stopped", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_bytes", b"cache_bytes", "calls", b"calls", "ccqs", b"ccqs", "ccqs_coordinated", b"ccqs_coordinated", "ccqs_overloaded", b"ccqs_overloaded", "condition", b"condition", "cpu_share", b"cpu_share", "datasets", b"datasets", "group", b"group", "held_bytes", b"held_bytes", "load", b"load", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "name", b"name", "partitions", b"partitions", "pid", b"pid", "spilled_bytes", b"spilled_bytes", "state", b"state", "stopped", b"stopped", "uptime_s", b"uptime_s", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -419,16 +670,20 @@ class StatusReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODES_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
+    @_builtins.property
+    def caller(self) -> Global___CallerValue: ...
     def __init__(
         self,
         *,
         nodes: _abc.Iterable[Global___NodeStatus] | None = ...,
+        caller: Global___CallerValue | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -621,6 +876,8 @@ class Heartbeat(_message.Message):
     SYNOPSES_FIELD_NUMBER: _builtins.int
     DATASETS_FIELD_NUMBER: _builtins.int
     RETENTIONS_FIELD_NUMBER: _builtins.int
+    SAMPLERS_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetSequences]: ...
     @_builtins.property
@@ -631,6 +888,14 @@ class Heartbeat(_message.Message):
     def retentions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetRetention]:
         """that the receiver may not have"""
 
+    @_builtins.property
+    def samplers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SentSamplerNews]:
+        """likewise"""
+
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveValue]:
+        """all that it knows"""
+
     def __init__(
         self,
         *,
@@ -638,14 +903,66 @@ class Heartbeat(_message.Message):
         synopses: _abc.Iterable[Global___SynopsisChange] | None = ...,
         datasets: _abc.Iterable[_builtins.str] | None = ...,
         retentions: _abc.Iterable[Global___DatasetRetention] | None = ...,
+        samplers: _abc.Iterable[Global___SentSamplerNews] | None = ...,
+        moves: _abc.Iterable[Global___MoveValue] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "retentions", b"retentions", "sequences", b"sequences", "synopses", b"synopses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "moves", b"moves", "retentions", b"retentions", "samplers", b"samplers", "sequences", b"sequences", "synopses", b"synopses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class MoveValue(_message.Message):
+    """The last move of a partition; see moves.proto."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    number: _builtins.int
+    node: _builtins.str
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        number: _builtins.int = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "number", b"number", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveValue: _TypeAlias = MoveValue  # noqa: Y015
+
+@_typing.final
+class SentSamplerNews(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    REVOKED_AT_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    revoked_at: _builtins.float
+    """0: it is not"""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        revoked_at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "revoked_at", b"revoked_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SentSamplerNews: _TypeAlias = SentSamplerNews  # noqa: Y015
 
 @_typing.final
 class DatasetRetention(_message.Message):
@@ -678,11 +995,17 @@ class ExchangeRequest(_message.Message):
     TOPOLOGY_FINGERPRINT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     sender: _builtins.str
     epoch: _builtins.int
     """of the sender's life; increases with each start"""
     topology_fingerprint: _builtins.int
     """of the sender's; the receiver refuses another"""
+    protocol: _builtins.int
+    """that the sender speaks with nodes; the receiver refuses another"""
+    address: _builtins.str
+    """where the sender runs by its own file"""
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
@@ -697,10 +1020,12 @@ class ExchangeRequest(_message.Message):
         topology_fingerprint: _builtins.int = ...,
         heartbeat: Global___Heartbeat | None = ...,
         messages: _abc.Iterable[_builtins.bytes] | None = ...,
+        protocol: _builtins.int = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "heartbeat", b"heartbeat", "messages", b"messages", "sender", b"sender", "topology_fingerprint", b"topology_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "heartbeat", b"heartbeat", "messages", b"messages", "protocol", b"protocol", "sender", b"sender", "topology_fingerprint", b"topology_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -712,20 +1037,26 @@ class ExchangeReply(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     SYNOPSES_FIELD_NUMBER: _builtins.int
+    SAMPLERS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     @_builtins.property
     def synopses(self) -> _containers.RepeatedCompositeFieldContainer[Global___SynopsisVersion]:
         """What the receiver holds of the sender's synopses, so that the next change continues there."""
+
+    @_builtins.property
+    def samplers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """digests of which the receiver has taken in the news"""
 
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         synopses: _abc.Iterable[Global___SynopsisVersion] | None = ...,
+        samplers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "synopses", b"synopses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "samplers", b"samplers", "synopses", b"synopses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -80,6 +80,7 @@ class CcqValue(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     WINDOW_JSON_FIELD_NUMBER: _builtins.int
     HOLDERS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     dataset: _builtins.str
     query_json: _builtins.str
@@ -95,6 +96,8 @@ class CcqValue(_message.Message):
     state: _builtins.str
     """"running", "electing", "cancelled", "expired" """
     window_json: _builtins.str
+    owner: _builtins.str
+    """who submitted it; empty where nobody had to say"""
     @_builtins.property
     def holders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """nodes that keep earlier stretches of its cache, oldest first"""
@@ -115,10 +118,11 @@ class CcqValue(_message.Message):
         state: _builtins.str = ...,
         window_json: _builtins.str = ...,
         holders: _abc.Iterable[_builtins.str] | None = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compression", b"compression", "coordinator", b"coordinator", "coordinator_address", b"coordinator_address", "dataset", b"dataset", "expires_at", b"expires_at", "holders", b"holders", "id", b"id", "interval_s", b"interval_s", "query_json", b"query_json", "sampler_json", b"sampler_json", "state", b"state", "term", b"term", "window_json", b"window_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compression", b"compression", "coordinator", b"coordinator", "coordinator_address", b"coordinator_address", "dataset", b"dataset", "expires_at", b"expires_at", "holders", b"holders", "id", b"id", "interval_s", b"interval_s", "owner", b"owner", "query_json", b"query_json", "sampler_json", b"sampler_json", "state", b"state", "term", b"term", "window_json", b"window_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -251,6 +255,312 @@ class SubmitPart(_message.Message):
 Global___SubmitPart: _TypeAlias = SubmitPart  # noqa: Y015
 
 @_typing.final
+class SubmitManyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBMISSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def submissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitRequest]: ...
+    def __init__(
+        self,
+        *,
+        submissions: _abc.Iterable[Global___SubmitRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["submissions", b"submissions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmitManyRequest: _TypeAlias = SubmitManyRequest  # noqa: Y015
+
+@_typing.final
+class SubmitManyReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitOutcome]:
+        """in the order of the submissions"""
+
+    def __init__(
+        self,
+        *,
+        outcomes: _abc.Iterable[Global___SubmitOutcome] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcomes", b"outcomes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmitManyReply: _TypeAlias = SubmitManyReply  # noqa: Y015
+
+@_typing.final
+class SubmitOutcome(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CCQ_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    @_builtins.property
+    def ccq(self) -> Global___CcqValue: ...
+    @_builtins.property
+    def error(self) -> _common_pb2.ErrorValue:
+        """then there is nothing else"""
+
+    def __init__(
+        self,
+        *,
+        ccq: Global___CcqValue | None = ...,
+        token: _builtins.str = ...,
+        error: _common_pb2.ErrorValue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ccq", b"ccq", "error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq", b"ccq", "error", b"error", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmitOutcome: _TypeAlias = SubmitOutcome  # noqa: Y015
+
+@_typing.final
+class FetchManyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CCQ_IDS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    LABELS_MAX_FIELD_NUMBER: _builtins.int
+    PACKING_FIELD_NUMBER: _builtins.int
+    NAMES_QUERIES_FIELD_NUMBER: _builtins.int
+    TAKES_SHEETS_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
+    STANDS_FIELD_NUMBER: _builtins.int
+    wait_s: _builtins.float
+    """how long to wait until there is something new for any of them"""
+    labels_max: _builtins.int
+    """of the whole answer; 0: the node's own bound"""
+    packing: _builtins.int
+    """newest format of packed labels that the reader knows"""
+    names_queries: _builtins.bool
+    """the answer says what each CCQ asks"""
+    takes_sheets: _builtins.bool
+    """the reader knows sheets, and makes tokens itself"""
+    @_builtins.property
+    def ccq_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """one for each, perhaps empty"""
+
+    @_builtins.property
+    def cursors(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.CursorValue]:
+        """of tokens that are not spelled out"""
+
+    @_builtins.property
+    def stands(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one for each CCQ: 0, or 1 + the place of its token's cursor. None"""
+
+    def __init__(
+        self,
+        *,
+        ccq_ids: _abc.Iterable[_builtins.str] | None = ...,
+        tokens: _abc.Iterable[_builtins.str] | None = ...,
+        wait_s: _builtins.float = ...,
+        labels_max: _builtins.int = ...,
+        packing: _builtins.int = ...,
+        names_queries: _builtins.bool = ...,
+        takes_sheets: _builtins.bool = ...,
+        cursors: _abc.Iterable[_common_pb2.CursorValue] | None = ...,
+        stands: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_ids", b"ccq_ids", "cursors", b"cursors", "labels_max", b"labels_max", "names_queries", b"names_queries", "packing", b"packing", "stands", b"stands", "takes_sheets", b"takes_sheets", "tokens", b"tokens", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchManyRequest: _TypeAlias = FetchManyRequest  # noqa: Y015
+
+@_typing.final
+class ManySheet(_message.Message):
+    """News of CCQs that have all but their labels in common, in columns with one entry for each."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEMA_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    FRONTIER_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    INTERVAL_S_FIELD_NUMBER: _builtins.int
+    CCQS_FIELD_NUMBER: _builtins.int
+    PACKS_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    schema: _builtins.int
+    cursor: _builtins.int
+    """of the tokens, which the reader makes: nothing was told of windows"""
+    frontier: _builtins.int
+    age_s: _builtins.float
+    interval_s: _builtins.float
+    @_builtins.property
+    def ccqs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def packs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the labels of each are rows of a pack that lie together"""
+
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """0: it has none"""
+
+    def __init__(
+        self,
+        *,
+        schema: _builtins.int = ...,
+        cursor: _builtins.int = ...,
+        frontier: _builtins.int = ...,
+        age_s: _builtins.float = ...,
+        interval_s: _builtins.float = ...,
+        ccqs: _abc.Iterable[_builtins.int] | None = ...,
+        packs: _abc.Iterable[_builtins.int] | None = ...,
+        starts: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "ccqs", b"ccqs", "counts", b"counts", "cursor", b"cursor", "frontier", b"frontier", "interval_s", b"interval_s", "packs", b"packs", "schema", b"schema", "starts", b"starts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ManySheet: _TypeAlias = ManySheet  # noqa: Y015
+
+@_typing.final
+class ManyUpdate(_message.Message):
+    """All numbers are places: of the CCQ in the request, of others in the lists of all parts together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CCQ_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    FRONTIER_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    SCHEMA_FIELD_NUMBER: _builtins.int
+    QUERY_JSON_FIELD_NUMBER: _builtins.int
+    COORDINATOR_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    INTERVAL_S_FIELD_NUMBER: _builtins.int
+    ccq: _builtins.int
+    token: _builtins.str
+    cursor: _builtins.int
+    """of the token"""
+    frontier: _builtins.int
+    age_s: _builtins.float
+    more: _builtins.bool
+    schema: _builtins.int
+    query_json: _builtins.str
+    coordinator: _builtins.str
+    """"host:port" to ask in place of this node; nothing else is told"""
+    interval_s: _builtins.float
+    """as in FetchTail"""
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptRows]:
+        """of each pack with labels of this CCQ; no rows: all of them"""
+
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StretchValue]: ...
+    @_builtins.property
+    def windows(self) -> Global___WindowsValue:
+        """absent: the query has none"""
+
+    @_builtins.property
+    def error(self) -> _common_pb2.ErrorValue:
+        """nothing else is told"""
+
+    def __init__(
+        self,
+        *,
+        ccq: _builtins.int = ...,
+        token: _builtins.str = ...,
+        cursor: _builtins.int = ...,
+        frontier: _builtins.int = ...,
+        age_s: _builtins.float = ...,
+        more: _builtins.bool = ...,
+        kept: _abc.Iterable[Global___KeptRows] | None = ...,
+        missing: _abc.Iterable[_builtins.int] | None = ...,
+        gone: _abc.Iterable[_common_pb2.StretchValue] | None = ...,
+        windows: Global___WindowsValue | None = ...,
+        schema: _builtins.int = ...,
+        query_json: _builtins.str = ...,
+        coordinator: _builtins.str = ...,
+        error: _common_pb2.ErrorValue | None = ...,
+        interval_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "windows", b"windows"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "ccq", b"ccq", "coordinator", b"coordinator", "cursor", b"cursor", "error", b"error", "frontier", b"frontier", "gone", b"gone", "interval_s", b"interval_s", "kept", b"kept", "missing", b"missing", "more", b"more", "query_json", b"query_json", "schema", b"schema", "token", b"token", "windows", b"windows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ManyUpdate: _TypeAlias = ManyUpdate  # noqa: Y015
+
+@_typing.final
+class FetchManyPart(_message.Message):
+    """What an update refers to is in its part or in an earlier one. CCQs without an update stand
+    where they stood.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEMAS_JSON_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
+    PACKED_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    IS_CUT_FIELD_NUMBER: _builtins.int
+    SHEETS_FIELD_NUMBER: _builtins.int
+    is_cut: _builtins.bool
+    """in the last part: there was no room for some CCQs"""
+    @_builtins.property
+    def schemas_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def cursors(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.CursorValue]: ...
+    @_builtins.property
+    def packed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of galileo.packing"""
+
+    @_builtins.property
+    def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___ManyUpdate]: ...
+    @_builtins.property
+    def sheets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ManySheet]: ...
+    def __init__(
+        self,
+        *,
+        schemas_json: _abc.Iterable[_builtins.str] | None = ...,
+        cursors: _abc.Iterable[_common_pb2.CursorValue] | None = ...,
+        packed: _abc.Iterable[_builtins.bytes] | None = ...,
+        updates: _abc.Iterable[Global___ManyUpdate] | None = ...,
+        is_cut: _builtins.bool = ...,
+        sheets: _abc.Iterable[Global___ManySheet] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "is_cut", b"is_cut", "packed", b"packed", "schemas_json", b"schemas_json", "sheets", b"sheets", "updates", b"updates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchManyPart: _TypeAlias = FetchManyPart  # noqa: Y015
+
+@_typing.final
 class FetchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -305,6 +615,7 @@ class FetchTail(_message.Message):
     GONE_FIELD_NUMBER: _builtins.int
     WINDOWS_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
+    INTERVAL_S_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     age_s: _builtins.float
     """how long ago the frontier was reached"""
@@ -312,6 +623,8 @@ class FetchTail(_message.Message):
     """more waits behind the token"""
     coordinator: _builtins.str
     """"host:port" that knew the answer, where another node was asked"""
+    interval_s: _builtins.float
+    """at which the query is evaluated now"""
     @_builtins.property
     def frontier(self) -> _common_pb2.CursorValue: ...
     @_builtins.property
@@ -342,10 +655,11 @@ class FetchTail(_message.Message):
         gone: _abc.Iterable[_common_pb2.StretchValue] | None = ...,
         windows: Global___WindowsValue | None = ...,
         coordinator: _builtins.str = ...,
+        interval_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "frontier", b"frontier", "windows", b"windows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "coordinator", b"coordinator", "cursor", b"cursor", "frontier", b"frontier", "gone", b"gone", "missing", b"missing", "more", b"more", "token", b"token", "windows", b"windows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "coordinator", b"coordinator", "cursor", b"cursor", "frontier", b"frontier", "gone", b"gone", "interval_s", b"interval_s", "missing", b"missing", "more", b"more", "token", b"token", "windows", b"windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

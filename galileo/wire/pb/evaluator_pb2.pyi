@@ -198,17 +198,25 @@ class PingReply(_message.Message):
 
     PID_FIELD_NUMBER: _builtins.int
     WARM_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    EMPTY_JOBS_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     warm: _builtins.bool
+    jobs: _builtins.int
+    """that looked for something, since its start"""
+    empty_jobs: _builtins.int
+    """that only kept Spark awake"""
     def __init__(
         self,
         *,
         pid: _builtins.int = ...,
         warm: _builtins.bool = ...,
+        jobs: _builtins.int = ...,
+        empty_jobs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pid", b"pid", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["empty_jobs", b"empty_jobs", "jobs", b"jobs", "pid", b"pid", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

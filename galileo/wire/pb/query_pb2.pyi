@@ -689,6 +689,7 @@ class ChildrenRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     AFTER_JSON_FIELD_NUMBER: _builtins.int
     LOCAL_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     prefix_json: _builtins.str
     """values from the root to the vertex"""
@@ -702,6 +703,10 @@ class ChildrenRequest(_message.Message):
     def order(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of the levels; none: as the graph has them"""
 
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """with `local`: that the sender takes for the receiver's"""
+
     def __init__(
         self,
         *,
@@ -711,10 +716,11 @@ class ChildrenRequest(_message.Message):
         limit: _builtins.int = ...,
         after_json: _builtins.str = ...,
         local: _builtins.bool = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_json", b"after_json", "dataset", b"dataset", "limit", b"limit", "local", b"local", "order", b"order", "prefix_json", b"prefix_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_json", b"after_json", "dataset", b"dataset", "limit", b"limit", "local", b"local", "order", b"order", "partitions", b"partitions", "prefix_json", b"prefix_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -148,13 +148,19 @@ class ReadRequest(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     QUERY_JSON_FIELD_NUMBER: _builtins.int
     LOCAL_FIELD_NUMBER: _builtins.int
+    NUMBERED_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     parts: _builtins.bytes
-    """Arrow IPC stream: partition, sequence, row, rows"""
+    """Arrow IPC stream: partition, sequence, row, rows; and label, if numbered"""
     query_json: _builtins.str
     """when not empty, only observations that match it exactly"""
     local: _builtins.bool
     """between nodes: only the receiver's partitions are named"""
+    numbered: _builtins.bool
+    """the observations say in a column `label` which of the parts they are of"""
+    digest: _builtins.bytes
+    """in place of query_json: names a standing query of the receiver"""
     def __init__(
         self,
         *,
@@ -162,10 +168,12 @@ class ReadRequest(_message.Message):
         parts: _builtins.bytes = ...,
         query_json: _builtins.str = ...,
         local: _builtins.bool = ...,
+        numbered: _builtins.bool = ...,
+        digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "local", b"local", "parts", b"parts", "query_json", b"query_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "digest", b"digest", "local", b"local", "numbered", b"numbered", "parts", b"parts", "query_json", b"query_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -199,6 +207,7 @@ class SelectRequest(_message.Message):
     QUERY_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     COUNT_ONLY_FIELD_NUMBER: _builtins.int
+    COMMITS_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     query: _builtins.str
     """CQL2, text or JSON"""
@@ -208,6 +217,10 @@ class SelectRequest(_message.Message):
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """none: all"""
 
+    @_builtins.property
+    def commits(self) -> Global___CommitRange:
+        """absent: everything that is committed"""
+
     def __init__(
         self,
         *,
@@ -215,14 +228,45 @@ class SelectRequest(_message.Message):
         query: _builtins.str = ...,
         columns: _abc.Iterable[_builtins.str] | None = ...,
         count_only: _builtins.bool = ...,
+        commits: Global___CommitRange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "count_only", b"count_only", "dataset", b"dataset", "query", b"query"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "commits", b"commits", "count_only", b"count_only", "dataset", b"dataset", "query", b"query"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SelectRequest: _TypeAlias = SelectRequest  # noqa: Y015
+
+@_typing.final
+class CommitRange(_message.Message):
+    """Commits past `after` and not past `until` of some partitions, all of which have to be stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def after(self) -> _common_pb2.CursorValue: ...
+    @_builtins.property
+    def until(self) -> _common_pb2.CursorValue: ...
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        after: _common_pb2.CursorValue | None = ...,
+        until: _common_pb2.CursorValue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "partitions", b"partitions", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitRange: _TypeAlias = CommitRange  # noqa: Y015
 
 @_typing.final
 class SelectPart(_message.Message):

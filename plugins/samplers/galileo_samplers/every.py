@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class EveryNth:
     of: Literal["buckets", "labels"] = "buckets"
     per: Literal["commit", "cell"] | None = None
     start: int | None = None
+    needs_columns: ClassVar[tuple[str, ...]] = ("cell", "bucket")
 
     def __post_init__(self) -> None:
         checked_count(self.n, name="n")

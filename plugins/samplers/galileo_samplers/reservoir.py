@@ -26,6 +26,7 @@ class Reservoir:
     n: int
     scope: Scope = "global"
     regroups: ClassVar[bool] = True
+    needs_columns: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         checked_count(self.n, name="n")

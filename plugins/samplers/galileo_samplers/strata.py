@@ -1,7 +1,8 @@
 """Strata: coarser cells, stretches of time, values of a feature or intervals of them.
 
 Each kind numbers the stratum of every label and knows the strata's names, by which quotas are
-given. Numbers of values hold within one call; the others hold always.
+given. Numbers of values hold within one call; the others hold always. `columns` are those of
+labels that they look at.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,7 @@ class ByCell:
     """Cells of fewer characters, named by their geohash."""
 
     precision: int
+    columns: ClassVar[tuple[str, ...]] = ("cell",)
 
     def numbers(self, labels: LabelSet) -> Ints:
         fine = labels.schema.geohash_precision
@@ -59,6 +61,7 @@ class ByTime:
     """Stretches of time from the epoch on, named by their start, `2012-03-01T06:00:00Z`."""
 
     width_us: int
+    columns: ClassVar[tuple[str, ...]] = ("bucket",)
 
     def numbers(self, labels: LabelSet) -> Ints:
         return labels.buckets // self.width_us
@@ -84,6 +87,10 @@ class ByValue:
 
     feature: str
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.feature,)
+
     def numbers(self, labels: LabelSet) -> Ints:
         column = feature_column(labels, self.feature)
         codes: Ints = column.dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
@@ -103,6 +110,10 @@ class ByInterval:
 
     feature: str
     edges: tuple[float, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.feature,)
 
     def numbers(self, labels: LabelSet) -> Ints:
         column = feature_column(labels, self.feature)

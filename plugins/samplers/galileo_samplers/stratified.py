@@ -86,6 +86,10 @@ class Stratified:
                 raise InputError(f"expected scope 'commit' with a fraction, got {scope!r}")
         object.__setattr__(self, "scope", scope)
 
+    @property
+    def needs_columns(self) -> tuple[str, ...]:
+        return _strata(self).columns
+
     def sample(self, labels: LabelSet, *, seed: int) -> Mask:
         return self._sampled(labels, commits=(labels.sequences, labels.partitions), seed=seed)
 

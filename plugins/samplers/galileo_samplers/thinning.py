@@ -54,6 +54,7 @@ class Thinning:
     distance_m: float
     scope: Scope = "global"
     regroups: ClassVar[bool] = False
+    needs_columns: ClassVar[tuple[str, ...]] = ("cell",)
 
     def __post_init__(self) -> None:
         checked_distance_m(self.distance_m)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ class Uniform:
     """
 
     fraction: float
+    needs_columns: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         checked_fraction(self.fraction)

@@ -63,6 +63,10 @@ class Weighted:
             raise InputError("scope goes with n; with scale every label is decided on its own")
         object.__setattr__(self, "scope", "commit")
 
+    @property
+    def needs_columns(self) -> tuple[str, ...]:
+        return (self.feature,)
+
     def sample(self, labels: LabelSet, *, seed: int) -> Mask:
         if self.scale is not None:
             kept: Mask = label_uniforms(labels, seed=seed) < self._weights(labels) / self.scale

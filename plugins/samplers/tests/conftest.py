@@ -1,4 +1,10 @@
-"""Labels to sample, and bounds for what chance may do."""
+"""Labels to sample, and bounds for what chance may do.
+
+Every sampler is held to its statistics over the seeds 0 to 999. By chance a chi-square may be off
+with a probability of 1 in 10,000 (the 99.99 % point), a mean of 1 in 5,000 (on both sides). There
+are some fifty of them, so of a sampler without bias any would fail for less than one choice of
+seeds in a hundred (Bonferroni). The seeds are fixed: what passes once passes always.
+"""
 
 import math
 
@@ -45,3 +51,23 @@ def counted():
         return sum(choose(labels, seed=seed).astype(np.int64) for seed in range(seeds))
 
     return over
+
+
+@pytest.fixture(scope="session")
+def without_replacement(chi_square_bound):
+    """Fails where some of equal labels, of which so many are kept for each seed, are favoured.
+
+    Draws without replacement shrink the statistic of a chi-square by (N - 1) / N.
+    """
+
+    def judge(counts, *, kept, seeds):
+        size = len(counts)
+        assert counts.sum() == kept * seeds
+        if kept == size:
+            return
+        share = kept / size
+        spread = seeds * share * (1 - share)
+        statistic = ((counts - seeds * share) ** 2).sum() / spread * (size - 1) / size
+        assert statistic < chi_square_bound(size - 1)
+
+    return judge

@@ -68,6 +68,12 @@ def test_whole_buckets_are_kept_at_even_distances(n, seed):
     assert EveryNth(n=1).sample(labels, seed=seed).all()
 
 
+def test_every_bucket_is_as_likely(counted):
+    """The start is the seed's remainder: over 1,000 seeds in a row each comes as often, exactly."""
+    counts = counted(EveryNth(n=8), sample_labels(), seeds=SEEDS)
+    assert (counts == SEEDS / 8).all()
+
+
 def test_every_label_is_as_likely(commit_of, counted, chi_square_bound):
     """Counts of the five classes of places, which the start chooses between."""
     labels = commit_of(100)

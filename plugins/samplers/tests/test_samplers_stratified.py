@@ -118,20 +118,16 @@ def test_every_stratum_of_every_commit_is_represented(options):
     assert {key for key, keep in zip(keys, mask.tolist(), strict=True) if keep} == set(keys)
 
 
-def test_no_label_of_a_stratum_is_favoured(commit_of, counted, chi_square_bound):
-    """Counts of each stratum over 1,000 seeds; draws without replacement shrink the statistic."""
-    labels, seeds, quota = commit_of(250), 1_000, 10
-    chosen = Stratified(by="feature", feature="level", per_stratum=quota)
-    counts = counted(chosen, labels, seeds=seeds)
+@pytest.mark.parametrize("size", [{"per_stratum": 10}, {"fraction": 0.15}])
+def test_no_label_of_a_stratum_is_favoured(size, commit_of, counted, without_replacement):
+    labels, seeds = commit_of(250), 1_000
+    counts = counted(Stratified(by="feature", feature="level", **size), labels, seeds=seeds)
     strata = np.array(strata_one_by_one(labels, {"by": "feature", "feature": "level"}), dtype=float)
     strata[np.isnan(strata)] = -1
     for stratum in set(strata.tolist()):
         own = counts[strata == stratum]
-        size, share = len(own), quota / len(own)
-        assert own.sum() == quota * seeds
-        spread = seeds * share * (1 - share)
-        statistic = ((own - seeds * share) ** 2).sum() / spread * (size - 1) / size
-        assert statistic < chi_square_bound(size - 1)
+        kept = size.get("per_stratum", math.ceil(0.15 * len(own)))
+        without_replacement(own, kept=kept, seeds=seeds)
 
 
 def test_seven_hundredths_of_a_hundred_are_seven():

@@ -1,0 +1,263 @@
+"""A private authority for the certificates of one cluster.
+
+What it makes is plain X.509 in PEM, so any other authority serves as well, if its certificates
+say in the same way whom they are for: a node's carry the URI `galileo:node:NAME`, a client's
+`galileo:client:NAME`. Needs the package `cryptography`, the extra `tls`; nodes and clients do not.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from galileo.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+CERTIFICATE, KEY = "certificate.pem", "key.pem"
+AUTHORITY, AUTHORITY_KEY = "authority.pem", "authority.key"
+AUTHORITY_DAYS = 3_650
+DAYS = 365
+DAYS_MAX = 36_500
+HOSTS_MAX = 64
+
+_NAME = re.compile(r"[a-z0-9_.-]{1,64}")
+_HOST = re.compile(r"[A-Za-z0-9_*.:-]{1,253}")
+_BACKDATED = datetime.timedelta(minutes=5)
+"""The clocks of two machines may differ by so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whom a certificate is for.
+
+    Attributes:
+        kind: a node, which others connect to and which calls them, or a client.
+        name: of it.
+        hosts: names and addresses under which a node is reached.
+        valid_from: time of the beginning; now where absent.
+        days: from then until it is worth nothing.
+    """
+
+    kind: Literal["node", "client"]
+    name: str
+    hosts: Sequence[str] = ()
+    valid_from: datetime.datetime | None = None
+    days: int = DAYS
+
+
+def make_authority(directory: Path, *, cluster: str, days: int = AUTHORITY_DAYS) -> Path:
+    """Makes key and certificate of an authority; returns the certificate's file.
+
+    Raises:
+        InputError: there is one already, or a value is wrong.
+        ConfigError: the extra `tls` is missing.
+    """
+    x509, hashes, oid = _library()
+    _check_name(cluster)
+    _check_days(days)
+    if (directory / AUTHORITY_KEY).exists():
+        raise InputError(
+            f"expected no authority in {directory}, which has one: certificates of two "
+            "authorities do not trust each other; choose another directory"
+        )
+    key = _new_key()
+    name = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, f"authority of {cluster}")])
+    builder = _dated(x509.CertificateBuilder(), days=days, begins=None)
+    certificate = (
+        builder.subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_authority_usage(x509), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _make_directory(directory)
+    write_secret(directory / AUTHORITY_KEY, _pem_of_key(key))
+    write_public(directory / AUTHORITY, _pem(certificate))
+    return directory / AUTHORITY
+
+
+def issue(authority: Path, subject: Subject, *, target: Path) -> Path:
+    """Makes key and certificate of a node or client, beside the authority's certificate.
+
+    Again for the same target they are replaced; who uses them takes the new ones within a moment.
+
+    Args:
+        authority: the directory of an authority.
+        subject: whom for.
+        target: a directory for the three files.
+
+    Raises:
+        InputError: there is no authority, or a value is wrong.
+        ConfigError: the extra `tls` is missing.
+    """
+    x509, hashes, oid = _library()
+    _check_subject(subject)
+    issuer, signing = _opened(authority)
+    key = _new_key()
+    usages = [oid.ExtendedKeyUsageOID.CLIENT_AUTH]
+    if subject.kind == "node":
+        usages.append(oid.ExtendedKeyUsageOID.SERVER_AUTH)
+    common_name = x509.NameAttribute(oid.NameOID.COMMON_NAME, subject.name)
+    certificate = (
+        _dated(x509.CertificateBuilder(), days=subject.days, begins=subject.valid_from)
+        .subject_name(x509.Name([common_name]))
+        .issuer_name(issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(x509.SubjectAlternativeName(_names(x509, subject)), critical=False)
+        .sign(signing, hashes.SHA256())
+    )
+    _make_directory(target)
+    write_secret(target / KEY, _pem_of_key(key))
+    write_public(target / CERTIFICATE, _pem(certificate))
+    write_public(target / AUTHORITY, _pem(issuer))
+    return target
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """A file that nobody but its owner can read, at no moment, complete or not there."""
+    _write(path, data, mode=0o600)
+
+
+def write_public(path: Path, data: bytes) -> None:
+    """The same for what everyone may read."""
+    _write(path, data, mode=0o644)
+
+
+def _write(path: Path, data: bytes, *, mode: int) -> None:
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written.unlink(missing_ok=True)
+    with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    written.replace(path)
+
+
+def _make_directory(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _library() -> tuple[Any, Any, Any]:
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.x509 import oid
+    except ImportError as error:
+        raise ConfigError(
+            "expected the package cryptography to make certificates; install it by "
+            'pip install "galileo-store[tls]"'
+        ) from error
+    return x509, hashes, oid
+
+
+def _opened(directory: Path) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:
+    """The authority's certificate and key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        certificate = x509.load_pem_x509_certificate((directory / AUTHORITY).read_bytes())
+        key = load_pem_private_key((directory / AUTHORITY_KEY).read_bytes(), password=None)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"expected an authority in {directory}, {AUTHORITY} and {AUTHORITY_KEY}; make one by "
+            f"galileo certs init {directory}"
+        ) from error
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise InputError(f"expected an elliptic key in {directory / AUTHORITY_KEY}, got another")
+    return certificate, key
+
+
+def _new_key() -> EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _pem_of_key(key: EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _authority_usage(x509: Any) -> Any:
+    """Signs certificates and nothing else."""
+    others = dict.fromkeys(
+        (
+            "digital_signature",
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "encipher_only",
+            "decipher_only",
+        ),
+        False,
+    )
+    return x509.KeyUsage(key_cert_sign=True, crl_sign=True, **others)
+
+
+def _dated(builder: Any, *, days: int, begins: datetime.datetime | None) -> Any:
+    start = begins or datetime.datetime.now(datetime.UTC) - _BACKDATED
+    return builder.not_valid_before(start).not_valid_after(start + datetime.timedelta(days=days))
+
+
+def _names(x509: Any, subject: Subject) -> list[Any]:
+    names: list[Any] = [
+        x509.UniformResourceIdentifier(f"galileo:{subject.kind}:{subject.name}"),
+    ]
+    for host in subject.hosts:
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    return names
+
+
+def _check_subject(subject: Subject) -> None:
+    _check_name(subject.name)
+    _check_days(subject.days)
+    if subject.kind == "node" and not 1 <= len(subject.hosts) <= HOSTS_MAX:
+        raise InputError(
+            f"expected 1 to {HOSTS_MAX} names or addresses under which the node {subject.name} is "
+            f"reached, got {len(subject.hosts)}; those who connect check them"
+        )
+    for host in subject.hosts:
+        if not _HOST.fullmatch(host):
+            raise InputError(f"expected the name or address of a host, without port, got {host!r}")
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InputError(f"expected a name of a-z, 0-9, '_', '.', '-', got {name!r}")
+
+
+def _check_days(days: int) -> None:
+    if not 1 <= days <= DAYS_MAX:
+        raise InputError(f"expected 1 to {DAYS_MAX:,} days, got {days}")

@@ -1,0 +1,125 @@
+"""`galileo certs`: a private authority for the certificates of a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from galileo import certificates
+from galileo.certificates import Subject
+from galileo.cli.output import failing_well
+from galileo.cli.session import Session, json_option
+
+_authority = click.argument("authority", type=click.Path(file_okay=False, path_type=Path))
+_days = click.option(
+    "--days", default=certificates.DAYS, show_default=True, help="Until it is worth nothing."
+)
+_target = click.option(
+    "--target",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for the files.  [default: AUTHORITY/NAME]",
+)
+
+
+@click.group()
+def certs() -> None:
+    """Certificates: a private authority for the cluster's TLS.
+
+    \b
+    Example:
+      galileo certs init authority --cluster plains
+      galileo certs node authority storm-1 --host 10.0.0.11 --host storm-1.example
+      galileo certs client authority ann
+    """
+
+
+@certs.command()
+@_authority
+@click.option("--cluster", default="galileo", show_default=True, help="Name of the cluster.")
+@click.option(
+    "--days",
+    default=certificates.AUTHORITY_DAYS,
+    show_default=True,
+    help="Until it is worth nothing.",
+)
+@json_option
+@click.pass_obj
+@failing_well
+def init(session: Session, *, authority: Path, cluster: str, days: int) -> None:
+    """Make an authority in the directory AUTHORITY; keep its key away from the nodes.
+
+    \b
+    Example:
+      galileo certs init authority --cluster plains
+    """
+    made = certificates.make_authority(authority, cluster=cluster, days=days)
+    session.output.value(
+        {"authority": str(made), "key": str(authority / certificates.AUTHORITY_KEY)},
+        words=f"The authority of {cluster} is in {authority}. Who has its key can make "
+        "certificates of nodes.",
+    )
+
+
+@certs.command()
+@_authority
+@click.argument("name")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    required=True,
+    help="Name or address by which it is reached; repeat it for others.",
+)
+@_target
+@_days
+@json_option
+@click.pass_obj
+@failing_well
+def node(
+    session: Session,
+    *,
+    authority: Path,
+    name: str,
+    hosts: tuple[str, ...],
+    target: Path | None,
+    days: int,
+) -> None:
+    """Make key and certificate of the node NAME; again to renew them.
+
+    \b
+    Example:
+      galileo certs node authority storm-1 --host 10.0.0.11
+    """
+    _issue(session, authority, Subject("node", name, hosts, days=days), target=target)
+
+
+@certs.command()
+@_authority
+@click.argument("name")
+@_target
+@_days
+@json_option
+@click.pass_obj
+@failing_well
+def client(session: Session, *, authority: Path, name: str, target: Path | None, days: int) -> None:
+    """Make key and certificate with which the client NAME may connect; again to renew them.
+
+    \b
+    Example:
+      galileo certs client authority ann --days 90
+    """
+    _issue(session, authority, Subject("client", name, days=days), target=target)
+
+
+def _issue(session: Session, authority: Path, subject: Subject, *, target: Path | None) -> None:
+    made = certificates.issue(authority, subject, target=target or authority / subject.name)
+    session.output.value(
+        {
+            "certificate": str(made / certificates.CERTIFICATE),
+            "key": str(made / certificates.KEY),
+            "authority": str(made / certificates.AUTHORITY),
+        },
+        words=f"The {subject.kind} {subject.name} finds certificate, key and authority in {made}, "
+        f"for {subject.days} days.",
+    )

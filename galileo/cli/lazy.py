@@ -1,0 +1,80 @@
+"""Commands that are imported when they are used, so that help comes at once."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Where a command is, and what it does.
+
+    Attributes:
+        home: "module:name".
+        help: the first sentence of its help, for the list of commands.
+    """
+
+    home: str
+    help: str
+
+    def load(self) -> Any:
+        module, _, name = self.home.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+class LazyCommands(MutableMapping[str, click.Command]):
+    """Commands by name, as a group keeps them; one that is asked for is imported."""
+
+    def __init__(self, later: Mapping[str, Later]) -> None:
+        self.later = dict(later)
+        self._loaded: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._loaded:
+            self._loaded[name] = self.later[name].load()
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self:
+            raise KeyError(name)
+        self.later.pop(name, None)
+        self._loaded.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.later or name in self._loaded
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self.later, *self._loaded]))
+
+    def __len__(self) -> int:
+        return len({*self.later, *self._loaded})
+
+
+class LazyGroup(click.Group):
+    """A group whose list of commands imports none of those that it can name without."""
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, self._told(name)) for name in self.list_commands(context)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        named = [name for name in self.list_commands(context) if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, context, incomplete)
+        return [*(CompletionItem(name, help=self._told(name)) for name in named), *options]
+
+    def _told(self, name: str) -> str:
+        later = self.commands.later if isinstance(self.commands, LazyCommands) else {}
+        if name in later:
+            return later[name].help
+        return self.commands[name].get_short_help_str(limit=1000)

@@ -1,0 +1,94 @@
+"""`galileo move`: partitions from node to node."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from galileo.cli.output import failing_well
+from galileo.cli.session import Session, json_option
+from galileo.client import Client
+from galileo.dht import placement
+from galileo.dht.topology import Topology
+from galileo.errors import InputError
+
+
+@click.command()
+@click.argument("partitions", nargs=-1, type=click.IntRange(min=0), metavar="[PARTITION]...")
+@click.option("--to", required=True, metavar="NODE", help="The node that takes them.")
+@click.option("--from", "source", default="", metavar="NODE", help="Move all that this node has.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be moved.")
+@json_option
+@click.pass_obj
+@failing_well
+def move(
+    session: Session, *, partitions: tuple[int, ...], to: str, source: str, dry_run: bool
+) -> None:
+    """Move partitions to another node of their group, while everything goes on.
+
+    Without a PARTITION and without --from, those that make up the node's share of its group.
+    Each is copied and verified; then its producers wait for a moment while the rest follows and
+    the node takes over. Ctrl-C gives up what is not done; the same command goes on from there.
+
+    \b
+    Example:
+      galileo move --to storm-4
+      galileo move --to storm-4 --from storm-2
+      galileo move 3 5 --to storm-1
+    """
+    with session.client() as client:
+        topology = Topology.from_json(client.topology_json())
+        chosen = _chosen(topology, partitions, to=to, source=source)
+        rows = [
+            {"partition": p, "from": placement.owner(topology, p), "to": to}
+            | ({} if dry_run else _moved(session, client, p, to=to))
+            for p in chosen
+        ]
+    title = "would move" if dry_run else "moved"
+    session.output.rows(rows, title=f"{title} {len(rows)} partitions")
+
+
+def _chosen(
+    topology: Topology, partitions: tuple[int, ...], *, to: str, source: str
+) -> tuple[int, ...]:
+    """Those that are to move and are not there yet."""
+    for name in filter(None, (to, source)):
+        if name not in topology.by_name:
+            raise InputError(f"expected a node of {sorted(topology.by_name)}, got {name!r}")
+    if partitions and source:
+        raise InputError("expected partitions or --from, got both")
+    unknown = sorted(set(partitions) - set(topology.partitions))
+    if unknown:
+        raise InputError(f"expected partitions from 0 to {topology.partitions[-1]}, got {unknown}")
+    if partitions:
+        wanted = partitions
+    elif source:
+        wanted = tuple(sorted(placement.partitions_by_node(topology)[source]))
+    else:
+        wanted = placement.share(topology, to)
+    return tuple(p for p in dict.fromkeys(wanted) if placement.owner(topology, p) != to)
+
+
+def _moved(session: Session, client: Client, partition: int, *, to: str) -> dict[str, Any]:
+    """Moves one; how much that was and how long it took, and for how long its producers waited."""
+    began, switched, size = time.monotonic(), None, 0
+    with session.output.progress(unit="bytes", passing=True) as bar:
+        task = bar.add_task(f"partition {partition}")
+        for step in client.move(partition, to=to):
+            size = max(size, step.bytes_total)
+            if step.stage == "switch":
+                switched = time.monotonic()
+            bar.update(
+                task,
+                description=f"partition {partition}: {step.stage}",
+                completed=step.bytes_done or size,
+                total=step.bytes_total or size,
+            )
+    ended = time.monotonic()
+    return {
+        "MB": round(size / 1e6, 1),
+        "seconds": round(ended - began, 2),
+        "switched in s": round(ended - (switched or ended), 2),
+    }

@@ -1,0 +1,74 @@
+"""`galileo serve`, `evaluator`: the processes of a node, which load all that a node is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from galileo import config as configuration
+from galileo.cli.output import failing_well
+from galileo.cli.session import Session
+from galileo.logs import start_logging
+from galileo.server.allocation import settle
+from galileo.server.evaluation import evaluator_options
+from galileo.server.main import serve as serve_node
+from galileo.spark import evaluator as spark_evaluator
+
+_config = click.option(
+    "--config",
+    "path",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file of the node; see docs/configuration.md.",
+)
+_overrides = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="Stronger than the file and the environment; repeat it for others.",
+)
+
+
+@click.command()
+@_config
+@_overrides
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Serve other machines without TLS: the network is trusted. Short for "
+    "--set security.insecure=true.",
+)
+@click.pass_obj
+@failing_well
+def serve(session: Session, *, path: Path, overrides: tuple[str, ...], insecure: bool) -> None:
+    """Run one node until it is told to stop.
+
+    \b
+    Example:
+      galileo serve --config node-1.toml --set node.directory=/data/galileo
+    """
+    chosen = (*overrides, "security.insecure=true") if insecure else overrides
+    loaded = configuration.load(path, overrides=chosen)
+    settle()
+    start_logging(loaded.logs.format, level=loaded.logs.level, node=loaded.node.name)
+    serve_node(loaded)
+
+
+@click.command()
+@_config
+@_overrides
+@click.pass_obj
+@failing_well
+def evaluator(session: Session, *, path: Path, overrides: tuple[str, ...]) -> None:
+    """Run this host's Spark evaluator by hand; nodes start one themselves when they need it.
+
+    \b
+    Example:
+      galileo evaluator --config node-1.toml --set "evaluator.master=spark://head:7077"
+    """
+    loaded = configuration.load(path, overrides=overrides)
+    start_logging(loaded.logs.format, level=loaded.logs.level)
+    options = evaluator_options(loaded)
+    click.get_current_context().exit(spark_evaluator.main(options))

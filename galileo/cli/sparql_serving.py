@@ -1,0 +1,100 @@
+"""`galileo sparql serve`: a SPARQL 1.1 Protocol endpoint."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from galileo.cli.output import failing_well
+from galileo.cli.session import Session, json_option
+from galileo.cli.sparql_sources import opened
+from galileo.rdf import Endpoint, EndpointOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_DEFAULTS = EndpointOptions()
+
+
+def _endpoint_options(command: F) -> F:
+    options: list[Any] = [
+        click.option("--host", default=_DEFAULTS.host, show_default=True, help="To listen on."),
+        click.option("--port", default=_DEFAULTS.port, show_default=True, help="0 for a free one."),
+        click.option(
+            "--public", is_flag=True, help="Allow another than a loopback address: anybody may ask."
+        ),
+        click.option("--cors", default="", metavar="ORIGIN", help="Whose web pages may ask."),
+        click.option(
+            "--timeout", default=_DEFAULTS.timeout_s, show_default=True, help="Seconds of a query."
+        ),
+        click.option(
+            "--rows", default=_DEFAULTS.rows_max, show_default=True, help="Most of an answer."
+        ),
+        click.option(
+            "--queries",
+            default=_DEFAULTS.queries_max,
+            show_default=True,
+            help="That may run or wait; more are told to come back.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("source")
+@click.option("--query", default="", help="CQL2; only its result is served.")
+@click.option(
+    "--spool",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where a continuous query's updates are stored, so that a restart goes on.",
+)
+@_endpoint_options
+@json_option
+@click.pass_obj
+@failing_well
+def serve(
+    session: Session,
+    *,
+    source: str,
+    query: str,
+    spool: Path | None,
+    host: str,
+    port: int,
+    public: bool,
+    cors: str,
+    timeout: float,
+    rows: int,
+    queries: int,
+) -> None:
+    """Serve labels to any SPARQL client over HTTP, until Ctrl-C.
+
+    SOURCE is as of `galileo sparql ask`. The labels of a continuous query (ccq-...) are kept up to
+    date; those of a dataset are what they are at the start. Nothing can be changed by a client, and
+    nothing is asked elsewhere. See docs/rdf.md.
+
+    \b
+    Example:
+      galileo sparql serve nam --query "temperature > 290" --port 7780
+      galileo sparql serve ccq-8c1f... --spool hot.spool
+    """
+    options = EndpointOptions(
+        host=host,
+        port=port,
+        public=public,
+        cors=cors,
+        timeout_s=timeout,
+        rows_max=rows,
+        queries_max=queries,
+    )
+    with opened(session, source, query=query, spool=spool) as graph:
+        graph.load()
+        with Endpoint(graph, options) as endpoint:
+            session.output.value({"url": endpoint.url}, words=f"serving {source} at {endpoint.url}")
+            sys.stdout.flush()
+            threading.Event().wait()

@@ -1,0 +1,66 @@
+"""What `galileo sparql` can be asked of: a dataset, a continuous query, or a file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from galileo.cli.session import Session
+from galileo.client import Spool
+from galileo.errors import InputError
+from galileo.labels import LabelSet
+from galileo.rdf import FileGraph, LabelGraph, OpenGraph
+from galileo.rdf.graphs import SUFFIXES
+
+CCQ_PREFIX = "ccq-"
+SPOOL_SUFFIX = ".spool"
+STDIN = "-"
+
+
+def is_file(source: str) -> bool:
+    return Path(source).suffix.lower() in (*SUFFIXES, SPOOL_SUFFIX)
+
+
+def is_ccq(source: str) -> bool:
+    return source.startswith(CCQ_PREFIX) and not is_file(source)
+
+
+@contextlib.contextmanager
+def opened(
+    session: Session, source: str, *, query: str = "", spool: Path | None = None
+) -> Iterator[OpenGraph]:
+    """The graph of a source; that of a continuous query grows until it is closed.
+
+    Args:
+        session: where the cluster is; a file needs none.
+        source: a dataset's name, a continuous query's id, or the path of an RDF file or spool.
+        query: CQL2 for a dataset.
+        spool: of a continuous query, to begin with and to store in.
+
+    Raises:
+        InputError: an option does not go with the source.
+    """
+    if query and (is_file(source) or is_ccq(source)):
+        raise InputError(f"expected a dataset beside --query, got {source!r}")
+    if spool is not None and not is_ccq(source):
+        raise InputError(f"expected a continuous query beside --spool, got {source!r}")
+    with contextlib.ExitStack() as stack:
+        if is_ccq(source):
+            client = stack.enter_context(session.client())
+            held = stack.enter_context(Spool(spool)) if spool else None
+            yield stack.enter_context(client.sparql_view(source, spool=held)).graph
+        elif Path(source).suffix.lower() in SUFFIXES:
+            yield stack.enter_context(FileGraph(source))
+        else:
+            yield stack.enter_context(LabelGraph(_labels(session, source, query)))
+
+
+def _labels(session: Session, source: str, query: str) -> LabelSet:
+    if not is_file(source):
+        with session.client() as client:
+            return client.query(source, query)
+    if not Path(source).is_file():
+        raise InputError(f"expected a spool, there is no file at {source}")
+    with Spool(source) as held:
+        return held.labels()

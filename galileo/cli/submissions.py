@@ -1,0 +1,75 @@
+"""Files of continuous queries that are submitted together: one JSON object on each line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from galileo.client import Submission
+from galileo.errors import InputError
+from galileo.model.windows import Window
+from galileo.samplers import SamplerSpec
+
+KEYS = ("dataset", "query", "interval", "expiration", "sampler", "compression", "window", "id")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a line need not say.
+
+    Attributes:
+        key: lines without an id get this and their number, so that a file that is submitted again
+            makes nothing twice. None: ids are drawn at random.
+    """
+
+    dataset: str | None = None
+    interval: str = "1s"
+    expiration: str = "1h"
+    key: str | None = None
+
+
+def submissions(path: Path, defaults: Defaults) -> list[Submission]:
+    """What the lines of a file say; empty lines are passed over.
+
+    Raises:
+        InputError: a line is no such object; names the line.
+    """
+    lines = enumerate(path.read_text().splitlines(), start=1)
+    return [_submission(line, number, defaults) for number, line in lines if line.strip()]
+
+
+def _submission(line: str, number: int, defaults: Defaults) -> Submission:
+    try:
+        told = json.loads(line)
+        if not isinstance(told, dict):
+            raise InputError(f"expected a JSON object, got {line[:60]}")
+        unknown = [key for key in told if key not in KEYS]
+        if unknown:
+            raise InputError(f"expected keys of {', '.join(KEYS)}, got {', '.join(unknown)}")
+        return _made(told, number, defaults)
+    except (ValueError, InputError) as error:
+        raise InputError(f"line {number} of the file: {error}", line=number) from error
+
+
+def _made(told: Mapping[str, Any], number: int, defaults: Defaults) -> Submission:
+    dataset = told.get("dataset", defaults.dataset)
+    if not isinstance(dataset, str):
+        raise InputError("expected the key dataset, or --dataset for all lines")
+    sampler, window = told.get("sampler"), told.get("window")
+    named: dict[str, Any] = {"id": f"{defaults.key}-{number}"} if defaults.key is not None else {}
+    if "id" in told:
+        named["id"] = str(told["id"])
+    query = told.get("query", "")
+    return Submission(
+        dataset,
+        query if isinstance(query, str) else json.dumps(query),
+        interval=told.get("interval", defaults.interval),
+        expiration=told.get("expiration", defaults.expiration),
+        sampler=None if sampler is None else SamplerSpec.from_json(json.dumps(sampler)),
+        compression=told.get("compression", "none"),
+        window=None if window is None else Window.from_json(json.dumps(window)),
+        **named,
+    )

@@ -1,0 +1,90 @@
+"""The calls of `AsyncClient` about many continuous queries at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+
+from galileo.client import submitting
+from galileo.client.async_samplers import AsyncSamplers
+from galileo.client.ingestion import Progress
+from galileo.client.many import ManyFetching, ManyUpdates, Stand
+from galileo.client.submitting import Submission, Submitted
+from galileo.errors import TryAgain
+from galileo.model.times import Duration, seconds
+
+WATCH_WAIT_S = 10.0
+WATCH_PAUSE_S = 0.2
+
+
+class AsyncMany(AsyncSamplers):
+    """Thousands of queries of one reader: submitted, fetched and watched together."""
+
+    _many: ManyFetching
+
+    async def submit_many(
+        self, submissions: Sequence[Submission], *, progress: Progress | None = None
+    ) -> list[Submitted]:
+        """Submits many continuous queries; some hundreds share one election and one sync.
+
+        Nothing is evaluated at once: the first updates have what matches already. One that is wrong
+        does not keep the others from being submitted. Whoever repeats the call with the same
+        submissions, which have their ids, submits nothing twice.
+
+        Args:
+            submissions: what to submit.
+            progress: called with the number of those that were answered.
+
+        Returns:
+            What became of each, in their order.
+        """
+        sent = [await self._ready(one) for one in submissions]
+        done = await submitting.submit_many(self._transport, sent, progress=progress)
+        for one in done:
+            if one.info is not None:
+                self._many.learn(one.id, one.info.coordinator_address)
+        return done
+
+    async def _ready(self, submission: Submission) -> Submission:
+        """With a sampler that the nodes have."""
+        if submission.sampler is None:
+            return submission
+        return replace(submission, sampler=await self._at_hand(submission.sampler))
+
+    async def fetch_many(
+        self, tokens: Mapping[str, str], *, wait: Duration | None = None, labels_max: int = 0
+    ) -> ManyUpdates:
+        """What is new for many queries, as `fetch` says it for one.
+
+        Args:
+            tokens: of the last updates, by the ids of the queries.
+            wait: for how long to wait until there is something new for any; at most a minute.
+            labels_max: soft bound of each node's answer; 0 for the node's own.
+        """
+        wait_s = 0.0 if wait is None else seconds(wait)
+        return await self._many.fetch(tokens, wait_s=wait_s, labels_max=labels_max)
+
+    async def watch_many(
+        self, tokens: Mapping[str, str], *, labels_max: int = 0
+    ) -> AsyncIterator[ManyUpdates]:
+        """Updates of many queries as they come; asking for the next ones acknowledges the last.
+
+        Queries that are over are named among the errors once. Ends when all are.
+
+        Args:
+            tokens: of the last updates, by the ids of the queries.
+            labels_max: soft bound of each node's answer; 0 for the node's own.
+        """
+        left, rest = dict[str, Stand](tokens), dict[str, Stand]()
+        while left:
+            wait_s = 0.0 if rest else WATCH_WAIT_S
+            updates = await self._many.fetch(rest or left, wait_s=wait_s, labels_max=labels_max)
+            over = {i for i, error in updates.errors.items() if not isinstance(error, TryAgain)}
+            left = {i: t for i, t in {**left, **updates.stands}.items() if i not in over}
+            # An answer without room for all of them: the others come before new ones do.
+            rest = {i: left[i] for i in updates.rest if i in left}
+            if updates or over:
+                yield updates
+            elif updates.errors:
+                await asyncio.sleep(WATCH_PAUSE_S)

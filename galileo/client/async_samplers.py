@@ -1,0 +1,111 @@
+"""The calls of `AsyncClient` about samplers that go along with a query."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from typing import TypeAlias
+
+import grpc.aio
+
+from galileo.client import decode
+from galileo.client.async_datasets import AsyncDatasets
+from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
+from galileo.client.results import RevokedSampler, SentSampler
+from galileo.errors import InputError
+from galileo.sampler_archives import SamplerArchive
+from galileo.samplers import SamplerSpec, sampler
+from galileo.wire.pb import samplers_pb2, samplers_pb2_grpc
+
+SamplerLike: TypeAlias = SamplerSpec | SamplerArchive
+"""An archive stands for the sampler in it, without options and with a random seed."""
+
+DIGITS_MIN = 8
+"""Of a digest, where it is named by its beginning."""
+
+
+class AsyncSamplers(AsyncDatasets):
+    """What was sent once by this client is not sent again."""
+
+    _sent_digests: set[str]
+
+    async def send_sampler(self, archive: SamplerArchive) -> SentSampler:
+        """Has every node keep the code of a sampler; `query` and `submit` do it by themselves.
+
+        Args:
+            archive: from `galileo.sampler_archive`.
+
+        Raises:
+            NotPermitted: the administrator of a node does not allow it.
+            NotContained: a node cannot run it where it reaches nothing.
+            SamplerRevoked: this very code was revoked.
+            InvalidArchive: it is none.
+        """
+        request = samplers_pb2.SendSamplerRequest(archive=archive.data, sent_by=_sender())
+        reply = await self._transport.call(
+            lambda channel: samplers_pb2_grpc.SamplersStub(channel).Send(
+                request, timeout=ANSWER_TIMEOUT_S
+            )
+        )
+        self._sent_digests.add(archive.digest)
+        return decode.sent_sampler(reply.sampler)
+
+    async def sent_samplers(self) -> list[SentSampler]:
+        """The samplers that were sent, oldest first; revoked ones are there, too."""
+        reply = await self._transport.call(
+            lambda channel: samplers_pb2_grpc.SamplersStub(channel).List(
+                samplers_pb2.ListSamplersRequest(), timeout=TIMEOUT_S
+            )
+        )
+        return [decode.sent_sampler(value) for value in reply.samplers]
+
+    async def revoke_sampler(self, digest: str) -> RevokedSampler:
+        """Ends every use of a sampler that was sent, at all nodes and for good.
+
+        Continuous queries that use it fail with `SamplerRevoked`, and its processes end.
+
+        Args:
+            digest: of its archive, or the beginning of it.
+
+        Raises:
+            UnknownSampler: there is none.
+            InputError: several begin so.
+        """
+        request = samplers_pb2.RevokeSamplerRequest(digest=await self._whole_digest(digest))
+
+        async def attempt(channel: grpc.aio.Channel) -> samplers_pb2.RevokeSamplerReply:
+            stub = samplers_pb2_grpc.SamplersStub(channel)
+            reply: samplers_pb2.RevokeSamplerReply = await stub.Revoke(
+                request, timeout=ANSWER_TIMEOUT_S
+            )
+            return reply
+
+        reply = await self._transport.call(attempt)
+        self._sent_digests.discard(request.digest)
+        return RevokedSampler(decode.sent_sampler(reply.sampler), tuple(reply.away))
+
+    async def _whole_digest(self, digest: str) -> str:
+        if len(digest) < DIGITS_MIN:
+            raise InputError(
+                f"expected at least {DIGITS_MIN} digits of a sampler's digest, got {digest!r}"
+            )
+        digests = {one.digest for one in await self.sent_samplers()}
+        found = sorted(one for one in digests if one.startswith(digest))
+        if len(found) > 1:
+            raise InputError(f"expected one digest, {', '.join(found)} begin with {digest!r}")
+        return found[0] if found else digest
+
+    async def _at_hand(self, given: SamplerLike | None) -> SamplerSpec | None:
+        """The sampler by name or digest, once the nodes have its code."""
+        spec = sampler(given) if isinstance(given, SamplerArchive) else given
+        if spec is not None and spec.code is not None and spec.archive not in self._sent_digests:
+            await self.send_sampler(spec.code)
+        return spec
+
+
+def _sender() -> str:
+    """Who sends, as far as this machine knows."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):
+        return socket.gethostname()

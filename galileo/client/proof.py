@@ -1,0 +1,48 @@
+"""What a client proves to nodes, as it is told or as the environment says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from galileo.errors import InputError
+from galileo.wire.keys import TOKEN_VARIABLE, Keys
+
+TOKEN, TOKEN_FILE, TLS = TOKEN_VARIABLE, "GALILEO_TOKEN_FILE", "GALILEO_TLS"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Who a client is.
+
+    Attributes:
+        token: as `galileo token new` printed it. Never shown.
+        token_file: a file of it in its place, which nobody else may read.
+        tls: a directory as `galileo certs` makes it, with certificate.pem, key.pem and
+            authority.pem; "" without TLS.
+        insecure: whether the token may travel unencrypted to other machines.
+    """
+
+    token: str = field(default="", repr=False)
+    token_file: str | Path = ""
+    tls: str | Path = ""
+    insecure: bool = False
+
+    def keys(self, environment: Mapping[str, str] | None = None) -> Keys:
+        """The files to read. What is not told comes from the environment, the process's own if
+        absent: GALILEO_TOKEN, GALILEO_TOKEN_FILE, GALILEO_TLS.
+
+        Raises:
+            InputError: a token and a file of one were told.
+        """
+        known = os.environ if environment is None else environment
+        token, token_file = self.token, str(self.token_file)
+        if token and token_file:
+            raise InputError("expected a token or a file of one, got both")
+        if not token and not token_file:
+            token_file = known.get(TOKEN_FILE, "")
+            token = "" if token_file else known.get(TOKEN, "")
+        tls = str(self.tls) or known.get(TLS, "")
+        return Keys.of(tls=tls, token_file=token_file, token=token, insecure=self.insecure)

@@ -1,0 +1,110 @@
+"""Whether code can be contained on this machine."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pyarrow as pa
+
+from galileo.containment.filters import this_machine
+from galileo.containment.limits import ContainmentLimits
+from galileo.containment.pipes import Ended
+from galileo.containment.process import ContainedProcess, Raised
+from galileo.containment.sandbox import PROGRAM, program
+from galileo.labels import LabelSet
+from galileo.model.schema import Feature, Schema
+from galileo.sampler_archives import archive_of
+from galileo.samplers import SamplerSpec
+
+_LABELS = 9
+
+# Keeps every other label where it can do nothing else, and none where it can.
+_SAMPLER = b"""\
+import os, socket, threading
+import numpy as np
+
+
+def refused(attempt):
+    try:
+        attempt()
+    except OSError:
+        return True
+    return False
+
+
+class Probe:
+    def sample(self, labels, *, seed):
+        attempts = (
+            os.fork,
+            socket.socket,
+            lambda: os.execv("/bin/true", ["true"]),
+            lambda: open("/etc/passwd"),
+            lambda: open("/x", "w"),
+            lambda: os.listdir("/proc"),
+        )
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+        contained = all(map(refused, attempts)) and os.getuid() != 0
+        return np.arange(len(labels)) % 2 == (0 if contained else 2)
+"""
+
+
+class _NotProven(Exception):
+    """Why it is not."""
+
+
+def obstacle() -> str | None:
+    """Why code cannot be contained on this machine, or None; found by doing it.
+
+    What was proven once is not tried again. An obstacle is, for it may be gone: a package was
+    installed, or the machine was only too busy.
+    """
+    try:
+        _prove()
+    except _NotProven as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def _prove() -> None:
+    """Remembers, as caches do, that it returned, but not that it raised."""
+    if (reason := obstacle_of()) is not None:
+        raise _NotProven(reason)
+
+
+def obstacle_of(*, as_root: bool | None = None) -> str | None:
+    """The same, tried anew.
+
+    Args:
+        as_root: see `sandbox.command`.
+    """
+    if this_machine() is None:
+        return "its processors are not among those whose system calls are known"
+    if program() is None:
+        return f"{PROGRAM!r} is not installed; install bubblewrap"
+    try:
+        return None if _contained(as_root) else "sent code could do there what it must not"
+    except (Ended, Raised) as error:
+        return f"bubblewrap does not contain here: {error}"
+
+
+def _contained(as_root: bool | None) -> bool:
+    """Whether code that tries to get out finds that it cannot."""
+    archive = archive_of({"probe.py": _SAMPLER}, name="probe", entry="probe:Probe")
+    process = ContainedProcess(archive, limits=ContainmentLimits(), as_root=as_root)
+    try:
+        process.load(SamplerSpec("probe"))
+        mask = process.mask("sample", _labels(), seed=0)
+    finally:
+        process.end()
+    return bool(np.array_equal(mask, np.arange(_LABELS) % 2 == 0))
+
+
+def _labels() -> LabelSet:
+    schema = Schema("probe", [Feature("value")])
+    zeros = np.zeros(_LABELS, dtype=np.int64)
+    columns = {one.name: pa.array(zeros).cast(one.type) for one in schema.label_schema}
+    return LabelSet(schema, pa.table(columns, schema=schema.label_schema))

@@ -1,0 +1,203 @@
+"""A contained process: its start, its calls, its end.
+
+It is stopped by the kernel whenever it is not asked anything, so that what sent code leaves
+running does not run on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from galileo.containment import frames
+from galileo.containment.child import spawn
+from galileo.containment.frames import Operation, Request
+from galileo.containment.limits import ContainmentLimits
+from galileo.containment.pipes import DIED, FORGED, Answers, Ended, readable
+from galileo.containment.shared_memory import SharedMemory
+from galileo.labels import LabelSet
+from galileo.sampler_archives import SamplerArchive
+from galileo.samplers import Mask, SamplerSpec, Scope
+
+START_S = 60.0
+"""From the command to a process that listens, and again until it has loaded the sent code."""
+
+_TEXT = range(frames.TEXT_BYTES_MAX + 1)
+_TRAITS = range(frames.TRAITS.size, frames.TRAITS.size + frames.COLUMNS_BYTES_MAX + 1)
+_ERRORS = {frames.REFUSED: _TEXT, frames.FAILED: _TEXT}
+
+
+class Raised(Exception):
+    """The sent code raised; its process is as good as before.
+
+    Attributes:
+        refused: whether it was an `InputError`.
+        message: the error's.
+        traceback: as Python writes it.
+    """
+
+    def __init__(self, text: str, *, refused: bool) -> None:
+        self.message, _, self.traceback = text.partition(frames.SEPARATOR)
+        self.refused = refused
+        super().__init__(self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a sampler's class says of itself, see `Sampler` and the protocols beside it."""
+
+    scope: Scope
+    regroups: bool
+    needs_observations: bool
+    needs_columns: tuple[str, ...] | None
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Traits:
+        """Raises `Ended` where no worker of ours would have sent this."""
+        size = frames.TRAITS.size
+        scope, regroups, observes, names_columns = frames.TRAITS.unpack(data[:size])
+        try:
+            names = data[size:].decode()
+        except UnicodeDecodeError as error:
+            raise Ended(FORGED) from error
+        if scope >= len(frames.SCOPES):
+            raise Ended(FORGED)
+        columns = tuple(names.split(frames.SEPARATOR)) if names_columns else None
+        return Traits(frames.SCOPES[scope], bool(regroups), bool(observes), columns)
+
+
+class ContainedProcess:
+    """One process with the code of one archive. Not to be called by two threads at once."""
+
+    def __init__(
+        self, archive: SamplerArchive, *, limits: ContainmentLimits, as_root: bool | None = None
+    ) -> None:
+        """Starts it.
+
+        Raises:
+            Ended: it does not come up; what bubblewrap or Python said of it is in the message.
+        """
+        self._limits, self._entry = limits, archive.entry
+        self._memory = SharedMemory()
+        try:
+            self._child = spawn(archive.data, self._memory.reader, limits, as_root=as_root)
+        except OSError as error:
+            self._memory.close()
+            raise Ended(f"it cannot be started: {error}") from error
+        self._answers = Answers(
+            self._child.answers, self._child.printed, printed_max=limits.output_bytes
+        )
+        try:
+            self._next({frames.READY: range(1)}, seconds=START_S, look=_nothing)
+            self._child.find()
+        except BaseException as error:
+            reason = f"{error}: {self.printed()}".strip(": \n")
+            self.end()
+            if isinstance(error, Ended | psutil.Error | OSError | ValueError):
+                raise Ended(reason) from error
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the contained process, as it is seen from here."""
+        return self._child.pid
+
+    def alive(self) -> bool:
+        return self._child.alive()
+
+    def cpu_s(self) -> float:
+        return self._child.cpu_s()
+
+    def load(self, spec: SamplerSpec) -> Traits:
+        """Imports the sent code and constructs the sampler.
+
+        Raises:
+            Raised: by the sent code; also where there is no such class, or it is no sampler.
+            Ended: the process is of no use any more.
+        """
+        head = {"entry": self._entry, "name": spec.name, "options": dict(spec.options)}
+        request = self._memory.write("load", json.dumps(head).encode())
+        payload = self._asked(request, {frames.LOADED: _TRAITS}, seconds=START_S)
+        return Traits.from_bytes(payload)
+
+    def mask(
+        self,
+        operation: Operation,
+        labels: LabelSet,
+        *,
+        seed: int,
+        observations: pa.Table | None = None,
+    ) -> Mask:
+        """Which labels the sampler keeps.
+
+        Raises:
+            Raised, Ended: as `load`; also where labels and observations are too many.
+        """
+        head = json.dumps({"schema": labels.schema.to_json(), "seed": int(seed)}).encode()
+        tables = [labels.table] if observations is None else [labels.table, observations]
+        if sum(table.nbytes for table in tables) > self._limits.input_bytes:
+            raise Raised(
+                f"expected at most {self._limits.input_bytes:,} bytes of labels and observations "
+                "at a time, got more",
+                refused=False,
+            )
+        request = self._memory.write(operation, head, *tables)
+        size = -(-len(labels) // 8)
+        sizes = {frames.MASK: range(size, size + 1)}
+        try:
+            bits = self._asked(request, sizes, seconds=self._limits.wall_s)
+        finally:
+            self._memory.trim()
+        packed = np.frombuffer(bits, dtype=np.uint8)
+        return np.unpackbits(packed, count=len(labels), bitorder="little").view(np.bool_)
+
+    def printed(self) -> str:
+        """The beginning of what was printed since the last request."""
+        try:
+            return self._answers.printed()
+        except Ended as error:
+            return str(error)
+
+    def end(self) -> None:
+        self._child.end()
+        self._memory.close()
+
+    def _asked(self, request: Request, sizes: Mapping[int, range], *, seconds: float) -> bytes:
+        self._answers.begin()
+        spent_s = self._child.cpu_s()
+
+        def look() -> None:
+            if self._child.cpu_s() - spent_s > self._limits.cpu_s:
+                raise Ended(f"it took more than {self._limits.cpu_s:g} s of CPU time")
+
+        self._child.signal(signal.SIGCONT)
+        try:
+            os.write(self._child.requests, request.to_bytes())
+        except BrokenPipeError as error:
+            raise Ended(DIED) from error
+        status, payload = self._next({**sizes, **_ERRORS}, seconds=seconds, look=look)
+        self._child.signal(signal.SIGSTOP)
+        if status in _ERRORS:
+            raise Raised(readable(payload, keep=frames.SEPARATOR), refused=status == frames.REFUSED)
+        return payload
+
+    def _next(
+        self, sizes: Mapping[int, range], *, seconds: float, look: Callable[[], None]
+    ) -> tuple[int, bytes]:
+        until = time.monotonic() + seconds
+        try:
+            return self._answers.next(sizes=sizes, until=until, look=look)
+        except TimeoutError:
+            raise Ended(f"it took longer than {seconds:g} s") from None
+
+
+def _nothing() -> None:
+    """Looks at nothing: before the process is known there is nothing to look at."""

@@ -1,0 +1,180 @@
+"""A sampler that users sent, run in a process that reaches nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from galileo.containment.frames import Operation
+from galileo.containment.limits import ContainmentLimits
+from galileo.containment.pipes import Ended
+from galileo.containment.probe import obstacle
+from galileo.containment.process import ContainedProcess, Raised, Traits
+from galileo.errors import Bug, InputError, NotContained, SamplerFailed
+from galileo.labels import LabelSet
+from galileo.sampler_archives import SamplerArchive
+from galileo.samplers import Mask, SamplerSpec, Scope, shown
+
+DEFAULT_LIMITS = ContainmentLimits()
+
+_DETAIL_CHARS_MAX = 900
+"""Of traceback and of what was printed: longer details do not cross the wire."""
+
+Found = TypeVar("Found")
+
+
+class ContainedSampler:
+    """Satisfies `Sampler` and `MergingSampler`; the code of the archive runs elsewhere.
+
+    The process is started at once, serves all calls, one at a time, and is started again when it
+    was killed. Calls may come from any thread.
+
+    Attributes:
+        name: of the spec, for messages.
+        scope: as the sampler's class says; "commit" where it does not.
+        regroups: likewise; False where it does not say.
+        needs_observations: likewise.
+        needs_columns: likewise; None, which is all, where it does not say. No others go there.
+    """
+
+    name: str
+    scope: Scope
+    regroups: bool
+    needs_observations: bool
+    needs_columns: tuple[str, ...] | None
+
+    def __init__(
+        self,
+        archive: SamplerArchive,
+        spec: SamplerSpec,
+        *,
+        limits: ContainmentLimits = DEFAULT_LIMITS,
+    ) -> None:
+        """Starts the process, imports the code and constructs the sampler with its options.
+
+        Raises:
+            NotContained: this machine cannot contain it.
+            InputError: the sampler refuses its options.
+            SamplerFailed: its code raised, hung or died when it was imported or constructed, or
+                is no sampler.
+        """
+        if (reason := obstacle()) is not None:
+            raise NotContained(
+                f"sampler {spec.name!r} was sent, and is not run where it cannot be contained: "
+                f"{reason}"
+            )
+        self.name = spec.name
+        self._archive, self._spec, self._limits = archive, spec, limits
+        self._lock = threading.Lock()
+        self._process: ContainedProcess | None = None
+        self._closed = False
+        traits = self._started()
+        self.scope, self.regroups = traits.scope, traits.regroups
+        self.needs_observations = traits.needs_observations
+        self.needs_columns = traits.needs_columns
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None where that was ended and the next call will start another."""
+        return self._process.pid if self._process is not None else None
+
+    def cpu_s(self) -> float:
+        """CPU time that its process has taken, of all threads; 0 where there is none."""
+        return self._process.cpu_s() if self._process is not None else 0.0
+
+    def sample(self, labels: LabelSet, *, seed: int, observations: pa.Table | None = None) -> Mask:
+        """Which labels to keep, a mask of the right type and length.
+
+        Raises:
+            SamplerFailed: it raised, gave no such mask, took more than its limits, or died;
+                `details` have the end of its `traceback` and the beginning of what it `printed`.
+                Where it did not answer in order, the next call has a new process.
+        """
+        return self._mask("sample", labels, seed=seed, observations=observations)
+
+    def merge(self, labels: LabelSet, *, seed: int) -> Mask:
+        """As `sample`, of what it kept of many commits."""
+        return self._mask("merge", labels, seed=seed, observations=None)
+
+    def close(self) -> None:
+        """Ends the process; a call that runs is waited for. A further call is a `Bug`."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    def _mask(
+        self, operation: Operation, labels: LabelSet, *, seed: int, observations: pa.Table | None
+    ) -> Mask:
+        if len(labels) == 0:
+            return np.zeros(0, dtype=np.bool_)
+        labels = shown(self, labels)
+        with self._lock:
+            if self._closed:
+                raise Bug(f"expected an open sampler {self.name!r}, this one was closed")
+            if self._process is not None and not self._process.alive():
+                self._end()
+            if self._process is None:
+                self._started()
+            what = f"on {len(labels):,} labels"
+            try:
+                return self._heard(
+                    lambda process: process.mask(
+                        operation, labels, seed=seed, observations=observations
+                    ),
+                    what=what,
+                )
+            except Raised as error:
+                raise self._failed(what, error) from None
+
+    def _started(self) -> Traits:
+        try:
+            self._process = ContainedProcess(self._archive, limits=self._limits)
+        except Ended as error:
+            raise SamplerFailed(
+                f"the process of sampler {self.name!r} did not start: {error}"
+            ) from error
+        try:
+            return self._heard(lambda process: process.load(self._spec), what="when it was loaded")
+        except Raised as error:
+            self._end()
+            if error.refused:
+                raise InputError(f"sampler {self.name!r}: {error.message}") from None
+            raise self._failed("when it was loaded", error) from None
+
+    def _heard(self, ask: Callable[[ContainedProcess], Found], *, what: str) -> Found:
+        """What the process answers; one that did not answer in order is ended."""
+        process = self._process
+        assert process is not None
+        try:
+            return ask(process)
+        except Raised:
+            raise
+        except Ended as error:
+            printed = process.printed()
+            self._end()
+            raise self._failed(what, error, printed=printed) from None
+        except BaseException:
+            # Such as an interrupt: who knows what it would answer next.
+            self._end()
+            raise
+
+    def _failed(
+        self, what: str, error: Raised | Ended, *, printed: str | None = None
+    ) -> SamplerFailed:
+        if printed is None and self._process is not None:
+            printed = self._process.printed()
+        traceback = error.traceback if isinstance(error, Raised) else ""
+        return SamplerFailed(
+            f"sampler {self.name!r} failed {what}: {error}",
+            traceback=traceback[-_DETAIL_CHARS_MAX:],
+            printed=(printed or "")[:_DETAIL_CHARS_MAX],
+        )
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None

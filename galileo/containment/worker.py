@@ -1,0 +1,162 @@
+"""What runs inside: it imports the sent code and calls it, again and again.
+
+Everything here may be changed by the sent code, which lives in the same process. So nothing here
+protects anybody: `confinement` has done that, and the parent believes only what it counts itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import mmap
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc  # noqa: F401  # before the filter, as samplers use it
+
+from galileo import samplers
+from galileo.containment import confinement, frames
+from galileo.containment.frames import Request
+from galileo.errors import InputError
+from galileo.labels import LabelSet
+from galileo.model.schema import Schema
+
+REQUESTS = 0
+SCHEMAS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the parent says at the start, as JSON in the arguments.
+
+    Attributes:
+        answers: descriptor of the pipe for answers.
+        memory: descriptor of the shared memory, which is only readable here.
+        archive: where the sent zip lies.
+        user: who to become; None where a user namespace has done it.
+        bounds: for `confinement.confine`.
+    """
+
+    answers: int
+    memory: int
+    archive: str
+    user: int | None
+    bounds: dict[str, int]
+
+
+class Worker:
+    """Answers requests until there are no more."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._mapped: mmap.mmap | None = None
+        self._sampler: Any = None
+
+    def serve(self) -> None:
+        self._answer(frames.READY, b"")
+        while True:
+            data = os.read(REQUESTS, frames.REQUEST_BYTES)
+            if len(data) < frames.REQUEST_BYTES:
+                return
+            status, payload = self._outcome(Request.from_bytes(data))
+            self._answer(status, payload)
+
+    def _answer(self, status: int, payload: bytes) -> None:
+        data = memoryview(frames.ANSWER.pack(status, len(payload)) + payload)
+        while data:
+            data = data[os.write(self._orders.answers, data) :]
+
+    def _outcome(self, request: Request) -> tuple[int, bytes]:
+        try:
+            if request.operation == "load":
+                return self._load(self._head(request))
+            return self._sample(request)
+        except BaseException as error:
+            status = frames.REFUSED if isinstance(error, InputError) else frames.FAILED
+            try:
+                return status, _told(error)
+            except BaseException:
+                return frames.FAILED, b"an error that cannot be shown"
+
+    def _load(self, head: dict[str, Any]) -> tuple[int, bytes]:
+        sys.path.append(self._orders.archive)
+        module, _, name = head["entry"].partition(":")
+        found = getattr(importlib.import_module(module), name)
+        spec = samplers.SamplerSpec(head["name"], head["options"])
+        self._sampler = samplers.construct(found, spec)
+        columns = samplers.needed_columns(self._sampler)
+        traits = frames.TRAITS.pack(
+            frames.SCOPES.index(samplers.scope_of(self._sampler)),
+            bool(getattr(self._sampler, "regroups", False)),
+            samplers.needs_observations(self._sampler),
+            columns is not None,
+        )
+        names = frames.SEPARATOR.join(columns or ()).encode()
+        if len(names) > frames.COLUMNS_BYTES_MAX:
+            raise InputError(
+                f"expected needs_columns of at most {frames.COLUMNS_BYTES_MAX:,} bytes together, "
+                f"got {len(names):,}"
+            )
+        return frames.LOADED, traits + names
+
+    def _sample(self, request: Request) -> tuple[int, bytes]:
+        head = self._head(request)
+        labels = LabelSet(_schema(head["schema"]), self._table(request.labels_at, request.labels))
+        given = {"seed": head["seed"]}
+        if request.observations:
+            given["observations"] = self._table(request.observations_at, request.observations)
+        mask = np.asarray(getattr(self._sampler, request.operation)(labels, **given))
+        if mask.dtype != np.bool_ or mask.shape != (len(labels),):
+            raise TypeError(
+                f"expected the sampler to return {len(labels)} booleans, "
+                f"got {mask.dtype} of shape {mask.shape}"
+            )
+        return frames.MASK, np.packbits(mask, bitorder="little").tobytes()
+
+    def _head(self, request: Request) -> dict[str, Any]:
+        head: dict[str, Any] = json.loads(self._piece(0, request.head).to_pybytes())
+        return head
+
+    def _table(self, at: int, size: int) -> pa.Table:
+        return pa.ipc.open_stream(self._piece(at, size)).read_all()
+
+    def _piece(self, at: int, size: int) -> pa.Buffer:
+        return pa.py_buffer(self._memory(at + size)).slice(at, size)
+
+    def _memory(self, size: int) -> mmap.mmap:
+        """The shared memory; mapped anew where it has grown or was given back meanwhile."""
+        there = os.fstat(self._orders.memory).st_size
+        if self._mapped is None or len(self._mapped) != there or there < size:
+            self._mapped = mmap.mmap(self._orders.memory, there, prot=mmap.PROT_READ)
+        return self._mapped
+
+
+@functools.lru_cache(SCHEMAS_MAX)
+def _schema(text: str) -> Schema:
+    return Schema.from_json(text)
+
+
+def _told(error: BaseException) -> bytes:
+    """Message and traceback of an error; the frames of this file are left out."""
+    inner = error.__traceback__
+    while inner is not None and inner.tb_frame.f_code.co_filename == __file__:
+        inner = inner.tb_next
+    kind = type(error).__name__
+    message = str(error) if isinstance(error, InputError) else f"{kind}: {error}"
+    lines = traceback.format_exception(type(error), error, inner)
+    text = message + frames.SEPARATOR + "".join(lines)
+    return text.encode(errors="replace")[: frames.TEXT_BYTES_MAX]
+
+
+def main(orders_json: str) -> None:
+    orders = Orders(**json.loads(orders_json))
+    if orders.user is not None:
+        confinement.become(orders.user)
+    confinement.confine(orders.bounds)
+    Worker(orders).serve()

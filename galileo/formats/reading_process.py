@@ -1,0 +1,98 @@
+"""What reads GRIB and NetCDF: a process of its own, which may crash, hang or need too much memory.
+
+The C libraries behind both were not written for hostile or damaged files. What becomes of the
+process is an error here. It has the rights of who started it: this is no fence around code that
+somebody smuggles into a file.
+
+Requests are lines of JSON on standard input; answers are frames, a kind and a length and as many
+bytes, on what was standard output.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from galileo.errors import GalileoError
+from galileo.formats.grib import open_grib
+from galileo.formats.mapping import Mapping as FileMapping
+from galileo.formats.netcdf import open_netcdf
+from galileo.formats.reader import Reader
+
+DESCRIBED, TABLE, END, REFUSED, FAILED = range(5)
+"""Kinds of frames. Refused: an error about the file; failed: one that must not happen."""
+FRAME = struct.Struct("<BQ")
+_OPENERS: Mapping[str, Callable[[Path, FileMapping], Reader]] = {
+    "grib": open_grib,
+    "netcdf": open_netcdf,
+}
+
+
+def main() -> None:
+    memory_bytes = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # The libraries may print, and must not print into the frames.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    reader: Reader | None = None
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        try:
+            if "path" in request:
+                reader = None
+                reader = _opened(request)
+                _send(answers, DESCRIBED, _description(reader))
+            elif reader is not None:
+                _send_tables(answers, reader, request["names"])
+        except MemoryError:
+            text = f"reading it takes more than {memory_bytes >> 20:,} MB of memory"
+            _send(answers, REFUSED, json.dumps({"kind": "", "message": text}).encode())
+        except GalileoError as error:
+            told = {"kind": error.kind, "message": error.message, "details": error.details}
+            _send(answers, REFUSED, json.dumps(told, default=str).encode())
+        except Exception:
+            _send(answers, FAILED, traceback.format_exc().encode())
+
+
+def _opened(request: dict[str, Any]) -> Reader:
+    raw = request["mapping"]
+    raw["features"] = tuple(tuple(pair) for pair in raw["features"])
+    return _OPENERS[request["format"]](Path(request["path"]), FileMapping(**raw))
+
+
+def _description(reader: Reader) -> bytes:
+    variables = [asdict(one) for one in reader.variables()]
+    return json.dumps({"rows": reader.rows, "variables": variables}).encode()
+
+
+def _send_tables(answers: BinaryIO, reader: Reader, names: list[str]) -> None:
+    for table in reader.tables(names):
+        sink = io.BytesIO()
+        stream = pa.ipc.new_stream(sink, table.schema)
+        stream.write_table(table)  # Out of memory, it could not be closed, and would hide why.
+        stream.close()
+        _send(answers, TABLE, sink.getbuffer())
+    _send(answers, END, b"")
+
+
+def _send(answers: BinaryIO, kind: int, body: bytes | memoryview) -> None:
+    answers.write(FRAME.pack(kind, len(body)))
+    view = memoryview(body)
+    while len(view):
+        view = view[answers.write(view) or 0 :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""How a process logs: one line an event, to standard error, as text or as JSON.
+
+Each line of JSON is one object: `time` (UTC), `level`, `logger`, `message`, `node`, and where they
+are known `request` (see `galileo.requests`), `trace` (see `galileo.spans`), `ccq`, further facts,
+and `error`, a traceback. No line has a secret, not even of an exception that nobody foresaw.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import sys
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+
+from galileo import requests, spans
+from galileo.redaction import redacted
+
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+FACTS = ("ccq", "method", "outcome", "took_ms", "peer")
+"""Facts of an event that are no part of its message: what `extra` of a logging call may hold."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSection:
+    """`file`, relative to `node.directory`, is where the audit log is written; empty: nowhere."""
+
+    file: str = ""
+    bytes_max: int = 64 << 20
+    files_max: int = 16
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line.
+
+    Args:
+        node: name of the node whose log it is; empty where there is none.
+    """
+
+    def __init__(self, node: str = "") -> None:
+        super().__init__()
+        self._node = node
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = dt.datetime.fromtimestamp(record.created, tz=dt.UTC)
+        told: dict[str, object] = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "node": self._node,
+        }
+        told["request"] = requests.current()
+        told["trace"] = spans.trace_id()
+        told |= {fact: getattr(record, fact, "") for fact in FACTS}
+        if record.exc_info:
+            told["error"] = self.formatException(record.exc_info)
+        told = {key: _redacted(value) for key, value in told.items() if value != ""}
+        return json.dumps(told, default=lambda value: redacted(str(value)))
+
+
+class TextFormatter(logging.Formatter):
+    """A line of text, and a traceback where there is one."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT_FORMAT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(super().format(record))
+
+
+def _redacted(value: object) -> object:
+    return redacted(value) if isinstance(value, str) else value
+
+
+def start_logging(kind: str = "text", *, level: str = "info", node: str = "") -> None:
+    """Has the process log from here on, also what ends it or one of its threads.
+
+    Args:
+        kind: "text" or "json".
+        level: the least that is told, "debug" to "error".
+        node: name of the node, for JSON.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter(node) if kind == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for chatty in ("asyncio", "grpc", "py4j"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.root.level))
+    sys.excepthook = _crashed
+    threading.excepthook = _thread_crashed
+
+
+def _crashed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """In place of Python's own, which writes the message of the exception as it is."""
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+        return
+    log.critical("the process ends in a way that must not happen", exc_info=(kind, error, trace))
+
+
+def _thread_crashed(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
+        log.error("a thread failed in a way that must not happen", exc_info=args.exc_value)

@@ -1,0 +1,165 @@
+"""Graphs that answer SPARQL: what is open, asked, cancelled and closed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+import pyoxigraph as ox
+
+from galileo.errors import InputError
+from galileo.labels import LabelSet
+from galileo.rdf import convert
+from galileo.rdf.answers import SparqlResult
+from galileo.rdf.cancelling import Cancellation
+from galileo.rdf.engine import MEMORY_BYTES_MAX, Engine, Limits
+
+if TYPE_CHECKING:
+    from rdflib import Graph
+
+TIMEOUT_S = 30.0
+ROWS_MAX = 1_000_000
+PIECE_TRIPLES = 100_000
+
+SUFFIXES = {".nt": "nt", ".ttl": "turtle", ".rdf": "xml", ".jsonld": "json-ld"}
+"""Of files, and which of `convert.FORMATS` they hold."""
+
+Self = TypeVar("Self", bound="OpenGraph")
+
+
+class OpenGraph:
+    """A graph that answers queries in a process of its own; safe to share between threads.
+
+    The process starts at the first query. Close the graph, or use it in a `with` block, to end
+    it; that of an unreferenced graph is ended as well.
+    """
+
+    def __init__(
+        self, triples: Callable[[], Iterable[bytes]], *, memory_bytes_max: int = MEMORY_BYTES_MAX
+    ) -> None:
+        self._triples = triples
+        self._engine = Engine(triples, memory_bytes_max=memory_bytes_max)
+        self._cancelling = Cancellation()
+        self._lock = threading.Lock()
+
+    def sparql(
+        self,
+        text: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        rows_max: int = ROWS_MAX,
+        cancel: Cancellation | None = None,
+    ) -> SparqlResult:
+        """Answers a query; see `galileo.rdf.sparql` for limits and errors.
+
+        Args:
+            text: SELECT, ASK, CONSTRUCT or DESCRIBE.
+            timeout_s: for the query; loading is not counted.
+            rows_max: solutions or triples of the answer.
+            cancel: stops this query from another thread.
+        """
+        limits = Limits(timeout_s=timeout_s, rows_max=rows_max)
+        stops = [self._cancelling, *([cancel] if cancel else [])]
+        answer = self._engine.query(text, limits, cancels=stops)
+        return SparqlResult(answer, self._made_of())
+
+    def serialise(self, *, format: str = "turtle") -> bytes:
+        """All triples in a syntax of `galileo.rdf.FORMATS`."""
+        return convert.written(b"".join(self._triples()), format=format)
+
+    def load(self) -> None:
+        """Starts the process and loads the graph now, rather than at the first query."""
+        self._engine.load()
+
+    def cancel(self) -> None:
+        """Stops all queries that run or wait; they raise `Cancelled`. The graph stays open."""
+        with self._lock:
+            stopped, self._cancelling = self._cancelling, Cancellation()
+        stopped.cancel()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _made_of(self) -> LabelSet | None:
+        """The labels that it is a view of, if it is one of labels."""
+        return None
+
+
+class LabelGraph(OpenGraph):
+    """The RDF view of one label set: `sparql` under limits, `rdf` for everything else.
+
+    Both are built at first use.
+
+    Attributes:
+        labels: what it is a view of.
+    """
+
+    def __init__(self, labels: LabelSet, *, memory_bytes_max: int = MEMORY_BYTES_MAX) -> None:
+        super().__init__(lambda: convert.ntriples(labels), memory_bytes_max=memory_bytes_max)
+        self.labels = labels
+        self._graph: Graph | None = None
+
+    def rdf(self) -> Graph:
+        """The graph, the same one at every call; changes to it do not reach `sparql`."""
+        if self._graph is None:
+            self._graph = convert.to_graph(self.labels)
+        return self._graph
+
+    def _made_of(self) -> LabelSet | None:
+        return self.labels
+
+
+class FileGraph(OpenGraph):
+    """The triples of an RDF file, such as `galileo.rdf.serialise` or `galileo sparql export` write.
+
+    Args:
+        path: of N-Triples (.nt), Turtle (.ttl), RDF/XML (.rdf) or JSON-LD (.jsonld).
+
+    Raises:
+        InputError: there is no such file, or its name says nothing of these.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        path = self.path = Path(path)
+        if self.path.suffix.lower() not in SUFFIXES:
+            raise InputError(
+                f"expected an RDF file ending in {', '.join(SUFFIXES)}, got {self.path.name!r}"
+            )
+        if not self.path.is_file():
+            raise InputError(f"expected a file, there is none at {self.path}")
+        super().__init__(lambda: _pieces(path))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """The triples of a file as N-Triples, checked by a strict parser."""
+    waiting: list[ox.Triple] = []
+    try:
+        form = convert.FORMATS[SUFFIXES[path.suffix.lower()]]
+        for quad in ox.parse(path=str(path), format=form):
+            waiting.append(quad.triple)
+            if len(waiting) == PIECE_TRIPLES:
+                yield _lines(waiting)
+                waiting = []
+    except (SyntaxError, OSError) as error:
+        raise InputError(f"expected RDF in {path}, got what does not parse: {error}") from error
+    yield _lines(waiting)
+
+
+def _lines(triples: list[ox.Triple]) -> bytes:
+    data = ox.serialize(triples, format=ox.RdfFormat.N_TRIPLES)
+    assert data is not None, "serialize returns the bytes where no output is named"
+    return data

@@ -1,0 +1,31 @@
+"""rdflib and its parser, imported when they are used: half of what a client's start would take.
+
+Most results are never asked as RDF, and those that are asked in SPARQL go to oxigraph.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+GRAPHS = "rdflib"
+FACE = "galileo.rdf.face"
+PARSER = "rdflib.plugins.sparql.parser"
+TREES = "rdflib.plugins.sparql.parserutils"
+PARSING = "pyparsing"
+
+
+def module(name: str) -> ModuleType:
+    """A module, imported now if it was not before."""
+    return importlib.import_module(name)
+
+
+def graph(**how: Any) -> Any:
+    """A new `rdflib.Graph`."""
+    return module(GRAPHS).Graph(**how)
+
+
+def name(iri: str) -> Any:
+    """An `rdflib.URIRef`."""
+    return module(GRAPHS).URIRef(iri)

@@ -1,0 +1,252 @@
+"""The SPARQL 1.1 Protocol without its network: what a request asks, and how to say the answer.
+
+W3C, "SPARQL 1.1 Protocol", section 2, and "SPARQL 1.1 Service Description". Nothing here reads a
+socket or evaluates a query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from urllib.parse import parse_qsl, urlsplit
+
+from galileo.errors import DeadlineExceeded, GalileoError, InputError
+from galileo.rdf import terms
+from galileo.rdf.terms import RDF
+
+BODY_BYTES_MAX = 1 << 20
+FIELDS_MAX = 16
+"""Parameters of a request; the protocol knows three."""
+PATHS = ("/sparql", "/")
+ONTOLOGY_PATH = "/ontology"
+FORM = "application/x-www-form-urlencoded"
+QUERY = "application/sparql-query"
+UPDATE = "application/sparql-update"
+
+SOLUTION_TYPES = {
+    "application/sparql-results+json": "json",
+    "application/sparql-results+xml": "xml",
+    "text/csv": "csv",
+    "text/tab-separated-values": "tsv",
+    "application/json": "json",
+    "application/xml": "xml",
+    "text/xml": "xml",
+}
+BOOLEAN_TYPES = {name: form for name, form in SOLUTION_TYPES.items() if form in ("json", "xml")}
+TRIPLE_TYPES = {
+    "text/turtle": "turtle",
+    "application/n-triples": "nt",
+    "application/ld+json": "json-ld",
+    "application/rdf+xml": "xml",
+    "application/x-turtle": "turtle",
+    "text/plain": "nt",
+    "application/json": "json-ld",
+    "application/xml": "xml",
+    "text/xml": "xml",
+}
+TYPES = {"solutions": SOLUTION_TYPES, "boolean": BOOLEAN_TYPES, "triples": TRIPLE_TYPES}
+"""Media types and formats of an answer's kind; the first is given where all are welcome."""
+
+SD = "http://www.w3.org/ns/sparql-service-description#"
+FORMATS_NS = "http://www.w3.org/ns/formats/"
+_FORMATS = (
+    *("SPARQL_Results_JSON", "SPARQL_Results_XML", "SPARQL_Results_CSV", "SPARQL_Results_TSV"),
+    *("Turtle", "N-Triples", "JSON-LD", "RDF_XML"),
+)
+
+
+class Refused(Exception):
+    """A request that gets no answer: a status, and why in plain text."""
+
+    def __init__(self, status: HTTPStatus, text: str, **headers: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One HTTP request; names of headers in lower case."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A query to be answered."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """What is known without asking: "service" or "ontology"."""
+
+    what: str
+
+
+def understood(request: Request) -> Ask | Tell:
+    """What a request wants.
+
+    Raises:
+        Refused: it wants something else than a query of the one graph.
+    """
+    try:
+        parts = urlsplit(request.target)
+    except ValueError as error:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"expected the URL of a request: {error}") from error
+    if parts.path == ONTOLOGY_PATH:
+        _demand(request, "GET", "HEAD")
+        return Tell("ontology")
+    if parts.path not in PATHS:
+        raise Refused(HTTPStatus.NOT_FOUND, f"expected a path of {PATHS}, got {parts.path!r}")
+    _demand(request, "GET", "HEAD", "POST")
+    fields = _fields(parts.query)
+    if request.method == "POST":
+        fields += _posted(request)
+    elif not fields:
+        return Tell("service")
+    return Ask(_query_of(fields))
+
+
+def _demand(request: Request, *methods: str) -> None:
+    if request.method not in methods:
+        allowed = ", ".join((*methods, "OPTIONS"))
+        raise Refused(
+            HTTPStatus.METHOD_NOT_ALLOWED,
+            f"expected a method of {allowed}, got {request.method}",
+            Allow=allowed,
+        )
+
+
+def _posted(request: Request) -> list[tuple[str, str]]:
+    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    kind = kind.strip().lower()
+    if kind == UPDATE:
+        raise _no_updates()
+    if kind not in (FORM, QUERY) or "content-encoding" in request.headers:
+        raise Refused(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"expected a body of {QUERY} or {FORM}, not compressed, got {kind or 'no type'!r}",
+        )
+    _, _, charset = parameters.partition("charset=")
+    if charset.strip('" ').lower() not in ("", "utf-8"):
+        raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"expected UTF-8, got {charset!r}")
+    try:
+        text = request.body.decode()
+    except UnicodeDecodeError as error:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"expected UTF-8: {error}") from error
+    return _fields(text) if kind == FORM else [("query", text)]
+
+
+def _fields(text: str) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict")
+    except ValueError as error:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"expected parameters: {error}") from error
+
+
+def _query_of(fields: Sequence[tuple[str, str]]) -> str:
+    names = [name for name, _ in fields]
+    if "update" in names:
+        raise _no_updates()
+    for name in ("default-graph-uri", "named-graph-uri"):
+        if name in names:
+            raise Refused(
+                HTTPStatus.BAD_REQUEST,
+                f"expected a query of the one graph that is served, got {name}; leave it out",
+            )
+    queries = [value for name, value in fields if name == "query"]
+    if len(queries) != 1:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"expected one parameter 'query', got {len(queries)}")
+    return queries[0]
+
+
+def _no_updates() -> Refused:
+    return Refused(HTTPStatus.BAD_REQUEST, "expected a query, got an update; results are read-only")
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+def refusal(error: GalileoError) -> Refused:
+    """How an error of a query is told."""
+    if isinstance(error, DeadlineExceeded):
+        status = HTTPStatus.GATEWAY_TIMEOUT
+    elif isinstance(error, InputError):
+        status = HTTPStatus.BAD_REQUEST
+    else:
+        status = HTTPStatus.SERVICE_UNAVAILABLE
+    return Refused(status, f"{error.message} [{error.kind}]")
+
+
+def chosen(accept: str, kind: str) -> tuple[str, str]:
+    """The media type and format for an answer of a kind that a client likes best.
+
+    Args:
+        accept: its `Accept` header; empty for whatever there is.
+        kind: "solutions", "boolean" or "triples".
+
+    Raises:
+        Refused: it accepts none of them.
+    """
+    offered = TYPES[kind]
+    wishes = list(_wishes(accept or "*/*"))
+    best, liking = "", 0.0
+    for name in offered:
+        quality = _quality(name, wishes)
+        if quality > liking:
+            best, liking = name, quality
+    if not best:
+        raise Refused(
+            HTTPStatus.NOT_ACCEPTABLE,
+            f"expected to answer with {kind} as one of {', '.join(offered)}, got {accept!r}",
+        )
+    return best, offered[best]
+
+
+def _wishes(accept: str) -> Iterable[tuple[str, float]]:
+    for part in accept.split(","):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        yield name.lower(), _q(parameters)
+
+
+def _q(parameters: Iterable[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "q":
+            try:
+                return min(1.0, max(0.0, float(value)))
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def _quality(name: str, wishes: Iterable[tuple[str, float]]) -> float:
+    """Of the most specific wish that a media type fits (RFC 9110, 12.5.1)."""
+    kinds = {name: 2, f"{name.partition('/')[0]}/*": 1, "*/*": 0}
+    fitting = [(kinds[wish], quality) for wish, quality in wishes if wish in kinds]
+    return max(fitting)[1] if fitting else 0.0
+
+
+def service_description(url: str) -> bytes:
+    """What the endpoint at a URL is and can, as N-Triples."""
+    service, data, graph = "_:service", "_:dataset", "_:graph"
+    facts = [
+        (service, f"{RDF}type", f"<{SD}Service>"),
+        (service, f"{SD}endpoint", f"<{url}>"),
+        (service, f"{SD}supportedLanguage", f"<{SD}SPARQL11Query>"),
+        (service, f"{SD}defaultDataset", data),
+        (data, f"{RDF}type", f"<{SD}Dataset>"),
+        (data, f"{SD}defaultGraph", graph),
+        (graph, f"{RDF}type", f"<{SD}Graph>"),
+    ]
+    facts += [(service, f"{SD}resultFormat", f"<{FORMATS_NS}{name}>") for name in _FORMATS]
+    functions = [f"<{terms.GEOF}{name}>" for name in terms.GEOMETRY_FUNCTIONS]
+    facts += [(service, f"{SD}extensionFunction", function) for function in functions]
+    return "".join(f"{s} <{p}> {o} .\n" for s, p, o in facts).encode()

@@ -1,0 +1,147 @@
+"""Whether a caller may call: asked around every handler of a node.
+
+Interceptors of asyncio servers see a call's method and metadata alone. The certificate of the
+peer and the request are there when the handler is called, so the handlers are wrapped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from galileo.rpc.access import PUBLIC, check_method, check_request
+from galileo.rpc.guard import Context, refuse
+from galileo.rpc.identity import CALLER, Identify
+from galileo.rpc.metering import Meter, Metering, admit
+
+Handler = Any
+"""A `grpc.RpcMethodHandler`: a named tuple whose type grpc keeps to itself."""
+
+
+class Restricted:
+    """The context of a call by somebody who may not use, and so not know, every dataset."""
+
+    is_restricted = True
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Wraps every handler so that it is not begun for callers who may not call it."""
+
+    def __init__(self, identify: Identify, metering: Metering | None = None) -> None:
+        self._identify = identify
+        self._metering = metering
+        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or method in PUBLIC:
+            return handler
+        known = self._wrapped.get(method)
+        if known is None or known[0] is not handler:
+            known = self._wrapped[method] = (handler, self._wrap(handler, method))
+        return known[1]
+
+    def _wrap(self, handler: Handler, method: str) -> Handler:
+        kind = _kind_of(handler)
+        inner = getattr(handler, kind)
+        if handler.response_streaming:
+            wrapped = self._streaming(inner, method, many=handler.request_streaming)
+        else:
+            wrapped = self._unary(inner, method, many=handler.request_streaming)
+        return handler._replace(**{kind: wrapped})
+
+    def _admitted(
+        self, request: Any, context: Context, method: str, *, many: bool
+    ) -> tuple[Any, Context, Meter | None]:
+        """Request and context for the handler, once it is clear that the caller may send it, and
+        what counts it.
+
+        Raises:
+            Unauthenticated, Forbidden: it may not.
+        """
+        principal = self._identify(context)
+        CALLER.set(principal)
+        check_method(principal, method)
+        shown = context if principal.may_use_all else Restricted(context)
+        is_counted = self._metering is not None and not principal.is_node
+        meter = self._metering.meter(principal) if self._metering and is_counted else None
+        if many:
+            return self._each(request, context, method), shown, meter
+        check_request(principal, request)
+        return request, shown, meter
+
+    async def _each(
+        self, requests: AsyncIterator[Any], context: Context, method: str
+    ) -> AsyncIterator[Any]:
+        """Of a stream, each request is asked about anew: a token can be revoked meanwhile."""
+        async for request in requests:
+            yield self._admitted(request, context, method, many=False)[0]
+
+    def _unary(
+        self, handler: Callable[..., Awaitable[Any]], method: str, *, many: bool
+    ) -> Callable[..., Any]:
+        async def admitted(request: Any, context: Context) -> Any:
+            try:
+                asked, shown, meter = self._admitted(request, context, method, many=many)
+            except Exception as error:
+                await refuse(context, error)
+            if meter is None:
+                return await handler(asked, shown)
+            paced = await admit(meter, asked, context)
+            try:
+                reply = await handler(paced, shown)
+                meter.answer(reply)
+                return reply
+            finally:
+                meter.end()
+
+        return admitted
+
+    def _streaming(
+        self, handler: Callable[..., Any], method: str, *, many: bool
+    ) -> Callable[..., Any]:
+        if not inspect.isasyncgenfunction(inspect.unwrap(handler)):
+            # It writes its replies itself; nothing of ours does so.
+            return self._unary(handler, method, many=many)
+
+        async def admitted(request: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                asked, shown, meter = self._admitted(request, context, method, many=many)
+            except Exception as error:
+                await refuse(context, error)
+            paced = await admit(meter, asked, context)
+            try:
+                made = cast(AsyncGenerator[Any, None], handler(paced, shown))
+                async with aclosing(made) as replies:
+                    async for reply in replies:
+                        yield reply
+                        if meter is not None and (pause_s := meter.answer(reply)):
+                            await asyncio.sleep(pause_s)
+            finally:
+                if meter is not None:
+                    meter.end()
+
+        return admitted
+
+
+def _kind_of(handler: Handler) -> str:
+    sent = "stream" if handler.request_streaming else "unary"
+    answered = "stream" if handler.response_streaming else "unary"
+    return f"{sent}_{answered}"

@@ -1,0 +1,90 @@
+"""Who calls a node, by its certificate, its token, or both."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Protocol
+
+from galileo.errors import Forbidden, Unauthenticated
+from galileo.rpc.access import ANY_CLIENT, EVERY_DATASET, EVERYBODY, Principal, Role
+from galileo.rpc.guard import Context
+from galileo.rpc.principals import Principals
+from galileo.wire.channel import TOKEN_KEY, TOKEN_SCHEME
+
+NODE_URI = b"galileo:node:"
+CLIENT_URI = b"galileo:client:"
+_URIS = "peer_uri"
+
+
+CALLER: ContextVar[Principal | None] = ContextVar("galileo_caller", default=None)
+"""Who has proved to be the caller of the call that this task serves."""
+
+
+class Identify(Protocol):
+    """Says who calls. Raises Unauthenticated where that was not proved."""
+
+    def __call__(self, context: Context) -> Principal: ...
+
+
+def everybody(context: Context) -> Principal:
+    """Where no access is configured."""
+    return EVERYBODY
+
+
+class Identity:
+    """Who calls a node that asks for proof.
+
+    Args:
+        principals: whose tokens there are; None: callers need none.
+        is_mutual: whether the connection proves that callers have a certificate of the cluster's
+            authority. Then a node is who has one of a node, and no token makes one.
+    """
+
+    def __init__(self, principals: Principals | None, *, is_mutual: bool) -> None:
+        self._principals = principals
+        self._is_mutual = is_mutual
+
+    def __call__(self, context: Context) -> Principal:
+        if self._is_mutual:
+            node = _node_of(context)
+            if node:
+                return Principal(node, frozenset({Role.NODE}), EVERY_DATASET)
+        if self._principals is None:
+            return ANY_CLIENT if self._is_mutual else EVERYBODY
+        found = self._principals.of_token(_token_of(context))
+        if found is None:
+            raise Unauthenticated(
+                "expected the token of a principal of this cluster, got one that is unknown or "
+                "revoked; ask an administrator of the cluster for another"
+            )
+        if self._is_mutual and found.is_node:
+            return Principal(found.name, found.roles - {Role.NODE}, found.datasets)
+        return found
+
+
+def _token_of(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == TOKEN_KEY and isinstance(value, str) and value.startswith(TOKEN_SCHEME):
+            return value[len(TOKEN_SCHEME) :]
+    raise Unauthenticated(
+        "expected a token, got none; name it by galileo.connect(..., token_file=...), in "
+        "GALILEO_TOKEN_FILE or in GALILEO_TOKEN"
+    )
+
+
+def _node_of(context: Context) -> str:
+    """The name in a node's certificate; "" for a client's.
+
+    Raises:
+        Forbidden: the authority has signed something else.
+    """
+    uris = context.auth_context().get(_URIS, ())
+    ours = [uri for uri in uris if uri.startswith((NODE_URI, CLIENT_URI))]
+    if len(ours) != 1:
+        raise Forbidden(
+            "expected a certificate for one node or client (a URI galileo:node:NAME or "
+            "galileo:client:NAME), got another; galileo certs makes such"
+        )
+    if ours[0].startswith(CLIENT_URI):
+        return ""
+    return str(ours[0][len(NODE_URI) :].decode(errors="replace"))

@@ -1,0 +1,182 @@
+"""The moves service, and its calls to other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+
+from galileo.dht.topology import Move, Topology
+from galileo.errors import DataDamaged, InputError
+from galileo.node.movers import Contents, File, HandOver, Listing, Progress
+from galileo.node.storage_node import StorageNode
+from galileo.node.taking import Taking
+from galileo.rpc.guard import Context, streaming, unary
+from galileo.rpc.peers import GrpcPeers
+from galileo.storage.frame import checksum
+from galileo.wire.pb import moves_pb2, moves_pb2_grpc
+
+
+class MovesServicer(moves_pb2_grpc.MovesServicer):
+    def __init__(self, node: StorageNode, taking: Taking, *, peers: GrpcPeers) -> None:
+        self._node = node
+        self._taking = taking
+        self._peers = peers
+
+    @streaming
+    async def Move(  # noqa: N802
+        self, request: moves_pb2.MoveRequest, context: Context
+    ) -> AsyncGenerator[moves_pb2.MoveProgress, None]:
+        names = sorted(self._node.topology.by_name)
+        if request.to not in names:
+            raise InputError(
+                f"expected the name of a node, one of {', '.join(names)}; got {request.to!r}"
+            )
+        if request.to != self._node.name:
+            async with aclosing(self._peers.move(request.to, request)) as parts:
+                async for part in parts:
+                    yield part
+            return
+        async with aclosing(self._taking.take(request.partition)) as steps:
+            async for step in steps:
+                yield _progress_to_pb(step)
+
+    @unary
+    async def ListPartition(  # noqa: N802
+        self, request: moves_pb2.ListPartitionRequest, context: Context
+    ) -> moves_pb2.ListPartitionReply:
+        return _listing_to_pb(await self._node.giving.listing(request.partition))
+
+    @unary
+    async def ReadFile(  # noqa: N802
+        self, request: moves_pb2.ReadFileRequest, context: Context
+    ) -> moves_pb2.ReadFileReply:
+        data = await self._node.giving.piece(
+            request.partition, _file(request.file), offset=request.offset, size=request.size
+        )
+        return moves_pb2.ReadFileReply(data=data, crc=checksum([data]))
+
+    @unary
+    async def SumFile(  # noqa: N802
+        self, request: moves_pb2.SumFileRequest, context: Context
+    ) -> moves_pb2.SumFileReply:
+        found = await self._node.giving.checksum(request.partition, _file(request.file))
+        return moves_pb2.SumFileReply(crc=found)
+
+    @unary
+    async def Fence(  # noqa: N802
+        self, request: moves_pb2.FenceRequest, context: Context
+    ) -> moves_pb2.ListPartitionReply:
+        return _listing_to_pb(await self._node.giving.fence(request.partition, to=request.to))
+
+    @unary
+    async def Release(  # noqa: N802
+        self, request: moves_pb2.FenceRequest, context: Context
+    ) -> moves_pb2.ReleaseReply:
+        await self._node.giving.release(request.partition, to=request.to)
+        return moves_pb2.ReleaseReply()
+
+    @unary
+    async def HandOver(  # noqa: N802
+        self, request: moves_pb2.HandOverRequest, context: Context
+    ) -> moves_pb2.HandOverReply:
+        move = Move(request.partition, request.number, request.to)
+        await self._node.giving.hand_over(HandOver(move, _contents(request.contents)))
+        return moves_pb2.HandOverReply()
+
+
+class GrpcMovers:
+    """What `node.movers.Movers` promises, over gRPC."""
+
+    def __init__(self, peers: GrpcPeers) -> None:
+        self._peers = peers
+
+    async def topology(self, node: str) -> Topology:
+        return await self._peers.topology(node)
+
+    async def listing(self, node: str, partition: int) -> Listing:
+        request = moves_pb2.ListPartitionRequest(partition=partition)
+        return _listing(await self._peers.moving(node, "ListPartition", request))
+
+    async def piece(
+        self, node: str, partition: int, file: File, *, offset: int, size: int
+    ) -> bytes:
+        request = moves_pb2.ReadFileRequest(
+            partition=partition, file=_file_to_pb(file), offset=offset, size=size
+        )
+        reply = await self._peers.moving(node, "ReadFile", request)
+        if checksum([reply.data]) != reply.crc:
+            raise DataDamaged(f"a piece of {file.name} changed on its way from node {node!r}")
+        return bytes(reply.data)
+
+    async def checksum(self, node: str, partition: int, file: File) -> int:
+        request = moves_pb2.SumFileRequest(partition=partition, file=_file_to_pb(file))
+        return int((await self._peers.moving(node, "SumFile", request)).crc)
+
+    async def fence(self, node: str, partition: int, *, to: str) -> Listing:
+        request = moves_pb2.FenceRequest(partition=partition, to=to)
+        return _listing(await self._peers.moving(node, "Fence", request))
+
+    async def release(self, node: str, partition: int, *, to: str) -> None:
+        request = moves_pb2.FenceRequest(partition=partition, to=to)
+        await self._peers.moving(node, "Release", request)
+
+    async def hand_over(self, node: str, asked: HandOver) -> Move:
+        request = moves_pb2.HandOverRequest(
+            partition=asked.move.partition,
+            number=asked.move.number,
+            to=asked.move.node,
+            contents=[_contents_to_pb(one, b"") for one in asked.contents],
+        )
+        await self._peers.moving(node, "HandOver", request)
+        return asked.move
+
+
+def _progress_to_pb(step: Progress) -> moves_pb2.MoveProgress:
+    return moves_pb2.MoveProgress(
+        stage=step.stage, bytes_done=step.bytes_done, bytes_total=step.bytes_total
+    )
+
+
+def _file(value: moves_pb2.FileValue) -> File:
+    return File(value.dataset, value.name, value.bytes)
+
+
+def _file_to_pb(file: File) -> moves_pb2.FileValue:
+    return moves_pb2.FileValue(dataset=file.dataset, name=file.name, bytes=file.bytes)
+
+
+def _contents(values: Iterable[moves_pb2.ContentsValue]) -> tuple[Contents, ...]:
+    return tuple(
+        Contents(one.dataset, one.last_sequence, one.dropped, one.rows, one.paths) for one in values
+    )
+
+
+def _contents_to_pb(one: Contents, mark: bytes) -> moves_pb2.ContentsValue:
+    return moves_pb2.ContentsValue(
+        dataset=one.dataset,
+        last_sequence=one.last_sequence,
+        dropped=one.dropped,
+        rows=one.rows,
+        paths=one.paths,
+        mark=mark,
+    )
+
+
+def _listing(reply: moves_pb2.ListPartitionReply) -> Listing:
+    return Listing(
+        partition=reply.partition,
+        number=reply.number,
+        files=tuple(_file(one) for one in reply.files),
+        contents=_contents(reply.contents),
+        marks=tuple((one.dataset, one.mark) for one in reply.contents),
+    )
+
+
+def _listing_to_pb(listing: Listing) -> moves_pb2.ListPartitionReply:
+    marks = dict(listing.marks)
+    return moves_pb2.ListPartitionReply(
+        partition=listing.partition,
+        number=listing.number,
+        files=[_file_to_pb(one) for one in listing.files],
+        contents=[_contents_to_pb(one, marks[one.dataset]) for one in listing.contents],
+    )

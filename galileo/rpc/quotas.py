@@ -1,0 +1,91 @@
+"""Whose quotas are which, and what a query or a continuous query may be by them.
+
+What is used over time, calls and bytes, `galileo.rpc.metering` counts.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from galileo.errors import QuotaExceeded
+from galileo.model.quotas import Quotas
+from galileo.query import Query
+from galileo.rpc.access import EVERYBODY, Principal
+from galileo.rpc.guard import Context
+from galileo.rpc.identity import Identify, everybody
+
+NO_BOUNDS = 1 << 62
+UNBOUNDED = Quotas(
+    ccqs_max=NO_BOUNDS,
+    interval_min_s=0.0,
+    expiration_max_s=float("inf"),
+    vertices_max=NO_BOUNDS,
+    calls_max=NO_BOUNDS,
+)
+"""Of nodes, for callers whose quotas another node has looked at."""
+
+
+class Allowances:
+    """What callers may use.
+
+    Args:
+        default: of those who have no quotas of their own, nor by a role.
+        identify: says who calls.
+    """
+
+    def __init__(self, default: Quotas = UNBOUNDED, identify: Identify = everybody) -> None:
+        self._default = default
+        self._identify = identify
+
+    def caller(self, context: Context) -> Quotas:
+        """Of who calls."""
+        return self.of(self._identify(context))
+
+    def of(self, principal: Principal) -> Quotas:
+        if principal.is_node and principal is not EVERYBODY:
+            return UNBOUNDED
+        return _with_own(self._default, principal.quotas) if principal.quotas else self._default
+
+    def check_query(self, query: Query, context: Context) -> None:
+        """Raises QuotaExceeded where a query has more vertices than the caller's may."""
+        check_vertices(query, self.caller(context))
+
+
+@lru_cache(maxsize=1024)
+def _with_own(default: Quotas, own: tuple[tuple[str, float], ...]) -> Quotas:
+    return default.but(dict(own))
+
+
+def check_vertices(query: Query, quotas: Quotas) -> None:
+    """Raises QuotaExceeded."""
+    found = query.vertices
+    if found > quotas.vertices_max:
+        raise exceeded(
+            "vertices_max",
+            quotas.vertices_max,
+            f"expected a query with at most {quotas.vertices_max:,} vertices, got {found:,}; "
+            "simplify its geometries",
+        )
+
+
+def check_times(interval_s: float, expiration_s: float, quotas: Quotas) -> None:
+    """Raises QuotaExceeded where a continuous query is evaluated too often, or lives too long."""
+    if interval_s < quotas.interval_min_s:
+        raise exceeded(
+            "interval_min_s",
+            quotas.interval_min_s,
+            f"expected an update interval of at least {quotas.interval_min_s:g} s, "
+            f"got {interval_s:g} s; choose a longer one",
+        )
+    if expiration_s > quotas.expiration_max_s:
+        raise exceeded(
+            "expiration_max_s",
+            quotas.expiration_max_s,
+            f"expected an expiration of at most {quotas.expiration_max_s:,.0f} s, "
+            f"got {expiration_s:,.10g} s; choose a shorter one and submit it again later",
+        )
+
+
+def exceeded(quota: str, bound: float, message: str) -> QuotaExceeded:
+    advice = f"{message}, or ask an administrator for another quota {quota}"
+    return QuotaExceeded(advice, quota=quota, bound=bound)

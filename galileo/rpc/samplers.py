@@ -1,0 +1,108 @@
+"""The service of sent samplers: decode, one call, encode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from galileo.node.peers import SentSampler
+from galileo.node.sent_samplers import SentSamplers
+from galileo.rpc.guard import Context, unary
+from galileo.rpc.identity import Identify, everybody
+from galileo.wire.pb import samplers_pb2, samplers_pb2_grpc
+
+InUse = Callable[[], Mapping[str, Sequence[str]]]
+
+
+class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
+    """Answers about what users sent.
+
+    Args:
+        samplers: of the node.
+        in_use: tells the CCQs that run with each digest.
+        identify: says who calls.
+    """
+
+    def __init__(
+        self, samplers: SentSamplers, *, in_use: InUse, identify: Identify = everybody
+    ) -> None:
+        self._samplers = samplers
+        self._in_use = in_use
+        self._identify = identify
+
+    @unary
+    async def Send(  # noqa: N802
+        self, request: samplers_pb2.SendSamplerRequest, context: Context
+    ) -> samplers_pb2.SendSamplerReply:
+        if not request.HasField("kept"):
+            # Who has proved a name does not choose another.
+            sent_by = self._identify(context).name or request.sent_by
+            sent = await self._samplers.send(request.archive, sent_by=sent_by)
+            return samplers_pb2.SendSamplerReply(sampler=self._described(sent))
+        facts = sampler_from_pb(request.kept)
+        if request.archive:
+            await self._samplers.keep(facts, request.archive)
+        else:
+            await self._samplers.would_keep(facts)
+        return samplers_pb2.SendSamplerReply(sampler=request.kept)
+
+    @unary
+    async def List(  # noqa: N802
+        self, request: samplers_pb2.ListSamplersRequest, context: Context
+    ) -> samplers_pb2.ListSamplersReply:
+        in_use = self._in_use()
+        known = self._samplers.known()
+        return samplers_pb2.ListSamplersReply(
+            samplers=[sampler_to_pb(one, in_use.get(one.digest, ())) for one in known]
+        )
+
+    @unary
+    async def Revoke(  # noqa: N802
+        self, request: samplers_pb2.RevokeSamplerRequest, context: Context
+    ) -> samplers_pb2.RevokeSamplerReply:
+        if request.local:
+            gone = await self._samplers.revoke_here(request.digest)
+            return samplers_pb2.RevokeSamplerReply(sampler=self._described(gone))
+        gone, away = await self._samplers.revoke(request.digest)
+        return samplers_pb2.RevokeSamplerReply(sampler=self._described(gone), away=away)
+
+    @unary
+    async def Get(  # noqa: N802
+        self, request: samplers_pb2.GetSamplerRequest, context: Context
+    ) -> samplers_pb2.GetSamplerReply:
+        if request.facts_only:
+            return samplers_pb2.GetSamplerReply(
+                sampler=sampler_to_pb(self._samplers.facts(request.digest))
+            )
+        archive = await self._samplers.archive(request.digest, only_here=request.local)
+        facts = self._samplers.facts(request.digest)
+        return samplers_pb2.GetSamplerReply(sampler=sampler_to_pb(facts), archive=archive.data)
+
+    def _described(self, sampler: SentSampler) -> samplers_pb2.SentSamplerValue:
+        return sampler_to_pb(sampler, self._in_use().get(sampler.digest, ()))
+
+
+def sampler_to_pb(
+    sampler: SentSampler, ccq_ids: Sequence[str] = ()
+) -> samplers_pb2.SentSamplerValue:
+    return samplers_pb2.SentSamplerValue(
+        digest=sampler.digest,
+        name=sampler.name,
+        entry=sampler.entry,
+        bytes=sampler.bytes,
+        sent_by=sampler.sent_by,
+        sent_at=sampler.sent_at,
+        ccq_ids=ccq_ids,
+        revoked_at=sampler.revoked_at,
+    )
+
+
+def sampler_from_pb(value: samplers_pb2.SentSamplerValue) -> SentSampler:
+    return SentSampler(
+        digest=value.digest,
+        name=value.name,
+        entry=value.entry,
+        bytes=value.bytes,
+        sent_by=value.sent_by,
+        sent_at=value.sent_at,
+        revoked_at=value.revoked_at,
+    )

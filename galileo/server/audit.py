@@ -1,0 +1,237 @@
+"""What an audit log tells: administrative acts, sampler code that is sent and run, refusals.
+
+A line has `time`, `node`, `request` (see `galileo.requests`), `principal`, `roles`, `peer`,
+`action`, `object`, `outcome` ("done" or the kind of the error), and where it says more, `times`:
+of refusals alike only the first is told at once, the others together after a while, so that who
+knocks without end cannot push everything else out of the log. No line has what a caller wrote,
+but for names and ids.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from galileo import requests
+from galileo.clock import Clock
+from galileo.errors import GalileoError
+from galileo.model.schema import Schema
+from galileo.redaction import redacted
+from galileo.rpc.access import NODE_FIELDS, Principal
+from galileo.rpc.calls import REFUSALS, Ended
+from galileo.rpc.identity import CALLER
+from galileo.samplers import SamplerSpec
+from galileo.server.audit_log import AuditLog
+
+DONE = "done"
+TOGETHER_S = 10.0
+"""Refusals alike within so long are one line more."""
+KINDS_MAX = 10_000
+"""Of refusals that are waited with; beyond it the oldest is told early."""
+NAME_MAX = 200
+"""Characters of a name or id that somebody made up."""
+NOBODY = Principal("", frozenset())
+
+_Act = tuple[str, str]
+"""Action and object."""
+
+
+@dataclass(slots=True)
+class _Refused:
+    """Refusals alike since the last line about them."""
+
+    event: dict[str, Any]
+    since: float
+    times: int = 0
+
+
+class Audit:
+    """Tells the audit log what happens.
+
+    Args:
+        written: the log.
+        node: whose it is.
+        owner_of: whose a continuous query is; None: it is not known.
+        clock: both of it.
+    """
+
+    def __init__(
+        self,
+        written: AuditLog,
+        *,
+        node: str,
+        owner_of: Callable[[str], str | None],
+        clock: Clock,
+    ) -> None:
+        self._log = written
+        self._node = node
+        self._owner_of = owner_of
+        self._clock = clock
+        self._refused: OrderedDict[tuple[str, ...], _Refused] = OrderedDict()
+
+    @property
+    def failed(self) -> int:
+        return self._log.failed
+
+    def call_ended(self, ended: Ended) -> None:
+        """Tells of a call, if it is one to tell of."""
+        kind = ended.error.kind if ended.error is not None else ""
+        if kind in REFUSALS:
+            self._refuse(ended, _caller(), action=ended.name, kind=kind)
+            return
+        if ended.name == "Continuous/SubmitMany":
+            self._refuse_some(ended)
+        acts = list(self._acts(ended))
+        if acts:
+            outcome = kind or (DONE if ended.code is None else ended.code.name.lower())
+            caller = _caller()
+            for action, what in acts:
+                self._write(self._event(ended, caller, action, what) | {"outcome": outcome})
+
+    def note(self, action: str, what: str, *, error: GalileoError | None = None) -> None:
+        """Tells of what the node did by itself."""
+        event = {**self._when(), "principal": "", "roles": [], "peer": "", "action": action}
+        self._write({**event, "object": what, "outcome": error.kind if error else DONE})
+
+    def flush(self, *, is_last: bool = False) -> None:
+        """Tells of the refusals that have waited long enough, or of all."""
+        now = self._clock.monotonic()
+        for key, one in list(self._refused.items()):
+            if not is_last and now < one.since + TOGETHER_S:
+                return
+            del self._refused[key]
+            self._tell(one)
+
+    def close(self) -> None:
+        self.flush(is_last=True)
+        self._log.close()
+
+    # --- refusals --------------------------------------------------------------------------------
+
+    def _refuse(self, ended: Ended, caller: Principal, *, action: str, kind: str) -> None:
+        self.flush()
+        host = ended.peer.rpartition(":")[0]
+        key = (caller.name, host, action, kind)
+        known = self._refused.get(key)
+        if known is not None:
+            known.times += 1
+            return
+        if len(self._refused) >= KINDS_MAX:
+            self._tell(self._refused.popitem(last=False)[1])
+        what = _quota(ended) or _object(ended)
+        event = self._event(ended, caller, action, what) | {"outcome": kind}
+        self._refused[key] = _Refused(event, self._clock.monotonic())
+        self._write(event)
+
+    def _tell(self, refused: _Refused) -> None:
+        """Of those after the first."""
+        if refused.times:
+            self._write(refused.event | self._when() | {"times": refused.times})
+
+    def _refuse_some(self, ended: Ended) -> None:
+        """Of many submissions some may be refused in an answer that is none."""
+        outcomes = ended.reply.outcomes if ended.reply is not None else ()
+        for kind in sorted({one.error.kind for one in outcomes} & REFUSALS):
+            self._refuse(ended, _caller(), action=ended.name, kind=kind)
+
+    # --- acts ------------------------------------------------------------------------------------
+
+    def _acts(self, ended: Ended) -> Iterator[_Act]:
+        if ended.name == "Continuous/Cancel":
+            owner = self._owner_of(ended.request.ccq_id)
+            if owner is not None and owner != _caller().name:
+                yield "cancel-ccq", ended.request.ccq_id
+            return
+        find = _ACTS.get(ended.name)
+        if find is not None and not _is_among_nodes(ended.request):
+            yield from find(ended.request)
+
+    def _event(self, ended: Ended, caller: Principal, action: str, what: str) -> dict[str, Any]:
+        return {
+            **self._when(),
+            "principal": caller.name,
+            "roles": sorted(caller.roles),
+            "peer": ended.peer,
+            "action": action,
+            "object": redacted(what)[:NAME_MAX],
+        }
+
+    def _when(self) -> dict[str, Any]:
+        at = dt.datetime.fromtimestamp(self._clock.wall(), tz=dt.UTC)
+        time = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return {"time": time, "node": self._node, "request": requests.current()}
+
+    def _write(self, event: Mapping[str, Any]) -> None:
+        self._log.write(event)
+
+
+def _caller() -> Principal:
+    """Of the call that has just ended; its context may be gone."""
+    return CALLER.get() or NOBODY
+
+
+def _is_among_nodes(request: Any) -> bool:
+    """Nodes pass on what was told of where a client asked for it."""
+    fields = NODE_FIELDS.get(request.DESCRIPTOR.name, ())
+    described = request.DESCRIPTOR.fields_by_name
+    return any(
+        request.HasField(name) if described[name].has_presence else getattr(request, name)
+        for name in fields
+    )
+
+
+def _object(ended: Ended) -> str:
+    """What a refused call was about, as far as its request says so plainly."""
+    request = getattr(ended.request, "head", ended.request)
+    return next((v for n in ("ccq_id", "dataset", "node") if (v := getattr(request, n, ""))), "")
+
+
+def _quota(ended: Ended) -> str:
+    if ended.error is None:
+        return ""
+    return str(json.loads(ended.error.details_json or "{}").get("quota", ""))
+
+
+def _created(request: Any) -> Iterator[_Act]:
+    try:
+        yield "create-dataset", Schema.from_json(request.schema_json).name
+    except GalileoError:
+        yield "create-dataset", ""
+
+
+def _digest(archive: bytes) -> str:
+    return hashlib.sha256(archive).hexdigest()
+
+
+def _run(text: str) -> Iterator[_Act]:
+    """Of a sampler that was sent; installed ones are the node's own code."""
+    try:
+        spec = SamplerSpec.from_json(text) if text else None
+    except GalileoError:
+        return
+    if spec is not None and spec.archive:
+        yield "run-sampler", spec.archive
+
+
+def _run_many(request: Any) -> Iterator[_Act]:
+    texts = dict.fromkeys(one.sampler_json for one in request.submissions)
+    for text in texts:
+        yield from _run(text)
+
+
+_ACTS: Mapping[str, Callable[[Any], Iterator[_Act]]] = {
+    "Cluster/CreateDataset": _created,
+    "Cluster/SetRetention": lambda request: iter([("set-retention", request.dataset)]),
+    "Cluster/ApplyRetention": lambda request: iter([("apply-retention", request.dataset)]),
+    "Cluster/Drain": lambda request: iter([("undrain" if request.undo else "drain", request.node)]),
+    "Samplers/Send": lambda request: iter([("send-sampler", _digest(request.archive))]),
+    "Samplers/Revoke": lambda request: iter([("revoke-sampler", request.digest)]),
+    "Continuous/Submit": lambda request: _run(request.sampler_json),
+    "Continuous/SubmitMany": _run_many,
+    "Query/Run": lambda request: _run(request.sampler_json),
+}

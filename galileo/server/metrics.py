@@ -1,0 +1,225 @@
+"""The metrics of a node: which there are, and how measurements become Prometheus' text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from galileo.timings import Timings
+
+Kind: TypeAlias = Literal["gauge", "counter", "histogram", "summary"]
+Value: TypeAlias = "float | Timings | tuple[int, float]"
+"""A number; of a histogram its timings; of a summary how many there were and their sum."""
+Measured: TypeAlias = "tuple[str, tuple[str, ...], Value]"
+"""Name of the metric, values of its labels, value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric; units and kind follow Prometheus' conventions for names.
+
+    Attributes:
+        name: without the `_total` that a counter's samples have.
+        help: what it counts or measures, in one sentence without an end.
+        labels: names of its labels.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """The name that expressions use."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+_CCQ = ("ccq", "dataset")
+_DATASET = ("dataset",)
+_PARTITION = ("dataset", "partition")
+DEFINITIONS = (
+    # --- of the node
+    Definition(
+        "galileo_build_info",
+        "gauge",
+        "1; the labels say what runs here",
+        ("version", "node", "group", "cluster"),
+    ),
+    Definition("galileo_ready", "gauge", "1 while the node is ready, as /ready tells it"),
+    Definition(
+        "galileo_loop_lag_seconds",
+        "histogram",
+        "How late the node's event loop came to a task that was due",
+    ),
+    Definition(
+        "galileo_events_waiting", "gauge", "Events that wait for the continuous-query machine"
+    ),
+    Definition("galileo_calls_under_way", "gauge", "Calls that are being answered", ("method",)),
+    Definition(
+        "galileo_calls_refused",
+        "counter",
+        "Calls that were refused by who called or how much it used, by kind of the error",
+        ("kind",),
+    ),
+    Definition(
+        "galileo_audit_failures", "counter", "Events that could not be written to the audit log"
+    ),
+    Definition("galileo_peers", "gauge", "Other nodes, by whether they are heard from", ("state",)),
+    Definition("galileo_elections", "counter", "Elections of coordinators that this node began"),
+    Definition("galileo_elections_failed", "counter", "Elections in which no node took the CCQ"),
+    Definition("galileo_memory_available_bytes", "gauge", "Memory that the node may still take"),
+    Definition(
+        "galileo_disk_free_bytes", "gauge", "Free on the file system of the node's directory"
+    ),
+    Definition("galileo_disk_size_bytes", "gauge", "Size of the file system of the directory"),
+    # --- of all continuous queries that the node coordinates
+    Definition(
+        "galileo_ccqs",
+        "gauge",
+        "CCQs that this node coordinates: all, those whose cycles take longer than their interval, "
+        "those that fail",
+        ("state",),
+    ),
+    Definition("galileo_cycle_seconds", "histogram", "How long jobs of processing cycles took"),
+    Definition("galileo_cycles_failed", "counter", "Jobs of processing cycles that failed"),
+    Definition(
+        "galileo_lag_seconds",
+        "histogram",
+        "From when commits may have lain beyond a cache until they were taken into it",
+    ),
+    Definition("galileo_labels_matched", "counter", "Labels that cycles found and cached"),
+    Definition("galileo_labels_delivered", "counter", "Labels in answers to fetches"),
+    Definition(
+        "galileo_labels_served_again",
+        "counter",
+        "Delivered labels that an earlier answer had passed already",
+    ),
+    Definition(
+        "galileo_labels_late", "counter", "Delivered labels of windows that were told as closed"
+    ),
+    Definition("galileo_cache_bytes", "gauge", "Memory of all caches"),
+    Definition(
+        "galileo_cache_held_bytes", "gauge", "Of that, caches of CCQs that others coordinate by now"
+    ),
+    Definition("galileo_cache_limit_bytes", "gauge", "What all caches may take: cache_bytes_max"),
+    Definition("galileo_spilled_bytes", "gauge", "Cached labels in files"),
+    Definition("galileo_spilled_limit_bytes", "gauge", "What they may take: spill_bytes_max"),
+    Definition("galileo_ccqs_shown", "gauge", "CCQs of which there are metrics of their own"),
+    # --- of single continuous queries
+    Definition(
+        "galileo_ccq_frontier_age_seconds",
+        "gauge",
+        "Since when something may lie beyond the cache; 0 while nothing does",
+        _CCQ,
+    ),
+    Definition("galileo_ccq_interval_seconds", "gauge", "The update interval as submitted", _CCQ),
+    Definition(
+        "galileo_ccq_lag_seconds",
+        "histogram",
+        "From when commits may have lain beyond the cache until they were taken into it",
+        _CCQ,
+    ),
+    Definition("galileo_ccq_cycle_seconds", "summary", "Processing cycles that are over", _CCQ),
+    Definition("galileo_ccq_cycles_failed", "counter", "Cycles that came to nothing", _CCQ),
+    Definition("galileo_ccq_failing", "gauge", "1 while readers are told an error", _CCQ),
+    Definition("galileo_ccq_labels_matched", "counter", "Labels that cycles found", _CCQ),
+    Definition("galileo_ccq_labels_delivered", "counter", "Labels in answers to fetches", _CCQ),
+    Definition(
+        "galileo_ccq_labels_served_again",
+        "counter",
+        "Delivered labels that an earlier answer had passed already",
+        _CCQ,
+    ),
+    Definition(
+        "galileo_ccq_labels_late",
+        "counter",
+        "Delivered labels of windows that were told as closed",
+        _CCQ,
+    ),
+    Definition("galileo_ccq_cache_bytes", "gauge", "Memory of the cache", _CCQ),
+    Definition("galileo_ccq_spilled_bytes", "gauge", "Cached labels in files", _CCQ),
+    # --- of stored data
+    Definition("galileo_dataset_rows", "gauge", "Observations that this node stores", _DATASET),
+    Definition("galileo_dataset_paths", "gauge", "Paths in them", _DATASET),
+    Definition("galileo_dataset_disk_bytes", "gauge", "Length of the journals", _DATASET),
+    Definition("galileo_dataset_graph_bytes", "gauge", "Memory of the metadata graph", _DATASET),
+    Definition("galileo_partitions_shown", "gauge", "Partitions of which there are metrics"),
+    Definition("galileo_partition_sequence", "gauge", "Sequence of the newest commit", _PARTITION),
+    Definition(
+        "galileo_partition_fsync_seconds",
+        "histogram",
+        "How long the disk took to make commits durable",
+        _PARTITION,
+    ),
+    Definition(
+        "galileo_partition_waiting_commits", "gauge", "Commits that wait for the disk", _PARTITION
+    ),
+    Definition(
+        "galileo_partition_stopped", "gauge", "1 while the partition takes no writes", _PARTITION
+    ),
+)
+BY_NAME: Mapping[str, Definition] = {one.name: one for one in DEFINITIONS}
+
+
+class _Measurements(Collector):
+    def __init__(self, measured: Iterable[Measured]) -> None:
+        self._families: dict[str, list[tuple[tuple[str, ...], Value]]] = {
+            one.name: [] for one in DEFINITIONS
+        }
+        for name, labels, value in measured:
+            self._families[name].append((labels, value))
+
+    def collect(self) -> Iterator[Metric]:
+        for name, samples in self._families.items():
+            yield _family(BY_NAME[name], samples)
+
+
+def _family(made: Definition, samples: Iterable[tuple[tuple[str, ...], Value]]) -> Metric:
+    family: Any = _FAMILIES[made.kind](made.name, made.help, labels=made.labels)
+    for labels, value in samples:
+        if isinstance(value, Timings):
+            family.add_metric(labels, value.cumulative(), value.sum_s)
+        elif isinstance(value, tuple):
+            family.add_metric(labels, value[0], value[1])
+        else:
+            family.add_metric(labels, float(value))
+    found: Metric = family
+    return found
+
+
+_FAMILIES: Mapping[str, type] = {
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+    "histogram": HistogramMetricFamily,
+    "summary": SummaryMetricFamily,
+}
+
+
+def exposed(measured: Iterable[Measured], *, accept: str) -> tuple[bytes, str]:
+    """Measurements, and those of the process itself, as text.
+
+    Args:
+        measured: of metrics that are defined here.
+        accept: the HTTP header that says which format is understood.
+
+    Returns:
+        The text and its content type.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Measurements(measured))
+    ProcessCollector(registry=registry)
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type

@@ -1,0 +1,147 @@
+"""Metrics, readiness and liveness over HTTP, for Prometheus and for what restarts processes.
+
+Its threads ask the node's event loop for what
+they tell, and wait for so long at most: a node whose loop does not answer is not alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import Any, TypeVar
+
+from galileo.errors import ConfigError
+from galileo.http_server import BoundedServer
+from galileo.server.metrics import Measured, exposed
+from galileo.server.readiness import Readiness
+
+ANSWER_WITHIN_S = 5.0
+"""The event loop has so long before the node counts as hung."""
+CONNECTIONS_MAX = 16
+IDLE_S = 10.0
+_TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
+
+T = TypeVar("T")
+
+
+class Monitoring:
+    """Serves from the moment it is made, on the running event loop, until it is closed.
+
+    Args:
+        address: host:port to listen on.
+        measure: all measurements; called on the event loop.
+        look: whether the node is ready; called there too.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        measure: Callable[[], list[Measured]],
+        look: Callable[[], Readiness],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.measure = measure
+        self.look = look
+        try:
+            self._server = _Server(address, self)
+        except OSError as error:
+            raise ConfigError(
+                f"expected an address to listen on as metrics.address, got {address}: {error}"
+            ) from error
+        self._server.begin("metrics")
+
+    @property
+    def port(self) -> int:
+        return self._server.server_port
+
+    def on_loop(self, function: Callable[[], T]) -> T:
+        """What `function` returns, called on the node's event loop.
+
+        Raises:
+            TimeoutError: the loop did not come to it.
+        """
+
+        async def called() -> T:
+            return function()
+
+        future = asyncio.run_coroutine_threadsafe(called(), self._loop)
+        try:
+            return future.result(ANSWER_WITHIN_S)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Blocks for a moment; belongs into a thread."""
+        self._server.end()
+
+
+class _Server(BoundedServer):
+    def __init__(self, address: str, monitoring: Monitoring) -> None:
+        self.monitoring = monitoring
+        host, _, port = address.rpartition(":")
+        super().__init__(
+            host.strip("[]"), int(port), handler=_Handler, connections_max=CONNECTIONS_MAX
+        )
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = IDLE_S
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "Galileo", ""
+
+    def do_GET(self) -> None:
+        self._respond()
+
+    def do_HEAD(self) -> None:
+        self._respond()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are no news."""
+
+    def _respond(self) -> None:
+        answers = {"/metrics": self._metrics, "/ready": self._ready, "/live": self._live}
+        answer = answers.get(self.path.partition("?")[0])
+        if answer is None:
+            known = ", ".join(answers)
+            self._send(HTTPStatus.NOT_FOUND, f"expected one of {known}\n".encode(), _TEXT)
+            return
+        try:
+            answer()
+        except TimeoutError:
+            text = f"the event loop has not answered for {ANSWER_WITHIN_S:g} s\n"
+            self._send(HTTPStatus.SERVICE_UNAVAILABLE, text.encode(), _TEXT)
+
+    def _metrics(self) -> None:
+        monitoring = self.server.monitoring
+        measured = monitoring.on_loop(monitoring.measure)
+        body, content_type = exposed(measured, accept=self.headers.get("Accept", ""))
+        self._send(HTTPStatus.OK, body, content_type)
+
+    def _ready(self) -> None:
+        monitoring = self.server.monitoring
+        found = monitoring.on_loop(monitoring.look)
+        told = {name: wrong or "ok" for name, wrong in found.checks.items()}
+        body = json.dumps({"ready": found.is_ready, "checks": told}).encode()
+        status = HTTPStatus.OK if found.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        self._send(status, body, _JSON)
+
+    def _live(self) -> None:
+        self.server.monitoring.on_loop(lambda: None)
+        self._send(HTTPStatus.OK, b"alive\n", _TEXT)
+
+    def _send(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)

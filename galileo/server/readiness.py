@@ -1,0 +1,100 @@
+"""Whether a node is ready to be asked, and if not, why.
+
+One object decides it, for HTTP's `/ready` and for gRPC's health service, so that both say the same.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from galileo.clock import Clock
+
+PROBE_BYTES = 4096
+PROBE_INTERVAL_S = 10.0
+PROBE_WITHIN_S = 5.0
+"""A disk that takes longer hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """`checks`: for each condition what is wrong, empty where nothing is."""
+
+    checks: dict[str, str]
+
+    @property
+    def is_ready(self) -> bool:
+        return not any(self.checks.values())
+
+
+class ReadinessChecks:
+    """Looks at the node's parts.
+
+    Args:
+        directory: of the node.
+        unheard: the peers that are neither heard from yet nor held dead.
+        is_restored: whether the records of continuous queries are back.
+        clock: the monotonic one is used.
+        lag_max_s: the event loop may be so late.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        unheard: Callable[[], Sequence[str]],
+        is_restored: Callable[[], bool],
+        clock: Clock,
+        lag_max_s: float,
+    ) -> None:
+        self._directory = directory
+        self._unheard = unheard
+        self._is_restored = is_restored
+        self._clock = clock
+        self._lag_max_s = lag_max_s
+        self._lag_s = 0.0
+        self._disk = ""
+        self._probing_since: float | None = None
+
+    def note_lag(self, lag_s: float) -> None:
+        """How late the event loop came to its last look."""
+        self._lag_s = lag_s
+
+    def probe_disk(self) -> None:
+        """Writes to the node's disk, into a file without a name; in a thread."""
+        self._probing_since = self._clock.monotonic()
+        try:
+            with tempfile.TemporaryFile(dir=self._directory) as file:
+                file.write(bytes(PROBE_BYTES))
+        except OSError as error:
+            self._disk = f"{self._directory} cannot be written to: {error}"
+        else:
+            self._disk = ""
+        self._probing_since = None
+
+    def look(self) -> Readiness:
+        return Readiness(
+            {
+                "catalog": "" if self._is_restored() else "records are being read",
+                "peers": self._peers(),
+                "event loop": self._loop(),
+                "disk": self._hung() or self._disk,
+            }
+        )
+
+    def _hung(self) -> str:
+        since = self._probing_since
+        hung_s = 0.0 if since is None else self._clock.monotonic() - since
+        return f"a write has not come back for {hung_s:.0f} s" if hung_s > PROBE_WITHIN_S else ""
+
+    def _peers(self) -> str:
+        """A node that has heard from a peer, or has waited for it in vain, knows whom to ask."""
+        unknown = self._unheard()
+        return f"nothing was heard yet from {', '.join(unknown)}" if unknown else ""
+
+    def _loop(self) -> str:
+        if self._lag_s <= self._lag_max_s:
+            return ""
+        return f"it was {self._lag_s:.1f} s late, {self._lag_max_s:g} s at most are expected"

@@ -1,0 +1,83 @@
+"""From CQL2 to Spark's conditions, as far as Spark can say the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from galileo.model.times import micros
+from galileo.query import syntax
+from galileo.query.operands import DATETIME
+from galileo.spark.source.filters import EXACT_INT_MAX
+
+_COMPARED: dict[str, Callable[[Any, Any], Column]] = {
+    "=": lambda subject, value: subject == value,
+    "<>": lambda subject, value: subject != value,
+    "<": lambda subject, value: subject < value,
+    "<=": lambda subject, value: subject <= value,
+    ">": lambda subject, value: subject > value,
+    ">=": lambda subject, value: subject >= value,
+}
+# Spark refuses a backslash in front of anything else.
+_PATTERN = re.compile(r"(?:[^\\]|\\[%_\\])*")
+
+
+def spark_conditions(query: str, frame: DataFrame) -> list[Column]:
+    """Conditions on columns of a DataFrame that every row of the query passes.
+
+    Places, cells, and what else Spark has no word for are left out; so is what is not joined to
+    the rest by AND.
+
+    Raises:
+        QuerySyntaxError: it is no query.
+    """
+    tree = syntax.read(query)
+    trees = tree["args"] if isinstance(tree, dict) and tree.get("op") == "and" else [tree]
+    found = [_condition(one, frame) for one in trees]
+    return [condition for condition in found if condition is not None]
+
+
+def _condition(tree: Any, frame: DataFrame) -> Column | None:
+    if not isinstance(tree, dict) or not tree.get("args"):
+        return None
+    op, args = tree["op"], tree["args"]
+    if op == "not":
+        inner = _condition(args[0], frame)
+        return None if inner is None else ~inner
+    subject = _subject(args[0], frame)
+    if subject is None:
+        return None
+    if op == "isNull":
+        return subject.isNull()
+    values = [_value(one) for one in (args[1] if op == "in" else args[1:])]
+    return None if any(value is None for value in values) else _said(op, subject, values)
+
+
+def _said(op: str, subject: Column, values: list[Any]) -> Column | None:
+    if op == "in":
+        return subject.isin(values)
+    if op == "between":
+        return subject.between(*values)
+    if op == "like":
+        return subject.like(values[0]) if _PATTERN.fullmatch(values[0]) else None
+    return _COMPARED[op](subject, values[0]) if op in _COMPARED else None
+
+
+def _subject(raw: Any, frame: DataFrame) -> Column | None:
+    """The column that a condition is about."""
+    named = raw.get("property") if isinstance(raw, dict) else None
+    name = "time" if named == DATETIME else named
+    return frame[name] if isinstance(name, str) and name in frame.columns else None
+
+
+def _value(raw: Any) -> Any:
+    """A literal; None where Spark would compare it in another way."""
+    if isinstance(raw, dict) and set(raw) == {"timestamp"}:
+        return F.timestamp_micros(F.lit(micros(raw["timestamp"])))
+    if isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) >= EXACT_INT_MAX:
+        return None
+    return raw if isinstance(raw, bool | int | float | str) else None

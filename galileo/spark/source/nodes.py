@@ -1,0 +1,208 @@
+"""Blocking calls to a cluster's nodes, for the processes that Spark runs.
+
+A call is tried at one node after the other until one answers, for as long as the caller is
+patient; an error that no node would answer differently is raised at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+
+from galileo.dht.topology import Topology
+from galileo.errors import Cancelled, DeadlineExceeded, GalileoError, InputError, TryAgain
+from galileo.model.schema import Schema, unknown_dataset
+from galileo.wire.bulk import SERVICE, Bulk, decoder, encode
+from galileo.wire.channel import open_blocking_channel
+from galileo.wire.keys import NO_KEYS, Keys
+from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc, storage_pb2, storage_pb2_grpc
+from galileo.wire.status import error_of_rpc
+
+PATIENCE_S = 30.0
+"""How long a call goes on trying while nodes are away."""
+CALL_TIMEOUT_S = 40.0
+STREAM_TIMEOUT_S = 86_400.0
+PAUSE_S = 0.2
+
+T = TypeVar("T")
+Selected = Bulk[storage_pb2.SelectPart]
+
+
+class Nodes:
+    """The nodes at some addresses, those first that shall be asked first; for any thread.
+
+    Args:
+        addresses: "host:port" of one or more nodes.
+        patience_s: how long a call goes on trying.
+        keys: what is proved to nodes.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        patience_s: float = PATIENCE_S,
+        keys: Keys = NO_KEYS,
+    ) -> None:
+        self._keys = keys
+        self._addresses = list(addresses)
+        self._patience_s = patience_s
+        self._channels: dict[str, grpc.Channel] = {}
+        self._opening = threading.Lock()
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+    def topology(self) -> Topology:
+        request = cluster_pb2.TopologyRequest()
+        reply = self.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).Topology(
+                request, timeout=CALL_TIMEOUT_S
+            )
+        )
+        return Topology.from_json(reply.topology_json)
+
+    def schema(self, dataset: str) -> Schema:
+        """The schema of a dataset.
+
+        Raises:
+            UnknownDataset: no node has heard of it.
+        """
+        request = cluster_pb2.ListDatasetsRequest()
+        reply = self.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).ListDatasets(
+                request, timeout=CALL_TIMEOUT_S
+            )
+        )
+        schemas = {one.name: one for one in map(Schema.from_json, reply.schemas_json)}
+        if dataset not in schemas:
+            raise unknown_dataset(dataset, sorted(schemas))
+        return schemas[dataset]
+
+    def status(self) -> list[cluster_pb2.NodeStatus]:
+        """What every node says of itself, those included that cannot be reached."""
+        reply = self.call(
+            lambda channel: cluster_pb2_grpc.ClusterStub(channel).Status(
+                cluster_pb2.StatusRequest(), timeout=CALL_TIMEOUT_S
+            )
+        )
+        return list(reply.nodes)
+
+    def ingest(self, request: Bulk[storage_pb2.IngestRequest]) -> storage_pb2.IngestReply:
+        """Stores one batch; durable when it returns."""
+
+        def attempt(channel: grpc.Channel) -> storage_pb2.IngestReply:
+            call: Any = channel.unary_unary(
+                f"/{SERVICE}/Ingest",
+                request_serializer=encode,
+                response_deserializer=storage_pb2.IngestReply.FromString,
+            )
+            reply: storage_pb2.IngestReply = call(request, timeout=CALL_TIMEOUT_S)
+            return reply
+
+        return self.call(attempt)
+
+    def select(self, request: storage_pb2.SelectRequest) -> Iterator[Selected]:
+        """The parts of an answer. Until the first has come, another node is asked in its place."""
+
+        def attempt(channel: grpc.Channel) -> Iterator[Selected]:
+            call: Any = channel.unary_stream(
+                f"/{SERVICE}/Select",
+                request_serializer=storage_pb2.SelectRequest.SerializeToString,
+                response_deserializer=decoder(storage_pb2.SelectPart),
+            )
+            return _begun(call(request, timeout=STREAM_TIMEOUT_S))
+
+        return _translated(self.call(attempt))
+
+    def scan(self, request: storage_pb2.ScanRequest) -> Iterator[storage_pb2.ScanReply]:
+        """The same for labels of the first node's own partitions."""
+
+        def attempt(channel: grpc.Channel) -> Iterator[storage_pb2.ScanReply]:
+            stub = storage_pb2_grpc.StorageStub(channel)
+            return _begun(stub.Scan(request, timeout=STREAM_TIMEOUT_S))
+
+        return _translated(self.call(attempt))
+
+    def call(self, attempt: Callable[[grpc.Channel], T]) -> T:
+        """The result of one `attempt` at the first node that answers.
+
+        Raises:
+            TryAgain: none did for as long as we are patient.
+            GalileoError: what a node answered.
+        """
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            problems: list[GalileoError] = []
+            for address in self._addresses:
+                try:
+                    return attempt(self._channel(address))
+                except grpc.RpcError as error:
+                    meant = error_of_rpc(error, asked=address)
+                    if not isinstance(meant, TryAgain | Cancelled):
+                        raise meant from error
+                    problems.append(meant)
+            if time.monotonic() > deadline:
+                raise problems[0]
+            time.sleep(PAUSE_S)
+
+    def _channel(self, address: str) -> grpc.Channel:
+        with self._opening:
+            if address not in self._channels:
+                self._channels[address] = open_blocking_channel(address, self._keys)
+            return self._channels[address]
+
+
+def addresses_of(text: str) -> tuple[str, ...]:
+    """The addresses of an option: "host:port", several separated by commas.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = tuple(filter(None, (part.strip() for part in text.split(","))))
+    if not found:
+        raise InputError(
+            "expected the option 'address' to name nodes as host:port, separated by commas; "
+            f"got {text!r}"
+        )
+    return found
+
+
+def _begun(call: Any) -> Iterator[Any]:
+    """A stream whose first part has come, so that it is known to answer."""
+    first = next(call, None)
+
+    def parts() -> Iterator[Any]:
+        try:
+            if first is not None:
+                yield first
+                yield from call
+        finally:
+            call.cancel()
+
+    return parts()
+
+
+def _translated(parts: Iterator[T]) -> Iterator[T]:
+    try:
+        yield from parts
+    except grpc.RpcError as error:
+        meant = error_of_rpc(error, asked="the node that answered")
+        if isinstance(meant, Cancelled | DeadlineExceeded | TryAgain):
+            message = f"the answer broke off ({meant.message}); Spark may run the task again"
+            raise TryAgain(message) from error
+        raise meant from error

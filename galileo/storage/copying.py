@@ -1,0 +1,137 @@
+"""Copying a partition's files to another node's directory, piece by piece."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from galileo.errors import DataDamaged
+from galileo.storage.disk import Disk, make_directory, read_at, write_all
+from galileo.storage.frame import checksum
+from galileo.storage.partition_files import check_file
+from galileo.storage.retention import mark_path
+
+READ_BYTES = 4 << 20
+
+
+def read_piece(path: Path, *, offset: int, size: int) -> bytes:
+    """Some bytes of a file; fewer where it ends.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return read_at(descriptor, size, offset=offset)
+    finally:
+        os.close(descriptor)
+
+
+def file_checksum(path: Path, *, size: int) -> int:
+    """CRC-32C of the first `size` bytes.
+
+    Raises:
+        DataDamaged: the file is shorter.
+        OSError: the disk refuses.
+    """
+    found, offset = 0, 0
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while offset < size:
+            piece = read_at(descriptor, min(READ_BYTES, size - offset), offset=offset)
+            if not piece:
+                raise DataDamaged(f"expected {size} bytes in {path}, got {offset}")
+            found, offset = checksum([piece], found), offset + len(piece)
+    finally:
+        os.close(descriptor)
+    return found
+
+
+class PartitionCopy:
+    """The directory of a partition that is being copied; one thread at a time.
+
+    Args:
+        directory: of the partition; made where missing.
+        partition: its number.
+        disk: that is written to.
+
+    Raises:
+        OSError: the disk refuses; each method, too.
+    """
+
+    def __init__(self, directory: Path, *, partition: int, disk: Disk) -> None:
+        self._directory = directory
+        self._partition = partition
+        self._disk = disk
+        make_directory(disk, directory)
+
+    def length(self, name: str) -> int:
+        """How much of a file is there."""
+        path = self._directory / name
+        return path.stat().st_size if path.exists() else 0
+
+    def keep_only(self, names: set[str]) -> None:
+        """Deletes the files that are not named, left by an earlier copy."""
+        for path in self._directory.iterdir():
+            if path.name not in names:
+                self._disk.unlink(path)
+
+    def write(self, name: str, data: bytes, *, offset: int) -> None:
+        """Writes a piece of a file."""
+        path = self._directory / name
+        if path.exists():
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        else:
+            descriptor = self._disk.create(path)
+        try:
+            write_all(self._disk, descriptor, [data], offset=offset)
+        finally:
+            os.close(descriptor)
+
+    def finish(self, name: str, *, size: int) -> None:
+        """Makes a file durable, and cuts what lies behind its size."""
+        descriptor = os.open(self._directory / name, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_size > size:
+                self._disk.truncate(descriptor, size)
+            self._disk.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._disk.sync_directory(self._directory)
+
+    def put_mark(self, data: bytes) -> None:
+        """Writes the record of what retention dropped; nothing where there is none."""
+        path = mark_path(self._directory)
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(path)
+        if data:
+            self.write(path.name, data, offset=0)
+            self.finish(path.name, size=len(data))
+        self._disk.sync_directory(self._directory)
+
+    def delete(self, name: str) -> None:
+        self._disk.unlink(self._directory / name)
+
+    def checksum(self, name: str, *, size: int) -> int:
+        """CRC-32C of a file as it is on this disk.
+
+        Raises:
+            DataDamaged: it is shorter.
+        """
+        return file_checksum(self._directory / name, size=size)
+
+    def check(self, name: str, *, is_last: bool) -> None:
+        """Checks every byte against the checksums in the file.
+
+        Raises:
+            DataDamaged: one fails.
+        """
+        found = check_file(self._directory / name, self._partition, last=is_last)
+        if found.flaws or found.torn_bytes:
+            reasons = [flaw.reason for flaw in found.flaws[:3]] or ["its end is torn"]
+            raise DataDamaged(
+                f"expected a whole file {name} of partition {self._partition}, but "
+                f"{'; '.join(reasons)}; it was damaged before it was copied: check the disk that "
+                "it comes from with galileo verify"
+            )

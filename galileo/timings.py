@@ -1,0 +1,49 @@
+"""How long something took, counted in buckets: what a histogram of Prometheus is made of.
+
+Counting costs a search among a dozen bounds, and no memory beyond the counts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from itertools import accumulate
+
+LAG_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""From a cycle that found news at once to a coordinator that was away for half an hour."""
+DISK_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
+"""From a disk with a battery behind it to one that hangs."""
+LOOP_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Timings:
+    """Counts of durations; written by one thread at a time, read by any.
+
+    Args:
+        bounds: upper ends of the buckets in seconds, ascending; one more has no end.
+
+    Attributes:
+        sum_s: of all durations.
+    """
+
+    __slots__ = ("_counts", "bounds", "sum_s")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.sum_s = 0.0
+        self._counts = array("Q", bytes(8 * (len(bounds) + 1)))
+
+    def observe(self, duration_s: float) -> None:
+        """Counts one; a negative one, of a clock that was set back, as 0."""
+        duration_s = max(duration_s, 0.0)
+        self._counts[bisect_left(self.bounds, duration_s)] += 1
+        self.sum_s += duration_s
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """How many took up to each bound, and at last all of them, as Prometheus has it."""
+        names = [*map(str, self.bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self._counts)), strict=True))

@@ -1,0 +1,151 @@
+"""Spans by OpenTelemetry's SDK, sent over OTLP by a thread of its own.
+
+Nobody waits for a collector: what is ended goes into a bounded queue, and is dropped where that is
+full. A collector that is away is told once in the log, and once when it is back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode
+
+from galileo import requests, spans
+from galileo.spans import Fact, Kind
+from galileo.version import VERSION
+
+QUEUE_MAX = 4_096
+"""Spans that wait to be sent."""
+TOGETHER_MAX = 512
+DELAY_MS = 500
+EXPORT_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 3.0
+_KINDS = {"inside": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": SpanKind.SERVER}
+
+log = logging.getLogger(__name__)
+
+
+class _Span:
+    __slots__ = ("_span", "traceparent")
+
+    def __init__(self, made: trace.Span) -> None:
+        self._span = made
+        of = made.get_span_context()
+        self.traceparent = f"00-{of.trace_id:032x}-{of.span_id:016x}-{of.trace_flags:02x}"
+
+    def note(self, name: str, fact: Fact) -> None:
+        self._span.set_attribute(f"galileo.{name}", fact)
+
+    def end(self, *, error: str = "", ended_ns: int | None = None) -> None:
+        if error:
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end(ended_ns)
+
+
+class Recording:
+    """The recorder of this process.
+
+    Args:
+        address: `host:port` of the collector.
+        is_tls: whether it proves who it is, by a certificate that this machine trusts.
+        ratio: of the traces that begin here, recorded ones.
+        service, node: who tells it.
+    """
+
+    def __init__(
+        self, address: str, *, is_tls: bool, ratio: float, service: str, node: str
+    ) -> None:
+        # What the SDK has to say is told below, once; it would say it with each attempt.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        facts = {"service.name": service, "service.version": VERSION}
+        if node:
+            facts["service.instance.id"] = node
+        self._provider = TracerProvider(
+            resource=Resource.create(facts),
+            sampler=ParentBased(TraceIdRatioBased(ratio)),
+            shutdown_on_exit=False,
+        )
+        exporter = OTLPSpanExporter(endpoint=address, insecure=not is_tls, timeout=EXPORT_TIMEOUT_S)
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                _Telling(exporter, address),
+                max_queue_size=QUEUE_MAX,
+                schedule_delay_millis=DELAY_MS,
+                max_export_batch_size=TOGETHER_MAX,
+                export_timeout_millis=1e3 * EXPORT_TIMEOUT_S,
+            )
+        )
+        self._tracer = self._provider.get_tracer("galileo", VERSION)
+
+    def begin(
+        self, name: str, *, parent: str, kind: Kind, begun_ns: int | None, facts: dict[str, Fact]
+    ) -> _Span:
+        attributes = {f"galileo.{key}": fact for key, fact in facts.items()}
+        if request := requests.current():
+            attributes["galileo.request"] = request
+        context = trace.set_span_in_context(_parent(parent)) if parent else Context()
+        made = self._tracer.start_span(
+            name,
+            context=context,
+            kind=_KINDS[kind],
+            attributes=attributes,
+            start_time=begun_ns,
+        )
+        return _Span(made)
+
+    def close(self) -> None:
+        spans.record_with(None)
+        # The SDK waits for its exporter for as long as that likes.
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(CLOSE_TIMEOUT_S)
+
+
+def _parent(traceparent: str) -> trace.Span:
+    _, trace_id, span_id, flags = traceparent.split("-")
+    return NonRecordingSpan(
+        SpanContext(
+            int(trace_id, 16),
+            int(span_id, 16),
+            is_remote=True,
+            trace_flags=trace.TraceFlags(int(flags, 16)),
+        )
+    )
+
+
+class _Telling(SpanExporter):
+    """Says when a collector goes away, and when it is back."""
+
+    def __init__(self, exporter: SpanExporter, address: str) -> None:
+        self._exporter = exporter
+        self._address = address
+        self._is_away = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:
+            log.debug("spans were not sent", exc_info=error)
+            result = SpanExportResult.FAILURE
+        is_away = result is not SpanExportResult.SUCCESS
+        if is_away and not self._is_away:
+            log.warning("the collector at %s does not take spans; they are dropped", self._address)
+        elif self._is_away and not is_away:
+            log.info("the collector at %s takes spans again", self._address)
+        self._is_away = is_away
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)

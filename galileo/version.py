@@ -1,0 +1,3 @@
+"""The version of this package, for those below it."""
+
+VERSION = "0.1.0"

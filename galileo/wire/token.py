@@ -1,0 +1,188 @@
+"""Resume tokens: a cursor as a client holds it, opaque text that is safe to store.
+
+Layout before base64 (url-safe, unpadded): version byte; length and UTF-8 bytes of the CCQ's id;
+number of pairs, then for each pair, by ascending partition, the difference to the partition
+before and the sequence; CRC-32C of all that, big-endian. Numbers are LEB128.
+
+Tokens of version 2 say behind the pairs what the reader was told of windows: whether there is a
+clock, and which; number of runs, then for each one the distance of its first window from the end
+of the run before and its length. Clock and first window may lie below 0 (zigzag). A reader without
+windows has tokens of version 1.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+import google_crc32c
+
+from galileo.cursor import Cursor
+from galileo.errors import InvalidToken
+from galileo.model.windows import HELD_MAX, Told
+
+VERSION = 1
+VERSION_WITH_WINDOWS = 2
+TOKEN_CHARS_MAX = 1 << 20
+NOTHING_TOLD = Told()
+_CHECKSUM_BYTES = 4
+_NUMBER_BITS_MAX = 63
+_ADVICE = "fetch with the token of the last answer, or with none to begin from the first label"
+
+
+def encode(ccq_id: str, cursor: Cursor, told: Told = NOTHING_TOLD) -> str:
+    """The token of `cursor` for the CCQ `ccq_id`, and of what its reader was told of windows."""
+    name = ccq_id.encode()
+    version = VERSION if told == NOTHING_TOLD else VERSION_WITH_WINDOWS
+    body = bytes([version]) + _number(len(name)) + name + _number(len(cursor)) + _pairs(cursor)
+    return _sealed(body if version == VERSION else body + _windows(told))
+
+
+def _pairs(cursor: Cursor) -> bytes:
+    body, before = bytearray(), 0
+    for partition, sequence in cursor.items():
+        body += _number(partition - before) + _number(sequence)
+        before = partition
+    return bytes(body)
+
+
+def _sealed(body: bytes) -> str:
+    body += google_crc32c.value(body).to_bytes(_CHECKSUM_BYTES, "big")
+    return base64.urlsafe_b64encode(body).rstrip(b"=").decode()
+
+
+class Encoder:
+    """`encode` for many CCQs whose cursors are the same object, which is encoded once."""
+
+    def __init__(self) -> None:
+        self._pairs: tuple[Cursor | None, bytes] = (None, b"")
+
+    def encode(self, ccq_id: str, cursor: Cursor, told: Told) -> str:
+        if told != NOTHING_TOLD:
+            return encode(ccq_id, cursor, told)
+        if self._pairs[0] is not cursor:
+            self._pairs = cursor, _number(len(cursor)) + _pairs(cursor)
+        name = ccq_id.encode()
+        return _sealed(bytes([VERSION]) + _number(len(name)) + name + self._pairs[1])
+
+
+def decode(text: str, *, ccq_id: str) -> Cursor:
+    """The cursor of a token.
+
+    Raises:
+        InvalidToken: the text is no token, is damaged, or belongs to another CCQ.
+    """
+    return read(text, ccq_id=ccq_id)[0]
+
+
+def read(text: str, *, ccq_id: str) -> tuple[Cursor, Told]:
+    """The cursor of a token, and what its reader was told of windows; errors as `decode`."""
+    try:
+        return _decoded(text, ccq_id=ccq_id)
+    except InvalidToken as error:
+        raise InvalidToken(f"{error.message}; {_ADVICE}") from error
+
+
+def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, Told]:
+    body = _checked(text)
+    name, at = _text(body, 1)
+    if name != ccq_id:
+        raise InvalidToken(
+            f"expected a resume token of the continuous query {ccq_id!r}, got one of {name!r}"
+        )
+    count, at = _read(body, at)
+    positions, partition = {}, 0
+    for _ in range(count):
+        step, at = _read(body, at)
+        sequence, at = _read(body, at)
+        partition += step
+        positions[partition] = sequence
+    cursor = Cursor(positions)
+    told = NOTHING_TOLD if body[0] == VERSION else _told(body, at)
+    if encode(ccq_id, cursor, told) != text:
+        raise InvalidToken("expected a resume token as it was given out, got another spelling")
+    return cursor, told
+
+
+def _windows(told: Told) -> bytes:
+    clock = b"\0" if told.clock_us is None else b"\1" + _number(_zigzag(told.clock_us))
+    body, end = clock + _number(len(told.open)), 0
+    for number, (first, count) in enumerate(told.open):
+        body += _number(_zigzag(first) if number == 0 else first - end) + _number(count)
+        end = first + count
+    return body
+
+
+def _told(body: bytes, at: int) -> Told:
+    has_clock, at = _read(body, at)
+    clock_us, at = _read(body, at) if has_clock else (0, at)
+    count, at = _read(body, at)
+    open_runs: list[tuple[int, int]] = []
+    held = end = 0
+    for _ in range(count):
+        step, at = _read(body, at)
+        length, at = _read(body, at)
+        held += length
+        first = end + step if open_runs else _unzigzag(step)
+        if not length or held > HELD_MAX:
+            raise InvalidToken("expected a resume token with open windows, got impossible ones")
+        open_runs.append((first, length))
+        end = first + length
+    return Told(_unzigzag(clock_us) if has_clock else None, tuple(open_runs))
+
+
+def _zigzag(value: int) -> int:
+    return 2 * value if value >= 0 else -2 * value - 1
+
+
+def _unzigzag(value: int) -> int:
+    return value // 2 if value % 2 == 0 else -(value // 2) - 1
+
+
+def _checked(text: str) -> bytes:
+    """The body of the token, once its checksum and version are right."""
+    if len(text) > TOKEN_CHARS_MAX:
+        raise InvalidToken(f"expected a token of at most {TOKEN_CHARS_MAX} characters")
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidToken(f"expected a resume token, got text that is no base64: {error}") from (
+            error
+        )
+    body, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
+    if not body or google_crc32c.value(body) != int.from_bytes(checksum, "big"):
+        raise InvalidToken("expected a resume token as it was given out, got a damaged one")
+    if body[0] not in (VERSION, VERSION_WITH_WINDOWS):
+        raise InvalidToken(
+            f"expected a resume token of version {VERSION} or {VERSION_WITH_WINDOWS}, got {body[0]}"
+        )
+    return body
+
+
+def _number(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _read(body: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(body) and shift <= _NUMBER_BITS_MAX:
+        byte = body[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
+    raise InvalidToken("expected a resume token, got one that ends too early")
+
+
+def _text(body: bytes, at: int) -> tuple[str, int]:
+    length, at = _read(body, at)
+    try:
+        return body[at : at + length].decode(), at + length
+    except UnicodeDecodeError as error:
+        raise InvalidToken("expected a resume token, got one whose id is no text") from error

@@ -1,0 +1,194 @@
+"""What more nodes change: the work of each in processes, and times in the simulator.
+
+All processes share the cores of one machine, so that seconds on the clock say nothing about more
+machines. What does is the work of the busiest node: with a machine for each, nothing is over before
+that one is done. Processor seconds of each node are counted while the same observations are
+ingested, the same query is asked, and what is new is looked at as a tick does. All clusters have
+the same partitions, in one group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+from benchmarks import clusters, jobs
+from benchmarks.idle import processor_seconds
+from benchmarks.sizes import Bench
+
+import galileo
+from evaluation.parts.simulated import Simulated, simulate
+from evaluation.sizes import Sizes
+from galileo.client import Client
+from galileo.spark.scans import Scanner
+from galileo.spark.tick import work_of
+
+PARTITIONS = 32
+SETTLE_S = 5.0
+DATASET = "nam"
+QUERY = "humidity < 60"
+INGEST, ASK, TICK, IDLE = "ingest", "query", "tick", "idle"
+WORKS = (INGEST, ASK, TICK, IDLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One kind of work: processor seconds of each node for one observation, call or second.
+
+    Attributes:
+        name: of `WORKS`.
+        count: how many observations, calls, scans or seconds the nodes were busy with.
+        node_s: processor seconds of each node for all of them.
+    """
+
+    name: str
+    count: int
+    node_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Attributes:
+    rows, disk_bytes: that each node stores.
+    examined: paths that each node looked at for one call of the query.
+    works: in the order of `WORKS`.
+    """
+
+    nodes: int
+    rows: tuple[int, ...]
+    disk_bytes: tuple[int, ...]
+    examined: tuple[int, ...]
+    works: tuple[Work, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Attributes:
+    rows, batch: observations in each cluster, and in each batch.
+    news: of them, what a tick looks at.
+    query: that is asked, and how many labels it finds.
+    """
+
+    rows: int
+    batch: int
+    news: int
+    query: str
+    found: int
+    clusters: tuple[Cluster, ...]
+    simulated: Simulated
+
+
+def measure(sizes: Sizes, bench: Bench) -> Scaling:
+    table = clusters.forecast(sizes.scaling_rows, stride=bench.sizes.stride)
+    measured = _Measured(sizes, bench, table=table)
+    taken = [measured.of(nodes) for nodes in sizes.nodes]
+    alone = next(work for work in taken[0].works if work.name == TICK)
+    row_s = sum(alone.node_s) / alone.count / sizes.scaling_news
+    bench.say(f"simulated clusters, with {1e6 * row_s:.1f} µs of a node for each new path")
+    simulated = simulate(sizes.nodes, worlds=sizes.worlds, row_s=row_s)
+    return Scaling(
+        sizes.scaling_rows,
+        sizes.scaling_batch,
+        sizes.scaling_news,
+        QUERY,
+        measured.found,
+        tuple(taken),
+        simulated,
+    )
+
+
+class _Measured:
+    """Clusters at work with the same observations; `found` is what the query finds in each."""
+
+    def __init__(self, sizes: Sizes, bench: Bench, *, table: pa.Table) -> None:
+        self.found = 0
+        self._sizes = sizes
+        self._bench = bench
+        self._table = table
+
+    def of(self, nodes: int) -> Cluster:
+        self._bench.say(f"{nodes} nodes at work")
+        with clusters.cluster(
+            self._bench.directory, nodes=nodes, groups=1, partitions=PARTITIONS
+        ) as running:
+            client = running.client(patience=clusters.PATIENCE)
+            clusters.create_dataset(running, client, DATASET)
+            clusters.wait_whole(client)
+            each = [galileo.connect(node.address, patience="60s") for node in running.nodes]
+            works = self._works(running, client, each)
+            explained = client.explain(DATASET, QUERY)
+            examined = {one.node: one.paths_examined for one in explained.nodes}
+            status = {one.name: one.datasets for one in client.status().nodes}
+            for one in each:
+                one.close()
+        names = [node.name for node in running.nodes]
+        stored = [next(s for s in status[name] if s["dataset"] == DATASET) for name in names]
+        return Cluster(
+            nodes,
+            tuple(int(one["rows"]) for one in stored),
+            tuple(int(one["bytes_on_disk"]) for one in stored),
+            tuple(examined.get(name, 0) for name in names),
+            works,
+        )
+
+    def _works(
+        self, running: galileo.LocalCluster, client: Client, each: list[Client]
+    ) -> tuple[Work, ...]:
+        """All kinds of work, one behind the other, asked of the nodes in turn."""
+        rest = self._table.num_rows - self._sizes.scaling_news
+        size = self._sizes.scaling_batch
+        starts = range(0, rest, size)
+
+        def ingest(number: int) -> None:
+            start = starts[number]
+            part = self._table.slice(start, min(size, rest - start))
+            each[number % len(each)].ingest(DATASET, part)
+
+        def ask(number: int) -> None:
+            labels = each[number % len(each)].query(DATASET, QUERY)
+            if not labels.complete or self.found not in (0, len(labels)):
+                raise AssertionError(f"expected {self.found:,} labels, got {labels}")
+            self.found = len(labels)
+
+        ingested = _work(running, INGEST, ingest, calls=len(starts), things=rest)
+        time.sleep(SETTLE_S)
+        after = client.query(DATASET).frontier
+        client.ingest(DATASET, self._table.slice(rest))
+        request = jobs.delta_request(client, [""], after=after, dataset=DATASET)
+        work, scanner = work_of(request), Scanner()
+        try:
+            ticked = _work(
+                running,
+                TICK,
+                lambda _: jobs.scan(scanner, work),
+                calls=self._sizes.scaling_scans,
+            )
+        finally:
+            scanner.close()
+        asked = _work(running, ASK, ask, calls=self._sizes.scaling_scans)
+        idle = _work(running, IDLE, lambda _: time.sleep(1.0), calls=round(SETTLE_S))
+        return ingested, asked, ticked, idle
+
+
+def _work(
+    running: galileo.LocalCluster,
+    name: str,
+    call: Callable[[int], None],
+    *,
+    calls: int,
+    things: int = 0,
+) -> Work:
+    """What the nodes need for so many calls, counted as `things` where these are something else."""
+    before = _processor_seconds(running)
+    for number in range(calls):
+        call(number)
+    after = _processor_seconds(running)
+    used = tuple(end - start for start, end in zip(before, after, strict=True))
+    return Work(name, things or calls, used)
+
+
+def _processor_seconds(running: galileo.LocalCluster) -> list[float]:
+    pids = [node.pid for node in running.nodes]
+    return [processor_seconds(pid) for pid in pids if pid is not None]

@@ -1,0 +1,217 @@
+"""What clients ask beside queries: shapes, labels, archives of samplers, messages, HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from google.protobuf.message import DecodeError, Message
+
+from fuzzing.targets import Target
+from fuzzing.values import text_of
+from galileo.errors import Bug, InputError
+from galileo.geo import cover, geohash, regions
+from galileo.labels import level_texts, level_value, parse_label
+from galileo.rdf.protocol import Ask, Refused, Request, Tell, chosen, understood
+from galileo.rpc.matching import match_task_from_pb
+from galileo.sampler_archives import MANIFEST, SamplerArchive, archive_of
+from galileo.testing.conformance import sample_labels
+from galileo.wire.codec import cursor_from_pb, event_clock_from_pb, kept_rows, windows_from_pb
+from galileo.wire.matched import cursors_from_bytes
+from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2, storage_pb2
+from galileo.wire.status import error_from_pb
+
+PRECISION = 3
+LABELS = sample_labels(seed=1).in_commit_order()
+
+
+# --- shapes and labels -----------------------------------------------------------------------
+
+
+def _shape(data: bytes) -> None:
+    """A GeoJSON geometry; its cover must hold the cells of its corners and of points in it."""
+    try:
+        raw = json.loads(text_of(data))
+    except (ValueError, RecursionError):
+        raise InputError("no JSON") from None
+    if isinstance(raw, list):
+        region = regions.of_box(raw)
+    elif isinstance(raw, dict):
+        region = regions.of_geojson(raw)
+    else:
+        raise InputError("no geometry")
+    found = cover.of_region(region, PRECISION)
+    west, south, east, north = np.array(region.extents).T
+    rng = np.random.default_rng(len(data))
+    longitude = np.concatenate([west, rng.uniform(np.repeat(west, 16), np.repeat(east, 16))])
+    latitude = np.concatenate([south, rng.uniform(np.repeat(south, 16), np.repeat(north, 16))])
+    within = region.meets_points(latitude, longitude)
+    cells = geohash.encode(latitude[within], longitude[within], PRECISION)
+    assert (found.places(cells) != cover.Place.OUTSIDE).all(), (
+        "a point of a shape is outside of its cover"
+    )
+
+
+def _shapes() -> Iterator[bytes]:
+    ring = [[170, 10], [190, 10], [190, 20], [170, 20], [170, 10]]
+    hole = [[175, 12], [180, 12], [180, 15], [175, 12]]
+    for kind, coordinates in (
+        ("Point", [-105.25, 40.0]),
+        ("MultiPoint", [[1, 2], [3, 4]]),
+        ("LineString", [[-180, -90], [180, 90]]),
+        ("MultiLineString", [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]),
+        ("Polygon", [ring, hole]),
+        ("MultiPolygon", [[ring, hole], [[[0, 0], [1, 0], [0, 1], [0, 0]]]]),
+    ):
+        yield json.dumps({"type": kind, "coordinates": coordinates}).encode()
+    yield b"[170, -10, -170, 10]"
+
+
+def _label(data: bytes) -> None:
+    """A label of sampled data: what is read of it must be what its values are written as."""
+    text = text_of(data)
+    parts = parse_label(LABELS.schema, text)
+    assert min(parts["partition"], parts["sequence"], parts["row"]) >= 0
+    for feature in LABELS.schema.indexed:
+        column = pa.array(
+            [parts[feature.name]], LABELS.schema.label_schema.field(feature.name).type
+        )
+        (text,) = level_texts(column, feature).to_pylist()
+        assert level_value(text, feature) == parts[feature.name]
+
+
+def _labels() -> Iterator[bytes]:
+    for text in LABELS.texts().slice(0, 12).to_pylist():
+        yield text.encode()
+
+
+# --- archives --------------------------------------------------------------------------------
+
+
+def _archive(data: bytes) -> None:
+    found = SamplerArchive.from_bytes(data)
+    assert SamplerArchive.from_bytes(found.data) == found
+    assert hashlib.sha256(found.data).hexdigest() == found.digest
+
+
+def _archives() -> Iterator[bytes]:
+    source = b"class Tenth:\n    def sample(self, labels, *, seed):\n        return labels.rows\n"
+    made = archive_of({"tenth.py": source, "a/b.txt": b"b"}, name="tenth", entry="tenth:Tenth")
+    yield made.data
+    with zipfile.ZipFile(io.BytesIO(made.data)) as whole:
+        members = {name: whole.read(name) for name in whole.namelist()}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in members.items():
+            packed.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    assert MANIFEST in members
+    yield buffer.getvalue()
+
+
+# --- messages --------------------------------------------------------------------------------
+
+
+def _kept(value: storage_pb2.MatchPart) -> None:
+    rows = (list(value.reached.partitions), list(value.reached.sequences))
+    kept_rows(LABELS.table.slice(0, 20), rows)
+
+
+def _rows(value: storage_pb2.MatchPart) -> None:
+    assert (cursors_from_bytes(value.items, rows=7) < 7).all()
+
+
+def _error(value: common_pb2.ErrorValue) -> None:
+    assert isinstance(error_from_pb(value).details, dict)
+
+
+_CONVERSIONS: tuple[tuple[type[Message], Callable[[Any], object]], ...] = (
+    (common_pb2.CursorValue, cursor_from_pb),
+    (cluster_pb2.EventClockValue, event_clock_from_pb),
+    (continuous_pb2.WindowsValue, windows_from_pb),
+    (common_pb2.ErrorValue, _error),
+    (storage_pb2.MatchRequest, match_task_from_pb),
+    (storage_pb2.MatchPart, _kept),
+    (storage_pb2.MatchPart, _rows),
+)
+
+
+def _conversion(data: bytes) -> None:
+    """A message, chosen by the first byte, as the value that it stands for."""
+    kind, convert = _CONVERSIONS[(data[0] if data else 0) % len(_CONVERSIONS)]
+    try:
+        message = kind.FromString(data[1:])
+    except DecodeError:
+        raise InputError("no message") from None
+    convert(message)
+
+
+def _conversions() -> Iterator[bytes]:
+    numbers = np.arange(3, dtype="<i4").tobytes()
+    cursor = common_pb2.CursorValue(partitions=[0, 1], sequences=[4, 5])
+    examples: tuple[Message, ...] = (
+        cursor,
+        cluster_pb2.EventClockValue(partitions=[1], sequences=[2], buckets_us=[3]),
+        continuous_pb2.WindowsValue(
+            clock_us=1, size_us=2, starts=bytes(16), labels=bytes(16), states=bytes(2)
+        ),
+        common_pb2.ErrorValue(kind="input", message="no", details_json='{"node": "a"}'),
+        storage_pb2.MatchRequest(
+            dataset="nam",
+            partitions=[0, 1],
+            after=bytes(32),
+            cursors=bytes(4),
+            digests=bytes(16),
+        ),
+        storage_pb2.MatchPart(reached=cursor, items=numbers),
+        storage_pb2.MatchPart(items=numbers),
+    )
+    for number, message in enumerate(examples):
+        yield bytes([number]) + message.SerializeToString()
+
+
+# --- HTTP ------------------------------------------------------------------------------------
+
+
+def _http(data: bytes) -> None:
+    """Lines: method, target, content type, accept; behind them the body."""
+    method, target, kind, accept, body = (data.split(b"\n", 4) + [b""] * 5)[:5]
+    headers = {"content-type": kind.decode("latin-1")} if kind else {}
+    request = Request(method.decode("latin-1"), target.decode("latin-1"), headers, body)
+    try:
+        wanted = understood(request)
+        for answer in ("solutions", "boolean", "triples"):
+            chosen(accept.decode("latin-1"), answer)
+    except Refused as refusal:
+        raise InputError(refusal.text) from None
+    if not isinstance(wanted, Ask | Tell):
+        raise Bug(f"understood {wanted!r}")
+
+
+def _https() -> Iterator[bytes]:
+    yield b"GET\n/sparql?query=SELECT%20*\n\n*/*\n"
+    yield b"POST\n/sparql\napplication/sparql-query; charset=utf-8\ntext/csv;q=0.5, */*\nASK {}"
+    yield b"POST\n/\napplication/x-www-form-urlencoded\n*/*\nquery=ASK+%7B%7D"
+    yield b"GET\n/ontology\n\n*/*\n"
+
+
+TARGETS = (
+    Target(
+        "shape", "GeoJSON geometries and boxes, with their covers", _shape, _shapes, 1024, weight=4
+    ),
+    Target("label", "labels of paths as text", _label, _labels, 256, weight=2),
+    Target("archive", "archives of samplers", _archive, _archives, 4096, weight=3),
+    Target(
+        "conversion",
+        "messages as the values that they stand for",
+        _conversion,
+        _conversions,
+        weight=3,
+    ),
+    Target("http", "requests to the SPARQL endpoint", _http, _https, 1024, weight=1),
+)

@@ -1,0 +1,305 @@
+"""These events, hence these instructions: submissions of many CCQs at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ccq_driver import BUSY, CCQ, IDLE, WALL, Driver, only
+
+from galileo.ccq.batch_events import AnswerBatch, BatchItem, BatchSubmitted, Outcome
+from galileo.ccq.events import (
+    CancelRequested,
+    DrainRequested,
+    FetchesRequested,
+    FetchRequested,
+    RedirectFetch,
+    RefuseFetch,
+    RefuseSubmit,
+    Restored,
+    SaveRecord,
+    Send,
+    SubmitRequested,
+    UsageMeasured,
+)
+from galileo.ccq.machine import Continuous
+from galileo.ccq.messages import (
+    Announce,
+    AppointMany,
+    ManyAppointed,
+    Noted,
+)
+from galileo.ccq.model import NODES_MAX, Record
+from galileo.ccq.options import ContinuousOptions
+from galileo.ccq.state import RECORDS_PER_MESSAGE
+from galileo.cursor import ORIGIN
+from galileo.dht.membership import PeerDied
+from galileo.election.messages import Poll, PollAnswer, UsageStatistics
+
+
+def items(*ids: str) -> tuple[BatchItem, ...]:
+    return tuple(BatchItem(replace(CCQ, id=ccq_id)) for ccq_id in ids)
+
+
+def offered(driver: Driver, *ids: str, request: int = 1) -> list:
+    """Submits at a, which is busy; c is idle and is offered all."""
+    driver.feed(UsageMeasured(replace(BUSY, cpu_share=0.85)))
+    polls = driver.feed(BatchSubmitted(request, items(*ids)))
+    name = polls[0].message.election
+    assert polls == [Send(peer, Poll(name)) for peer in "bc"]
+    driver.hear("b", PollAnswer(name, BUSY))
+    return driver.hear("c", PollAnswer(name, IDLE))
+
+
+def test_one_election_serves_all_and_all_records_are_saved_before_the_offer():
+    effects = offered(Driver(), "q", "r")
+    records = tuple(Record(replace(CCQ, id=i), NODES_MAX, "c") for i in "qr")
+    assert effects == [
+        *(SaveRecord(record, durable=True) for record in records),
+        Send("c", AppointMany(records)),
+    ]
+
+
+def test_the_submission_is_answered_in_its_order_once_all_are_accepted():
+    driver = Driver()
+    offered(driver, "q", "r")
+    assert driver.hear("c", ManyAppointed((("r", NODES_MAX),), ())) == []
+    effects = driver.hear("c", ManyAppointed((("q", NODES_MAX),), ()))
+    outcomes = tuple(Outcome(i, "c", NODES_MAX) for i in "qr")
+    assert effects == [AnswerBatch(1, outcomes)]
+
+
+def test_who_is_offered_many_saves_them_then_tells_all_others_then_accepts():
+    driver = Driver("c")
+    records = tuple(Record(replace(CCQ, id=i), NODES_MAX, "c") for i in "qr")
+    effects = driver.hear("a", AppointMany(records))
+    assert effects == [
+        *(SaveRecord(record, durable=True) for record in records),
+        Send("b", Announce(records)),
+        Send("a", ManyAppointed((("q", NODES_MAX), ("r", NODES_MAX)), ())),
+    ]
+    again = driver.hear("a", AppointMany(records))
+    assert again == [Send("a", ManyAppointed((("q", NODES_MAX), ("r", NODES_MAX)), ()))]
+
+
+def test_offers_and_announcements_go_in_pages():
+    count = RECORDS_PER_MESSAGE + 1
+    effects = offered(Driver(), *(f"q{number}" for number in range(count)))
+    sent = [len(effect.message.records) for effect in only(effects, Send)]
+    assert sent == [RECORDS_PER_MESSAGE, 1]
+
+
+def test_what_a_node_does_not_take_is_offered_to_the_next_in_a_term_of_its_own():
+    driver = Driver()
+    offered(driver, "q", "r")
+    effects = driver.hear("c", ManyAppointed((("q", NODES_MAX),), (("r", NODES_MAX),)))
+    (saved,) = only(effects, SaveRecord)
+    (sent,) = only(effects, Send)
+    assert (saved.record.ccq.id, saved.record.term, sent.to) == ("r", 2 * NODES_MAX, "b")
+    late = driver.hear("c", ManyAppointed((("r", NODES_MAX),), ()))
+    assert late == []
+    (answer,) = driver.hear("b", ManyAppointed((("r", 2 * NODES_MAX),), ()))
+    assert [one.coordinator for one in answer.outcomes] == ["c", "b"]
+
+
+def test_a_full_or_draining_node_refuses_what_it_cannot_run():
+    driver = Driver("c", coordinated_max=1)
+    records = tuple(Record(replace(CCQ, id=i), NODES_MAX, "c") for i in "qr")
+    (answer,) = [e for e in driver.hear("a", AppointMany(records)) if _is_answer(e)]
+    assert answer.message == ManyAppointed((("q", NODES_MAX),), (("r", NODES_MAX),))
+    draining = Driver("c")
+    draining.feed(DrainRequested())
+    (answer,) = draining.hear("a", AppointMany(records))
+    assert answer.message.accepted == ()
+
+
+def _is_answer(effect: object) -> bool:
+    return isinstance(effect, Send) and isinstance(effect.message, ManyAppointed)
+
+
+def test_one_of_which_more_is_known_is_told_with_the_refusal():
+    driver = Driver("c")
+    newer = Record(CCQ, 5 * NODES_MAX, "b")
+    driver.hear("b", Announce((newer,)))
+    told, answer = driver.hear("a", AppointMany((Record(CCQ, NODES_MAX, "c"),)))
+    assert told == Send("a", Announce((newer,)))
+    assert answer.message == ManyAppointed((), (("q", NODES_MAX),))
+
+
+def test_what_only_this_node_holds_is_not_answered_for():
+    driver = Driver()
+    driver.feed(BatchSubmitted(1, items("q", "r")))
+    effects = driver.tick(0.5)  # Nobody has answered the poll; this node takes them.
+    assert only(effects, AnswerBatch) == []
+    assert set(driver.machine.coordinated) == {"q", "r"}
+    assert all(effect.message.note for effect in only(effects, Send))
+    assert driver.hear("b", Noted((("q", NODES_MAX),))) == []
+    repeated = [e for e in driver.tick(1.0) if isinstance(getattr(e, "message", 0), Announce)]
+    assert [[r.ccq.id for r in e.message.records] for e in repeated] == [["r"], ["r"]]
+    (answer,) = driver.hear("b", Noted((("r", NODES_MAX),)))
+    assert [one.coordinator for one in answer.outcomes] == ["a", "a"]
+
+
+def test_a_single_node_answers_by_itself_and_again_with_the_same():
+    driver = Driver(nodes=("a",))
+    (first,) = only(driver.feed(BatchSubmitted(1, items("q", "r"))), AnswerBatch)
+    (second,) = driver.feed(BatchSubmitted(2, items("q", "r")))
+    assert first.outcomes == second.outcomes == tuple(Outcome(i, "a", NODES_MAX) for i in "qr")
+    assert driver.machine.state.tracker.get("q").retrieved == ORIGIN
+
+
+def test_a_wrong_one_does_not_lose_the_others():
+    driver = Driver(nodes=("a",))
+    driver.feed(BatchSubmitted(1, items("q")))
+    rival = BatchItem(replace(CCQ, query="other"))
+    (answer,) = only(driver.feed(BatchSubmitted(2, (rival, *items("r", "r")))), AnswerBatch)
+    kinds = [one.failure and one.failure.kind for one in answer.outcomes]
+    assert kinds == ["invalid_input", None, "unavailable"]
+
+
+def test_the_cluster_takes_no_more_than_its_bound():
+    driver = Driver(nodes=("a",), records_max=2)
+    (answer,) = only(driver.feed(BatchSubmitted(1, items("q", "r", "s"))), AnswerBatch)
+    assert [one.failure and one.failure.kind for one in answer.outcomes] == [
+        None,
+        None,
+        "overloaded",
+    ]
+
+
+def test_ids_of_a_batch_are_not_submitted_alone_meanwhile_nor_the_other_way_round():
+    driver = Driver()
+    driver.feed(BatchSubmitted(1, items("q")))
+    (refused,) = driver.feed(SubmitRequested(2, CCQ, ORIGIN))
+    assert (type(refused), refused.failure.kind) == (RefuseSubmit, "overloaded")
+    driver.feed(SubmitRequested(3, replace(CCQ, id="r"), ORIGIN))
+    (answer,) = driver.feed(BatchSubmitted(4, items("r")))
+    assert answer.outcomes[0].failure.kind == "unavailable"
+
+
+def test_candidates_in_different_groups_have_elections_of_their_own():
+    driver = Driver()
+    driver.machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(("a",), ("b",), ("c",))))
+    driver.feed(Restored((), WALL))
+    batch = (BatchItem(CCQ, ("b",)), BatchItem(replace(CCQ, id="r"), ("c",)))
+    batch += (BatchItem(replace(CCQ, id="s"), ("b",)),)
+    polls = only(driver.feed(BatchSubmitted(1, batch)), Send)
+    assert [poll.to for poll in polls] == ["b", "c"]
+    answers = [driver.hear(p.to, PollAnswer(p.message.election, IDLE)) for p in polls]
+    offers = [only(effects, Send)[0].message.records for effects in answers]
+    assert [[record.ccq.id for record in offer] for offer in offers] == [["q", "s"], ["r"]]
+
+
+def test_what_nobody_takes_in_time_is_refused_and_may_be_repeated():
+    driver = Driver(submit_timeout_s=3.0)
+    offered(driver, "q", "r")
+    driver.hear("c", ManyAppointed((("q", NODES_MAX),), ()))
+    (answer,) = only(driver.tick(3.0), AnswerBatch)
+    taken, left = answer.outcomes
+    assert (taken.coordinator, left.failure.kind) == ("c", "unavailable")
+    again = driver.feed(BatchSubmitted(2, items("r")), now=3.1)
+    assert again == [Send(p, Announce((again[0].message.records), note=True)) for p in "bc"]
+
+
+def test_one_that_runs_already_is_not_refused_for_others_that_nobody_takes():
+    driver = Driver()
+    driver.feed(DrainRequested())
+    driver.hear("c", Announce((Record(replace(CCQ, id="q"), NODES_MAX, "c"),)))
+    polls = [e for e in driver.feed(BatchSubmitted(1, items("q", "r"))) if "poll" in str(e).lower()]
+    name = polls[0].message.election
+    driver.hear("b", PollAnswer(name, BUSY))
+    (offer,) = only(driver.hear("c", PollAnswer(name, IDLE)), Send)
+    (offer,) = only(driver.hear("c", ManyAppointed((), (("r", NODES_MAX),))), Send)
+    assert (offer.to, offer.message.records[0].ccq.id) == ("b", "r")
+    refused = driver.hear("b", ManyAppointed((), (("r", 2 * NODES_MAX),)))
+    assert only(refused, AnswerBatch) == [], "q may still be noted"
+    (answer,) = driver.hear("b", Noted((("q", NODES_MAX),)))
+    first, second = answer.outcomes
+    assert (first.coordinator, first.failure) == ("c", None)
+    assert second.failure.kind == "unavailable"
+
+
+def test_a_ccq_that_ends_or_is_taken_over_meanwhile_is_answered_with_that():
+    driver = Driver()
+    offered(driver, "q", "r")
+    over = Record(CCQ, NODES_MAX, "c", ended="cancelled", ended_at=WALL)
+    assert only(driver.hear("b", Announce((over,))), AnswerBatch) == []
+    elsewhere = Record(replace(CCQ, id="r"), 3 * NODES_MAX + 1, "b")
+    (answer,) = only(driver.hear("b", Announce((elsewhere,))), AnswerBatch)
+    cancelled, moved = answer.outcomes
+    assert cancelled.failure.kind == "ccq_cancelled"
+    assert (moved.coordinator, moved.term) == ("b", 3 * NODES_MAX + 1)
+
+
+def test_a_dead_coordinator_is_not_succeeded_by_the_node_that_still_submits():
+    driver = Driver(takeover_stagger_s=0.0, submit_timeout_s=9.0)
+    offered(driver, "q")
+    driver.feed(PeerDied("c"))
+    polls = [e for e in driver.tick(0.2) if isinstance(getattr(e, "message", 0), Poll)]
+    assert polls == []
+    (sent,) = only(driver.tick(1.2), Send)
+    assert isinstance(sent.message, AppointMany)
+    assert sent.to == "b"
+
+
+def test_a_node_that_is_starting_promises_nothing():
+    machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(("a",),)))
+    (refused,) = machine.step(BatchSubmitted(1, items("q")), 0.0)
+    assert (type(refused), refused.failure.kind) == (RefuseSubmit, "unavailable")
+    fetches = tuple(FetchRequested(number, "q", ORIGIN) for number in (2, 3))
+    refused = machine.step(FetchesRequested(fetches), 0.0)
+    assert [type(one) for one in refused] == [RefuseFetch, RefuseFetch]
+
+
+def test_many_fetches_are_answered_each_as_if_alone():
+    driver = Driver()
+    driver.lead()
+    driver.hear("b", Announce((Record(replace(CCQ, id="r"), NODES_MAX, "b"),)))
+    fetches = tuple(FetchRequested(n, i, ORIGIN) for n, i in enumerate("qr"))
+    alone = [effect for one in fetches for effect in driver.feed(one)]
+    together = driver.feed(FetchesRequested(fetches))
+    assert together == alone
+    assert isinstance(together[1], RedirectFetch)
+
+
+def test_usage_of_the_pollers_own_counts_too():
+    driver = Driver()
+    driver.feed(UsageMeasured(UsageStatistics(memory_free_bytes=8 << 30)))
+    (poll, _) = driver.feed(BatchSubmitted(1, items("q")))
+    driver.hear("b", PollAnswer(poll.message.election, BUSY))
+    driver.hear("c", PollAnswer(poll.message.election, BUSY))
+    assert set(driver.machine.coordinated) == {"q"}
+
+
+# --- quotas of an owner ------------------------------------------------------------------------
+
+
+def owned(*ids: str, owner: str = "ann") -> tuple[BatchItem, ...]:
+    return tuple(BatchItem(replace(CCQ, id=ccq_id, owner=owner)) for ccq_id in ids)
+
+
+def refused_of(effects: list) -> list[str]:
+    (answer,) = only(effects, AnswerBatch)
+    return [o.ccq_id for o in answer.outcomes if o.failure and o.failure.kind == "quota_exceeded"]
+
+
+def test_an_owner_has_so_many_alive_and_those_under_way_count():
+    driver = Driver(nodes=("a",))
+    assert refused_of(driver.feed(BatchSubmitted(1, owned("q", "r", "s"), 2))) == ["s"]
+    assert refused_of(driver.feed(BatchSubmitted(2, owned("q", "r"), 2))) == []
+    assert refused_of(driver.feed(BatchSubmitted(3, owned("x", owner="bob"), 2))) == []
+    (refused,) = driver.feed(SubmitRequested(4, owned("t")[0].ccq, ORIGIN, owned_max=2))
+    assert refused.failure.kind == "quota_exceeded"
+    assert dict(refused.failure.details) == {"quota": "ccqs_max", "bound": 2}
+    driver.feed(CancelRequested(5, "q"))
+    assert refused_of(driver.feed(BatchSubmitted(6, owned("t", "u"), 2))) == ["u"]
+
+
+def test_what_is_being_elected_counts():
+    driver = Driver()
+    driver.feed(BatchSubmitted(1, owned("q"), 2))
+    driver.feed(SubmitRequested(2, owned("r")[0].ccq, ORIGIN, owned_max=2))
+    (refused,) = driver.feed(SubmitRequested(3, owned("s")[0].ccq, ORIGIN, owned_max=2))
+    assert refused.failure.kind == "quota_exceeded"
+    assert refused_of(driver.feed(BatchSubmitted(4, owned("t"), 2))) == ["t"]
+    polls = driver.feed(SubmitRequested(5, owned("t", owner="bob")[0].ccq, ORIGIN, owned_max=2))
+    assert only(polls, RefuseSubmit) == []

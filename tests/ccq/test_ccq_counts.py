@@ -1,0 +1,63 @@
+"""What those who watch are told of the caches and their readers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ccq_driver import CCQ, Driver, path
+
+from galileo.ccq.events import CycleFailed, FetchRequested, SequencesSeen
+from galileo.ccq.messages import Announce
+from galileo.ccq.model import NODES_MAX, Failure, Record
+from galileo.cursor import ORIGIN, Cursor
+
+
+def test_labels_are_counted_from_the_cycle_to_the_reader_who_comes_again() -> None:
+    driver = Driver()
+    driver.lead()
+    driver.cycle([path(0, 1), path(0, 2), path(1, 1)], {0: 2, 1: 3}, now=1.0)
+    counts = driver.machine.coordinated["q"].counts
+    assert (counts.matched, counts.delivered) == (3, 0)
+    driver.feed(FetchRequested(1, "q", Cursor({0: 1})))
+    assert (counts.delivered, counts.served_again) == (2, 0)
+    driver.feed(FetchRequested(2, "q", Cursor({0: 1})))
+    assert (counts.delivered, counts.served_again) == (4, 2)
+    driver.cycle([path(0, 3)], {0: 3, 1: 3}, now=2.0)
+    driver.feed(FetchRequested(3, "q", Cursor({0: 1})))
+    assert (counts.delivered, counts.served_again) == (7, 4), "one of three is new"
+    driver.feed(FetchRequested(4, "q", Cursor({0: 3, 1: 3})))
+    assert counts.delivered == 7
+
+
+def test_the_lag_begins_when_nothing_lay_beyond_the_cache() -> None:
+    driver = Driver()
+    driver.lead()
+    driver.tick(1.0)
+    driver.feed(SequencesSeen("d", Cursor({0: 1})), now=1.5)
+    driver.cycle([path(0, 1)], {0: 1}, now=2.0)
+    counts = driver.machine.coordinated["q"].counts
+    assert counts.lag.count == 1
+    assert counts.lag.sum_s == 0.5
+
+
+def test_the_node_goes_on_counting_when_a_query_goes_elsewhere() -> None:
+    driver = Driver()
+    driver.lead()
+    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    driver.feed(FetchRequested(1, "q", ORIGIN))
+    driver.machine.coordinated["q"].counts.note_late(1)
+    driver.hear("b", Announce((Record(replace(CCQ), 2 * NODES_MAX, "b"),)))
+    assert driver.machine.coordinated == {}
+    labels = driver.machine.state.counts.labels
+    assert (labels.matched, labels.delivered, labels.late, labels.lag.count) == (1, 1, 1, 1)
+
+
+def test_cycles_are_counted_with_their_failures() -> None:
+    driver = Driver(cycle_retry_s=0.5)
+    driver.lead()
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    (start,) = driver.tick(1.0)
+    driver.feed(CycleFailed(start.cycle_id, Failure("unavailable", "spark")), now=1.25)
+    cycles, counts = driver.machine.coordinated["q"].cycles, driver.machine.state.counts
+    assert (cycles.over, cycles.failed, cycles.over_s) == (1, 1, 0.25)
+    assert (counts.cycles.count, counts.cycles.sum_s, counts.cycles_failed) == (1, 0.25, 1)

@@ -1,0 +1,118 @@
+"""Each finding arises from what it is about, and from nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from galileo.cli.diagnosis import of_cluster, of_host
+from galileo.client.conditions import NodeReport, Trouble
+from galileo.client.results import NodeStatus
+from galileo.server.host import REFUSED_S, HostCondition
+
+STATUS = NodeStatus("a", "g", "10.0.0.1:7701", "up")
+WELL = NodeReport(
+    "a",
+    "10.0.0.1:7701",
+    status=STATUS,
+    version="0.1.0",
+    topology_fingerprint=7,
+    clock_s=0.02,
+    clock_within_s=0.01,
+    disk_free_bytes=400 << 30,
+    disk_size_bytes=500 << 30,
+    sync_s=0.001,
+    open_files=100,
+    open_files_max=65_536,
+    cache_bytes_max=1000,
+    spill_bytes_max=1000,
+    ccqs=5,
+    ccqs_max=100,
+)
+HOST = HostCondition(400 << 30, 500 << 30, 0.001, 10, 65_536, "", "")
+STOPPED = replace(STATUS, stopped=("rain/p3: writing failed",))
+
+
+def found(*reports: NodeReport) -> list[tuple[str, str, str]]:
+    return [(one.weight, one.node, one.what) for one in of_cluster(reports)]
+
+
+def test_where_all_is_well_there_is_nothing_to_say() -> None:
+    assert found(WELL, replace(WELL, name="b", clock_s=-1.0)) == []
+    assert of_host("a", HOST) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "weight", "said"),
+    [
+        ({"failure": "connection refused"}, "problem", "does not answer at 10.0.0.1:7701"),
+        ({"not_ready": (("disk", "full"),)}, "problem", "not ready, for its disk: full"),
+        ({"peers_dead": 2}, "problem", "does not hear from 2 other nodes"),
+        ({"status": STOPPED}, "problem", "takes no writes: rain/p3"),
+        ({"status": replace(STATUS, state="draining")}, "warning", "is draining"),
+        ({"disk_free_bytes": 40 << 30}, "warning", "are free on its disk"),
+        ({"disk_free_bytes": 1 << 20}, "problem", "are free on its disk"),
+        ({"sync_s": 0.2}, "warning", "took 200 ms"),
+        ({"sync_s": REFUSED_S}, "problem", "cannot be written to"),
+        ({"durability": "none"}, "warning", 'durability is "none"'),
+        ({"open_files": 60_000}, "problem", "60,000 of 65,536 files"),
+        ({"open_files_max": 1_024}, "warning", "may open 1,024 files only"),
+        ({"java": "none was found"}, "problem", "no Java for Spark: none was found"),
+        ({"containment": "no bwrap"}, "problem", "cannot be: no bwrap"),
+        ({"status": replace(STATUS, cache_bytes=950)}, "warning", "caches are at 950 of 1,000"),
+        ({"status": replace(STATUS, spilled_bytes=950)}, "warning", "spilled labels are at 950"),
+        ({"ccqs": 95}, "warning", "continuous queries are at 95 of 100"),
+        ({"troubled": (Trouble("q", "", "slow"),)}, "warning", "q is overloaded: slow"),
+        (
+            {"troubled": (Trouble("q", "sampler_failed", "1/0"),)},
+            "problem",
+            "sampler of q fails (sampler_failed): 1/0",
+        ),
+        ({"troubled": (Trouble("q", "bug", "?"),)}, "problem", "query q fails (bug)"),
+    ],
+)
+def test_a_node_has_one_finding_for_what_is_wrong(
+    changed: dict[str, object], weight: str, said: str
+) -> None:
+    [(told_weight, node, what)] = found(replace(WELL, **changed))  # type: ignore[arg-type]
+    assert (told_weight, node) == (weight, "a")
+    assert said in what
+    [finding] = of_cluster([replace(WELL, **changed)])  # type: ignore[arg-type]
+    assert finding.means
+    assert finding.advice
+    assert not finding.advice.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("changed", "weight", "said"),
+    [
+        ({"version": "0.2.0"}, "warning", "different versions (a: 0.1.0, b: 0.2.0)"),
+        ({"topology_fingerprint": 8}, "problem", "[cluster] tables of the nodes' files differ"),
+        ({"clock_s": 60.02}, "warning", "clock of b is 60 s ahead of that of a"),
+    ],
+)
+def test_nodes_are_compared(changed: dict[str, object], weight: str, said: str) -> None:
+    other = replace(replace(WELL, name="b"), **changed)  # type: ignore[arg-type]
+    [(told_weight, node, what)] = found(WELL, other)
+    assert (told_weight, node) == (weight, "")
+    assert said in what
+
+
+def test_a_clock_that_could_not_be_read_well_is_not_blamed() -> None:
+    assert found(WELL, replace(WELL, name="b", clock_s=8.0, clock_within_s=4.0)) == []
+
+
+def test_a_node_that_is_away_is_not_compared() -> None:
+    away = NodeReport("b", "10.0.0.2:7701", failure="no route")
+    assert [weight for weight, *_ in found(WELL, away)] == ["problem"]
+
+
+def test_problems_come_first() -> None:
+    slow, gone = replace(WELL, sync_s=0.2), replace(WELL, name="b", failure="gone")
+    assert [one[:2] for one in found(slow, gone)] == [("problem", "b"), ("warning", "a")]
+
+
+def test_a_host_is_examined_without_its_node() -> None:
+    bad = replace(HOST, sync_s=REFUSED_S, open_files_max=256, java="no", containment="no")
+    assert [one.weight for one in of_host("a", bad)] == ["problem"] * 3 + ["warning"]

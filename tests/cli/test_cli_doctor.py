@@ -1,0 +1,148 @@
+"""`galileo doctor` and `galileo config check`, on real nodes and files."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import galileo
+from galileo.cli.main import main
+
+WITHIN_S = 60
+TEXT = """
+[node]
+name = "{name}"
+directory = "{directory}"
+
+[cluster]
+groups = [{{name = "g", nodes = [
+    {{name = "a", address = "127.0.0.1:7701"}},
+    {{name = "b", address = "127.0.0.1:7702"}},
+]}}]
+"""
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words))
+
+
+def findings(done: Result) -> list[str]:
+    return [one["what"] for one in json.loads(done.stdout)["findings"]]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[galileo.LocalCluster]:
+    with galileo.LocalCluster(nodes=2, groups=1) as running:
+        yield running
+
+
+def test_a_cluster_is_examined_and_a_node_that_is_gone_is_found(
+    pair: galileo.LocalCluster,
+) -> None:
+    node = ("--node", pair.addresses[0])
+    done = run(*node, "doctor", "--json")
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert (done.exit_code, told["ok"]) == (0, True), told["findings"]
+    first, second = told["examined"]
+    assert [first["name"], second["name"]] == ["node-1", "node-2"]
+    assert first["version"] == second["version"] == galileo.__version__
+    assert first["topology_fingerprint"] == second["topology_fingerprint"]
+    assert abs(first["clock_s"]) <= first["clock_within_s"] + 0.1
+    assert first["disk_size_bytes"] > first["disk_free_bytes"] > 0
+    assert first["sync_s"] > 0
+    assert 0 < first["open_files"] < first["open_files_max"]
+    assert first["java"] == ""
+
+    pair.nodes[1].kill()
+    deadline = time.monotonic() + WITHIN_S
+    while len(findings(done := run(*node, "doctor", "--json"))) < 2:
+        assert time.monotonic() < deadline, findings(done)
+        time.sleep(0.2)
+    assert done.exit_code == 1
+    what = findings(done)
+    assert any("does not answer at " + pair.addresses[1] in one for one in what)
+    assert any("does not hear from 1 other node" in one for one in what)
+    words = run(*node, "doctor")
+    assert words.exit_code == 1
+    assert "PROBLEM  node-2: does not answer" in words.stdout
+    assert "What to do: see whether it runs there" in words.stdout
+    assert "Examined 2 nodes: 2 problems" in words.stdout
+
+
+def test_a_host_is_examined_for_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(TEXT.format(name="a", directory=tmp_path))
+    done = run("doctor", "--config", str(file), "--json")
+    told = json.loads(done.stdout)
+    assert told["ok"] is (done.exit_code == 0)
+    assert told["examined"]["sync_s"] > 0
+    assert told["examined"]["containment"] == "", "nobody may send samplers"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["node.toml"]
+
+
+def test_a_host_without_a_limit_of_open_files_lacks_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: unlimited)
+    done = run("doctor", "--directory", str(tmp_path), "--json")
+    assert json.loads(done.stdout)["examined"]["open_files_max"] > 1 << 30
+    assert not [what for what in findings(done) if "files" in what]
+
+
+def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(TEXT.format(name="a", directory=tmp_path / "none"))
+    done = run("doctor", "--config", str(file))
+    assert done.exit_code == 2
+    assert "expected the directory of a node" in done.stderr
+
+
+# --- configuration files ---------------------------------------------------------------------
+
+
+def test_sound_files_of_one_cluster_are_well(tmp_path: Path) -> None:
+    files = []
+    for name in "ab":
+        files.append(tmp_path / f"{name}.toml")
+        files[-1].write_text(TEXT.format(name=name, directory="/data"))
+    done = run("config", "check", *map(str, files))
+    assert (done.exit_code, done.stdout) == (0, "2 checked: all is well\n")
+    told = json.loads(run("config", "check", *map(str, files), "--json").stdout)
+    assert told == {"ok": True, "files": [str(file) for file in files], "problems": []}
+
+
+def test_all_that_is_wrong_is_told_with_its_file(tmp_path: Path) -> None:
+    bad, gone, broken = tmp_path / "bad.toml", tmp_path / "gone.toml", tmp_path / "broken.toml"
+    bad.write_text(TEXT.format(name="c", directory="") + "[limits]\nccq_max = 1\n[logz]\n")
+    broken.write_text("[node\n")
+    done = run("config", "check", str(bad), str(gone), str(broken))
+    assert done.exit_code == 2
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [*[str(bad)] * 4, str(gone), str(broken)]
+    assert "'ccq_max'; did you mean 'ccqs_max'?" in lines[0] + lines[1]
+    assert "'logz'; did you mean 'logs'?" in lines[0] + lines[1]
+    assert "node.name to be one of" in lines[2]
+    assert "node.directory" in lines[3]
+    assert "expected a configuration file" in lines[4]
+    assert "expected TOML" in lines[5]
+
+
+def test_files_that_differ_about_their_cluster_are_told(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    text = TEXT.format(name="a", directory="/data")
+    first.write_text(text)
+    second.write_text(text.replace("[cluster]", "[cluster]\npartitions_per_group = 8"))
+    done = run("config", "check", str(first), str(second), "--json")
+    assert done.exit_code == 2
+    differs, twice = json.loads(done.stdout)["problems"]
+    assert (differs["file"], twice["file"]) == (str(second), str(second))
+    assert "nodes would refuse each other" in differs["what"]
+    assert "got 'a' in both" in twice["what"]

@@ -1,0 +1,96 @@
+"""Help comes at once: what a command needs is imported when the command is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from galileo.cli.lazy import Later, LazyCommands, LazyGroup
+from galileo.cli.main import COMMANDS, main
+
+HEAVY = ("grpc", "numpy", "pandas", "pyarrow", "pyspark", "rdflib", "rich", "shapely")
+ONE = Later("galileo.cli.top:top", "Anything at all.")
+
+
+def loaded(code: str, among: tuple[str, ...] = HEAVY) -> list[str]:
+    """Which modules a fresh interpreter has after running some code."""
+    told = f"import sys\n{code}\nprint([name for name in {among} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    found: list[str] = eval(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"]])
+def test_help_and_version_import_nothing_that_takes_long(words: list[str]) -> None:
+    code = f"from galileo.cli.main import main\nmain({words}, standalone_mode=False)"
+    assert loaded(code) == []
+
+
+def test_names_are_completed_without_importing_commands() -> None:
+    code = (
+        "import click\n"
+        "from galileo.cli.main import main\n"
+        "found = main.shell_complete(click.Context(main), 'st')\n"
+        "assert [(one.value, one.help) for one in found] == [('status', "
+        "'Show every node: its state, load, data and continuous queries.')], found\n"
+        "assert len(main.shell_complete(click.Context(main), '')) > 20\n"
+        "assert '--json' in [one.value for one in main.shell_complete(click.Context(main), '--')]"
+    )
+    assert loaded(code) == []
+
+
+def test_only_what_runs_a_node_imports_spark_before_it_is_used() -> None:
+    names = [name for name in COMMANDS if name not in ("serve", "evaluator")]
+    code = f"from galileo.cli.main import main\n[main.commands[name] for name in {names}]"
+    assert loaded(code, ("pyspark", "py4j", "matplotlib", "geopandas", "xarray")) == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_says_of_each_command_what_its_own_help_says(name: str) -> None:
+    command = main.commands[name]
+    assert command.name == name
+    assert COMMANDS[name].help == command.get_short_help_str(limit=1000)
+
+
+def test_the_list_names_every_command() -> None:
+    told = CliRunner().invoke(main, ["--help"]).output.partition("Commands:\n")[2]
+    named = [line.split()[0] for line in told.splitlines() if line[:3].strip()]
+    assert [name for name in named if name in COMMANDS] == sorted(COMMANDS)
+
+
+def test_a_command_is_loaded_once_when_it_is_asked_for() -> None:
+    commands = LazyCommands({"top": ONE})
+    assert list(commands) == ["top"]
+    assert "top" in commands
+    assert "pot" not in commands
+    assert commands["top"] is commands["top"] is main.commands["top"]
+    with pytest.raises(KeyError):
+        commands["pot"]
+
+
+def test_commands_can_be_added_and_taken_away() -> None:
+    @click.command()
+    def plain() -> None:
+        """Do something plain."""
+
+    group = LazyGroup("group", commands=LazyCommands({"top": ONE}))
+    group.add_command(plain)
+    assert group.list_commands(click.Context(group)) == ["plain", "top"]
+    told = CliRunner().invoke(group, ["--help"]).output
+    assert "Do something plain." in told
+    assert "Anything at all." in told
+    assert len(group.commands) == 2
+    del group.commands["top"]
+    del group.commands["plain"]
+    assert len(group.commands) == 0
+    with pytest.raises(KeyError):
+        del group.commands["plain"]
+
+
+def test_a_name_that_is_not_there_is_told() -> None:
+    with pytest.raises(AttributeError, match="no_such"):
+        Later("galileo.cli.top:no_such", "").load()

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import datetime as dt
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from proving import token_file
+
+from galileo.cli.main import main
+from galileo.client import Proof
+from galileo.errors import InputError
+from galileo.rpc.access import Role
+from galileo.rpc.principals import Principals
+from galileo.wire.keys import Keys
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, list(map(str, words)))
+
+
+def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
+    path = tmp_path / "principals.toml"
+    made = run(
+        *("token", "new", "ann", "--role", "reader", "--role", "sampler-author"),
+        *("--dataset", "nam*", "--principals", path),
+    )
+    assert made.exit_code == 0, made.output
+    token = made.stdout.strip()
+    found = Principals(path).of_token(token)
+    assert found is not None
+    assert found.roles == {Role.READER, Role.SAMPLER_AUTHOR}
+    assert found.datasets == ("nam*",)
+    listed = run("token", "list", "--principals", path, "--json")
+    assert json.loads(listed.stdout) == [
+        {
+            "name": "ann",
+            "roles": ["reader", "sampler-author"],
+            "datasets": ["nam*"],
+            "quotas": {},
+            "expires": None,
+        }
+    ]
+    assert token not in listed.stdout
+    out = tmp_path / "bob.token"
+    told = run("token", "new", "bob", "--role", "node", "--principals", path, "--out", out)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    assert out.read_text() not in told.output
+    assert Principals(path).of_token(Keys(token_file=str(out)).read_token()) is not None
+    assert run("token", "revoke", "ann", "--principals", path).exit_code == 0
+    assert Principals(path).of_token(token) is None
+    assert run("token", "revoke", "ann", "--principals", path).exit_code == 2
+
+
+def test_tokens_have_quotas_and_a_last_day(tmp_path: Path) -> None:
+    path = tmp_path / "principals.toml"
+    words = ("token", "new", "--role", "reader", "--principals", path)
+    quotas = ("--quota", "ccqs_max=5", "--quota", "calls_per_s=2.5")
+    done = run(*words, "ann", *quotas, "--days", "2")
+    assert done.exit_code == 0, done.output
+    [ann] = json.loads(run("token", "list", "--principals", path, "--json").stdout)
+    assert ann["quotas"] == {"ccqs_max": 5, "calls_per_s": 2.5}
+    until = dt.datetime.fromisoformat(ann["expires"]) - dt.datetime.now(dt.UTC)
+    assert dt.timedelta(days=1, hours=23) < until <= dt.timedelta(days=2, minutes=1)
+    for wrong in ("ccqs=5", "ccqs_max=1.5", "ccqs_max=0", "calls_per_s", "calls_per_s=-1"):
+        refused = run(*words, "bob", "--quota", wrong)
+        assert refused.exit_code == 2, wrong
+        assert "--quota" in refused.stderr
+
+
+def test_an_authority_certifies_nodes_and_clients(tmp_path: Path) -> None:
+    authority = tmp_path / "authority"
+    assert run("certs", "init", authority, "--cluster", "plains").exit_code == 0
+    done = run("certs", "node", authority, "n-1", "--host", "127.0.0.1", "--json")
+    node = json.loads(done.stdout)
+    done = run("certs", "client", authority, "ann", "--target", tmp_path / "ann", "--days", "9")
+    assert "for 9 days" in " ".join(done.stdout.split())
+    assert stat.S_IMODE(Path(node["key"]).stat().st_mode) == 0o600
+    Keys(node["certificate"], node["key"], node["authority"]).check()
+    Proof(tls=tmp_path / "ann").keys({}).check()
+    again = run("certs", "init", authority)
+    assert again.exit_code == 2
+    assert "expected no authority in" in " ".join(again.stderr.split())
+
+
+def test_who_a_client_is_comes_from_what_it_is_told_then_from_the_environment(
+    tmp_path: Path,
+) -> None:
+    known = {"GALILEO_TOKEN": "glt_a", "GALILEO_TLS": str(tmp_path)}
+    assert Proof().keys({}) == Keys()
+    assert Proof().keys(known).token == "glt_a"
+    assert Proof().keys(known).key == str(tmp_path / "key.pem")
+    assert Proof("glt_b").keys(known).token == "glt_b"
+    own = Proof(token_file="mine").keys(known)
+    assert (own.token, own.token_file) == ("", "mine")
+    both = {**known, "GALILEO_TOKEN_FILE": "theirs"}
+    assert (Proof().keys(both).token, Proof().keys(both).token_file) == ("", "theirs")
+    with pytest.raises(InputError, match="expected a token or a file of one, got both"):
+        Proof("glt_b", "mine").keys({})
+    assert "glt_b" not in repr(Proof("glt_b"))
+
+
+def test_serving_others_without_tls_takes_a_word(tmp_path: Path) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text(
+        f'[node]\nname = "a"\ndirectory = "{tmp_path / "data"}"\n'
+        f'[access]\nprincipals = "{tmp_path / "away"}"\n'
+        '[cluster]\ngroups = [{name = "g", nodes = [{name = "a", address = "10.0.0.1:1"}]}]\n'
+    )
+    refused = run("serve", "--config", config)
+    assert refused.exit_code == 2
+    assert "(--insecure)" in " ".join(refused.stderr.split())
+    further = run("serve", "--config", config, "--insecure")
+    assert "expected access.principals to be a readable file" in " ".join(further.stderr.split())
+
+
+def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = token_file(tmp_path / "token", "glt_planted")
+    path.chmod(0o644)
+    done = run("--token-file", path, "status")
+    assert done.exit_code == 2
+    assert "got mode 0644" in " ".join(done.stderr.split())
+    assert "planted" not in done.output

@@ -1,0 +1,213 @@
+"""`galileo sparql` on files and against a real cluster."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+import pandas as pd
+import psutil
+import pyarrow.parquet
+import pytest
+from click.testing import CliRunner, Result
+from rdflib import Graph
+
+import galileo
+from galileo import rdf
+from galileo.cli.main import main
+from galileo.client import Spool
+
+ROWS = 60
+COUNT = "SELECT (COUNT(?p) AS ?n) { ?p a g:Path }"
+ENDLESS = "SELECT (COUNT(*) AS ?n) { ?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l }"
+WARM = ("--query", "temperature > 290")
+Run = Callable[..., Result]
+
+
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(5)
+    return pd.DataFrame(
+        {
+            "latitude": rng.uniform(30, 45, ROWS),
+            "longitude": rng.uniform(-110, -90, ROWS),
+            "time": pd.Timestamp("2014-03-01", tz="UTC") + pd.to_timedelta(range(ROWS), unit="h"),
+            "temperature": np.arange(260.0, 260.0 + ROWS),
+        }
+    )
+
+
+HOT = int((frame()["temperature"] > 290).sum())
+
+
+@pytest.fixture(scope="module")
+def dataset(client: galileo.Client, fresh_name: Callable[[str], str]) -> str:
+    name = fresh_name("asked")
+    client.create_dataset(
+        galileo.Schema(name, [galileo.Feature("temperature", "K")], geohash_precision=4)
+    )
+    client.ingest(name, frame())
+    return name
+
+
+@pytest.fixture(scope="module")
+def run(cluster: galileo.LocalCluster) -> Run:
+    def ran(*words: str, fails: int = 0, given: str | None = None) -> Result:
+        nodes = [word for address in cluster.addresses for word in ("--node", address)]
+        done = CliRunner().invoke(main, [*nodes, "sparql", *words], input=given)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == fails, done.output
+        return done
+
+    return ran
+
+
+@pytest.fixture
+def exported(run: Run, dataset: str, tmp_path: Path) -> Path:
+    path = tmp_path / "warm.ttl"
+    run("export", dataset, str(path), *WARM)
+    return path
+
+
+def value(done: Result) -> Any:
+    return json.loads(done.stdout)
+
+
+def test_a_query_is_a_line_a_file_or_standard_input(run: Run, dataset: str, tmp_path: Path) -> None:
+    path = tmp_path / "count.rq"
+    path.write_text(f"# how many\n{COUNT}\n")
+    for words, given in (
+        ((COUNT,), None),
+        (("--file", str(path)), None),
+        (("--file", "-"), COUNT),
+    ):
+        done = run("ask", dataset, *words, *WARM, "--json", given=given)
+        assert value(done) == [{"n": HOT}]
+    assert value(run(dataset, COUNT, *WARM, "--json")) == [{"n": HOT}]
+    for words in ((), (COUNT, "--file", str(path)), ("--file", str(tmp_path / "absent.rq"))):
+        assert "invalid_input" in run("ask", dataset, *words, fails=2).stderr
+
+
+def test_answers_are_written_in_w3c_formats(run: Run, dataset: str, tmp_path: Path) -> None:
+    assert run("ask", dataset, COUNT, *WARM, "--format", "csv").stdout.split() == ["n", str(HOT)]
+    path = tmp_path / "cells.xml"
+    text = "SELECT ?h { ?c a g:Cell ; g:value ?h }"
+    run("ask", dataset, text, "--format", "xml", "--output", str(path))
+    assert path.read_bytes().startswith(b"<?xml")
+    turtle = run("ask", dataset, "DESCRIBE ?d { ?d a g:Dataset }", "--format", "turtle").stdout
+    assert len(Graph().parse(data=turtle, format="turtle")) >= 8
+    assert "invalid_input" in run("ask", dataset, COUNT, "--format", "turtle", fails=2).stderr
+
+
+@pytest.mark.parametrize("suffix", [".nt", ".ttl", ".rdf", ".jsonld"])
+def test_what_is_exported_can_be_asked_again_without_a_cluster(
+    run: Run, dataset: str, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"warm{suffix}"
+    assert value(run("export", dataset, str(path), *WARM, "--json"))["bytes"] > 1_000
+    done = CliRunner().invoke(main, ["sparql", "ask", str(path), COUNT, "--json"])
+    assert value(done) == [{"n": HOT}]
+
+
+def test_sources_and_options_that_do_not_go_together_are_refused(
+    run: Run, dataset: str, exported: Path, tmp_path: Path
+) -> None:
+    assert "--query" in run("ask", str(exported), COUNT, *WARM, fails=2).stderr
+    assert "invalid_input" in run("ask", str(tmp_path / "no.ttl"), COUNT, fails=2).stderr
+    assert "invalid_input" in run("ask", str(tmp_path / "no.spool"), COUNT, fails=2).stderr
+    assert "invalid_input" in run("export", dataset, str(tmp_path / "x.txt"), fails=2).stderr
+    assert "--spool" in run("serve", dataset, "--spool", str(tmp_path / "a.spool"), fails=2).stderr
+    assert "config" in run("serve", str(exported), "--host", "0.0.0.0", fails=2).stderr
+    (tmp_path / "bad.ttl").write_text("this is no Turtle")
+    assert "does not parse" in run("ask", str(tmp_path / "bad.ttl"), COUNT, fails=2).stderr
+    assert "unknown_dataset" in run("ask", "nowhere", COUNT, fails=2).stderr
+
+
+def test_answers_lead_to_blocks_and_observations(run: Run, dataset: str, tmp_path: Path) -> None:
+    text = "SELECT ?p { ?p f:temperature ?t } ORDER BY DESC(?t) LIMIT 3"
+    blocks = value(run("ask", dataset, text, "--blocks", "--json"))["blocks"]
+    assert len(blocks) == 3
+    assert run("ask", dataset, text, "--blocks").stdout.split() == blocks
+    path = tmp_path / "hottest.parquet"
+    assert value(run("ask", dataset, text, "--read", str(path), "--json"))["rows"] == 3
+    found = pyarrow.parquet.read_table(path).column("temperature").to_pylist()
+    assert sorted(found) == sorted(frame()["temperature"])[-3:]
+
+
+def test_continuous_queries_and_spools_are_sources(
+    run: Run, client: galileo.Client, dataset: str, tmp_path: Path
+) -> None:
+    ccq = client.submit(dataset, "temperature > 290", interval="1h", expiration="2h")
+    try:
+        assert value(run("ask", ccq.id, COUNT, "--json")) == [{"n": HOT}]
+        path = tmp_path / "hot.spool"
+        with Spool(path) as spool, client.sparql_view(ccq.id, spool=spool) as view:
+            assert len(view) == HOT
+        assert value(run("ask", str(path), COUNT, "--json")) == [{"n": HOT}]
+    finally:
+        client.cancel(ccq.id)
+
+
+def test_the_ontology_is_printed(run: Run) -> None:
+    assert run("ontology").stdout == rdf.ontology()
+    assert value(run("ontology", "--json")) == {"turtle": rdf.ontology()}
+
+
+# --- processes of their own ----------------------------------------------------------------------
+
+
+# Where the tests run in the background, programs are started with Ctrl-C ignored.
+MINDING = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from galileo.cli.main import main; main()"
+)
+
+
+def started(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", MINDING, "sparql", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(pids: list[int], *, within_s: float = 20.0) -> bool:
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if not any(psutil.pid_exists(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_an_endpoint_serves_a_file_until_it_is_interrupted(exported: Path) -> None:
+    with started("serve", str(exported), "--port", "0", "--json") as serving:
+        assert serving.stdout is not None
+        url = json.loads(serving.stdout.readline())["url"]
+        workers = [child.pid for child in psutil.Process(serving.pid).children(recursive=True)]
+        assert workers
+        with urllib.request.urlopen(f"{url}?{urlencode({'query': COUNT})}") as reply:
+            (row,) = json.load(reply)["results"]["bindings"]
+        assert row["n"]["value"] == str(HOT)
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(60) == 130
+    assert ended(workers)
+
+
+def test_an_interrupt_ends_a_query_and_its_processes(exported: Path) -> None:
+    with started("ask", str(exported), ENDLESS, "--timeout", "600") as asking:
+        family = psutil.Process(asking.pid)
+        until = time.monotonic() + 30
+        while len(family.children(recursive=True)) < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+        workers = [child.pid for child in family.children(recursive=True)]
+        assert len(workers) == 2
+        asking.send_signal(signal.SIGINT)
+        assert asking.wait(60) == 130
+    assert ended(workers)

@@ -1,0 +1,109 @@
+"""Files of continuous queries: what their lines may say, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import galileo
+from galileo.cli.main import main
+from galileo.cli.submissions import Defaults, submissions
+from galileo.errors import InputError
+
+
+def written(tmp_path: Path, *lines: object) -> Path:
+    path = tmp_path / "queries.jsonl"
+    texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+    path.write_text("\n".join(texts))
+    return path
+
+
+def test_a_line_says_all_or_leaves_it_to_the_defaults(tmp_path: Path) -> None:
+    spec = galileo.sampler("uniform", fraction=0.5, seed=3)
+    window = galileo.Window.tumbling("1h")
+    path = written(
+        tmp_path,
+        {
+            "dataset": "nam",
+            "query": "a > 1",
+            "interval": "5s",
+            "expiration": 60,
+            "sampler": json.loads(spec.to_json()),
+            "window": json.loads(window.to_json()),
+            "compression": "lz4",
+            "id": "mine",
+        },
+        "",
+        {"query": {"op": ">", "args": [{"property": "a"}, 1]}},
+    )
+    first, second = submissions(path, Defaults("gauges", "2s", "3h", "key"))
+    assert first == galileo.Submission(
+        "nam", "a > 1", "5s", 60, spec, compression="lz4", window=window, id="mine"
+    )
+    assert (second.dataset, second.interval, second.expiration) == ("gauges", "2s", "3h")
+    assert second.id == "key-3"
+    assert json.loads(str(second.query))["op"] == ">"
+
+
+def test_ids_are_drawn_where_there_is_no_key(tmp_path: Path) -> None:
+    found = submissions(written(tmp_path, {}, {}), Defaults("nam"))
+    assert len({one.id for one in found}) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("no JSON", "line 2 of the file"),
+        ("[1]", "expected a JSON object"),
+        ('{"quary": "a > 1"}', "got quary"),
+        ('{"sampler": {"nome": "uniform"}}', "expected a sampler"),
+        ('{"window": {"size": 1}}', "expected windows"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told_with_its_number(
+    tmp_path: Path, line: str, expected: str
+) -> None:
+    with pytest.raises(InputError, match="line 2 of the file") as caught:
+        submissions(written(tmp_path, {}, line), Defaults("nam"))
+    assert expected in caught.value.message
+
+
+def test_a_line_needs_a_dataset(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--dataset"):
+        submissions(written(tmp_path, {}), Defaults())
+
+
+def test_a_file_is_submitted_and_again_makes_nothing_twice(
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    fresh_name: Callable[[str], str],
+    tmp_path: Path,
+) -> None:
+    name = fresh_name("lines")
+    client.create_dataset(galileo.Schema(name, [galileo.Feature("value")]))
+    path = written(tmp_path, *({"query": f"value > {n}"} for n in range(3)), {"query": "valu > 1"})
+
+    def run(*, fails: int) -> Result:
+        nodes = [word for address in cluster.addresses for word in ("--node", address)]
+        words = ["ccq", "submit-many", str(path), "--dataset", name, "--interval", "1h"]
+        done = CliRunner().invoke(
+            main, [*nodes, *words, "--expiration", "2h", "--key", name, "--json"]
+        )
+        assert done.exit_code == fails, done.output
+        return done
+
+    first = run(fails=2)
+    rows = json.loads(first.stdout)
+    assert [row["id"] for row in rows] == [f"{name}-{n}" for n in (1, 2, 3, 4)]
+    assert [row["error"] is None for row in rows] == [True, True, True, False]
+    assert "unknown_property" in first.stderr
+    path.write_text("\n".join(path.read_text().splitlines()[:3]))
+    again = json.loads(run(fails=0).stdout)
+    assert [(r["id"], r["token"]) for r in again] == [(r["id"], r["token"]) for r in rows[:3]]
+    assert sum(one.dataset == name for one in client.list_ccqs()) == 3
+    for row in again:
+        client.cancel(row["id"])

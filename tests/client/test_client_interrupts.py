@@ -1,0 +1,388 @@
+"""Ctrl-C at real programs and commands: within a second the nodes do nothing for them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+
+import galileo
+from galileo.cli.output import EXIT_INTERRUPTED
+from galileo.labels import LabelSet
+
+ROWS = 40_000
+ENDS_WITHIN_S = 1.0
+ATTEMPTS = 5
+"""One of so many has to end in time, on a machine that may be busy with something else."""
+HANGS_S = 60.0
+"""What is not over by then never ends."""
+STARTS_WITHIN_S = 30.0
+OWN = ("Query/", "Storage/", "Continuous/Fetch", "Continuous/Watch")
+"""Calls that clients, and nodes for them, make to have work done."""
+
+CALLS = {
+    "query": "client.query(name, progress=linger)",
+    "query_batches": "for batch in client.query_batches(name): linger(60)",
+    "read": "client.read(some, progress=linger)",
+    "read_batches": "for table in client.read_batches(some): linger(60)",
+    "select": "while True: client.select(name)",
+    "ingest": "client.ingest(name + '-in', endless())",
+    "watch": "for update in client.watch(ccq, token=token): pass",
+    "fetch": "client.fetch(ccq, token=token, wait='60s')",
+}
+PROGRAM = """
+import itertools, signal, sys, time
+import pyarrow as pa
+import galileo
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+address, name, ccq, token = sys.argv[1:5]
+
+def linger(_):
+    time.sleep(0.3)
+
+def endless():
+    for number in itertools.count():
+        yield pa.table({"latitude": [1.0] * 2000, "longitude": [2.0] * 2000,
+            "time": ["2014-03-01T00:00:00Z"] * 2000, "number": [float(number)] * 2000,
+            "text": ["x"] * 2000, "note": ["y"] * 2000})
+
+client = galileo.connect(address)
+some = client.query(name)
+print("ready", flush=True)
+for call in sys.stdin:
+    try:
+        exec(call)
+        print("ended", flush=True)
+    except KeyboardInterrupt:
+        # The same client goes on, and so does the program.
+        assert client.count(name, "number < 10") == 10
+        print("interrupted", flush=True)
+"""
+
+
+def columns(rows: int) -> dict[str, Any]:
+    """Labels and observations of some hundred bytes, so that answers fill every queue."""
+    number = np.arange(rows, dtype=float)
+    text = pa.array(np.char.add(np.char.mod("%06d", np.arange(rows)), "x" * 300))
+    return {
+        "latitude": pa.array(10 + number % 50),
+        "longitude": pa.array(20 + number % 70),
+        "time": pa.array(["2014-03-01T00:00:00Z"] * rows),
+        "number": pa.array(number),
+        "text": text,
+        "note": text,
+    }
+
+
+@pytest.fixture(scope="module")
+def big(client: galileo.Client, fresh_name: Callable[[str], str]) -> str:
+    name = fresh_name("big")
+    features = [
+        galileo.Feature("number"),
+        galileo.Feature("text", type="text"),
+        galileo.Feature("note", type="text", indexed=False),
+    ]
+    for one in (name, f"{name}-in"):
+        client.create_dataset(galileo.Schema(one, features, geohash_precision=2, time_bucket="1d"))
+    client.ingest(name, pa.table(columns(ROWS)))
+    return name
+
+
+@pytest.fixture(scope="module")
+def ccq(client: galileo.Client, big: str) -> Iterator[galileo.Ccq]:
+    made = client.submit(big, "number < 0", interval="10m", expiration="1h")
+    yield made
+    client.cancel(made.id)
+
+
+class Nodes:
+    """What the nodes are at, as their status says."""
+
+    def __init__(self, client: galileo.Client) -> None:
+        self._client = client
+
+    def calls(self) -> dict[str, int]:
+        """Calls under way at all nodes, by name."""
+        found: dict[str, int] = {}
+        for node in self._client.status().nodes:
+            for name, count in node.calls.items():
+                if name.startswith(OWN):
+                    found[name] = found.get(name, 0) + count
+        return found
+
+    def await_some(self, *names: str) -> None:
+        """Until calls of all these names, or any, are under way."""
+        deadline = time.monotonic() + STARTS_WITHIN_S
+        while not (found := self.calls()) or not set(names) <= set(found):
+            assert time.monotonic() < deadline, found
+
+    def await_none(self, since: float) -> bool:
+        """Returns when none is under way any more; whether that is a second after `since`."""
+        while left := self.calls():
+            assert time.monotonic() < since + HANGS_S, left
+        return time.monotonic() < since + ENDS_WITHIN_S
+
+
+@pytest.fixture
+def nodes(client: galileo.Client) -> Nodes:
+    found = Nodes(client)
+    assert found.calls() == {}
+    return found
+
+
+@contextlib.contextmanager
+def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_program_that_is_interrupted_leaves_no_work(
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    big: str,
+    ccq: galileo.Ccq,
+    nodes: Nodes,
+) -> None:
+    words = [cluster.addresses[0], big, ccq.id, ccq.token]
+    with running([sys.executable, "-c", PROGRAM, *words]) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        for name, call in CALLS.items():
+            attempts = (interrupted(process, call, nodes) for _ in range(ATTEMPTS))
+            assert any(attempts), name
+    stored = client.count(f"{big}-in")
+    assert stored % 2000 == 0, "an interrupted ingest stored whole batches"
+
+
+def interrupted(process: subprocess.Popen[bytes], call: str, nodes: Nodes) -> bool:
+    """Whether the nodes were at rest in time."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    nodes.await_none(time.monotonic())
+    process.stdin.write(f"{call}\n".encode())
+    process.stdin.flush()
+    nodes.await_some()
+    process.send_signal(signal.SIGINT)
+    in_time = nodes.await_none(time.monotonic())
+    assert process.stdout.readline() == b"interrupted\n", call
+    return in_time
+
+
+# What is typed, and the call by which one sees that it is under way.
+COMMANDS = {
+    "query BIG --output - --format csv": "Query/Run",
+    "read BIG --output - --format ndjson": "Storage/Read",
+    "ccq watch CCQ": "Continuous/Watch",
+    "ingest BIG-in FILE": "Storage/Ingest",
+}
+# A shell starts what runs in the background with this signal ignored; so may pytest be.
+MINDING = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from galileo.cli.main import main; sys.stdin.readline(); main()"
+)
+
+
+def command(address: str, *words: str) -> list[str]:
+    """A command that begins when it is given a line."""
+    return [sys.executable, "-c", MINDING, "--node", address, *words]
+
+
+def begin(process: subprocess.Popen[bytes]) -> None:
+    assert process.poll() is None, process.communicate()[1].decode()
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+
+
+def test_commands_that_are_interrupted_leave_no_work(
+    cluster: galileo.LocalCluster, big: str, tmp_path: Path, ccq: galileo.Ccq, nodes: Nodes
+) -> None:
+    file = tmp_path / "big.csv"
+    pyarrow.csv.write_csv(pa.table(columns(ROWS)), file)
+    given = {"BIG": big, "BIG-in": f"{big}-in", "FILE": str(file), "CCQ": ccq.id}
+    with contextlib.ExitStack() as stack:
+        typed = {text: [given.get(word, word) for word in text.split()] for text in COMMANDS}
+
+        def start(text: str) -> subprocess.Popen[bytes]:
+            return stack.enter_context(running(command(cluster.addresses[0], *typed[text])))
+
+        for text, first in [(text, start(text)) for text in COMMANDS]:
+            processes = itertools.chain([first], (start(text) for _ in range(ATTEMPTS - 1)))
+            assert any(command_interrupted(one, text, nodes) for one in processes), text
+
+
+def command_interrupted(process: subprocess.Popen[bytes], text: str, nodes: Nodes) -> bool:
+    """Whether the nodes were at rest in time."""
+    begin(process)
+    # Nobody reads what is written, so that what is long cannot end.
+    nodes.await_some(COMMANDS[text])
+    process.send_signal(signal.SIGINT)
+    in_time = nodes.await_none(time.monotonic())
+    _, told = process.communicate(timeout=HANGS_S)
+    assert process.returncode == EXIT_INTERRUPTED, (text, told.decode())
+    assert b"Traceback" not in told, text
+    return in_time
+
+
+def test_sparql_that_is_interrupted_leaves_no_process(
+    cluster: galileo.LocalCluster, big: str
+) -> None:
+    """A product of three long lists takes for ever."""
+    forever = "SELECT (COUNT(*) AS ?n) WHERE { ?a f:number ?x . ?b f:number ?y . ?c f:number ?z }"
+    words = ["sparql", big, forever, "--query", "number < 2000", "--timeout", "600"]
+    assert any(sparql_interrupted(cluster.addresses[0], words) for _ in range(ATTEMPTS))
+
+
+def sparql_interrupted(address: str, words: list[str]) -> bool:
+    """Whether its processes were gone in time."""
+    with running(command(address, *words)) as process:
+        begin(process)
+        ours = psutil.Process(process.pid)
+        deadline = time.monotonic() + STARTS_WITHIN_S
+        while not (working := [one for one in ours.children(recursive=True) if is_busy(one)]):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        since = time.monotonic()
+        while any(is_alive(one) for one in working):
+            assert time.monotonic() < since + HANGS_S
+            time.sleep(0.02)
+        in_time = time.monotonic() < since + ENDS_WITHIN_S
+        _, told = process.communicate(timeout=HANGS_S)
+        assert process.returncode == EXIT_INTERRUPTED, told.decode()
+        assert b"Traceback" not in told
+        return in_time
+
+
+def is_busy(process: psutil.Process) -> bool:
+    """Whether it has computed for a while, beyond what its start takes."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.cpu_times().user > 0.5)
+    return False
+
+
+def is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+CANCELLED: dict[str, Callable[[galileo.AsyncClient, str, galileo.Ccq], Any]] = {
+    "query_batches": lambda client, name, ccq: lingering(client.query_batches(name)),
+    "fetch": lambda client, name, ccq: client.fetch(ccq.id, token=ccq.token, wait="60s"),
+    "watch": lambda client, name, ccq: lingering(client.watch(ccq.id, token=ccq.token)),
+    "ingest": lambda client, name, ccq: forever(client, f"{name}-in"),
+}
+
+
+async def lingering(pieces: Any) -> None:
+    async for _ in pieces:
+        await asyncio.sleep(3600)
+
+
+async def forever(client: galileo.AsyncClient, name: str) -> None:
+    table = pa.table(columns(500))
+    while True:
+        await client.ingest(name, table)
+
+
+@pytest.mark.parametrize("name", CANCELLED)
+async def test_a_task_that_is_cancelled_leaves_no_work(
+    name: str, cluster: galileo.LocalCluster, big: str, ccq: galileo.Ccq, nodes: Nodes
+) -> None:
+    for _ in range(ATTEMPTS):
+        async with galileo.AsyncClient(cluster.addresses[1]) as client:
+            task = asyncio.create_task(CANCELLED[name](client, big, ccq))
+            await asyncio.to_thread(nodes.await_some)
+            if await cancelled(task, nodes):
+                assert await client.count(big, "number < 10") == 10
+                return
+    raise AssertionError(f"no one of {ATTEMPTS} attempts ended within {ENDS_WITHIN_S} s")
+
+
+async def cancelled(task: asyncio.Task[Any], nodes: Nodes) -> bool:
+    """Whether the nodes were at rest in time."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return await asyncio.to_thread(nodes.await_none, time.monotonic())
+
+
+STREAMS: dict[str, Callable[[galileo.AsyncClient, str, LabelSet, galileo.Ccq], Any]] = {
+    "query_batches": lambda client, name, some, ccq: client.query_batches(name),
+    "read_batches": lambda client, name, some, ccq: client.read_batches(some),
+    "watch": lambda client, name, some, ccq: client.watch(ccq.id, token=ccq.token),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_a_stream_that_nobody_takes_any_more_as_it_opens_is_ended(
+    name: str,
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    big: str,
+    ccq: galileo.Ccq,
+    nodes: Nodes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The node has answered, and the client still asks it for the addresses of the others.
+
+    Now and then all that it has to say is on its way by then, and nothing is there to be ended.
+    """
+    some = await asyncio.to_thread(client.query, big)
+    answered = asyncio.Event()
+
+    async def learn(address: str) -> None:
+        answered.set()
+        await asyncio.sleep(3600)
+
+    for _ in range(ATTEMPTS):
+        answered.clear()
+        async with galileo.AsyncClient(cluster.addresses[1]) as other:
+            monkeypatch.setattr(other._transport, "_learn", learn)
+            stream = STREAMS[name](other, big, some, ccq)
+            task = asyncio.create_task(anext(aiter(stream)))
+            await answered.wait()
+            was_under_way = bool(await asyncio.to_thread(nodes.calls))
+            await cancelled(task, nodes)
+            if was_under_way:
+                return
+    raise AssertionError(f"nothing was under way in {ATTEMPTS} attempts")
+
+
+def test_the_status_says_what_nodes_are_at(client: galileo.Client, big: str) -> None:
+    """So that the tests above see something.
+
+    A node's scan may be over before its labels are read: connections hold some of them.
+    """
+    deadline = time.monotonic() + HANGS_S
+    while True:
+        with client.query_batches(big) as batches:
+            next(batches)
+            counted = [node.calls for node in client.status().nodes]
+            assert sum(calls.get("Query/Run", 0) for calls in counted) == 1
+        if sum(calls.get("Storage/Scan", 0) for calls in counted):
+            break
+        assert time.monotonic() < deadline
+    assert os.getpid() not in [node.pid for node in client.status().nodes]

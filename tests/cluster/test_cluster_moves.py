@@ -1,0 +1,106 @@
+"""A cluster that is restarted, replaced and grown under a stream with a continuous query."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import galileo
+from galileo.cli.main import main
+from galileo.client import Client
+from galileo.cluster import LocalCluster, LocalNode
+from galileo.dht import placement
+from galileo.dht.topology import Topology
+from galileo.errors import InputError
+from galileo.testing.faults.ledger import numbered_schema
+from galileo.testing.faults.nodes import wait_until
+from galileo.testing.faults.readers import FetchReader
+from galileo.testing.faults.stream import Stream
+
+QUERY = "temperature > 260"
+TIMEOUT_S = 120.0
+
+
+def restart(client: Client, node: LocalNode, *, meanwhile: Callable[[], None] | None) -> None:
+    client.drain(node.name)
+
+    def is_drained() -> bool:
+        found = next(one for one in client.status().nodes if one.name == node.name)
+        return found.state == "draining" and not found.ccqs_coordinated
+
+    wait_until(is_drained, what=f"{node.name} to drain", timeout_s=TIMEOUT_S)
+    node.stop()
+    if meanwhile is not None:
+        meanwhile()
+    node.restart()
+
+
+def command(cluster: LocalCluster, *words: str) -> str:
+    nodes = [word for address in cluster.addresses for word in ("--node", address)]
+    done = CliRunner().invoke(main, [*nodes, *words, "--json"])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.timeout(290)
+def test_nodes_restart_move_and_join_and_every_label_comes_once(tmp_path: Path) -> None:
+    """One node comes back elsewhere, the other in its place; a third takes its share."""
+    cluster = LocalCluster(2, 1, tmp_path)
+    with cluster:
+        one, two = cluster.nodes
+        client = cluster.client(patience="60s")
+        client.create_dataset(numbered_schema("numbered"))
+        ccq = client.submit("numbered", QUERY, interval="250ms", expiration="1h")
+        reader = FetchReader(cluster.client(patience="60s"), ccq)
+        stream = Stream(cluster.client(patience="200ms"), "numbered")
+        reader.start()
+        stream.start()
+        wait_until(lambda: reader.count() > 0, what="an update", timeout_s=TIMEOUT_S)
+        new = cluster.join()
+        restart(client, one, meanwhile=lambda: cluster.relocate(one.name))
+        restart(client, two, meanwhile=None)
+        new.restart()
+        wait_until(lambda: client.status().complete, what="the new node to be known")
+        planned = json.loads(command(cluster, "move", "--to", new.name, "--dry-run"))
+        moved = json.loads(command(cluster, "move", "--to", new.name))
+        assert [row["partition"] for row in moved] == [row["partition"] for row in planned]
+        assert moved
+        assert json.loads(command(cluster, "move", "--to", new.name)) == []
+        topology = Topology.from_json(client.topology_json())
+        assert placement.share(topology, new.name) == ()
+        stored = {one.name: one.datasets[0]["rows"] for one in client.status().nodes}
+        assert stored[new.name] > 0
+        more = reader.count()
+        wait_until(lambda: reader.count() > more, what="an update", timeout_s=TIMEOUT_S)
+        stream.finish()
+        wanted = client.query("numbered", QUERY)
+        assert wanted.complete
+        wait_until(lambda: reader.count() >= len(wanted), what="all labels", timeout_s=TIMEOUT_S)
+        reader.close()
+        audit = reader.deliveries.audit(wanted)
+        assert not audit.wrong, audit
+        assert audit.labels > 100
+        assert client.count("numbered") == stream.sent
+        client.cancel(ccq.id)
+    again = LocalCluster(2, 1, tmp_path)
+    assert again.addresses == cluster.addresses, "the directory remembers who joined and where"
+    assert [node.name for node in again.nodes] == ["node-1", "node-2", "node-3"]
+
+
+def test_what_cannot_be_moved_is_said(cluster: galileo.LocalCluster) -> None:
+    with galileo.connect(*cluster.addresses) as client:
+        topology = Topology.from_json(client.topology_json())
+        with pytest.raises(InputError, match="expected a partition of group"):
+            list(client.move(topology.partitions[-1], to=topology.groups[0].nodes[0].name))
+        with pytest.raises(InputError, match="expected the name of a node, one of"):
+            list(client.move(0, to="nobody"))
+        began = time.monotonic()
+        owner = placement.owner(topology, 0)
+        (done,) = client.move(0, to=owner)
+        assert (done.partition, done.stage) == (0, "done")
+        assert time.monotonic() - began < TIMEOUT_S

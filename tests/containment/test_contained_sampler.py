@@ -1,0 +1,493 @@
+"""Sent samplers that mean well: they answer as they would uncontained, whatever befalls them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+
+from galileo import samplers
+from galileo.containment import (
+    ContainedSampler,
+    ContainmentLimits,
+    obstacle,
+    pipes,
+    probe,
+    process,
+)
+from galileo.errors import Bug, InputError, NotContained, SamplerFailed
+from galileo.labels import LabelSet
+from galileo.sampler_archives import SamplerArchive, archive_of
+from galileo.samplers import MergingSampler, SamplerSpec
+from galileo.testing.conformance import SamplerConformance, sample_labels
+
+SOURCE = '''
+import threading
+import time
+
+import numpy as np
+
+from galileo.errors import InputError
+from galileo.samplers import label_hashes, label_uniforms
+
+
+class Tenth:
+    """Keeps a fraction."""
+
+    def __init__(self, *, fraction):
+        if not 0 < fraction <= 1:
+            raise InputError(f"expected a fraction, got {fraction}")
+        self.fraction = fraction
+
+    def sample(self, labels, *, seed):
+        return label_uniforms(labels, seed=seed) < self.fraction
+
+
+class Lottery:
+    """Draws one label of everything."""
+
+    scope = "global"
+    regroups = True
+
+    def sample(self, labels, *, seed):
+        commits = np.stack([labels.partitions, labels.sequences])
+        _, commit = np.unique(commits, axis=1, return_inverse=True)
+        hashes = label_hashes(labels, seed=seed)
+        least = np.full(commit.max() + 1, np.iinfo(np.uint64).max, dtype=np.uint64)
+        np.minimum.at(least, commit.reshape(-1), hashes)
+        return hashes == least[commit.reshape(-1)]
+
+    def merge(self, labels, *, seed):
+        hashes = label_hashes(labels, seed=seed)
+        return hashes == hashes.min()
+
+
+class Observing:
+    needs_observations = True
+
+    def sample(self, labels, *, observations, seed):
+        wanted = observations.column("label").to_numpy()
+        return np.isin(np.arange(len(labels)), wanted)
+
+
+class Narrow:
+    """Looks at what it says that it looks at."""
+
+    def __init__(self, *, columns=("cell",)):
+        self.needs_columns = columns
+
+    def sample(self, labels, *, seed):
+        print(",".join(labels.table.column_names))
+        return labels.cells % 2 == 0
+
+
+class Busy:
+    """Leaves a thread behind that never rests."""
+
+    def __init__(self):
+        def spin():
+            while True:
+                pass
+
+        threading.Thread(target=spin, daemon=True).start()
+
+    def sample(self, labels, *, seed):
+        time.sleep(0.05)
+        return np.ones(len(labels), dtype=bool)
+
+
+class Pandas:
+    """Looks at labels as a frame, and at what pandas is."""
+
+    def sample(self, labels, *, seed):
+        import pandas as pd
+        frame = labels.to_pandas()
+        assert isinstance(frame, pd.DataFrame)
+        return (frame["partition"] % 2 == 0).to_numpy()
+
+
+class Talking:
+    def sample(self, labels, *, seed):
+        print("looking at", len(labels))
+        raise ValueError("not today")
+
+
+class Fragile:
+    def __init__(self):
+        raise KeyError("gone")
+'''
+LABELS = sample_labels()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _contained() -> None:
+    if (reason := obstacle()) is not None:
+        pytest.skip(reason)
+
+
+def archive(name: str, source: str = SOURCE) -> SamplerArchive:
+    return archive_of({"kind.py": source.encode()}, name=name.lower(), entry=f"kind:{name}")
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., ContainedSampler]]:
+    made: list[ContainedSampler] = []
+
+    def start(
+        name: str, *, limits: ContainmentLimits | None = None, **options: Any
+    ) -> ContainedSampler:
+        spec = samplers.sampler(name.lower(), seed=1, **options)
+        one = ContainedSampler(archive(name), spec, limits=limits or ContainmentLimits())
+        made.append(one)
+        return one
+
+    yield start
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def tenth() -> Iterator[ContainedSampler]:
+    spec = samplers.sampler("tenth", seed=1, fraction=0.3)
+    contained = ContainedSampler(archive("Tenth"), spec)
+    yield contained
+    contained.close()
+
+
+def uncontained(name: str, **options: Any) -> Any:
+    names: dict[str, Any] = {}
+    exec(SOURCE, names)
+    return names[name](**options)
+
+
+class TestContainedTenth(SamplerConformance):
+    """The rule that every sampler keeps, in there too."""
+
+    contained: ContainedSampler
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _started(cls) -> Iterator[None]:
+        cls.contained = ContainedSampler(archive("Lottery"), samplers.sampler("lottery", seed=1))
+        yield
+        cls.contained.close()
+
+    def make(self) -> MergingSampler:
+        return self.contained
+
+
+def test_contained_and_uncontained_keep_the_same(tenth: ContainedSampler) -> None:
+    contained, plain = tenth, uncontained("Tenth", fraction=0.3)
+    for seed in (0, 7, 2**63 - 1, 2**64 - 1, -5, 10**30):
+        kept = contained.sample(LABELS, seed=seed)
+        assert kept.dtype == np.bool_
+        assert 0 < kept.sum() < len(LABELS)
+        assert np.array_equal(kept, plain.sample(LABELS, seed=seed))
+    for count in (0, 1, 7, 8, 9, 500):
+        few = LABELS.slice(0, count)
+        assert np.array_equal(contained.sample(few, seed=3), plain.sample(few, seed=3))
+    assert contained.pid is not None
+
+
+def test_what_a_class_says_of_itself_is_known(
+    tenth: ContainedSampler, make: Callable[..., ContainedSampler]
+) -> None:
+    lottery = make("Lottery")
+    assert (tenth.scope, tenth.regroups, tenth.needs_observations) == ("commit", False, False)
+    assert (lottery.scope, lottery.regroups, lottery.needs_observations) == ("global", True, False)
+    assert isinstance(lottery, MergingSampler)
+    kept = samplers.apply(lottery, LABELS, seed=9)
+    assert len(samplers.merge(lottery, kept, seed=9)) == 1
+
+
+def test_observations_go_along(make: Callable[..., ContainedSampler]) -> None:
+    observing = make("Observing")
+    assert samplers.needs_observations(observing)
+    observations = pa.table({"label": pa.array([0, 2, 2, 5], pa.int32()), "t": [1.0, 2, 3, 4]})
+    kept = samplers.apply(observing, LABELS, seed=1, observations=observations)
+    assert kept.texts().to_pylist() == LABELS.texts().take([0, 2, 5]).to_pylist()
+
+
+def test_only_the_columns_that_it_names_go_there(make: Callable[..., ContainedSampler]) -> None:
+    narrow = make("Narrow", columns=["cell", "absent", "station"])
+    assert narrow.needs_columns == ("cell", "absent", "station")
+    kept = narrow.sample(LABELS, seed=1)
+    assert np.array_equal(kept, LABELS.cells % 2 == 0)
+    assert narrow._process is not None
+    assert narrow._process.printed() == "cell,station,row,partition,sequence\n"
+    assert len(samplers.apply(narrow, LABELS, seed=1)) == kept.sum()
+    with pytest.raises(SamplerFailed, match="cell"):
+        make("Narrow", columns=[]).sample(LABELS, seed=1)
+
+
+def test_what_it_is_not_shown_does_not_count(make: Callable[..., ContainedSampler]) -> None:
+    limits = ContainmentLimits(input_bytes=LABELS.table.nbytes - 1)
+    with pytest.raises(SamplerFailed, match="bytes of labels"):
+        make("Tenth", fraction=0.3, limits=limits).sample(LABELS, seed=1)
+    assert make("Narrow", limits=limits).sample(LABELS, seed=1).any()
+
+
+@pytest.mark.parametrize("columns", ["cell", [1], {"cell": 1}, ["x"] * 1_025, ["x" * 70_000]])
+def test_names_that_are_none_are_refused(
+    make: Callable[..., ContainedSampler], columns: Any
+) -> None:
+    with pytest.raises(InputError, match="expected needs_columns"):
+        make("Narrow", columns=columns)
+
+
+def test_larger_calls_follow_smaller_ones_and_the_other_way(
+    tenth: ContainedSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("galileo.containment.shared_memory.KEPT_BYTES", 2**20)
+    contained, plain = tenth, uncontained("Tenth", fraction=0.3)
+    large = LabelSet.concat(LABELS.schema, [LABELS] * 60)
+    for labels in (LABELS, large, LABELS, large.slice(0, 20_000), large):
+        assert np.array_equal(contained.sample(labels, seed=5), plain.sample(labels, seed=5))
+
+
+def test_pandas_is_there_for_those_who_look(make: Callable[..., ContainedSampler]) -> None:
+    assert np.array_equal(make("Pandas").sample(LABELS, seed=1), LABELS.partitions % 2 == 0)
+
+
+def test_wrong_options_are_the_askers_fault(make: Callable[..., ContainedSampler]) -> None:
+    with pytest.raises(InputError, match="sampler 'tenth': expected a fraction, got 3"):
+        make("Tenth", fraction=3)
+    with pytest.raises(InputError, match="does not take these options"):
+        make("Tenth", part=3)
+
+
+def test_code_that_fails_says_where(make: Callable[..., ContainedSampler]) -> None:
+    with pytest.raises(
+        SamplerFailed, match="failed when it was loaded: KeyError: 'gone'"
+    ) as failed:
+        make("Fragile")
+    assert "/sent/sampler.zip/kind.py" in failed.value.details["traceback"]
+    with pytest.raises(SamplerFailed, match="has no attribute 'Absent'"):
+        make("Absent")
+    talking = make("Talking")
+    with pytest.raises(SamplerFailed, match="ValueError: not today") as failed:
+        talking.sample(LABELS, seed=1)
+    assert 'raise ValueError("not today")' in failed.value.details["traceback"]
+    assert "worker.py" not in failed.value.details["traceback"]
+    assert failed.value.details["printed"] == f"looking at {len(LABELS)}\n"
+
+
+def test_a_process_that_was_killed_is_replaced(tenth: ContainedSampler) -> None:
+    contained = tenth
+    before = contained.sample(LABELS, seed=2)
+    first = contained.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(first)] if psutil.pid_exists(first) else [], timeout=5)
+    while contained._process is not None and contained._process.alive():
+        time.sleep(0.01)
+    assert np.array_equal(contained.sample(LABELS, seed=2), before)
+    assert contained.pid not in (None, first)
+
+
+def test_an_interrupted_call_leaves_no_answer_behind(
+    tenth: ContainedSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contained, plain = tenth, uncontained("Tenth", fraction=0.3)
+
+    class TookTooLong(BaseException):
+        pass
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise TookTooLong
+
+    with monkeypatch.context() as patched:
+        patched.setattr(process.ContainedProcess, "_next", interrupted)
+        with pytest.raises(TookTooLong):
+            contained.sample(LABELS, seed=1)
+    assert contained.pid is None
+    few = LABELS.slice(0, 100)
+    assert np.array_equal(contained.sample(few, seed=2), plain.sample(few, seed=2))
+
+
+def test_nothing_runs_between_calls(make: Callable[..., ContainedSampler]) -> None:
+    busy = make("Busy")
+    busy.sample(LABELS, seed=1)
+    assert busy.pid is not None
+    contained = psutil.Process(busy.pid)
+    deadline = time.monotonic() + 60
+    while contained.status() != psutil.STATUS_STOPPED:  # told to; it stops when its turn comes
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    spent = contained.cpu_times()
+    time.sleep(0.3)
+    assert contained.status() == psutil.STATUS_STOPPED
+    assert contained.cpu_times() == spent
+    assert busy.sample(LABELS, seed=1).all()
+
+
+def test_threads_share_a_sampler(tenth: ContainedSampler) -> None:
+    contained, plain = tenth, uncontained("Tenth", fraction=0.3)
+    wrong: list[int] = []
+
+    def ask(seed: int) -> None:
+        few = LABELS.slice(seed, 800)
+        for _ in range(5):
+            kept = contained.sample(few, seed=seed)
+            if not np.array_equal(kept, plain.sample(few, seed=seed)):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_too_many_labels_are_refused_and_the_next_call_is_served(
+    make: Callable[..., ContainedSampler],
+) -> None:
+    contained = make("Tenth", fraction=0.3, limits=ContainmentLimits(input_bytes=10_000))
+    with pytest.raises(SamplerFailed, match="at most 10,000 bytes"):
+        contained.sample(LABELS, seed=1)
+    assert len(contained.sample(LABELS.slice(0, 50), seed=1)) == 50
+
+
+def test_a_closed_sampler_is_not_asked_again(make: Callable[..., ContainedSampler]) -> None:
+    contained = make("Tenth", fraction=0.3)
+    pid = contained.pid
+    contained.close()
+    contained.close()
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+    with pytest.raises(Bug, match="this one was closed"):
+        contained.sample(LABELS, seed=1)
+
+
+def test_descriptors_and_threads_are_given_back(make: Callable[..., ContainedSampler]) -> None:
+    def held() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    before = held()
+    contained = make("Talking")
+    with pytest.raises(SamplerFailed):
+        contained.sample(LABELS, seed=1)
+    contained.close()
+    with pytest.raises(SamplerFailed):
+        make("Fragile")
+    assert held() == before
+
+
+def test_where_it_cannot_be_contained_it_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("galileo.containment.sandbox.PROGRAM", "no-such-bubblewrap")
+    monkeypatch.setattr("galileo.containment.probe.PROGRAM", "no-such-bubblewrap")
+    reason = probe.obstacle_of()
+    assert reason == "'no-such-bubblewrap' is not installed; install bubblewrap"
+    monkeypatch.setattr("galileo.containment.sampler.obstacle", lambda: reason)
+    with pytest.raises(NotContained, match="cannot be contained: 'no-such-bubblewrap' is not"):
+        ContainedSampler(archive("Tenth"), SamplerSpec("tenth", {"fraction": 0.5}))
+
+
+def test_an_obstacle_is_looked_at_again_and_a_proof_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probe._prove.cache_clear()
+    answers = iter(["the machine is busy", None])
+    monkeypatch.setattr(probe, "obstacle_of", lambda: next(answers))
+    assert [obstacle(), obstacle(), obstacle()] == ["the machine is busy", None, None]
+
+
+def test_a_broken_bubblewrap_is_an_obstacle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "bwrap"
+    broken.write_text(
+        "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n"
+    )
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    reason = probe.obstacle_of()
+    assert reason is not None
+    assert "No permissions to create new namespace" in reason
+
+
+@pytest.mark.parametrize("as_root", [False, True])
+def test_both_ways_contain(as_root: bool) -> None:
+    if as_root and os.geteuid() != 0:
+        pytest.skip("this is not root")
+    assert probe.obstacle_of(as_root=as_root) is None
+
+
+PARENT = """
+import sys
+from galileo.containment import ContainedSampler
+from galileo.sampler_archives import SamplerArchive
+from galileo.samplers import SamplerSpec
+from galileo.testing.conformance import sample_labels
+
+archive = SamplerArchive.from_bytes(open(sys.argv[1], "rb").read())
+contained = ContainedSampler(archive, SamplerSpec("slow"))
+print(contained.pid, flush=True)
+contained.sample(sample_labels(), seed=1)
+"""
+SLOW = """
+import time
+
+
+class Slow:
+    def sample(self, labels, *, seed):
+        time.sleep(1000)
+"""
+
+
+def test_it_dies_with_its_node(tmp_path: Path) -> None:
+    file = tmp_path / "slow.zip"
+    file.write_bytes(archive("Slow", SLOW).data)
+    words = [sys.executable, "-c", PARENT, str(file)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        contained = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    gone, alive = psutil.wait_procs([contained], timeout=10)
+    assert gone
+    assert not alive
+
+
+def test_what_it_is_as_the_host_sees_it(tenth: ContainedSampler) -> None:
+    home = Path(f"/proc/{tenth.pid}")
+    lines = (home / "status").read_text().splitlines()
+    status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    assert [status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")] == ["0" * 16] * 4
+    assert status["NoNewPrivs"] == "1"
+    assert status["Seccomp"] == "2"
+    assert int(status["Seccomp_filters"]) == 2
+    assert "0" not in status["Uid"].split() or os.geteuid() != 0
+    for namespace in ("ipc", "mnt", "net", "pid", "uts"):
+        assert (home / "ns" / namespace).readlink() != Path(f"/proc/self/ns/{namespace}").readlink()
+    limits = (home / "limits").read_text()
+    for name, value in (("open files", 64), ("processes", 16), ("file size", 0), ("core file", 1)):
+        assert f"Max {name}" in limits
+        [line] = [one for one in limits.splitlines() if one.startswith(f"Max {name}")]
+        assert line.removeprefix(f"Max {name}").replace("size", "").split()[:2] == [str(value)] * 2
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x03\0\0\0", b"\0\0\0\1\xff", b"\xff\1\1\1cell"], ids=["scope", "text", "both"]
+)
+def test_traits_that_no_worker_sends_are_forged(data: bytes) -> None:
+    with pytest.raises(pipes.Ended, match=pipes.FORGED):
+        process.Traits.from_bytes(data)
+
+
+def test_traits_are_read_as_they_were_said() -> None:
+    said = process.Traits.from_bytes(b"\2\1\0\1cell\0station")
+    assert said == process.Traits("global", True, False, ("cell", "station"))
+    assert process.Traits.from_bytes(b"\0\0\1\0").needs_columns is None
+    assert process.Traits.from_bytes(b"\0\0\1\1").needs_columns == ("",)

@@ -1,0 +1,107 @@
+"""What a node hears of the topology: the same news give the same map, in any order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.dht import placement
+from galileo.dht.live import LiveTopology
+from galileo.dht.topology import Group, Move, NodeInfo, Topology, even_ranges
+from galileo.errors import ConfigError
+
+A, B, C, D = (NodeInfo(name, f"h:{port}") for port, name in enumerate("abcd", start=1))
+TOPOLOGY = Topology("t", (Group("west", (A, B)), Group("east", (C, D))), even_ranges(2), 4)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Move]:
+    """Moves of some partitions, each given away by whoever has it."""
+    moves = []
+    for partition in draw(st.sets(st.integers(0, 7))):
+        members = "ab" if partition < 4 else "cd"
+        nodes = draw(st.lists(st.sampled_from(members), min_size=1, max_size=4))
+        moves += [Move(partition, number, node) for number, node in enumerate(nodes, start=1)]
+    return moves
+
+
+@given(moves=histories(), seed=st.integers(0, 99), times=st.integers(1, 3))
+def test_news_agree_however_often_and_in_whatever_order_they_come(
+    moves: list[Move], seed: int, times: int
+) -> None:
+    expected = dict(placement.owners(TOPOLOGY))
+    for move in moves:
+        expected[move.partition] = move.node
+    told = moves * times
+    Random(seed).shuffle(told)
+    live = LiveTopology(TOPOLOGY)
+    for start in range(0, len(told), 2):
+        live.adopt(told[start : start + 2])
+    assert placement.owners(live.now) == expected
+    for node in "abcd":
+        assert live.partitions(node) == {p for p, owner in expected.items() if owner == node}
+    assert live.news(moves) == []
+    assert placement.owners(Topology.from_json(live.now.to_json())) == expected
+    assert live.now.fingerprint == TOPOLOGY.fingerprint, "nodes agree while the news travel"
+
+
+def test_a_move_to_a_node_that_the_file_does_not_name_is_no_news() -> None:
+    live = LiveTopology(TOPOLOGY)
+    live.adopt([Move(0, 1, "z")])
+    assert live.now == TOPOLOGY
+
+
+def test_what_was_adopted_before_has_to_fit_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"partition 0 was moved to node 'z'.*add it to the"):
+        LiveTopology(TOPOLOGY).restore([Move(0, 1, "z")])
+    with pytest.raises(ConfigError, match="group 'west' does not have, only a, b"):
+        LiveTopology(TOPOLOGY).restore([Move(0, 1, "c")])
+    with pytest.raises(ConfigError, match="expected partitions of this cluster, got 8"):
+        LiveTopology(TOPOLOGY).restore([Move(8, 1, "c")])
+
+
+def test_the_latest_life_of_a_node_says_where_it_runs() -> None:
+    live = LiveTopology(TOPOLOGY)
+    assert live.relocate("b", "h:22", epoch=5)
+    assert not live.relocate("b", "h:22", epoch=5)
+    assert not live.relocate("b", "h:2", epoch=4), "a late word of an earlier life"
+    assert not live.relocate("b", "nonsense", epoch=6)
+    assert not live.relocate("b", "h:3", epoch=6), "another node's address"
+    assert not live.relocate("z", "h:9", epoch=6)
+    assert live.now.by_name["b"].address == "h:22"
+    assert live.relocate("b", "h:2", epoch=7)
+    assert live.now == TOPOLOGY
+
+
+def test_a_node_that_joins_changes_nothing_until_it_is_given_something() -> None:
+    new = NodeInfo("n", "h:9", ordinal=4, joined=True)
+    grown = replace(TOPOLOGY, groups=(Group("west", (A, new, B)), TOPOLOGY.groups[1]))
+    assert grown.placement_json == TOPOLOGY.placement_json
+    assert placement.owners(grown) == placement.owners(TOPOLOGY)
+    assert {name: grown.ordinals[name] for name in "abcd"} == dict(TOPOLOGY.ordinals)
+    assert placement.partitions_by_node(grown)["n"] == frozenset()
+    assert Topology.from_json(grown.to_json()) == grown
+
+
+@given(weight=st.floats(0.2, 5.0), partitions=st.integers(1, 40))
+def test_a_share_is_what_drawing_anew_would_bring(weight: float, partitions: int) -> None:
+    """Rendezvous hashing moves to a new node what it wins, and nothing else."""
+    new = NodeInfo("n", "h:9", weight, ordinal=4, joined=True)
+    grown = Topology("t", (Group("west", (A, B, new)),), even_ranges(1), partitions)
+    anew = replace(grown, groups=(Group("west", (A, B, replace(new, joined=False))),))
+    share = placement.share(grown, "n")
+    assert set(share) == placement.partitions_by_node(anew)["n"]
+    moved = replace(grown, moved=tuple(Move(p, 1, "n") for p in share))
+    assert placement.owners(moved) == placement.owners(anew)
+    assert placement.share(moved, "n") == ()
+
+
+def test_a_node_that_joins_needs_an_ordinal_and_company() -> None:
+    with pytest.raises(ConfigError, match="expected an ordinal for node 'n', which joined later"):
+        NodeInfo("n", "h:9", joined=True)
+    with pytest.raises(ConfigError, match="that did not join later, got none"):
+        Group("west", (NodeInfo("n", "h:9", ordinal=0, joined=True),))

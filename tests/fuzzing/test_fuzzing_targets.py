@@ -1,0 +1,75 @@
+"""Every target takes its seeds, the inputs that were kept, and some that nobody guided."""
+
+from __future__ import annotations
+
+import importlib.util
+import zlib
+
+import numpy as np
+import pytest
+from fuzzing import corpus, records
+from fuzzing.mutation import mutated
+from fuzzing.table import TARGETS, named
+from fuzzing.targets import Target, refused
+
+from galileo.errors import Bug, InputError
+
+RUNS = 150
+RUNS_APART = 20
+"""Of targets that a process of its own runs."""
+NEEDS = {"netcdf": "netCDF4", "grib": "eccodes"}
+
+
+@pytest.fixture(params=[target.name for target in TARGETS])
+def target(request: pytest.FixtureRequest) -> Target:
+    library = NEEDS.get(request.param)
+    if library and importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    return named(request.param)
+
+
+def test_seeds_are_accepted(target: Target) -> None:
+    for seed in target.seeds():
+        assert len(seed) <= target.bytes_max
+        assert not refused(target, seed)
+
+
+def test_kept_inputs_find_nothing(target: Target) -> None:
+    for data in corpus.load(target.name):
+        refused(target, data)
+
+
+def test_changed_inputs_find_nothing(target: Target) -> None:
+    rng = np.random.default_rng(zlib.crc32(target.name.encode()))
+    seeds = list(target.seeds())
+    outcomes = [
+        refused(target, mutated(seeds, rng, bytes_max=target.bytes_max))
+        for _ in range(RUNS_APART if target.is_apart else RUNS)
+    ]
+    assert any(outcomes), "nothing that was changed was ever refused"
+
+
+def test_names_are_unique_and_each_has_a_corpus() -> None:
+    names = [target.name for target in TARGETS]
+    assert len(set(names)) == len(names)
+    assert all(corpus.load(name) for name in names)
+
+
+def test_what_counts_as_a_finding() -> None:
+    def raising(error: Exception) -> Target:
+        def run(_: bytes) -> None:
+            raise error
+
+        return Target("x", "", run, lambda: iter(()))
+
+    assert refused(raising(InputError("no")), b"")
+    for error in (ValueError("x"), Bug("x"), MemoryError()):
+        with pytest.raises(type(error)):
+            refused(raising(error), b"")
+
+
+def test_the_page_tells_what_was_recorded() -> None:
+    """`scripts/fuzz --table` writes it."""
+    assert records.table(TARGETS) in records.PAGE.read_text()
+    assert set(records.load()) == {target.name for target in TARGETS}
+    assert not {path.stem for path in corpus.FINDINGS.iterdir()} - set(records.load())

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from every_method import LETTERS, METHODS, SERVICES, TABLE, expected, outcome, short
+from google.protobuf import message_factory
+from proving import Certified, Tokens, keys_in
+
+from galileo.errors import Forbidden
+from galileo.model.schema import Feature, Schema
+from galileo.rpc.access import (
+    ANY_CLIENT,
+    EVERYBODY,
+    NODE_FIELDS,
+    PUBLIC,
+    RULES,
+    Principal,
+    Role,
+    check_method,
+    check_request,
+    datasets_of,
+)
+from galileo.rpc.authorisation import Authorisation
+from galileo.rpc.identity import Identity
+from galileo.rpc.principals import Principals
+from galileo.wire.channel import open_channel, server_options
+from galileo.wire.keys import Keys, server_credentials
+from galileo.wire.pb import (
+    cluster_pb2,
+    continuous_pb2,
+    storage_pb2,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_method_of_the_descriptors_has_a_rule_and_a_row() -> None:
+    ours = {m for m in METHODS if m.startswith("/galileo.")}
+    assert ours | PUBLIC <= set(METHODS)
+    assert ours <= set(RULES)
+    assert set(RULES) | PUBLIC <= set(METHODS), "rules for methods that there are not"
+    assert set(TABLE) == {short(method) for method in set(RULES) | PUBLIC}
+    assert not PUBLIC & set(RULES)
+
+
+def _anything(method: Any) -> Any:
+    """A handler that answers whatever comes."""
+    reply = message_factory.GetMessageClass(method.output_type)
+
+    async def one(request: Any, context: Any) -> Any:
+        return reply()
+
+    async def many(request: Any, context: Any) -> AsyncIterator[Any]:
+        if method.client_streaming:
+            async for _ in request:
+                yield reply()
+        else:
+            yield reply()
+
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[method.client_streaming, method.server_streaming]
+    return make(
+        many if method.server_streaming else one,
+        request_deserializer=message_factory.GetMessageClass(method.input_type).FromString,
+        response_serializer=reply.SerializeToString,
+    )
+
+
+@asynccontextmanager
+async def serving(identity: Identity, keys: Keys) -> AsyncIterator[str]:
+    """A server of every method that there is."""
+    server = grpc.aio.server(options=server_options(), interceptors=[Authorisation(identity)])
+    for service in SERVICES:
+        handlers = {method.name: _anything(method) for method in service.methods}
+        server.add_registered_method_handlers(service.full_name, handlers)
+    free = "127.0.0.1:0"
+    if keys.is_tls:
+        port = server.add_secure_port(free, server_credentials(keys))
+    else:
+        port = server.add_insecure_port(free)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Certified:
+    return Certified.made(tmp_path_factory.mktemp("certified"))
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    made = Tokens.made(tmp_path_factory.mktemp("tokens") / "principals.toml")
+    for role in Role:
+        made.add(role.value, role)
+    return made
+
+
+async def outcomes(address: str, keys: Keys) -> dict[str, grpc.StatusCode]:
+    async with open_channel(address, keys) as channel:
+        return {method: await outcome(channel, method) for method in METHODS}
+
+
+def wanted(letter: str, *, denied: grpc.StatusCode) -> dict[str, grpc.StatusCode]:
+    return {m: grpc.StatusCode.OK if expected(m, letter) else denied for m in METHODS}
+
+
+async def test_every_method_for_every_role_without_tls(tokens: Tokens) -> None:
+    identity = Identity(Principals(tokens.path), is_mutual=False)
+    async with serving(identity, Keys()) as address:
+        for role, letter in LETTERS.items():
+            found = await outcomes(address, Keys(token=tokens.tokens[role]))
+            assert found == wanted(letter, denied=grpc.StatusCode.PERMISSION_DENIED), role
+        for keys in (Keys(), Keys(token="glt_unknown")):
+            found = await outcomes(address, keys)
+            assert found == wanted("-", denied=grpc.StatusCode.UNAUTHENTICATED)
+
+
+async def test_every_method_for_every_role_with_tls(tokens: Tokens, certified: Certified) -> None:
+    identity = Identity(Principals(tokens.path), is_mutual=True)
+    node, client = certified.of("node", "node-1"), certified.of("client", "ann")
+    async with serving(identity, keys_in(node)) as address:
+        for role, letter in LETTERS.items():
+            found = await outcomes(address, keys_in(client, token=tokens.tokens[role]))
+            # A token makes no node where certificates do.
+            letter = "-" if role is Role.NODE else letter
+            assert found == wanted(letter, denied=grpc.StatusCode.PERMISSION_DENIED), role
+        found = await outcomes(address, keys_in(client))
+        assert found == wanted("-", denied=grpc.StatusCode.UNAUTHENTICATED)
+        found = await outcomes(address, keys_in(node))
+        assert found == wanted("n", denied=grpc.StatusCode.PERMISSION_DENIED)
+
+
+async def test_with_tls_alone_only_the_calls_of_nodes_are_theirs(certified: Certified) -> None:
+    node, client = certified.of("node", "node-2"), certified.of("client", "bob")
+    async with serving(Identity(None, is_mutual=True), keys_in(node)) as address:
+        found = await outcomes(address, keys_in(client))
+    for method, code in found.items():
+        is_for_clients = TABLE.get(short(method), set()) - {"n"}
+        assert (code is grpc.StatusCode.OK) == bool(is_for_clients), method
+
+
+async def test_a_method_without_a_rule_is_denied_to_everybody() -> None:
+    for role in Role:
+        with pytest.raises(Forbidden, match="expected a method for all"):
+            check_method(Principal("x", frozenset({role})), "/galileo.wire.pb.Cluster/Explode")
+
+
+def _fields_between_nodes() -> Iterator[tuple[str, str]]:
+    """Fields of which the comments in the protocol say that nodes set them."""
+    for path in sorted((ROOT / "proto").rglob("*.proto")):
+        message = ""
+        for line in path.read_text().splitlines():
+            if begun := re.match(r"message (\w+) \{", line):
+                message = begun[1]
+            elif "between nodes" in line and (found := re.match(r"\s+.*?(\w+) = \d+;", line)):
+                yield message, found[1]
+
+
+def test_what_only_nodes_set_is_what_the_protocol_says() -> None:
+    guarded = {(message, field) for message, fields in NODE_FIELDS.items() for field in fields}
+    assert set(_fields_between_nodes()) <= guarded
+    # Of these the comments stand above the message, or speak of evaluators.
+    shares = {(name, "share") for name in ("ExplainRequest", "SummariseRequest", "NearestRequest")}
+    assert guarded - set(_fields_between_nodes()) == shares | {("ReadRequest", "digest"), *_OTHER}
+
+
+_OTHER = {("GetSamplerRequest", "local")}
+
+
+@pytest.mark.parametrize(
+    ("message", "field"), [(m, f) for m, fields in NODE_FIELDS.items() for f in fields]
+)
+def test_clients_may_not_set_what_is_for_nodes(message: str, field: str) -> None:
+    [method] = [m for m in METHODS.values() if m.input_type.name == message][:1]
+    request = message_factory.GetMessageClass(method.input_type)()
+    check_request(ANY_CLIENT, request)
+    described = method.input_type.fields_by_name[field]
+    if described.message_type is not None:
+        getattr(request, field).SetInParent()
+    else:
+        value = {bool: True, str: "x", bytes: b"x"}[type(getattr(request, field))]
+        setattr(request, field, value)
+    with pytest.raises(Forbidden, match=f"expected no '{field}' in the request"):
+        check_request(ANY_CLIENT, request)
+    check_request(EVERYBODY, request)
+
+
+GRANTED = Principal("ann", frozenset({Role.ADMIN}), ("nam", "quakes-*"))
+
+
+def _filled(descriptor: Any, dataset: str) -> Any:
+    """A request with that dataset wherever one can stand."""
+    made = message_factory.GetMessageClass(descriptor)()
+    for field in descriptor.fields:
+        if field.name == "dataset":
+            setattr(made, field.name, dataset)
+        elif field.message_type is not None and "dataset" in str(field.message_type.fields_by_name):
+            inner = _filled(field.message_type, dataset)
+            target = getattr(made, field.name)
+            if field.is_repeated:
+                target.append(inner)
+            else:
+                target.CopyFrom(inner)
+    return made
+
+
+@pytest.mark.parametrize(
+    "path", [p for p, m in METHODS.items() if "dataset" in m.input_type.fields_by_name]
+)
+def test_every_request_about_a_dataset_needs_a_grant(path: str) -> None:
+    for dataset in ("nam", "quakes-2014"):
+        check_request(GRANTED, _filled(METHODS[path].input_type, dataset))
+    for dataset in ("namibia", "quakes", "*", ""):
+        with pytest.raises(Forbidden, match="expected a grant on the dataset"):
+            check_request(GRANTED, _filled(METHODS[path].input_type, dataset))
+
+
+def test_so_does_each_of_several() -> None:
+    scan = storage_pb2.ScanRequest(items=[{"dataset": "nam"}, {"dataset": "secret"}])
+    submit = continuous_pb2.SubmitManyRequest(submissions=[{"dataset": "nam"}, {"dataset": "x"}])
+    for request in (scan, submit):
+        with pytest.raises(Forbidden, match="expected a grant"):
+            check_request(GRANTED, request)
+    check_request(GRANTED, storage_pb2.ScanRequest(items=[{"dataset": "nam"}]))
+    assert list(datasets_of(submit)) == ["nam", "x"]
+
+
+def test_so_does_who_creates_one() -> None:
+    def creating(name: str) -> Any:
+        text = Schema(name, [Feature("t", "K")]).to_json()
+        return cluster_pb2.CreateDatasetRequest(schema_json=text)
+
+    check_request(GRANTED, creating("quakes-2015"))
+    with pytest.raises(Forbidden, match="expected a grant on the dataset 'rain'"):
+        check_request(GRANTED, creating("rain"))
+
+
+def test_a_continuous_query_is_its_owners_and_the_admins() -> None:
+    ann, bob = (Principal(name, frozenset({Role.READER}), ("*",)) for name in ("ann", "bob"))
+    admin = Principal("root", frozenset({Role.ADMIN}), ("*",))
+    nobody = Principal("", frozenset({Role.READER}), ("*",))
+    for caller, owner in itertools.product((ann, bob, admin, nobody), ("ann", "bob", "")):
+        assert caller.owns(owner) == (caller is admin or caller.name == owner != "")

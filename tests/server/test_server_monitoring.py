@@ -1,0 +1,259 @@
+"""A node is scraped: its metrics say what it did, and it says whether it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import grpc
+import pandas as pd
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import Metric
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+import galileo
+from galileo.server.metrics import DEFINITIONS, Measured
+from galileo.server.monitoring import Monitoring
+from galileo.server.readiness import Readiness
+
+WITHIN_S = 60.0
+TIMEOUT_S = 60
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+
+Scraped = dict[str, Metric]
+
+
+def get(url: str, accept: str = "") -> tuple[int, str]:
+    """Status and text of a page."""
+    request = urllib.request.Request(url, headers={"Accept": accept})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+class Node:
+    def __init__(self, cluster: galileo.LocalCluster, port: int) -> None:
+        self.cluster = cluster
+        self.client = cluster.client()
+        self.url = f"http://127.0.0.1:{port}"
+
+    def get(self, path: str, accept: str = "") -> tuple[int, str]:
+        return get(self.url + path, accept)
+
+    def scrape(self) -> Scraped:
+        status, text = self.get("/metrics")
+        assert status == 200
+        return {family.name: family for family in text_string_to_metric_families(text)}
+
+    def value(self, sample: str, **labels: str) -> float:
+        """Of the one sample with this name and these labels."""
+        [found] = [
+            one.value
+            for family in self.scrape().values()
+            for one in family.samples
+            if one.name == sample and labels.items() <= one.labels.items()
+        ]
+        return found
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = {"metrics": {"address": f"127.0.0.1:{port}", "ccqs_max": 1, "partitions_max": 2}}
+    with galileo.LocalCluster(nodes=1, groups=1, settings=settings) as running:
+        yield Node(running, port)
+
+
+def observations(day: int) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "latitude": [40.0, 41.0, -30.0],
+            "longitude": [-120.0, -90.0, 8.0],
+            "time": pd.to_datetime([f"2014-03-{day:02d}T06:00Z"] * 3),
+            "rain": [1.0, 2.0, 0.0],
+        }
+    )
+
+
+def await_that(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def test_what_is_exported_is_what_is_defined(node: Node) -> None:
+    scraped = node.scrape()
+    own = {name: one for name, one in scraped.items() if name.startswith("galileo_")}
+    assert {name: (one.type, one.documentation) for name, one in own.items()} == {
+        one.name: (one.kind, one.help) for one in DEFINITIONS
+    }
+    for one in DEFINITIONS:
+        for sample in own[one.name].samples:
+            assert set(sample.labels) - {"le"} == set(one.labels)
+    assert "process_resident_memory_bytes" in scraped
+    assert node.value("galileo_build_info", node="node-1", version=galileo.__version__) == 1
+
+
+def test_open_metrics_are_told_where_they_are_asked_for(node: Node) -> None:
+    _, text = node.get("/metrics", accept=OPEN_METRICS)
+    families = list(openmetrics.text_string_to_metric_families(text))
+    assert {one.name for one in DEFINITIONS} <= {family.name for family in families}
+
+
+def test_values_move_with_what_the_node_does(node: Node) -> None:
+    client = node.client
+    client.create_dataset(
+        galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
+    )
+    made = client.submit(
+        "rain", "rain > 0", interval="100ms", expiration="1h", window=galileo.Window.tumbling("1d")
+    )
+    assert node.value("galileo_ccqs", state="coordinated") == 1
+    assert node.value("galileo_elections_total") == 1
+    client.ingest("rain", observations(day=1))
+    assert node.value("galileo_dataset_rows", dataset="rain") == 3
+    assert node.value("galileo_partitions_shown") <= 2
+    sequences = [
+        sample.value
+        for sample in node.scrape()["galileo_partition_sequence"].samples
+        if sample.labels["dataset"] == "rain"
+    ]
+    assert sequences
+    assert set(sequences) == {1.0}
+    syncs = node.scrape()["galileo_partition_fsync_seconds"].samples
+    assert sum(one.value for one in syncs if one.name.endswith("_count")) >= len(sequences)
+
+    def matched() -> float:
+        return node.value("galileo_ccq_labels_matched_total", ccq=made.id)
+
+    await_that(lambda: matched() == 2, "the cycle finds both")
+    assert node.value("galileo_labels_matched_total") == 2
+    assert node.value("galileo_ccq_cycle_seconds_count", ccq=made.id) >= 1
+    assert node.value("galileo_cycle_seconds_count") >= 1
+    assert node.value("galileo_ccq_lag_seconds_count", ccq=made.id) >= 1
+    assert node.value("galileo_ccq_lag_seconds_bucket", ccq=made.id, le="+Inf") == node.value(
+        "galileo_ccq_lag_seconds_count", ccq=made.id
+    )
+    assert node.value("galileo_cache_bytes") > 0
+    delivered = ("galileo_ccq_labels_delivered_total", "galileo_labels_delivered_total")
+    assert [node.value(name) for name in delivered] == [0, 0]
+    update = client.fetch(made.id, token=made.token)
+    assert len(update.labels) == 2
+    assert [node.value(name) for name in delivered] == [2, 2]
+    assert node.value("galileo_ccq_labels_served_again_total", ccq=made.id) == 0
+    client.fetch(made.id, token=made.token)
+    assert [node.value(name) for name in delivered] == [4, 4]
+    assert node.value("galileo_ccq_labels_served_again_total", ccq=made.id) == 2
+
+    client.ingest("rain", observations(day=9))
+    await_that(lambda: matched() == 4, "the cycle finds two more")
+    later = client.fetch(made.id, token=update.token)
+    assert node.value("galileo_labels_late_total") == 0
+    client.ingest("rain", observations(day=1))
+    await_that(lambda: matched() == 6, "the cycle finds the late ones")
+    last = client.fetch(made.id, token=later.token)
+    assert [window.state for window in last.windows] == ["reopened"]
+    assert node.value("galileo_ccq_labels_late_total", ccq=made.id) == 2
+    assert node.value("galileo_labels_late_total") == 2
+    client.cancel(made.id)
+    assert node.value("galileo_ccqs", state="coordinated") == 0
+    assert node.value("galileo_labels_delivered_total") == 8
+
+
+def test_single_queries_are_told_of_as_far_as_the_limit_goes(node: Node) -> None:
+    schema = galileo.Schema("many", [galileo.Feature("rain", "mm")], geohash_precision=2)
+    node.client.create_dataset(schema)
+    made = [node.client.submit("many", interval="1h", expiration="1h") for _ in range(3)]
+    assert node.value("galileo_ccqs", state="coordinated") == 3
+    assert node.value("galileo_ccqs_shown") == 1
+    assert len(node.scrape()["galileo_ccq_frontier_age_seconds"].samples) == 1
+    for one in made:
+        node.client.cancel(one.id)
+
+
+def test_http_and_grpc_agree_that_the_node_is_ready(node: Node) -> None:
+    status, text = node.get("/ready")
+    told = json.loads(text)
+    assert (status, told["ready"]) == (200, True)
+    assert told["checks"] == dict.fromkeys(("catalog", "peers", "event loop", "disk"), "ok")
+    assert node.get("/live") == (200, "alive\n")
+    assert node.value("galileo_ready") == 1
+    with grpc.insecure_channel(node.cluster.addresses[0]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_other_pages_are_not_there(node: Node) -> None:
+    status, text = node.get("/secrets")
+    assert status == 404
+    assert "/metrics" in text
+
+
+async def test_a_bug_in_what_is_measured_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def measure() -> list[Measured]:
+        raise KeyError("no such metric")
+
+    monitoring = Monitoring("127.0.0.1:0", measure=measure, look=lambda: Readiness({}))
+    url = f"http://127.0.0.1:{monitoring.port}"
+    try:
+        with pytest.raises(OSError, match="closed connection"):
+            await asyncio.to_thread(get, f"{url}/metrics")
+        assert (await asyncio.to_thread(get, f"{url}/live"))[0] == 200
+    finally:
+        await asyncio.to_thread(monitoring.close)
+    assert "no such metric" in caplog.text
+
+
+def test_a_stopped_node_is_not_alive(node: Node) -> None:
+    node.cluster.nodes[0].pause()
+    try:
+        with pytest.raises(OSError, match="timed out"):
+            urllib.request.urlopen(node.url + "/live", timeout=0.3)
+    finally:
+        node.cluster.nodes[0].resume()
+    assert node.get("/live")[0] == 200
+
+
+def test_http_and_grpc_agree_that_a_node_waits_for_its_peer() -> None:
+    """The other one is never started; after `dead_after_s` the first one is ready without it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = {"metrics": {"address": f"127.0.0.1:{port}"}}
+    cluster = galileo.LocalCluster(nodes=2, groups=1, settings=settings)
+    first = cluster.nodes[0]
+    seen: list[tuple[int, int]] = []
+
+    def look() -> tuple[int, int]:
+        with grpc.insecure_channel(first.address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+                return get(f"http://127.0.0.1:{port}/ready")[0], reply.status
+            except (grpc.RpcError, OSError):
+                return 0, 0
+
+    try:
+        first.start()
+        well = (200, health_pb2.HealthCheckResponse.SERVING)
+
+        def is_well() -> bool:
+            seen.append(look())
+            return seen[-1] == well
+
+        await_that(is_well, "it is ready alone")
+    finally:
+        cluster.stop()
+    assert (503, health_pb2.HealthCheckResponse.NOT_SERVING) in seen

@@ -1,0 +1,358 @@
+"""Quotas and the audit log of a cluster with certificates and tokens, by its clients."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner
+from proving import Certified, Tokens, keys_in, tls_section, token_file
+
+import galileo
+from galileo.cli.main import main
+from galileo.client import Client, Submission
+from galileo.errors import Forbidden, QuotaExceeded, Throttled, Unauthenticated
+from galileo.model.retention import Retention
+from galileo.rpc.access import Role
+from galileo.wire.channel import open_blocking_channel
+from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
+from galileo.wire.status import PUSHBACK_KEY
+
+SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
+AUDIT = "audit.jsonl"
+DAY = Retention("1d")
+WITHIN_S = 20.0
+
+
+@dataclass
+class Metered:
+    """The cluster, and those who use it."""
+
+    cluster: galileo.LocalCluster
+    tokens: Tokens
+    tls: Path
+    directory: Path
+
+    def connect(self, name: str, *, node: int = 0, **more: Any) -> Client:
+        proof = self.tokens.proof(name, tls=self.tls)
+        return Client(self.cluster.addresses[node], proof=proof, **more)
+
+    def channel(self, name: str) -> grpc.Channel:
+        keys = keys_in(self.tls, token=self.tokens.tokens[name])
+        return open_blocking_channel(self.cluster.addresses[0], keys)
+
+    def events(self, **wanted: Any) -> list[dict[str, Any]]:
+        """What the audit logs of all nodes have of such events."""
+        files = sorted(self.cluster.directory.rglob(AUDIT))
+        assert len(files) == 2
+        assert {stat.S_IMODE(one.stat().st_mode) for one in files} == {0o600}
+        told = [json.loads(line) for one in files for line in one.read_text().splitlines()]
+        return [one for one in told if all(one.get(k) == v for k, v in wanted.items())]
+
+
+@pytest.fixture(scope="module")
+def metered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Metered]:
+    directory = tmp_path_factory.mktemp("metered")
+    certified = Certified.made(directory)
+    node, client = certified.of("node", "node"), certified.of("client", "client")
+    tokens = Tokens.made(directory / "principals.toml")
+    tokens.add("root", Role.ADMIN)
+    few = (("calls_max", 3), ("ccqs_max", 4), ("interval_min_s", 0.5), ("vertices_max", 10))
+    tokens.add("ann", Role.READER, Role.WRITER, quotas=few)
+    tokens.add("bob", Role.READER)
+    tokens.add("often", Role.READER, quotas=(("calls_per_s", 20.0),))
+    tokens.add("much", Role.WRITER, quotas=(("bytes_in_per_s", 100_000.0),))
+    tokens.add("late", Role.READER, expires_at=round(time.time()) - 1)
+    roles = "[role.reader]\nexpiration_max_s = 3600\n"
+    tokens.path.write_text(roles + tokens.path.read_text())
+    settings = {
+        "tls": tls_section(node),
+        "access": {"principals": str(tokens.path)},
+        "audit": {"file": AUDIT},
+    }
+    proof = tokens.proof("root", tls=client)
+    with galileo.LocalCluster(2, 1, settings=settings, proof=proof) as cluster:
+        with cluster.client() as root:
+            root.create_dataset(SCHEMA)
+        yield Metered(cluster, tokens, client, directory)
+
+
+def submission(number: int, **more: Any) -> Submission:
+    given = {"interval": "1h", "expiration": "1h"} | more
+    return Submission("rain", "", id=f"ccq-{number}", **given)
+
+
+def until(holds: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WITHIN_S
+    while not (found := holds()):
+        assert time.monotonic() < deadline, "it never did"
+        time.sleep(0.05)
+    return found
+
+
+def test_how_many_continuous_queries_somebody_has_is_bounded_in_the_cluster(
+    metered: Metered,
+) -> None:
+    with metered.connect("ann") as ann, metered.connect("ann", node=1) as there:
+        first = ann.submit_many([submission(number) for number in range(6)])
+        refused = [one.error for one in first if isinstance(one.error, QuotaExceeded)]
+        assert len(refused) == 2
+        assert refused[0].details["bound"] == 4
+        assert "expected at most 4 continuous queries alive of one owner" in str(refused[0])
+        again = ann.submit_many([submission(number) for number in range(4)])
+        assert not any(one.error for one in again), "the same again is no more"
+
+        def is_refused() -> bool:
+            # The other node hears of them a moment later.
+            begun = time.monotonic()
+            try:
+                there.submit("rain", "", interval="1h", expiration="1h")
+            except QuotaExceeded:
+                # It is not tried again: that could not help.
+                return time.monotonic() - begun < 5
+            return False
+
+        made_meanwhile = 0
+        while not is_refused():
+            made_meanwhile += 1
+            assert made_meanwhile < 20
+        with metered.connect("bob") as bob:
+            assert bob.submit("rain", "", interval="1h", expiration="1h").id
+        used = there.whoami().quotas["ccqs_max"]
+        assert (used.bound, used.counted) == (4, "cluster")
+        assert used.used == 4 + made_meanwhile
+        for one in there.list_ccqs():
+            there.cancel(one.id)
+        until(lambda: ann.whoami().quotas["ccqs_max"].used == 0)
+        assert ann.submit("rain", "", interval="1h", expiration="1h").id
+        for one in ann.list_ccqs():
+            ann.cancel(one.id)
+
+
+def ring(vertices: int) -> str:
+    """Of so many; the first is the last."""
+    top = [f"{-120 + number / vertices:.4f} {40 + number % 2}" for number in range(vertices - 2)]
+    return f"S_INTERSECTS(geometry, POLYGON(({', '.join([*top, '-110 30', top[0]])})))"
+
+
+def test_what_a_query_may_be_is_bounded(metered: Metered) -> None:
+    with metered.connect("ann") as ann, metered.connect("bob") as bob:
+        for ask in (
+            lambda: ann.query("rain", ring(12)),
+            lambda: ann.select("rain", ring(12)),
+            lambda: ann.explain("rain", ring(12)),
+            lambda: ann.nearest("rain", ring(12), latitude=40.0, longitude=-120.0),
+            lambda: ann.submit("rain", ring(12), interval="1h", expiration="1h"),
+        ):
+            with pytest.raises(
+                QuotaExceeded, match="at most 10 vertices, got 12; simplify"
+            ) as told:
+                ask()
+            assert (told.value.details["quota"], told.value.details["bound"]) == (
+                "vertices_max",
+                10,
+            )
+        assert ann.query("rain", ring(10)).complete
+        assert bob.query("rain", ring(12)).complete
+        with pytest.raises(QuotaExceeded, match=r"at least 0\.5 s, got 0\.1 s; choose"):
+            ann.submit("rain", "", interval="0.1s", expiration="1m")
+        # By the role, since neither ann nor bob has one of its own.
+        for somebody in (ann, bob):
+            with pytest.raises(QuotaExceeded, match="at most 3,600 s, got 7,200 s"):
+                somebody.submit("rain", "", interval="1s", expiration="2h")
+        outcome, fine = ann.submit_many(
+            [submission(7, interval="0.1s"), submission(8, interval="1s")]
+        )
+        assert isinstance(outcome.error, QuotaExceeded)
+        ann.cancel(fine.id)
+
+
+def test_who_calls_too_often_waits_and_is_told_when_to_come_back(metered: Metered) -> None:
+    with metered.connect("often", patience="20s") as often:
+        often.whoami()
+        begun = time.monotonic()
+        with ThreadPoolExecutor(8) as pool:
+            done = list(pool.map(lambda _: often.whoami().name, range(60)))
+        took_s = time.monotonic() - begun
+    assert done == ["often"] * 60, "all were answered in the end"
+    # Twenty at once, the others by the rate.
+    assert took_s > 1.5
+    assert metered.events(principal="bob", outcome="throttled") == []
+    with metered.channel("often") as channel:
+        stub = cluster_pb2_grpc.ClusterStub(channel)
+        with ThreadPoolExecutor(60) as pool:
+            failed = list(filter(None, pool.map(lambda _: failure(stub), range(60))))
+    assert {error.code() for error in failed} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    pushed = dict(failed[0].trailing_metadata())[PUSHBACK_KEY]
+    assert 1_000 < int(pushed) < 60_000, "so others' clients know when, too"
+
+
+def failure(stub: cluster_pb2_grpc.ClusterStub) -> Any:
+    try:
+        stub.Status(cluster_pb2.StatusRequest(caller=True), timeout=10)
+    except grpc.RpcError as error:
+        return error
+    return None
+
+
+def test_calls_at_a_time_are_bounded(metered: Metered) -> None:
+    with metered.connect("ann") as ann:
+        made = ann.submit("rain", "", interval="1h", expiration="1h")
+        go = threading.Event()
+        with metered.channel("ann") as channel:
+            stub = continuous_pb2_grpc.ContinuousStub(channel)
+            waiting = continuous_pb2.FetchRequest(ccq_id=made.id, token=made.token, wait_s=30)
+            streams = [stub.Fetch(waiting) for _ in range(3)]
+            with metered.connect("ann", patience="10ms") as hasty:
+                told = until(lambda: throttled(hasty))
+            assert told.details["quota"] == "calls_max"
+            assert "expected at most 3 calls at a time of 'ann'" in str(told)
+            threading.Timer(0.5, lambda: [one.cancel() for one in streams]).start()
+            assert ann.whoami().quotas["calls_max"].used == 1, "it came back and was let in"
+            go.set()
+        ann.cancel(made.id)
+
+
+def throttled(client: Client) -> Throttled | None:
+    try:
+        client.whoami()
+    except Throttled as error:
+        return error
+    return None
+
+
+def test_bytes_are_bounded(metered: Metered) -> None:
+    import pandas as pd
+
+    count = 4_000
+    frame = pd.DataFrame(
+        {
+            "latitude": [40.0] * count,
+            "longitude": [-120.0] * count,
+            "time": pd.to_datetime(["2014-03-01T06:00Z"] * count),
+            "rain": range(count),
+        }
+    ).astype({"rain": float})
+    with metered.connect("much", patience="30s") as much, metered.connect("root") as root:
+        begun = time.monotonic()
+        for _ in range(3):
+            much.ingest("rain", frame)
+        took_s = time.monotonic() - begun
+        assert root.count("rain") == 3 * count, "nothing is lost or stored twice"
+    # Each is some 130 kB; the first is let in at once, the second waits for it, and so on.
+    assert took_s > 1.0
+    told = metered.tokens.path.read_text()
+    assert "bytes_in_per_s" in told
+
+
+def test_an_expired_token_is_none(metered: Metered) -> None:
+    with (
+        metered.connect("late") as late,
+        pytest.raises(Unauthenticated, match="got one that has expired"),
+    ):
+        late.whoami()
+
+
+def test_everybody_may_ask_who_they_are(metered: Metered, tmp_path: Path) -> None:
+    file = token_file(tmp_path / "token", metered.tokens.tokens["ann"])
+    words = ["--node", metered.cluster.addresses[0], "--tls", str(metered.tls)]
+    shown = CliRunner().invoke(main, [*words, "--token-file", str(file), "whoami"])
+    assert shown.exit_code == 0, shown.output
+    assert "You are ann (reader, writer); datasets: *." in shown.stdout
+    assert "vertices_max" in shown.stdout
+    done = CliRunner().invoke(main, [*words, "--token-file", str(file), "whoami", "--json"])
+    told = json.loads(done.stdout)
+    assert told["quotas"]["vertices_max"] == {"bound": 10, "used": None, "counted": "query"}
+    assert metered.tokens.tokens["ann"] not in shown.stdout + done.stdout
+
+
+def test_doctor_is_for_administrators(metered: Metered, tmp_path: Path) -> None:
+    for name, word in (("root", "Examined 2 nodes"), ("bob", "expected the role admin")):
+        file = token_file(tmp_path / name, metered.tokens.tokens[name])
+        words = ["--node", metered.cluster.addresses[0], "--tls", str(metered.tls)]
+        done = CliRunner().invoke(main, [*words, "--token-file", str(file), "doctor"])
+        assert word in " ".join(done.output.split()), done.output
+
+
+# --- the audit log -------------------------------------------------------------------------------
+
+
+def test_the_audit_log_tells_who_did_what(metered: Metered) -> None:
+    with metered.connect("root") as root, metered.connect("bob") as bob:
+        root.create_dataset(galileo.Schema("hail", [galileo.Feature("size", "mm")]))
+        root.set_retention("hail", DAY)
+        node = root.status().nodes[0].name
+        root.drain(node)
+        root.drain(node, undo=True)
+        made = bob.submit("rain", "", interval="1h", expiration="1h")
+        own = bob.submit("rain", "", interval="1h", expiration="1h")
+        root.cancel(made.id)
+        bob.cancel(own.id)
+        with pytest.raises(Forbidden):
+            bob.set_retention("hail", DAY)
+    [created] = metered.events(action="create-dataset", object="hail")
+    assert created["principal"] == "root"
+    assert created["roles"] == ["admin"]
+    assert created["peer"].startswith("ipv4:127.0.0.1:")
+    assert created["outcome"] == "done"
+    assert len(created["request"]) == 16
+    assert metered.events(action="set-retention", object="hail", outcome="done")
+    assert metered.events(action="drain", object=node, principal="root")
+    assert metered.events(action="undrain", object=node, principal="root")
+    assert [one["object"] for one in metered.events(action="cancel-ccq")] == [made.id]
+    # It is told when the caller knows already.
+    [refused] = until(lambda: metered.events(action="Cluster/SetRetention", outcome="forbidden"))
+    assert (refused["principal"], refused["object"]) == ("bob", "hail")
+    assert metered.events(action="start")
+
+
+def test_refusals_are_told_together(metered: Metered) -> None:
+    proof = galileo.client.Proof("glt_planted-of-nobody", tls=metered.tls)
+    with Client(metered.cluster.addresses[0], proof=proof) as nobody:
+        for _ in range(30):
+            with pytest.raises(Unauthenticated):
+                nobody.whoami()
+    told = until(
+        lambda: metered.events(action="Cluster/Status", outcome="unauthenticated", principal="")
+    )
+    # The first one; the others wait for those that may follow. Some are of another test.
+    assert 1 <= len(told) <= 3
+    everything = "".join(one.read_text() for one in metered.cluster.directory.rglob(AUDIT + "*"))
+    for secret in ("glt_planted", *metered.tokens.tokens.values()):
+        assert secret not in everything
+
+
+def test_renewed_files_are_told(metered: Metered) -> None:
+    before = len(metered.events(action="reload-principals"))
+    metered.tokens.add("new", Role.READER)
+    assert "[role.reader]" in metered.tokens.path.read_text(), "what others wrote is kept"
+
+    def is_known() -> bool:
+        try:
+            with metered.connect("new", patience="10ms") as new:
+                return new.whoami().name == "new"
+        except Unauthenticated:
+            return False
+
+    until(is_known)
+    told = metered.events(action="reload-principals", outcome="done")
+    assert len(told) > before
+    text = metered.tokens.path.read_text()
+    metered.tokens.path.write_text(text + "\nsecret = 3\n")
+
+    def is_refused() -> list[Any]:
+        with metered.connect("root") as root:
+            root.whoami()
+        return metered.events(action="reload-principals", outcome="config")
+
+    until(is_refused)
+    metered.tokens.path.write_text(text)

@@ -1,0 +1,292 @@
+"""What proves who somebody is appears nowhere: it is searched for in all that a cluster tells."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import traceback
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+from click.testing import CliRunner
+from proving import Certified, Tokens, tls_section, token_file
+
+import galileo
+from galileo.cli.main import main
+from galileo.client import Client, Proof
+from galileo.containment import obstacle
+from galileo.errors import Bug, GalileoError
+from galileo.rpc.access import Role
+from galileo.rpc.principals import TOKEN_PREFIX
+from galileo.spark.options import EvaluatorOptions
+from galileo.wire.keys import Keys
+
+SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
+WITHIN_S = 60.0
+PLANTED = TOKEN_PREFIX + "planted-in-the-environment"
+OF_NOBODY = TOKEN_PREFIX + "planted-of-nobody"
+FORMATS = ("json", "text")
+CRASHING = """
+'''Runs a node of which one call fails as nobody foresaw, with secrets in its message.'''
+import runpy
+import sys
+from pathlib import Path
+
+from galileo.node.exploration import Exploration
+
+_, token, key, _, _, module, *given = sys.argv
+
+
+async def explain(self, query):
+    raise RuntimeError(f"on purpose: {Path(token).read_text()} and {Path(key).read_text()}")
+
+
+Exploration.explain = explain
+sys.argv = [module, *given]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+TELLING = """
+import os
+
+
+class Telling:
+    def sample(self, labels, *, seed):
+        raise ValueError("on purpose: " + " ".join(f"{k}={v}" for k, v in os.environ.items()))
+"""
+
+
+@dataclass
+class Planted:
+    """A cluster, the secrets with which it was made, and all that was told since."""
+
+    cluster: galileo.LocalCluster
+    tokens: Tokens
+    client: Path
+    directory: Path
+    metrics: list[str]
+    secrets: list[str]
+    told: dict[str, str] = field(default_factory=dict)
+
+    def connect(self, name: str) -> Client:
+        return Client(*self.cluster.addresses, proof=self.tokens.proof(name, tls=self.client))
+
+    def check(self, *places: str) -> None:
+        """Each of the places has told something, and no place any secret."""
+        for place in places:
+            assert self.told.get(place), f"nothing was looked at of {place}"
+        found = {place for place, text in self.told.items() for one in self.secrets if one in text}
+        assert not found
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
+    directory = tmp_path_factory.mktemp("planted")
+    certified, tokens = Certified.made(directory), Tokens.made(directory / "principals.toml")
+    node, client = certified.of("node", "node"), certified.of("client", "client")
+    tokens.add("root", Role.ADMIN)
+    own = token_file(directory / "node.token", tokens.add("nodes", Role.NODE))
+    settings = {
+        "tls": tls_section(node),
+        "access": {"principals": str(tokens.path), "token_file": str(own)},
+        "samplers": {"sent": "contained"},
+        "logs": {"level": "debug"},
+        "audit": {"file": "audit.log"},
+    }
+    program = directory / "crashing.py"
+    program.write_text(CRASHING)
+    proof = tokens.proof("root", tls=client)
+    cluster = galileo.LocalCluster(2, 1, directory / "cluster", settings=settings, proof=proof)
+    ports = free_ports(2)
+    for one, kind, port in zip(cluster.nodes, FORMATS, ports, strict=True):
+        variables = (f"GALILEO_LOGS__FORMAT={kind}", f"GALILEO_METRICS__ADDRESS=127.0.0.1:{port}")
+        crashing = (sys.executable, str(program), str(own), str(node / "key.pem"))
+        one.prefix = ("env", *variables, *crashing)
+    keys = [line for path in (node, client) for line in key_lines(path)]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GALILEO_TOKEN", PLANTED)
+        cluster.start()
+    try:
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        secrets = [*tokens.tokens.values(), *keys, PLANTED, OF_NOBODY]
+        yield Planted(cluster, tokens, client, directory, urls, secrets)
+    finally:
+        cluster.stop()
+
+
+def key_lines(directory: Path) -> list[str]:
+    return (directory / "key.pem").read_text().splitlines()[1:-1]
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        bound = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in bound:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in bound]
+
+
+def test_no_secret_is_told_anywhere(planted: Planted) -> None:
+    with planted.connect("root") as root:
+        root.create_dataset(SCHEMA)
+        made = root.submit("rain", "rain > 1", interval="0.2s", expiration="10m")
+        root.ingest("rain", rows())
+        found, token, deadline = 0, made.token, time.monotonic() + WITHIN_S
+        while found < 2 and time.monotonic() < deadline:
+            update = root.fetch(made.id, token=token, wait="5s")
+            found, token = found + len(update.labels), update.token
+        assert found == 2, "the evaluator and its workers are what is looked at"
+        planted.told["crashes"] = "\n".join(crash_of(planted, node) for node in (0, 1))
+        planted.told["calls"] = repr(root.status()) + repr(root.whoami()) + repr(root)
+        look_at_samplers(planted, root)
+    look_at_bad_tokens(planted)
+    look_at_commands(planted)
+    look_at_metrics(planted)
+    with served(planted):
+        look_at_processes(planted)
+    look_at_files(planted)
+    planted.check("crashes", "calls", "errors", "commands", "metrics", "processes", "files")
+
+
+def rows() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "latitude": [40.0, 47.0, -10.0],
+            "longitude": [-120.0, 8.0, 20.0],
+            "time": pd.to_datetime(["2014-03-01T06:00Z"] * 3),
+            "rain": [1.0, 2.0, 3.0],
+        }
+    )
+
+
+def crash_of(planted: Planted, node: int) -> str:
+    """What a caller is told, whose node fails with the secrets in the message."""
+    proof = planted.tokens.proof("root", tls=planted.client)
+    address = planted.cluster.addresses[node]
+    with Client(address, proof=proof, patience="1s") as client:
+        with pytest.raises(Bug) as caught:
+            client.explain("rain")
+        assert "on purpose: (a token) and (a key)" in str(caught.value)
+        return "".join(traceback.format_exception(caught.value)) + repr(caught.value.details)
+
+
+def look_at_samplers(planted: Planted, root: Client) -> None:
+    if obstacle() is not None:
+        return
+    source = planted.directory / "telling.py"
+    source.write_text(TELLING)
+    with pytest.raises(GalileoError, match="on purpose: ") as caught:
+        root.query("rain", sampler=galileo.sampler(galileo.sampler_archive(source)))
+    planted.told["samplers"] = str(caught.value) + repr(caught.value.details)
+
+
+def look_at_bad_tokens(planted: Planted) -> None:
+    told = []
+    for token in (OF_NOBODY, OF_NOBODY + "\r\n", OF_NOBODY + " x", OF_NOBODY + "ä", OF_NOBODY * 99):
+        proof = Proof(token, tls=planted.client)
+        with pytest.raises(GalileoError) as caught:
+            Client(planted.cluster.addresses[0], proof=proof, patience="1s").datasets()
+        told.append("".join(traceback.format_exception(caught.value)) + repr(proof))
+    planted.told["errors"] = "\n".join(told)
+
+
+def look_at_commands(planted: Planted) -> None:
+    token = token_file(planted.directory / "root.token", planted.tokens.tokens["root"])
+    nodes = [word for address in planted.cluster.addresses for word in ("--node", address)]
+    known = [*nodes, "--tls", str(planted.client)]
+    config = str(planted.cluster.directory / "node-1.toml")
+    told = []
+    for words in (["whoami"], ["status"], ["doctor"], ["doctor", "--config", config]):
+        for more in ([], ["--json"]):
+            done = CliRunner().invoke(main, [*known, "--token-file", str(token), *words, *more])
+            assert done.exit_code in (0, 1), done.output
+            told.append(done.output)
+    checked = CliRunner().invoke(main, ["config", "check", config])
+    refused = CliRunner().invoke(main, [*known, "whoami"], env={"GALILEO_TOKEN": OF_NOBODY})
+    assert (checked.exit_code, "unauthenticated" in refused.output) == (0, True)
+    planted.told["commands"] = "\n".join([*told, checked.output, refused.output])
+
+
+def look_at_metrics(planted: Planted) -> None:
+    told = []
+    for url in planted.metrics:
+        for path in ("metrics", "ready", "live", OF_NOBODY):
+            with contextlib.suppress(urllib.error.HTTPError):
+                told.append(urllib.request.urlopen(f"{url}/{path}", timeout=WITHIN_S).read())
+    planted.told["metrics"] = b"\n".join(told).decode()
+    assert planted.told["metrics"].count("# TYPE galileo_calls_refused") == 2
+
+
+@contextlib.contextmanager
+def served(planted: Planted) -> Iterator[None]:
+    """While `galileo sparql serve` runs."""
+    token = str(planted.directory / "root.token")
+    node = ["--node", planted.cluster.addresses[0], "--tls", str(planted.client)]
+    words = [*node, "--token-file", token, "sparql", "serve", "rain", "--port", "0"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "galileo", *words], stdout=subprocess.PIPE, text=True
+    ) as serving:
+        try:
+            assert serving.stdout is not None
+            assert "http" in serving.stdout.readline()
+            yield
+        finally:
+            serving.terminate()
+
+
+def look_at_processes(planted: Planted) -> None:
+    lines = []
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            lines.append(" ".join(one.cmdline()))
+            lines[-1] += " ".join(["", *one.environ().values()])
+    for part in ("galileo.server", "evaluator_main", "pyspark.daemon", "sparql serve", "java"):
+        assert any(part in line for line in lines), f"no {part} was looked at"
+    planted.told["processes"] = "\n".join(lines)
+
+
+def look_at_files(planted: Planted) -> None:
+    """Logs, journals, audit logs, the evaluator's and Spark's files."""
+    files = [path for path in planted.cluster.directory.rglob("*") if path.is_file()]
+    text = {path: path.read_bytes().decode(errors="replace") for path in files}
+    logs = [planted.cluster.directory / f"node-{number}.log" for number in (1, 2)]
+    for log in logs:
+        assert "RuntimeError: on purpose: (a token) and (a key)" in text[log]
+        assert "debug" in text[log].lower()
+    assert text[logs[0]].startswith('{"time"')
+    assert sum(path.name == "audit.log" for path in files) == 2
+    assert any("evaluator" in str(path) and path.suffix == ".log" for path in files)
+    planted.told["files"] = "\n".join(text.values())
+
+
+def test_an_evaluator_that_fails_as_nobody_foresaw_tells_no_secret(tmp_path: Path) -> None:
+    """Neither of its options, which hold secrets and come through standard input."""
+    keys = Keys(token=PLANTED, insecure=True)
+    whole = EvaluatorOptions(tmp_path, keys=keys, log_format="json", log_level="debug").to_json()
+    broken = json.loads(whole)
+    broken["spark"]["master"] = f"sc:/host:1/;token={PLANTED.removeprefix(TOKEN_PREFIX)}"
+    for options, said in (
+        (whole, "ValueError: invalid literal"),
+        (json.dumps(broken), "expected a Spark master"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "galileo.spark.evaluator_main", f"not-a-number {PLANTED}"],
+            input=options,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            check=False,
+            env=dict(os.environ),
+        )
+        assert done.returncode != 0
+        assert said in done.stderr
+        assert "planted" not in done.stdout + done.stderr

@@ -1,0 +1,45 @@
+"""Arrow batches through bytes, as tasks of an RDD return them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from galileo.spark.carried import Carried, joined
+
+ROWS = pa.schema([pa.field("task", pa.int32()), pa.field("data", pa.binary())])
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """As many batches of one row as the task's number."""
+
+    data: bytes
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for task in batch.column("id").to_pylist():
+                for _ in range(task):
+                    columns = [pa.array([task], pa.int32()), pa.array([self.data], pa.binary())]
+                    yield pa.RecordBatch.from_arrays(columns, schema=ROWS)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_tasks_yield_comes_back_in_their_order(is_shared: bool) -> None:
+    packed = pickle.dumps(Repeat(b"\0x" * 100))
+    carried = Carried(SimpleNamespace(value=packed) if is_shared else packed)
+    pieces = [piece for task in range(4) for piece in carried(iter([task]))]
+    assert joined(pieces, ROWS).to_pydict() == {
+        "task": [1, 2, 2, 3, 3, 3],
+        "data": [b"\0x" * 100] * 6,
+    }
+
+
+def test_nothing_is_a_table_without_rows() -> None:
+    assert joined([], ROWS) == ROWS.empty_table()
+    assert list(Carried(pickle.dumps(Repeat(b"")))(iter([]))) == []

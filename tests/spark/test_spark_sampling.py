@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from galileo.errors import SamplerFailed, UnknownSampler
+from galileo.samplers import SamplerSpec
+from galileo.spark.sampling import sample
+
+
+@pytest.fixture
+def installed(sampler_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(sampler_path))
+
+
+def run(labels, name, timeout_s=5.0, **options):
+    return sample(
+        labels,
+        SamplerSpec(name, options, 1),
+        timeout_s=timeout_s,
+        observe=lambda part: pytest.fail("it looks at labels alone"),
+        load_sent=lambda spec: pytest.fail("it is installed"),
+    )
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_sampler_keeps_what_it_says(make_labels):
+    labels = make_labels(0, range(1, 3))
+    kept = run(labels, "everyother")
+    assert kept.rows.tolist() == [1, 3, 5, 7, 9] * 2
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("raises", "no idea"), ("exits", "SystemExit"), ("nomask", "booleans"), ("sleeps", "options")],
+)
+def test_a_sampler_that_fails(make_labels, name, says):
+    with pytest.raises(SamplerFailed, match=says):
+        run(make_labels(0, range(1, 3)), name)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_sampler_that_never_ends_is_stopped_and_other_alarms_stay(make_labels):
+    before = signal.getsignal(signal.SIGALRM)
+    timer = signal.getitimer(signal.ITIMER_REAL)
+    started = time.monotonic()
+    with pytest.raises(SamplerFailed, match=r"not ended within 1 s"):
+        run(make_labels(0, range(1, 3)), "hangs", timeout_s=0.2)
+    assert time.monotonic() - started < 60, "it never ends by itself"
+    assert signal.getitimer(signal.ITIMER_REAL) == pytest.approx(timer, abs=5)
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+@pytest.mark.usefixtures("installed")
+def test_without_a_main_thread_there_is_no_time_limit(make_labels):
+    kept = []
+    labels = make_labels(0, range(1, 3))
+    thread = threading.Thread(
+        target=lambda: kept.append(run(labels, "sleeps", timeout_s=0.01, seconds=0.1))
+    )
+    thread.start()
+    thread.join(60)
+    assert len(kept[0]) == 20
+
+
+def test_an_unknown_sampler(make_labels):
+    with pytest.raises(UnknownSampler, match="unheard-of"):
+        run(make_labels(0, range(1, 2)), "unheard-of")

@@ -1,0 +1,127 @@
+"""The archives of a worker: fetched once, checked, dropped when revoked or idle."""
+
+from __future__ import annotations
+
+import pytest
+
+from galileo.containment import ContainedSamplers, obstacle
+from galileo.errors import InputError, SamplerRevoked, Unavailable, UnknownSampler
+from galileo.sampler_archives import sampler_archive
+from galileo.samplers import apply, sampler
+from galileo.spark import sent_samplers
+from galileo.spark.sent_samplers import IDLE_S, SentCode
+from galileo.wire.pb import samplers_pb2
+
+CODE = """
+class Share:
+    def __init__(self, *, of=2):
+        self.of = of
+
+    def sample(self, labels, *, seed):
+        return labels.rows % self.of == 0
+"""
+
+
+class Node:
+    """Stands for the nodes behind their addresses.
+
+    Attributes:
+        asked: address and whether only for the facts, of each call.
+        error: what it answers with.
+    """
+
+    def __init__(self, archive):
+        self.archive = archive
+        self.asked = []
+        self.error = None
+
+    def get(self, address, request):
+        self.asked.append((address, request.facts_only))
+        if self.error is not None:
+            raise self.error
+        data = b"" if request.facts_only else self.archive.data
+        return samplers_pb2.GetSamplerReply(archive=data)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sent") / "share.py"
+    path.write_text(CODE)
+    return sampler_archive(path)
+
+
+@pytest.fixture
+def node(archive):
+    return Node(archive)
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A clock that stands; and nobody looks after the archives but the tests."""
+    monkeypatch.setattr(sent_samplers, "LOOK_S", 3_600.0)
+    return [100.0]
+
+
+@pytest.fixture
+def pool():
+    pool = ContainedSamplers()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def code(node, now, pool):
+    return SentCode(pool, get=node.get, monotonic=lambda: now[0])
+
+
+@pytest.mark.skipif(obstacle() is not None, reason=f"nothing is contained here: {obstacle()}")
+def test_it_is_fetched_once_and_runs_contained(code, node, archive, make_labels):
+    labels = make_labels(0, range(1, 3))
+    for address in ("a:1", "b:1"):
+        chosen = code.load(sampler(archive, of=5), address=address, owner="air")
+        assert apply(chosen, labels, seed=1).rows.tolist() == [0, 5] * 2
+    assert node.asked == [("a:1", False)]
+    assert code.look_after()
+    assert node.asked[1:] == [("b:1", True)], "the node that was asked last says whether it stands"
+
+
+def load(code, archive):
+    """Fetches the archive, whatever becomes of its process."""
+    return code._archive(archive.digest, "a:1")
+
+
+def test_what_was_revoked_is_dropped(code, node, archive, pool, monkeypatch):
+    forgotten = []
+    monkeypatch.setattr(pool, "forget", forgotten.append)
+    load(code, archive)
+    node.error = Unavailable("the node is away")
+    assert code.look_after(), "that says nothing"
+    node.error = SamplerRevoked("gone")
+    assert not code.look_after()
+    assert forgotten == [archive.digest]
+    with pytest.raises(SamplerRevoked, match="gone"):
+        load(code, archive)
+
+
+def test_what_nobody_uses_is_dropped_and_fetched_again(code, node, archive, now):
+    load(code, archive)
+    now[0] += IDLE_S - 1
+    load(code, archive)
+    now[0] += IDLE_S - 1
+    assert code.look_after()
+    now[0] += 2
+    assert not code.look_after()
+    load(code, archive)
+    assert [facts_only for _, facts_only in node.asked] == [False, True, False]
+
+
+def test_other_code_than_that_of_the_digest_is_refused(code, archive):
+    with pytest.raises(InputError, match=f"expected the archive {'0' * 64}, got {archive.digest}"):
+        code._archive("0" * 64, "a:1")
+
+
+def test_what_no_node_has_is_unknown(code, node, archive):
+    node.error = UnknownSampler("never sent")
+    with pytest.raises(UnknownSampler, match="never sent"):
+        load(code, archive)
+    assert not code.look_after()

@@ -1,0 +1,107 @@
+"""How what is stored is cut into tasks."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.dht import placement
+from galileo.dht.topology import Group, NodeInfo, Topology
+from galileo.errors import Unavailable
+from galileo.spark.source.plan import Split, Stored, bounded, check_whole, splits, stored
+from galileo.wire.pb import cluster_pb2, common_pb2
+
+TOPOLOGY = Topology(
+    "test",
+    (
+        Group("west", (NodeInfo("a", "127.0.0.1:1"), NodeInfo("b", "127.0.0.1:2"))),
+        Group("east", (NodeInfo("c", "127.0.0.1:3"),)),
+    ),
+    (("", 0), ("s", 1)),
+    partitions_per_group=4,
+)
+PARTITIONS = list(TOPOLOGY.partitions)
+
+cursors = st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 40)).map(Cursor)
+
+
+def commits(split: Split) -> list[tuple[int, int]]:
+    return [
+        (partition, sequence)
+        for partition in split.partitions
+        for sequence in range(split.after[partition] + 1, split.until[partition] + 1)
+    ]
+
+
+@given(cursors, cursors, st.integers(1, 60))
+def test_each_commit_is_in_one_task_of_the_node_that_keeps_it(
+    start: Cursor, more: Cursor, weight_max: int
+) -> None:
+    end = Cursor({p: start[p] + more[p] for p in PARTITIONS})
+    found = splits(TOPOLOGY, after=start, until=end, weights={}, weight_max=weight_max)
+    expected = [(p, s) for p in PARTITIONS for s in range(start[p] + 1, end[p] + 1)]
+    assert sorted(one for split in found for one in commits(split)) == expected
+    for split in found:
+        assert 0 < len(commits(split)) <= weight_max
+        owners = {placement.owner(TOPOLOGY, partition) for partition in split.partitions}
+        [owner] = owners
+        assert split.addresses[0] == TOPOLOGY.by_name[owner].address
+        assert sorted(split.addresses) == [node.address for node in TOPOLOGY.nodes]
+        assert pickle.loads(pickle.dumps(split)) == split
+
+
+@given(cursors, cursors, st.integers(1, 60))
+def test_a_bound_is_kept_and_shared(start: Cursor, more: Cursor, commits_max: int) -> None:
+    end = Cursor({p: start[p] + more[p] for p in PARTITIONS})
+    reached = bounded(start, end, commits_max=commits_max)
+    assert reached.covers(start)
+    assert end.covers(reached)
+    taken = {p: reached[p] - start[p] for p in PARTITIONS}
+    assert sum(taken.values()) == min(commits_max, sum(more.values()))
+    behind = [p for p in PARTITIONS if reached[p] < end[p]]
+    assert all(taken[q] <= taken[p] + 1 for p in behind for q in PARTITIONS)
+
+
+def test_no_partition_starves_where_the_bound_is_less_than_one_commit_for_each() -> None:
+    reached, end = ORIGIN, Cursor({0: 30})
+    for _ in range(10):
+        end = end.join({p: end[p] + 1 for p in PARTITIONS[1:4]})
+        reached = bounded(reached, end, commits_max=3)
+    assert reached[0] > 0
+
+
+def test_heavy_commits_make_small_tasks() -> None:
+    end = Cursor({0: 10, 1: 10})
+    heavy = splits(TOPOLOGY, after=ORIGIN, until=end, weights={0: 100.0, 1: 1.0}, weight_max=250)
+    assert max(sum(p == 0 for p, _ in commits(one)) for one in heavy) == 2
+    assert any(sum(p == 1 for p, _ in commits(one)) == 10 for one in heavy)
+    assert splits(TOPOLOGY, after=end, until=end, weights={}, weight_max=5) == []
+
+
+def status(name: str, state: str, dataset: str, sequences: dict[int, int], rows: int):
+    value = common_pb2.CursorValue(partitions=list(sequences), sequences=list(sequences.values()))
+    one = cluster_pb2.DatasetStatus(dataset=dataset, sequences=value, rows=rows)
+    return cluster_pb2.NodeStatus(name=name, state=state, datasets=[one] if rows else [])
+
+
+def test_what_nodes_say_is_put_together() -> None:
+    owned = placement.partitions_by_node(TOPOLOGY)
+    here, away = sorted("ab", key=lambda name: len(owned[name]), reverse=True)
+    first = min(owned[here])
+    nodes = [
+        status(here, "up", "air", {first: 4}, 100),
+        status(away, "unreachable", "air", {}, 0),
+        status("c", "up", "other", {5: 9}, 7),
+    ]
+    found = stored(TOPOLOGY, nodes, dataset="air")
+    assert found == Stored(Cursor({first: 4}), ORIGIN, {first: 25.0}, owned[away])
+
+
+def test_what_is_missing_is_an_error() -> None:
+    check_whole(Stored(ORIGIN, ORIGIN, {}, frozenset()))
+    with pytest.raises(Unavailable, match=r"partitions \[3\] could not be asked"):
+        check_whole(Stored(ORIGIN, ORIGIN, {}, frozenset([3])))

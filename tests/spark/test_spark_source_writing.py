@@ -1,0 +1,88 @@
+"""How a task's rows become numbered batches, and who takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import galileo
+from galileo.errors import BatchConflict, InputError
+from galileo.model.times import times_from_micros
+from galileo.spark.source import writing
+from galileo.spark.source.writing import Numbering, Sending, Written, send
+
+ROWS = 1_000
+SENDING = Sending(
+    ("127.0.0.1:1",), "air", ("latitude", "longitude", "time", "number"), "sorted", 70
+)
+
+
+def made(rows: int = ROWS) -> pa.Table:
+    numbers = np.arange(rows)
+    return pa.table(
+        {
+            "number": pa.array(numbers),
+            "time": times_from_micros(1_330_560_000_000_000 + numbers // 3),
+            "longitude": numbers % 360 - 180.0,
+            "latitude": numbers % 160 - 80.0,
+        }
+    )
+
+
+def shuffled(table: pa.Table, seed: int) -> pa.Table:
+    return table.take(pa.array(np.random.default_rng(seed).permutation(table.num_rows)))
+
+
+@given(
+    st.integers(0, 5),
+    st.lists(st.integers(1, 400), min_size=1, max_size=6),
+    st.integers(1, 300),
+    st.sampled_from(["sorted", "as_given"]),
+)
+def test_batches_depend_on_the_rows_alone(
+    seed: int, sizes: list[int], batch_rows: int, order: str
+) -> None:
+    sending = dataclasses.replace(SENDING, order=order, batch_rows=batch_rows)
+    whole = made(sum(sizes))
+    given_rows = shuffled(whole, seed) if order == "sorted" else whole
+    starts = np.cumsum([0, *sizes])
+    pieces = [
+        batch
+        for start, size in zip(starts, sizes, strict=False)
+        for batch in given_rows.slice(start, size).combine_chunks().to_batches()
+    ]
+    tables = list(writing._tables(pieces, sending))
+    assert [table.num_rows for table in tables[:-1]] == [batch_rows] * (len(tables) - 1)
+    assert 0 < tables[-1].num_rows <= batch_rows
+    keys = [(name, "ascending") for name in ("time", "latitude", "longitude", "number")]
+    ordered = whole.sort_by(keys) if order == "sorted" else whole
+    assert pa.concat_tables(tables).equals(ordered.select(sending.columns))
+
+
+def test_a_task_too_large_to_sort_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "ROWS_SORTED_MAX", 500)
+    with pytest.raises(InputError, match="expected fewer than 500 rows in one task"):
+        list(writing._tables(made().to_batches(100), SENDING))
+
+
+def test_rows_are_stored_once(
+    cluster: galileo.LocalCluster, client: galileo.Client, fresh_name: Callable[[str], str]
+) -> None:
+    name = fresh_name("sent")
+    client.create_dataset(
+        galileo.Schema(name, [galileo.Feature("number", "1", type="int", indexed=False)])
+    )
+    sending = dataclasses.replace(SENDING, addresses=tuple(cluster.addresses), dataset=name)
+    for turn, duplicates in enumerate((0, ROWS)):
+        rows = shuffled(made(), turn).to_batches(300)
+        assert send(rows, sending, Numbering("job-1", 1, 5)) == Written(ROWS, duplicates)
+    assert client.count(name) == ROWS
+    with pytest.raises(BatchConflict):
+        send(made().slice(1).to_batches(), sending, Numbering("job-1", 1, 5))
+    assert send([], sending, Numbering("job-2", 2, 0)) == Written(0, 0)

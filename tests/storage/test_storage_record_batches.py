@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import errno
+import struct
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galileo.errors import DataDamaged, InputError, PartitionStopped
+from galileo.storage.disk import RealDisk
+from galileo.storage.record_batches import RecordBatches
+from galileo.storage.records import RecordDirectory
+from galileo.storage.store import Store
+from galileo.storage.writer import JournalOptions
+
+
+class CountingDisk(RealDisk):
+    """Does not wait for the disk; counts, and fails at the n-th step if it is told to."""
+
+    def __init__(self, *, fails_at: int = 0) -> None:
+        self.syncs = 0
+        self.steps = 0
+        self.fails_at = fails_at
+
+    def create(self, path: Path) -> int:
+        self._step()
+        return super().create(path)
+
+    def fdatasync(self, descriptor: int) -> None:
+        self._step()
+        self.syncs += 1
+
+    def sync_directory(self, directory: Path) -> None:
+        self._step()
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.steps == self.fails_at:
+            raise OSError(errno.EIO, "the disk fails")
+
+
+VALUES = st.dictionaries(
+    st.sampled_from("abcdefgh"), st.none() | st.binary(max_size=40), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(VALUES, st.booleans()), max_size=14), st.integers(1, 4))
+def test_it_is_a_dictionary_that_outlives_the_process(
+    changes: list[tuple[dict[str, bytes | None], bool]], batches_max: int
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        directory, disk = Path(name) / "kind", CountingDisk()
+        expected: dict[str, bytes] = {}
+        batches = RecordBatches(directory, disk, batches_max=batches_max)
+        for values, reopens in changes:
+            batches.save(values)
+            expected = {k: v for k, v in {**expected, **values}.items() if v is not None}
+            if reopens:
+                batches = RecordBatches(directory, disk, batches_max=batches_max)
+            assert batches.load_all() == expected
+        assert RecordBatches(directory, disk).load_all() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(VALUES, min_size=2, max_size=9), st.integers(1, 40))
+def test_a_disk_that_fails_at_any_step_leaves_what_was_saved_before(
+    changes: list[dict[str, bytes | None]], fails_at: int
+) -> None:
+    """Each value is the old or the new one of the save that failed; and merging loses nothing."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name) / "kind"
+        batches = RecordBatches(directory, CountingDisk(fails_at=fails_at), batches_max=2)
+        before: dict[str, bytes | None] = {}
+        for values in changes:
+            try:
+                batches.save(values)
+            except PartitionStopped:
+                after = {**before, **values}
+                found = RecordBatches(directory, CountingDisk(), batches_max=2).load_all()
+                for key in "abcdefgh":
+                    assert found.get(key) in (before.get(key), after.get(key))
+                return
+            before = {**before, **values}
+
+
+def test_a_batch_costs_one_sync(tmp_path: Path) -> None:
+    disk = CountingDisk()
+    batches = RecordBatches(tmp_path / "kind", disk)
+    batches.save({f"ccq-{number}": b"record" for number in range(1_000)})
+    assert disk.syncs == 1
+
+
+def test_files_stay_few_and_space_stays_bounded(tmp_path: Path) -> None:
+    batches = RecordBatches(tmp_path, CountingDisk(), batches_max=8)
+    batches.save({f"q{number}": bytes(100_000) for number in range(30)})
+    for turn in range(200):
+        batches.save({f"q{turn % 30}": bytes(100_000), "small": b"%d" % turn})
+        assert len(list(tmp_path.iterdir())) <= 8 + 12
+    stored = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert stored < 2 * 3_000_000 + 8 * 100_100
+    assert RecordBatches(tmp_path, CountingDisk()).load_all()["small"] == b"199"
+
+
+def test_a_wrong_name_saves_nothing(tmp_path: Path) -> None:
+    batches = RecordBatches(tmp_path, CountingDisk())
+    with pytest.raises(InputError):
+        batches.save({"good": b"1", "a/b": b"2"})
+    assert batches.load_all() == {}
+
+
+def test_strange_files_are_damage(tmp_path: Path) -> None:
+    RecordBatches(tmp_path, CountingDisk()).save({"a": b"value"})
+    (path,) = tmp_path.iterdir()
+    stored = path.read_bytes()
+    path.write_bytes(stored[:-1])
+    with pytest.raises(DataDamaged, match=path.name):
+        RecordBatches(tmp_path, CountingDisk())
+    path.write_bytes(stored)
+    RecordDirectory(tmp_path, CountingDisk()).save("other", b"")
+    with pytest.raises(DataDamaged, match="not named by a number"):
+        RecordBatches(tmp_path, CountingDisk())
+    (tmp_path / "other.record").unlink()
+    RecordDirectory(tmp_path, CountingDisk()).save(f"{2:016d}", b"\x01\x00\xff")
+    with pytest.raises(DataDamaged):
+        RecordBatches(tmp_path, CountingDisk())
+
+
+def test_a_value_of_no_possible_length_is_damage(tmp_path: Path) -> None:
+    entry = struct.pack("<Hq", 1, -5) + b"a"
+    RecordDirectory(tmp_path, CountingDisk()).save(f"{1:016d}", entry)
+    with pytest.raises(DataDamaged, match="claims -5 bytes"):
+        RecordBatches(tmp_path, CountingDisk())
+
+
+def test_what_was_saved_singly_is_taken_over(tmp_path: Path) -> None:
+    def opened() -> Store:
+        store = Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0)
+        store.recover(lambda *_: None)
+        return store
+
+    with opened() as store:
+        store.save_record("ccq", "one", b"1")
+        store.save_record("ccq", "two", b"2")
+        assert store.load_batches("ccq") == {"one": b"1", "two": b"2"}
+        store.save_batch("ccq", {"one": b"changed", "two": None})
+    # As if the process had died before it deleted the single ones.
+    RecordDirectory(tmp_path / "records" / "ccq", RealDisk()).save("one", b"1")
+    with opened() as store:
+        assert store.load_batches("ccq") == {"one": b"changed"}
+        assert store.load_records("ccq") == {}

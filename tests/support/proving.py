@@ -1,0 +1,71 @@
+"""Certificates and tokens for tests, made once for each that asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from galileo.certificates import AUTHORITY, CERTIFICATE, KEY, Subject, issue, make_authority
+from galileo.client import Proof
+from galileo.rpc import principals
+from galileo.rpc.access import EVERY_DATASET, Principal, Role
+from galileo.wire.keys import Keys
+
+LOOPBACK = ("127.0.0.1",)
+
+
+@dataclass(frozen=True)
+class Certified:
+    """An authority, and whom it certifies."""
+
+    directory: Path
+
+    @staticmethod
+    def made(directory: Path) -> Certified:
+        make_authority(directory / "authority", cluster="test")
+        return Certified(directory)
+
+    def of(self, kind: Any, name: str, **facts: Any) -> Path:
+        """A directory of certificate, key and authority."""
+        hosts = LOOPBACK if kind == "node" else ()
+        subject = Subject(kind, name, hosts, **facts)
+        return issue(self.directory / "authority", subject, target=self.directory / name)
+
+
+def keys_in(directory: Path, **more: Any) -> Keys:
+    files = (str(directory / name) for name in (CERTIFICATE, KEY, AUTHORITY))
+    return Keys(*files, **more)
+
+
+def tls_section(directory: Path) -> dict[str, str]:
+    found = keys_in(directory)
+    return {"certificate": found.certificate, "key": found.key, "authority": found.authority}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A file of principals, and the tokens of those in it."""
+
+    path: Path
+    tokens: dict[str, str]
+
+    @staticmethod
+    def made(path: Path) -> Tokens:
+        return Tokens(path, {})
+
+    def add(
+        self, name: str, *roles: Role, datasets: tuple[str, ...] = EVERY_DATASET, **more: Any
+    ) -> str:
+        made = Principal(name, frozenset(roles), datasets, **more)
+        self.tokens[name] = principals.add(self.path, made)
+        return self.tokens[name]
+
+    def proof(self, name: str, tls: Path | str = "") -> Proof:
+        return Proof(self.tokens[name], tls=tls)
+
+
+def token_file(path: Path, token: str) -> Path:
+    path.touch(0o600)
+    path.write_text(token)
+    return path

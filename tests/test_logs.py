@@ -1,0 +1,174 @@
+"""Lines of JSON, and the id of a request on its way from the client through two nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import galileo
+from galileo import requests
+from galileo.errors import GalileoError, InputError
+from galileo.logs import FACTS, JsonFormatter
+from galileo.wire.status import error_from_pb, error_to_pb
+
+DEBUG = {"logs": {"format": "json", "level": "debug"}}
+WITHIN_S = 60
+
+
+@pytest.fixture
+def logged() -> Iterator[tuple[logging.Logger, Callable[[], list[dict[str, Any]]]]]:
+    """A logger, and what it wrote."""
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(JsonFormatter("storm-1"))
+    log = logging.getLogger("test.logs")
+    log.addHandler(handler)
+    log.propagate = False
+    yield log, lambda: [json.loads(line) for line in written.getvalue().splitlines()]
+    log.removeHandler(handler)
+
+
+def test_a_line_is_one_object_whatever_is_in_it(logged: Any) -> None:
+    log, lines = logged
+    log.warning("two\nlines and %s", "“quotes”", extra={"ccq": "q-1"})
+    [told] = lines()
+    assert told.pop("time").endswith("Z")
+    assert told == {
+        "level": "warning",
+        "logger": "test.logs",
+        "message": "two\nlines and “quotes”",
+        "node": "storm-1",
+        "ccq": "q-1",
+    }
+
+
+def test_an_error_brings_its_traceback(logged: Any) -> None:
+    log, lines = logged
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        log.exception("it failed")
+    [told] = lines()
+    assert "ValueError: broken" in told["error"]
+
+
+def test_a_line_names_the_request_that_is_served(logged: Any) -> None:
+    log, lines = logged
+    with requests.serving("r-1"):
+        log.warning("inside")
+        with requests.serving():
+            log.warning("still")
+    log.warning("outside")
+    assert [one.get("request") for one in lines()] == ["r-1", "r-1", None]
+
+
+async def test_tasks_and_threads_serve_what_began_them() -> None:
+    with requests.serving() as request:
+        task = asyncio.create_task(asyncio.to_thread(requests.current))
+    assert requests.current() == ""
+    assert await task == request
+
+
+@pytest.mark.parametrize("given", [None, "", "a b", "x" * 65, '"', "a\nb"])
+def test_an_id_that_could_disturb_a_log_is_not_taken(given: str | None) -> None:
+    taken = requests.sound(given)
+    assert taken != given
+    assert requests.sound(taken) == taken
+
+
+def test_errors_bring_the_id_back() -> None:
+    error = InputError("no", place=3)
+    assert error_from_pb(error_to_pb(error)).details == {"place": 3}
+    with requests.serving("r-1"):
+        packed = error_to_pb(error)
+    assert error_from_pb(packed).details == {"place": 3, "request": "r-1"}
+    with requests.serving("r-2"):
+        assert error_from_pb(error_to_pb(error_from_pb(packed))).details["request"] == "r-1"
+
+
+# --- two nodes -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[galileo.LocalCluster]:
+    with galileo.LocalCluster(nodes=2, groups=2, settings=DEBUG) as running:
+        yield running
+
+
+def lines_of(log: Path) -> list[dict[str, Any]]:
+    """Whole lines; the last one may be about to be written."""
+    return [json.loads(line) for line in log.read_text().splitlines(keepends=True) if "}\n" in line]
+
+
+def found(pair: galileo.LocalCluster, **facts: str) -> list[dict[str, Any]]:
+    """The lines of both nodes with these facts; a call's is written after its answer is sent."""
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        lines = [line for node in pair.nodes for line in lines_of(node.log)]
+        wanted = [line for line in lines if facts.items() <= line.items()]
+        if wanted or time.monotonic() > deadline:
+            return wanted
+        time.sleep(0.02)
+
+
+def test_a_request_is_followed_from_node_to_node(pair: galileo.LocalCluster) -> None:
+    rows = pd.DataFrame(
+        {
+            "latitude": [40.0, 41.0, 47.0, -10.0, 51.0],
+            "longitude": [-120.0, -90.0, 8.0, 20.0, 0.0],
+            "time": pd.to_datetime(["2014-03-01T06:00Z"] * 5),
+            "rain": [1.0, 2.0, 3.0, 4.0, 5.0],
+        }
+    )
+    client = pair.client()
+    client.create_dataset(
+        galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
+    )
+    client.ingest("rain", rows)
+    assert len(client.query("rain", "rain > 0")) == 5
+    client.status()  # By then the stream of the query has ended at the node, too.
+    for asked, passed_on in (("Query/Run", "Storage/Scan"), ("Storage/Ingest", "Storage/Commit")):
+        [first] = found(pair, method=asked)
+        [other] = found(pair, method=passed_on, request=first["request"])
+        assert {first["node"], other["node"]} == {"node-1", "node-2"}
+        assert all(one["outcome"] == "OK" and one["took_ms"] > 0 for one in (first, other))
+    for node in pair.nodes:
+        lines = lines_of(node.log)
+        assert {line["node"] for line in lines} == {node.name}
+        assert not [line for line in lines if line.get("method") == "Cluster/Exchange"]
+
+
+def test_an_error_names_its_request_and_so_does_the_log(pair: galileo.LocalCluster) -> None:
+    with pytest.raises(GalileoError) as refused:
+        pair.client().query("nothing", "x > 1")
+    request = refused.value.details["request"]
+    assert found(pair, request=request, outcome="NOT_FOUND", level="info")
+
+
+def test_a_call_about_a_query_names_it(pair: galileo.LocalCluster) -> None:
+    client = pair.client()
+    with pytest.raises(GalileoError):
+        client.cancel("no-such-query")
+    named = found(pair, ccq="no-such-query")
+    assert {line["method"] for line in named} == {"Continuous/Cancel"}
+
+
+def test_text_stays_text() -> None:
+    code = (
+        "import logging; from galileo.logs import start_logging\n"
+        "start_logging(); logging.getLogger('a').info('b'); logging.getLogger('a').debug('c')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.endswith("INFO a: b\n")
+    assert "took_ms" in FACTS

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.cli.main import main
+from galileo.redaction import redacted
+
+KEY = "-----BEGIN PRIVATE KEY-----\nMIGHplanted+/\nAgEA==\n-----END PRIVATE KEY-----\n"
+CRASH = """
+import sys, threading
+from galileo.logs import start_logging
+start_logging(sys.argv[1])
+def fail():
+    raise RuntimeError(sys.argv[2])
+if sys.argv[3] == "main":
+    fail()
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("got 'glt_planted-_9' here", "got '(a token)' here"),
+        (f"got {KEY}", "got (a key)\n"),
+        (f"got {KEY!r}", "got '(a key)\\n'"),
+        ("-----BEGIN EC PRIVATE KEY-----\nplanted", "(a key)"),
+        ("https://ann:planted@host:4317/x", "https://(a password)@host:4317/x"),
+        (
+            "'sc://host:15002/;token=planted;user_id=ann'",
+            "'sc://host:15002/;token=(a token);user_id=ann'",
+        ),
+    ],
+)
+def test_secrets_are_taken_out_and_nothing_else(text: str, told: str) -> None:
+    assert redacted(text) == told
+
+
+@given(st.text(alphabet="ab c:/@;=-\n'\"{}0"))
+def test_what_has_no_secret_stays_as_it_is(text: str) -> None:
+    if "://" not in text:
+        assert redacted(text) == text
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_what_ends_a_process_or_a_thread_is_logged_without_secrets(kind: str, where: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CRASH, kind, f"glt_planted {KEY}", where],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == (1 if where == "main" else 0)
+    assert "RuntimeError: (a token) (a key)" in done.stderr
+    assert "in a way that must not happen" in done.stderr
+    assert "planted" not in done.stderr
+    if kind == "json":
+        [line] = done.stderr.splitlines()
+        assert json.loads(line)["error"].startswith("Traceback")
+
+
+BROKEN = {
+    "a token where there is a name": '[node]\nname = "glt_planted"\ndirectory = "d"\n',
+    "a key where there is a switch": f"[security]\ninsecure = '''{KEY}'''\n",
+    "a password in an address": '[tracing]\nendpoint = "ftp://ann:planted@host:1"\n',
+    "a token as a key": '[access]\nglt_planted = "x"\n',
+    "a table twice": "[glt_planted]\n[glt_planted]\n",
+    "no TOML": '[access]\ntoken_file = "glt_planted\nprincipals = glt_planted"\n',
+}
+
+
+@pytest.mark.parametrize("wrong", BROKEN)
+def test_a_broken_configuration_is_examined_without_repeating_secrets(
+    wrong: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "node.toml"
+    cluster = (
+        '[cluster]\ngroups = [{name = "g", nodes = [{name = "a", address = "127.0.0.1:1"}]}]\n'
+    )
+    path.write_text(BROKEN[wrong] + cluster)
+    for words in (["config", "check"], ["doctor", "--config"], ["serve", "--config"]):
+        for more in ([], ["--json"]):
+            done = CliRunner().invoke(main, [*more, *words, str(path)])
+            assert done.exit_code == 2, done.output
+            assert "expected" in done.output or "unknown" in done.output
+            assert "planted" not in done.output

@@ -1,0 +1,139 @@
+"""Spans without OpenTelemetry: what is whose child, and that nothing happens where nobody asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from galileo import spans
+from galileo.spans import Fact, Kind
+
+
+@dataclass
+class Noted:
+    name: str
+    parent: str
+    traceparent: str
+    kind: Kind
+    facts: dict[str, Fact]
+    ended: list[str] = field(default_factory=list)
+
+    def note(self, name: str, fact: Fact) -> None:
+        self.facts[name] = fact
+
+    def end(self, *, error: str = "", ended_ns: int | None = None) -> None:
+        self.ended.append(error)
+
+
+class Notes:
+    """A recorder that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.all: list[Noted] = []
+
+    def begin(
+        self, name: str, *, parent: str, kind: Kind, begun_ns: int | None, facts: dict[str, Fact]
+    ) -> Noted:
+        traceparent = f"00-{1:032x}-{len(self.all) + 1:016x}-01"
+        self.all.append(Noted(name, parent, traceparent, kind, facts))
+        return self.all[-1]
+
+
+@pytest.fixture
+def notes() -> Iterator[Notes]:
+    made = Notes()
+    spans.record_with(made)
+    yield made
+    spans.record_with(None)
+
+
+def test_what_is_within_is_a_child(notes: Notes) -> None:
+    with spans.span("a", size=3) as first:
+        first.note("more", "x")
+        with spans.child("b"):
+            assert spans.trace_id() == f"{1:032x}"
+    assert spans.current() == ""
+    a, b = notes.all
+    assert (a.parent, b.parent) == ("", a.traceparent)
+    assert (a.facts, a.ended, b.ended) == ({"size": 3, "more": "x"}, [""], [""])
+
+
+def test_a_child_needs_a_parent(notes: Notes) -> None:
+    with spans.child("alone"):
+        assert spans.begun("alone too") is None
+    assert notes.all == []
+
+
+def test_an_error_ends_a_span_and_is_named(notes: Notes) -> None:
+    with pytest.raises(ValueError, match="no"), spans.span("a"):
+        raise ValueError("no")
+    assert notes.all[0].ended == ["ValueError"]
+    assert spans.current() == ""
+
+
+def test_what_is_over_is_recorded_under_the_parent_that_is_named(notes: Notes) -> None:
+    spans.record("fsync", parent="p", took_s=0.5, error="X", commits=2)
+    assert (notes.all[0].parent, notes.all[0].ended) == ("p", ["X"])
+
+
+async def test_tasks_do_not_see_each_others_spans(notes: Notes) -> None:
+    async def one(name: str) -> None:
+        with spans.span(name):
+            await asyncio.sleep(0)
+            with spans.child(f"in {name}"):
+                await asyncio.sleep(0)
+
+    await asyncio.gather(one("a"), one("b"))
+    by_name = {each.name: each for each in notes.all}
+    assert by_name["in a"].parent == by_name["a"].traceparent
+    assert by_name["in b"].parent == by_name["b"].traceparent
+
+
+async def test_a_generator_may_be_closed_by_another_task(notes: Notes) -> None:
+    async def made() -> AsyncGenerator[int, None]:
+        with spans.span("a"):
+            yield 1
+
+    generator = made()
+
+    async def begun() -> None:
+        await anext(generator)
+
+    await asyncio.create_task(begun())
+    await generator.aclose()
+    assert len(notes.all[0].ended) == 1
+
+
+def test_nothing_is_recorded_where_nobody_asks() -> None:
+    assert not spans.is_on()
+    with spans.span("a") as nothing:
+        nothing.note("x", 1)
+        assert spans.current() == nothing.traceparent == ""
+    assert spans.begun("b") is None
+    spans.record("c", parent="", took_s=1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "x",
+        f"00-{0:032x}-{1:016x}-01",
+        f"00-{1:032x}-{0:016x}-01",
+        f"00-{1:032X}-{10:016X}-01",
+        f"01-{1:032x}-{1:016x}-01",
+        f"00-{1:032x}-{1:016x}-01\n",
+        f"00-{1:032x}-{1:016x}-01-more",
+    ],
+)
+def test_what_is_no_traceparent_is_none(text: str | None) -> None:
+    assert spans.sound(text) == ""
+
+
+def test_a_traceparent_is_taken_as_it_is() -> None:
+    good = f"00-{1:032x}-{1:016x}-00"
+    assert spans.sound(good) == good

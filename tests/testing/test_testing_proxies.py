@@ -1,0 +1,110 @@
+"""What proxies carry comes late, in order, or its answer never comes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from galileo.testing.faults.proxies import Proxies
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return f"127.0.0.1:{one.getsockname()[1]}"
+
+
+def echo(server: socket.socket, came: list[bytes]) -> None:
+    """Answers each connection with what it says, and notes it."""
+
+    def answer(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while piece := connection.recv(4_096):
+                came.append(piece)
+                connection.sendall(piece)
+
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = server.accept()
+            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+
+@pytest.fixture
+def way() -> Iterator[tuple[Proxies, str, list[bytes]]]:
+    """Proxies, the address of one, and what has come to the server behind it."""
+    came: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=echo, args=(server, came), daemon=True).start()
+        proxies, address = Proxies(seed=3), free_address()
+        proxies.between(address, f"127.0.0.1:{server.getsockname()[1]}")
+        yield proxies, address, came
+        proxies.close()
+
+
+def connected(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def read(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (piece := connection.recv(size - len(data))):
+        data += piece
+    return data
+
+
+Way = tuple[Proxies, str, list[bytes]]
+
+
+def test_everything_is_carried_in_order(way: Way) -> None:
+    proxies, address, _ = way
+    proxies.delay_s = (0.0, 0.01)
+    sent = bytes(range(256)) * 2_000
+    with connected(address) as connection:
+        sending = threading.Thread(target=connection.sendall, args=(sent,))
+        sending.start()
+        assert read(connection, len(sent)) == sent
+        sending.join()
+    assert proxies.counts["connections"] == 1
+
+
+def test_pieces_come_late(way: Way) -> None:
+    proxies, address, _ = way
+    with connected(address) as connection:
+        connection.sendall(b"early")
+        assert read(connection, 5) == b"early"
+        proxies.delay_s = (0.1, 0.1)
+        started = time.monotonic()
+        connection.sendall(b"late")
+        assert read(connection, 4) == b"late"
+        assert time.monotonic() - started >= 0.2
+
+
+def test_answers_are_dropped_and_what_was_asked_for_arrives(way: Way) -> None:
+    proxies, address, came = way
+    proxies.cut_answers()
+    with connected(address) as connection:
+        connection.sendall(b"asked")
+        for _ in range(1_000):
+            if proxies.counts["answers dropped"]:
+                break
+            time.sleep(0.005)
+        assert b"".join(came) == b"asked"
+        proxies.heal()
+        with contextlib.suppress(ConnectionError):
+            assert read(connection, 5) == b""
+    with connected(address) as connection:
+        connection.sendall(b"again")
+        assert read(connection, 5) == b"again"
+
+
+def test_who_cannot_be_reached_ends_the_connection() -> None:
+    proxies, address = Proxies(), free_address()
+    proxies.between(address, free_address())
+    with connected(address) as connection, contextlib.suppress(ConnectionError):
+        assert read(connection, 1) == b""
+    proxies.close()

@@ -1,0 +1,150 @@
+"""Spans on their way to a real collector, and to one that is not there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
+
+from collecting import Collector
+
+from galileo import requests, spans
+from galileo.tracing import Tracing, TracingOptions, start_tracing
+from galileo.tracing.recording import CLOSE_TIMEOUT_S, EXPORT_TIMEOUT_S, QUEUE_MAX
+
+Start = Callable[[str, float], Tracing]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started: list[Tracing] = []
+
+    def begin(endpoint: str, ratio: float) -> Tracing:
+        options = TracingOptions(endpoint, ratio)
+        made = start_tracing(options, service="test", node="n-1")
+        assert made is not None
+        started.append(made)
+        return made
+
+    yield begin
+    for one in started:
+        one.close()
+    assert not spans.is_on()
+
+
+def test_spans_arrive_with_their_family_and_facts(collector: Collector, start: Start) -> None:
+    tracing = start(collector.endpoint, 1.0)
+    with requests.serving("r-1"), spans.span("a", kind="server", dataset="nam"):
+        first = spans.current()
+        spans.record("b", parent=first, took_s=0.25, commits=2)
+    with spans.inside(first), pytest.raises(ValueError, match="no"), spans.child("c"):
+        raise ValueError("no")
+    tracing.close()
+    told = {one.name: one for one in collector.spans()}
+    assert {one.trace for one in told.values()} == {first[3:35]}
+    assert told["a"].facts == {"dataset": "nam", "request": "r-1"}
+    assert (told["a"].service, told["a"].node) == ("test", "n-1")
+    assert {told["b"].parent, told["c"].parent} == {told["a"].id}
+    assert told["b"].took_s == pytest.approx(0.25, abs=1e-6)
+    assert (told["a"].is_error, told["c"].is_error) == (False, True)
+
+
+def test_what_was_not_chosen_is_not_recorded_anywhere(collector: Collector, start: Start) -> None:
+    tracing = start(collector.endpoint, 0.0)
+    with spans.span("a"):
+        unchosen = spans.current()
+    assert not is_chosen(unchosen)
+    with spans.inside(unchosen), spans.span("b"):
+        assert not is_chosen(spans.current())
+    chosen = f"00-{7:032x}-{7:016x}-01"
+    with spans.inside(chosen), spans.span("c"):
+        assert is_chosen(spans.current())
+    tracing.close()
+    assert [(one.name, one.trace) for one in collector.spans()] == [("c", f"{7:032x}")]
+
+
+def is_chosen(traceparent: str) -> bool:
+    return bool(int(traceparent[-2:], 16) & 1)
+
+
+def test_a_ratio_is_kept(collector: Collector, start: Start) -> None:
+    tracing = start(collector.endpoint, 0.25)
+    for _ in range(400):
+        with spans.span("a"), spans.child("b"):
+            pass
+    tracing.close()
+    told = collector.spans()
+    assert 50 < len([one for one in told if one.name == "a"]) < 150
+    assert len([one for one in told if one.name == "b"]) == len(told) / 2
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("kind", ["absent", "silent"])
+def test_a_collector_that_does_not_answer_costs_nobody_anything(
+    kind: str, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Absent: nobody listens. Silent: somebody does, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1] if kind == "silent" else free_port()
+        slowest_s, closing_s = slowest_and_closing_s(start(f"http://127.0.0.1:{port}", 1.0))
+    assert slowest_s < EXPORT_TIMEOUT_S / 2
+    assert closing_s < CLOSE_TIMEOUT_S + EXPORT_TIMEOUT_S
+    told = [one for one in caplog.records if one.name.startswith("galileo")]
+    assert len([one for one in told if "does not take spans" in one.getMessage()]) <= 1
+
+
+def slowest_and_closing_s(tracing: Tracing) -> tuple[float, float]:
+    slowest_s, threads = 0.0, threading.active_count()
+    for _ in range(3 * QUEUE_MAX):
+        begun = time.perf_counter()
+        with spans.span("a"):
+            pass
+        slowest_s = max(slowest_s, time.perf_counter() - begun)
+    assert threading.active_count() <= threads + 1
+    begun = time.perf_counter()
+    tracing.close()
+    return slowest_s, time.perf_counter() - begun
+
+
+def test_a_collector_that_comes_back_is_told_again(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="galileo.tracing.recording")
+    port = free_port()
+    start(f"http://127.0.0.1:{port}", 1.0)
+
+    def told(words: str) -> Callable[[], bool]:
+        return lambda: any(words in one.getMessage() for one in caplog.records)
+
+    until(told("does not take spans"))
+    collector = Collector(port)
+    try:
+        until(told("takes spans again"))
+        assert collector.spans()
+    finally:
+        collector.stop()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        with spans.span("again"):
+            time.sleep(0.05)

@@ -1,0 +1,111 @@
+import base64
+
+import google_crc32c
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.cursor import Cursor
+from galileo.errors import InvalidToken
+from galileo.model.windows import HELD_MAX, Told, runs
+from galileo.wire import token
+
+cursors = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), max_size=20).map(
+    Cursor
+)
+ids = st.text(max_size=40)
+
+
+@given(ids, cursors)
+def test_a_token_round_trips(ccq_id, cursor):
+    assert token.decode(token.encode(ccq_id, cursor), ccq_id=ccq_id) == cursor
+
+
+@given(ids, ids, cursors)
+def test_the_token_of_another_ccq_is_refused(ccq_id, other, cursor):
+    if ccq_id == other:
+        return
+    with pytest.raises(InvalidToken, match="one of"):
+        token.decode(token.encode(ccq_id, cursor), ccq_id=other)
+
+
+@given(cursors, st.data())
+def test_any_damage_is_noticed(cursor, data):
+    text = token.encode("q", cursor)
+    at = data.draw(st.integers(0, len(text) - 1))
+    char = data.draw(st.characters(codec="utf-8").filter(lambda c: c != text[at]))
+    for damaged in (text[:at] + char + text[at + 1 :], text[:at], text + "A"):
+        with pytest.raises(InvalidToken):
+            token.decode(damaged, ccq_id="q")
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_refused_with_invalid_token_alone(text):
+    with pytest.raises(InvalidToken):
+        token.decode(text, ccq_id="q")
+
+
+@given(st.binary(max_size=40))
+def test_a_right_checksum_over_nonsense_is_refused(body):
+    body = bytes([token.VERSION]) + b"\x01q" + body
+    raw = body + google_crc32c.value(body).to_bytes(4, "big")
+    text = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+    try:
+        cursor = token.decode(text, ccq_id="q")
+    except InvalidToken:
+        return
+    assert token.encode("q", cursor) == text
+
+
+def sealed(body: bytes) -> str:
+    raw = body + google_crc32c.value(body).to_bytes(4, "big")
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def test_a_newer_version_is_named():
+    with pytest.raises(InvalidToken, match="version 1 or 2, got 3"):
+        token.decode(sealed(bytes([3]) + b"\x01q\x00"), ccq_id="q")
+
+
+numbers = st.integers(-(2**58), 2**58)
+open_windows = st.sets(st.integers(-(2**40), 2**40), max_size=40).map(
+    lambda some: runs(np.array(sorted(some), dtype=np.int64))
+)
+
+
+@given(ids, cursors, st.builds(Told, st.none() | numbers, open_windows))
+def test_a_token_says_what_its_reader_was_told_of_windows(ccq_id, cursor, told):
+    text = token.encode(ccq_id, cursor, told)
+    assert token.read(text, ccq_id=ccq_id) == (cursor, told)
+    assert token.decode(text, ccq_id=ccq_id) == cursor
+
+
+def test_a_reader_without_windows_has_tokens_as_ever():
+    """Text that was given out before there were windows."""
+    assert token.read("AQFxAQAFWBmutA", ccq_id="q") == (Cursor({0: 5}), Told())
+    assert token.encode("q", Cursor({0: 5})) == "AQFxAQAFWBmutA"
+
+
+def test_a_token_holds_few_windows_open():
+    """It is refused before anything is made of so many."""
+    many = Told(0, ((3, HELD_MAX + 1),))
+    with pytest.raises(InvalidToken, match="impossible"):
+        token.read(token.encode("q", Cursor(), many), ccq_id="q")
+    with pytest.raises(InvalidToken, match="impossible"):
+        token.read(token.encode("q", Cursor(), Told(0, ((3, 0),))), ccq_id="q")
+
+
+@given(st.binary(max_size=40))
+def test_a_right_checksum_over_nonsense_about_windows_is_refused(body):
+    text = sealed(bytes([token.VERSION_WITH_WINDOWS]) + b"\x01q\x00" + body)
+    try:
+        cursor, told = token.read(text, ccq_id="q")
+    except InvalidToken:
+        return
+    assert token.encode("q", cursor, told) == text
+
+
+def test_tokens_are_bounded():
+    with pytest.raises(InvalidToken, match="at most"):
+        token.decode("A" * (token.TOKEN_CHARS_MAX + 1), ccq_id="q")
