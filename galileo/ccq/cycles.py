@@ -20,6 +20,8 @@ from galileo.errors import SamplerRevoked
 LASTING_FAILURES = frozenset({SamplerRevoked.kind})
 """No further cycle can mend them, so readers are told at once."""
 _DOUBLINGS_MAX = 16
+_CALM_FACTOR = 2.0
+"""A sampler that is still at work is asked again after the longest pause, and once more."""
 
 
 class Cycles:
@@ -27,8 +29,9 @@ class Cycles:
 
     Attributes:
         running: id of the cycle in flight, of which there is at most one.
-        failure: why the CCQ itself fails, once it has done so several times in a row: a sampler
-            whose process died may do better in the next cycle, so readers are not told at once.
+        failure: why the CCQ itself fails, once it has done so several times at the same place: a
+            sampler whose process died may do better in the next cycle, so readers are not told at
+            once.
         fresh_at: when it was last known that nothing lies beyond the cache.
         is_resting: nothing is known to lie beyond it now, until `rouse` says otherwise.
         over, failed: cycles that are over, and of them those that came to nothing.
@@ -53,6 +56,8 @@ class Cycles:
         self._due_at = now
         self._started_at = now
         self._goal = ORIGIN
+        self._failed_at = -math.inf
+        self._failed_until = ORIGIN
         self._fruitless = 0
         self._failures = 0
         self._took_s = 0.0
@@ -112,10 +117,8 @@ class Cycles:
         Returns:
             How many labels were new.
         """
-        self._failures = self._failures + 1 if result.failure is not None else 0
-        is_told = self._failures >= self._options.cycle_failures_told
-        is_told |= result.failure is not None and result.failure.kind in LASTING_FAILURES
-        self.failure = result.failure if is_told else None
+        if result.failure is not None:
+            self._note_failure(result.failure, now)
         if result.failure is not None or not self._cache.until.covers(result.after):
             self._back_off(now)
             return 0
@@ -130,6 +133,8 @@ class Cycles:
             self._fruitless = 0
         if self._cache.until.covers(self._goal):
             self.fresh_at = self._started_at
+        if self._has_overcome(now):
+            self._failures, self.failure = 0, None
         return found
 
     def fail(self, now: float) -> None:
@@ -140,6 +145,23 @@ class Cycles:
 
     def check(self) -> None:
         self._cache.check()
+
+    def _note_failure(self, failure: Failure, now: float) -> None:
+        self._failures += 1
+        self._failed_at, self._failed_until = now, self._goal
+        is_told = self._failures >= self._options.cycle_failures_told
+        if is_told or failure.kind in LASTING_FAILURES:
+            self.failure = failure
+
+    def _has_overcome(self, now: float) -> bool:
+        """Whether what failed has done better since; asked after progress.
+
+        That something was found is not enough: it may come from other partitions, while the
+        sampler that failed is still at work on those where it fails. Nor is it certain that all
+        is found ever, with a node away. So what goes on for long without a failure counts, too.
+        """
+        calm_s = _CALM_FACTOR * self._options.cycle_retry_max_s
+        return self._cache.until.covers(self._failed_until) or now - self._failed_at > calm_s
 
     def _next_due(self, now: float) -> float:
         interval_s = self.ccq.interval_s

@@ -164,27 +164,29 @@ class _Room:
 
 
 @dataclass(slots=True, eq=False)
-class _Reading:
+class Reading:
     """One answer with observations.
 
     Attributes:
         task: of its call.
         stalled_at: since when its reader has not taken what it was sent; None: it has.
+        gives_way: it is about to end.
     """
 
     task: asyncio.Task[Any]
     stalled_at: float | None = None
+    gives_way: bool = False
 
 
-class _Readings:
+class Readings:
     """So many answers with observations at a time; who does not read gives way to who waits."""
 
     def __init__(self, most: int, *, gives_way_s: float) -> None:
         self._room = _Room(most)
         self._gives_way_s = gives_way_s
-        self._running: set[_Reading] = set()
+        self._running: set[Reading] = set()
 
-    async def begin(self, *, within_s: float) -> _Reading | None:
+    async def begin(self, *, within_s: float) -> Reading | None:
         """A reading of this task; None where none has ended or given way in time."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None, "calls are tasks"
@@ -194,23 +196,25 @@ class _Readings:
             self._end_stalled()
             if loop.time() >= waits_until:
                 return None
-        reading = _Reading(task)
+        reading = Reading(task)
         self._running.add(reading)
         task.add_done_callback(lambda _: self._end(reading))
         return reading
 
-    def _end(self, reading: _Reading) -> None:
+    def _end(self, reading: Reading) -> None:
         self._running.discard(reading)
         self._room.give_back(1)
 
     def _end_stalled(self) -> None:
-        """Ends the one whose reader has taken nothing for the longest time."""
+        """Ends the one whose reader has taken nothing for longest; one after the other."""
+        if any(one.gives_way for one in self._running):
+            return
         stalled = [(one.stalled_at, one) for one in self._running if one.stalled_at is not None]
         if not stalled:
             return
         since, longest = min(stalled, key=lambda pair: pair[0])
         if asyncio.get_running_loop().time() - since >= self._gives_way_s:
-            longest.stalled_at = None
+            longest.gives_way = True
             longest.task.cancel()
 
 
@@ -271,9 +275,9 @@ class Bounds(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def __init__(self, options: BoundsOptions | None = None) -> None:
         self._options = chosen = options or BoundsOptions()
         self._small, self._bulk = _Room(chosen.requests_bytes_max), _Room(chosen.bulk_bytes_max)
-        readings = _Readings(chosen.readings_max, gives_way_s=chosen.gives_way_s)
+        readings = Readings(chosen.readings_max, gives_way_s=chosen.gives_way_s)
         self._answers = dict.fromkeys(_READINGS, readings)
-        self._answers[_RUN] = _Readings(chosen.answers_max, gives_way_s=chosen.gives_way_s)
+        self._answers[_RUN] = Readings(chosen.answers_max, gives_way_s=chosen.gives_way_s)
         self._calls = 0
 
     @property
@@ -336,7 +340,7 @@ def _charged(room: _Room, size: int, *, arrives_within_s: float) -> _Charge:
 
 
 def _bounded(
-    handler: Handler, method: str, charge: _Charge | None, reading: _Reading | None = None
+    handler: Handler, method: str, charge: _Charge | None, reading: Reading | None = None
 ) -> Handler:
     """The handler, with requests that are looked at before they are decoded."""
     if handler is None:
@@ -394,7 +398,7 @@ def _unary(inner: Callable[..., Awaitable[Any]], charge: _Charge | None) -> Call
 
 
 def _streaming(
-    inner: Callable[..., Any], charge: _Charge | None, reading: _Reading | None
+    inner: Callable[..., Any], charge: _Charge | None, reading: Reading | None
 ) -> Callable[..., Any]:
     loop = asyncio.get_running_loop()
 

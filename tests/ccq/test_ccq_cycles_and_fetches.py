@@ -118,6 +118,51 @@ def test_readers_are_told_after_several_failures_in_a_row():
     assert driver.feed(FetchRequested(2, "q", ORIGIN)) == [RefuseFetch(2, FAILURE)]
 
 
+def unanswered(driver: Driver, *, now: float, reached: Cursor = ORIGIN) -> list:
+    """One cycle in which a sampler is still at work; other partitions may have answered."""
+    (start,) = only(driver.tick(now), StartCycle)
+    item = start.items[0]
+    result = CycleResult("q", item.term, item.after, to_labels([]), reached)
+    return driver.feed(CycleFinished(start.cycle_id, (result,)))
+
+
+def test_cycles_in_which_a_sampler_is_still_at_work_excuse_none_of_its_failures():
+    """A sent sampler that never ends: each failure takes it two cycles."""
+    driver = Driver(cycle_failures_told=3)
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
+    told = []
+    for now in (10.0, 100.0, 200.0):
+        told += fail(driver, now=now)
+        told += unanswered(driver, now=now + 45.0)
+    assert told == [RefuseFetch(1, FAILURE)]
+
+
+def test_what_other_partitions_find_excuses_no_failure():
+    driver = Driver(cycle_failures_told=3)
+    driver.lead()
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
+    told = []
+    for number, now in enumerate((10.0, 20.0, 30.0), 1):
+        driver.feed(SequencesSeen("d", Cursor({1: number})))
+        told += fail(driver, now=now)
+        driver.feed(SequencesSeen("d", Cursor({1: number + 1})))
+        unanswered(driver, now=now + 5.0, reached=Cursor({1: number + 1}))
+    assert told == [RefuseFetch(1, FAILURE)]
+
+
+def test_a_query_that_goes_on_for_long_without_a_failure_has_overcome_it():
+    """Partition 0 is away; partition 1 goes on."""
+    driver = Driver(cycle_failures_told=1, cycle_retry_max_s=30.0)
+    driver.lead()
+    fail(driver, now=10.0)
+    for now, count in ((40.0, 1), (80.0, 0)):
+        driver.feed(SequencesSeen("d", Cursor({1: int(now)})))
+        unanswered(driver, now=now, reached=Cursor({1: int(now)}))
+        refused = driver.feed(FetchRequested(int(now), "q", ORIGIN))
+        assert len(only(refused, RefuseFetch)) == count
+
+
 # --- overload --------------------------------------------------------------------------------
 
 

@@ -72,8 +72,9 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         await self.go.wait()
 
     async def pour(self, request: bytes, context: object) -> AsyncIterator[bytes]:
+        """One with an empty request never comes to an end."""
         self.begun += 1
-        while not self.go.is_set():
+        while not (request and self.go.is_set()):
             yield bytes(1 << 20)
         yield b"last"
 
@@ -255,15 +256,15 @@ async def test_what_is_no_message_is_an_error_of_the_caller(served: Served) -> N
 
 @pytest.mark.parametrize("served", [READINGS], indirect=True)
 async def test_a_reader_that_takes_nothing_gives_way_to_one_that_waits(served: Served) -> None:
-    def select() -> grpc.aio.UnaryStreamCall:
-        return served.channel.unary_stream(SELECT)(b"", timeout=20.0)
+    def select(request: bytes = b"") -> grpc.aio.UnaryStreamCall:
+        return served.channel.unary_stream(SELECT)(request, timeout=20.0)
 
     slow = [select() for _ in range(READINGS.readings_max)]
     await served.begun(2)
     first = [await one.read() for one in slow]
     assert [len(one) for one in first] == [1 << 20] * 2
     await asyncio.sleep(2 * READINGS.gives_way_s)
-    third = select()
+    third = select(b"ends")
     assert len(await third.read()) == 1 << 20
     await served.until(2)
     served.handlers.go.set()
@@ -272,6 +273,27 @@ async def test_a_reader_that_takes_nothing_gives_way_to_one_that_waits(served: S
     for one in slow:
         one.cancel()
     await served.until(0)
+
+
+async def test_one_reader_gives_way_to_one_however_long_its_end_takes() -> None:
+    readings = bounds.Readings(2, gives_way_s=0.05)
+
+    async def stalled() -> None:
+        reading = await readings.begin(within_s=5.0)
+        assert reading is not None
+        reading.stalled_at = asyncio.get_running_loop().time()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.5)
+
+    slow = [asyncio.create_task(stalled()) for _ in range(2)]
+    await asyncio.sleep(0)
+    third = asyncio.create_task(readings.begin(within_s=5.0))
+    assert await third is not None
+    assert [one.cancelling() for one in slow] == [1, 0]
+    slow[1].cancel()
+    await asyncio.wait(slow)
 
 
 async def drained(call: grpc.aio.UnaryStreamCall) -> bool:
@@ -287,7 +309,7 @@ async def drained(call: grpc.aio.UnaryStreamCall) -> bool:
 
 @pytest.mark.parametrize("served", [READINGS], indirect=True)
 async def test_readers_that_read_are_not_ended_for_others(served: Served) -> None:
-    calls = [served.channel.unary_stream(SELECT)(b"", timeout=20.0) for _ in range(2)]
+    calls = [served.channel.unary_stream(SELECT)(b"ends", timeout=20.0) for _ in range(2)]
     reading = [asyncio.create_task(drained(call)) for call in calls]
     await served.begun(2)
     error = await served.refused_stream(SELECT)
