@@ -30,6 +30,7 @@ class Line:
 
     Attributes:
         cut_after: bytes of the node after which it breaks; None: it holds.
+        may_cut: it holds back what lies behind its break, and breaks once this is set.
         cuts: how often it still breaks; then nobody answers any more.
         silent: whether it says nothing more, instead of breaking.
     """
@@ -39,6 +40,8 @@ class Line:
         self._port = int(port)
         self._server: asyncio.Server | None = None
         self.cut_after: int | None = None
+        self.may_cut = asyncio.Event()
+        self.may_cut.set()
         self.cuts = 1
         self.silent = False
         self.address = ""
@@ -84,6 +87,7 @@ class Line:
                 if self.cut_after < 0:
                     if self.silent:
                         await asyncio.Event().wait()
+                    await self.may_cut.wait()
                     self.cuts, self.cut_after = self.cuts - 1, None
                     return
             sink.write(data)
@@ -132,10 +136,11 @@ def identities(table: pa.Table) -> list[tuple[int, ...]]:
     return sorted(zip(*(table.column(name).to_pylist() for name in IDENTITY), strict=True))
 
 
-async def counted(batches: LabelBatches, given: list[int]) -> None:
-    """Notes how many labels each batch has."""
+async def counted(batches: LabelBatches, given: list[int], *, line: Line) -> None:
+    """Notes how many labels each batch has; the line may break once there is one."""
     async for labels in batches:
         given += [len(labels)]
+        line.may_cut.set()
 
 
 # --- labels --------------------------------------------------------------------------------------
@@ -198,11 +203,12 @@ async def test_a_node_lost_later_ends_the_answer_and_says_so(
     cluster: galileo.LocalCluster, line: Line, stored: str
 ) -> None:
     line.cut_after = 1_000_000
+    line.may_cut.clear()
     async with galileo.AsyncClient(line.address, cluster.addresses[1]) as client:
         batches = client.query_batches(stored)
         given: list[int] = []
         with pytest.raises(Unavailable, match=r"broke off after [0-9,]+ labels.*ask again") as lost:
-            await counted(batches, given)
+            await counted(batches, given, line=line)
         assert lost.value.details["labels"] == sum(given)
         assert 0 < sum(given) < ROWS
         assert batches.end is None
