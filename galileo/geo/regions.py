@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import shapely
 import shapely.geometry
+from shapely.errors import ShapelyError
 
 from galileo.errors import InputError
 
@@ -135,7 +136,7 @@ def of_geojson(raw: dict[str, Any]) -> Region:
     _check_size(raw.get("coordinates"))
     try:
         shape = shapely.force_2d(shapely.geometry.shape(raw))
-    except (ValueError, TypeError, AttributeError, IndexError, shapely.GEOSException) as error:
+    except (ValueError, TypeError, AttributeError, IndexError, ShapelyError) as error:
         raise InputError(f"expected coordinates of a {kind}; {_sentence(error)}") from error
     return Region(_checked(shape, kind))
 

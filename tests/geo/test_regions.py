@@ -127,6 +127,10 @@ def test_box_with_heights():
         ({"type": "Polygon"}, "expected lists of coordinates, got None"),
         ({"type": "Point", "coordinates": [[1, 2], [3, 4]]}, "expected coordinates of a Point"),
         ({"type": "LineString", "coordinates": [[1, 2]]}, "expected coordinates of a LineString"),
+        (
+            {"type": "MultiLineString", "coordinates": [[[1, 2], [3, 4]], []]},
+            "expected coordinates of a MultiLineString; .*empty",
+        ),
         ({"type": "GeometryCollection", "geometries": []}, "expected a geometry of type Point"),
     ],
 )
