@@ -10,7 +10,7 @@ import grpc.aio
 
 from galileo.client.pauses import Pauses
 from galileo.client.transport import Transport
-from galileo.errors import GalileoError, TryAgain
+from galileo.errors import GalileoError, TryAgain, Unavailable
 from galileo.wire.pb import moves_pb2, moves_pb2_grpc
 from galileo.wire.status import error_of_rpc
 
@@ -42,7 +42,7 @@ async def move(
     furthest = -1
     while True:
         try:
-            call, part = await transport.call(lambda channel: _opened(channel, request))
+            call, part = await transport.open(lambda channel: _opened(channel, request))
             try:
                 while part is not grpc.aio.EOF:
                     yield MoveProgress(partition, part.stage, part.bytes_done, part.bytes_total)
@@ -52,6 +52,7 @@ async def move(
                         furthest = part.bytes_done
                         pauses = Pauses(transport.timing, patience_s=transport.patience_s)
                     part = await call.read()
+                raise Unavailable("the node closed the stream before the partition had moved")
             finally:
                 call.cancel()
         except (grpc.RpcError, TryAgain) as error:

@@ -7,6 +7,7 @@ answer: its node may run elsewhere by now.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -112,9 +113,11 @@ class Transport:
     ) -> Result:
         """The result of one `attempt` at one address, whatever becomes of it; errors as `call`."""
         try:
-            return await attempt(self._channel(address))
+            result = await attempt(self._channel(address))
         except grpc.RpcError as error:
             raise error_of_rpc(error, asked=address) from error
+        await self._learn(address)
+        return result
 
     async def _once(self, attempt: Callable[[grpc.aio.Channel], Awaitable[Result]]) -> Result:
         """One try at each address until one answers, be it with an error of its own."""
@@ -147,6 +150,9 @@ class Transport:
         except grpc.RpcError:
             self._knows_all = False
             return
+        except asyncio.CancelledError:
+            self._knows_all = False
+            raise
         named = [node.address for node in Topology.from_json(reply.topology_json).nodes]
         kept = [one for one in self.addresses if one in self._given or one in named]
         self.addresses = list(dict.fromkeys([*kept, *named]))

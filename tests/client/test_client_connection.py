@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 import galileo
@@ -34,6 +36,35 @@ def test_a_client_learns_addresses_anew_after_one_did_not_answer(
         transport.addresses = ["127.0.0.1:2", cluster.addresses[0], gone]
         one.datasets()
         assert sorted(transport.addresses) == sorted([gone, *cluster.addresses])
+
+
+@pytest.mark.parametrize("call", ["fetch_many", "submit_many"])
+def test_calls_about_many_queries_learn_the_others_too(
+    cluster: galileo.LocalCluster, call: str
+) -> None:
+    """Else the reader of many is lost with the one node that it was given."""
+    asked = galileo.Submission("no-such-dataset", "x > 1")
+    with galileo.connect(cluster.addresses[1]) as one:
+        if call == "submit_many":
+            assert one.submit_many([asked])[0].error is not None
+        else:
+            assert asked.id in one.fetch_many({asked.id: ""}).errors
+        assert sorted(one._client._transport.addresses) == sorted(cluster.addresses)
+
+
+async def test_who_is_cancelled_while_it_learns_the_others_learns_them_later(
+    cluster: galileo.LocalCluster,
+) -> None:
+    async with galileo.AsyncClient(cluster.addresses[0]) as one:
+        transport = one._transport
+        learning = asyncio.create_task(transport._learn(cluster.addresses[0]))
+        while not transport._knows_all:
+            await asyncio.sleep(0)
+        learning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await learning
+        await one.datasets()
+        assert sorted(transport.addresses) == sorted(cluster.addresses)
 
 
 def test_a_closed_client_says_so(cluster: galileo.LocalCluster) -> None:
