@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from galileo.client import submitting
-from galileo.client.async_samplers import AsyncSamplers
+from galileo.client.async_samplers import AsyncSamplers, spec_of
 from galileo.client.ingestion import Progress
 from galileo.client.many import ManyFetching, ManyUpdates, Stand
 from galileo.client.submitting import Submission, Submitted
-from galileo.errors import TryAgain
+from galileo.errors import GalileoError, TryAgain
 from galileo.model.times import Duration, seconds
 
 WATCH_WAIT_S = 10.0
@@ -39,18 +39,29 @@ class AsyncMany(AsyncSamplers):
         Returns:
             What became of each, in their order.
         """
-        sent = [await self._ready(one) for one in submissions]
+        refused = dict[str, GalileoError]()
+        sent = [await self._ready(one, refused) for one in submissions]
         done = await submitting.submit_many(self._transport, sent, progress=progress)
         for one in done:
             if one.info is not None:
                 self._many.learn(one.id, one.info.coordinator_address)
         return done
 
-    async def _ready(self, submission: Submission) -> Submission:
-        """With a sampler that the nodes have."""
+    async def _ready(
+        self, submission: Submission, refused: dict[str, GalileoError]
+    ) -> Submission | Submitted:
+        """With a sampler that the nodes have; or why they do not take it, asked once for each."""
         if submission.sampler is None:
             return submission
-        return replace(submission, sampler=await self._at_hand(submission.sampler))
+        spec = spec_of(submission.sampler)
+        if spec.archive not in refused:
+            try:
+                return replace(submission, sampler=await self._at_hand(spec))
+            except TryAgain:
+                raise
+            except GalileoError as error:
+                refused[spec.archive] = error
+        return Submitted(submission.id, error=refused[spec.archive])
 
     async def fetch_many(
         self, tokens: Mapping[str, str], *, wait: Duration | None = None, labels_max: int = 0

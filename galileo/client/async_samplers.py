@@ -97,10 +97,15 @@ class AsyncSamplers(AsyncDatasets):
 
     async def _at_hand(self, given: SamplerLike | None) -> SamplerSpec | None:
         """The sampler by name or digest, once the nodes have its code."""
-        spec = sampler(given) if isinstance(given, SamplerArchive) else given
+        spec = None if given is None else spec_of(given)
         if spec is not None and spec.code is not None and spec.archive not in self._sent_digests:
             await self.send_sampler(spec.code)
         return spec
+
+
+def spec_of(given: SamplerLike) -> SamplerSpec:
+    """The sampler itself, or the one in an archive."""
+    return sampler(given) if isinstance(given, SamplerArchive) else given
 
 
 def _sender() -> str:

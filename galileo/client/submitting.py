@@ -93,17 +93,25 @@ class Submitted:
 
 
 async def submit_many(
-    transport: Transport, submissions: Sequence[Submission], *, progress: Progress | None
+    transport: Transport,
+    submissions: Sequence[Submission | Submitted],
+    *,
+    progress: Progress | None,
 ) -> list[Submitted]:
-    """See `AsyncClient.submit_many`."""
+    """See `AsyncClient.submit_many`; those of which the outcome is known already are not sent."""
     gate = asyncio.Semaphore(CALLS_IN_FLIGHT_MAX)
     done: list[Submitted | None] = [None] * len(submissions)
     requests: dict[int, continuous_pb2.SubmitRequest] = {}
     for place, one in enumerate(submissions):
+        if isinstance(one, Submitted):
+            done[place] = one
+            continue
         try:
             requests[place] = one.to_pb()
         except GalileoError as error:
             done[place] = Submitted(one.id, error=error)
+    if progress is not None and len(requests) < len(submissions):
+        progress(len(submissions) - len(requests))
 
     async def submit(number: int, part: dict[int, continuous_pb2.SubmitRequest]) -> None:
         async with gate:

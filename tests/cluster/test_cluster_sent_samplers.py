@@ -235,4 +235,14 @@ def test_a_cluster_that_does_not_allow_it_says_how_to(
         client.create_dataset(galileo.Schema("air", [galileo.Feature("temperature", "K")]))
         with pytest.raises(NotPermitted, match=r'set samplers\.sent = "contained"'):
             client.query("air", sampler=archive("share", SHARE))
+        share, told = archive("share", SHARE), list[int]()
+        asked = [
+            galileo.Submission("air", sampler=share),
+            galileo.Submission("air", interval="1h", expiration="2h"),
+            galileo.Submission("air", sampler=galileo.sampler(share, fraction=0.5)),
+        ]
+        done = client.submit_many(asked, progress=told.append)
+        assert [one.id for one in done] == [one.id for one in asked]
+        assert [type(one.error) for one in done] == [NotPermitted, type(None), NotPermitted]
+        assert sum(told) == len(asked)
         assert client.sent_samplers() == []
