@@ -13,8 +13,8 @@ _SECRETS = re.compile(
     # A key in PEM, as it stands or as `repr` shows it.
     r"|(?P<key>-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[A-Za-z0-9+/=\s]|\\[nr])*"
     r"(?:-----END [A-Z ]*PRIVATE KEY-----)?)"
-    # `https://user:password@host`.
-    r"|(?<=://)(?P<password>[^/\s@'\"]+)(?=@)"
+    # `https://user:password@host`; the last @ counts, since a password may have some.
+    r"|(?<=://)(?P<password>[^/\s'\"]+)(?=@)"
     # `sc://host:15002/;token=...` of Spark Connect.
     r"|(?<=;token=)(?P<bearer>[^;\s'\"]+)"
 )

@@ -36,6 +36,7 @@ thread.join()
         (f"got {KEY!r}", "got '(a key)\\n'"),
         ("-----BEGIN EC PRIVATE KEY-----\nplanted", "(a key)"),
         ("https://ann:planted@host:4317/x", "https://(a password)@host:4317/x"),
+        ("https://ann:pl@nt@ed@host/x", "https://(a password)@host/x"),
         (
             "'sc://host:15002/;token=planted;user_id=ann'",
             "'sc://host:15002/;token=(a token);user_id=ann'",

@@ -9,13 +9,14 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec
+from typing import Any, NoReturn, ParamSpec
 
 import click
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from galileo.cursor import Cursor
 from galileo.errors import Bug, GalileoError, Gone, InputError, TryAgain
@@ -83,7 +84,7 @@ class Output:
         """
         return Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn(f"{{task.completed:,.0f}} {unit}"),
             TimeElapsedColumn(),
@@ -105,13 +106,21 @@ def failing_well(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except GalileoError as error:
-            context = click.get_current_context()
-            _tell(error, as_json=bool(context.find_root().params.get("as_json")))
-            context.exit(exit_status(error))
+            _fail(error)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            _fail(InputError(f"expected to be able to use {error.filename}: {error.strerror}"))
         except KeyboardInterrupt:
             click.get_current_context().exit(EXIT_INTERRUPTED)
 
     return guarded
+
+
+def _fail(error: GalileoError) -> NoReturn:
+    context = click.get_current_context()
+    _tell(error, as_json=bool(context.find_root().params.get("as_json")))
+    context.exit(exit_status(error))
 
 
 def exit_status(error: GalileoError) -> int:
@@ -127,22 +136,22 @@ def exit_status(error: GalileoError) -> int:
 
 def _tell(error: GalileoError, *, as_json: bool) -> None:
     if as_json:
-        told = {"kind": error.kind, "message": redacted(error.message), "details": error.details}
-        click.echo(to_json({"error": told}), err=True)
+        told = {"kind": error.kind, "message": error.message, "details": error.details}
+        click.echo(redacted(to_json({"error": told})), err=True)
     else:
         if trace := error.details.get("traceback"):
-            click.echo(str(trace).rstrip("\n"), err=True)
+            click.echo(redacted(str(trace)).rstrip("\n"), err=True)
         click.echo(f"galileo: {redacted(error.message)} [{error.kind}]", err=True)
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """Numbers stand on the right, all else on the left."""
-    table = Table(title=title or None, header_style="bold")
+    """Numbers stand on the right, all else on the left; no text is taken for markup."""
+    table = Table(title=Text(title, "table.title") if title else None, header_style="bold")
     for name, value in rows[0].items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+        table.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
     return table
 
 
