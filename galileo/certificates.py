@@ -29,8 +29,9 @@ DAYS = 365
 DAYS_MAX = 36_500
 HOSTS_MAX = 64
 
-_NAME = re.compile(r"[a-z0-9_.-]{1,64}")
-_HOST = re.compile(r"[A-Za-z0-9_*.:-]{1,253}")
+_NAME = re.compile(r"(?!\.+$)[a-z0-9_.-]{1,64}")
+"""Also of a directory: none that means another one."""
+_HOST = re.compile(r"[A-Za-z0-9_*.-]{1,253}")
 _BACKDATED = datetime.timedelta(minutes=5)
 """The clocks of two machines may differ by so much."""
 
@@ -229,15 +230,19 @@ def _dated(builder: Any, *, days: int, begins: datetime.datetime | None) -> Any:
 
 
 def _names(x509: Any, subject: Subject) -> list[Any]:
-    names: list[Any] = [
-        x509.UniformResourceIdentifier(f"galileo:{subject.kind}:{subject.name}"),
+    uri = x509.UniformResourceIdentifier(f"galileo:{subject.kind}:{subject.name}")
+    addresses = {host: _ip_address(host) for host in subject.hosts}
+    return [
+        uri,
+        *(x509.IPAddress(ip) if ip else x509.DNSName(host) for host, ip in addresses.items()),
     ]
-    for host in subject.hosts:
-        try:
-            names.append(x509.IPAddress(ipaddress.ip_address(host)))
-        except ValueError:
-            names.append(x509.DNSName(host))
-    return names
+
+
+def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
 
 
 def _check_subject(subject: Subject) -> None:
@@ -249,7 +254,7 @@ def _check_subject(subject: Subject) -> None:
             f"reached, got {len(subject.hosts)}; those who connect check them"
         )
     for host in subject.hosts:
-        if not _HOST.fullmatch(host):
+        if not _HOST.fullmatch(host) and _ip_address(host) is None:
             raise InputError(f"expected the name or address of a host, without port, got {host!r}")
 
 

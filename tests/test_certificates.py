@@ -17,10 +17,15 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_certificates_say_whom_they_are_for(authority: Path, tmp_path: Path) -> None:
-    node = issue(authority, Subject("node", "n-1", ["10.0.0.1", "n-1.example"]), target=tmp_path)
+    node = issue(
+        authority, Subject("node", "n-1", ["10.0.0.1", "fd00::1", "n-1.example"]), target=tmp_path
+    )
     found = x509.load_pem_x509_certificate((node / "certificate.pem").read_bytes())
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
+    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == [
+        "10.0.0.1",
+        "fd00::1",
+    ]
     assert names.get_values_for_type(x509.DNSName) == ["n-1.example"]
     assert names.get_values_for_type(x509.UniformResourceIdentifier) == ["galileo:node:n-1"]
     assert (found.not_valid_after_utc - found.not_valid_before_utc).days == 365
@@ -53,7 +58,9 @@ def test_an_authority_is_made_once(authority: Path, tmp_path: Path) -> None:
     [
         (Subject("client", "Ann!"), "expected a name of a-z"),
         (Subject("node", "n"), "expected 1 to 64 names or addresses"),
+        (Subject("client", ".."), "expected a name of a-z"),
         (Subject("node", "n", ["a b"]), "expected the name or address of a host"),
+        (Subject("node", "n", ["10.0.0.1:7701"]), "of a host, without port, got '10.0.0.1:7701'"),
         (Subject("client", "ann", days=0), "expected 1 to 36,500 days, got 0"),
     ],
 )
