@@ -47,7 +47,9 @@ def move(
             for p in chosen
         ]
     title = "would move" if dry_run else "moved"
-    session.output.rows(rows, title=f"{title} {len(rows)} partitions")
+    session.output.rows(
+        rows, title=f"{title} {len(rows)} partitions", empty=f"{to} has all of them already."
+    )
 
 
 def _chosen(

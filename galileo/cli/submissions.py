@@ -35,9 +35,14 @@ def submissions(path: Path, defaults: Defaults) -> list[Submission]:
     """What the lines of a file say; empty lines are passed over.
 
     Raises:
-        InputError: a line is no such object; names the line.
+        InputError: a line is no such object, and is named; or the file is no text.
     """
-    lines = enumerate(path.read_text().splitlines(), start=1)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"expected UTF-8 in {path}: {error}") from error
+    # Not `splitlines`: it also ends lines at characters that JSON allows within texts.
+    lines = enumerate(text.split("\n"), start=1)
     return [_submission(line, number, defaults) for number, line in lines if line.strip()]
 
 
@@ -59,6 +64,9 @@ def _made(told: Mapping[str, Any], number: int, defaults: Defaults) -> Submissio
     if not isinstance(dataset, str):
         raise InputError("expected the key dataset, or --dataset for all lines")
     sampler, window = told.get("sampler"), told.get("window")
+    compression = told.get("compression", "none")
+    if not isinstance(compression, str):
+        raise InputError(f"expected a text as compression, got {compression!r}")
     named: dict[str, Any] = {"id": f"{defaults.key}-{number}"} if defaults.key is not None else {}
     if "id" in told:
         named["id"] = str(told["id"])
@@ -69,7 +77,7 @@ def _made(told: Mapping[str, Any], number: int, defaults: Defaults) -> Submissio
         interval=told.get("interval", defaults.interval),
         expiration=told.get("expiration", defaults.expiration),
         sampler=None if sampler is None else SamplerSpec.from_json(json.dumps(sampler)),
-        compression=told.get("compression", "none"),
+        compression=compression,
         window=None if window is None else Window.from_json(json.dumps(window)),
         **named,
     )

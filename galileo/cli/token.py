@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from galileo.certificates import write_secret
+from galileo.certificates import DAYS_MAX, write_secret
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
 from galileo.errors import ConfigError, InputError
@@ -63,7 +63,9 @@ def token() -> None:
     metavar="NAME=BOUND",
     help="Most that it may use of one thing, such as ccqs_max=10; repeat it for others.",
 )
-@click.option("--days", type=click.FloatRange(0, min_open=True), help="After which it expires.")
+@click.option(
+    "--days", type=click.FloatRange(0, DAYS_MAX, min_open=True), help="After which it expires."
+)
 @_file
 @click.option(
     "--out",
@@ -101,7 +103,11 @@ def new(
     )
     made = principals.add(path, principal)
     if out is not None:
-        write_secret(out, made.encode())
+        try:
+            write_secret(out, made.encode())
+        except OSError:
+            principals.remove(path, name)  # Nobody will ever know its token.
+            raise
         session.output.value({"name": name, "file": str(out)}, words=f"Its token is in {out}.")
         return
     session.output.value({"name": name, "token": made}, words=made)

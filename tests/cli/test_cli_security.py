@@ -70,6 +70,23 @@ def test_tokens_have_quotas_and_a_last_day(tmp_path: Path) -> None:
         assert "--quota" in refused.stderr
 
 
+def test_a_token_that_cannot_be_written_lets_nobody_in(tmp_path: Path) -> None:
+    path = tmp_path / "principals.toml"
+    words = ("token", "new", "ann", "--role", "reader", "--principals", path)
+    refused = run(*words, "--out", tmp_path / "nowhere" / "ann.token")
+    assert refused.exit_code == 2
+    assert "expected to be able to use" in " ".join(refused.stderr.split())
+    assert json.loads(run("token", "list", "--principals", path, "--json").stdout) == []
+    assert run(*words, "--out", tmp_path / "ann.token").exit_code == 0
+
+
+def test_a_token_expires_in_a_year_that_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "principals.toml"
+    words = ("token", "new", "ann", "--role", "reader", "--principals", path)
+    assert run(*words, "--days", "10000000").exit_code == 2
+    assert run(*words, "--days", "36500").exit_code == 0
+
+
 def test_an_authority_certifies_nodes_and_clients(tmp_path: Path) -> None:
     authority = tmp_path / "authority"
     assert run("certs", "init", authority, "--cluster", "plains").exit_code == 0

@@ -62,6 +62,7 @@ def test_ids_are_drawn_where_there_is_no_key(tmp_path: Path) -> None:
         ('{"quary": "a > 1"}', "got quary"),
         ('{"sampler": {"nome": "uniform"}}', "expected a sampler"),
         ('{"window": {"size": 1}}', "expected windows"),
+        ('{"compression": 5}', "expected a text as compression, got 5"),
     ],
 )
 def test_what_is_wrong_with_a_line_is_told_with_its_number(
@@ -70,6 +71,21 @@ def test_what_is_wrong_with_a_line_is_told_with_its_number(
     with pytest.raises(InputError, match="line 2 of the file") as caught:
         submissions(written(tmp_path, {}, line), Defaults("nam"))
     assert expected in caught.value.message
+
+
+def test_a_line_ends_where_the_file_says_so(tmp_path: Path) -> None:
+    """Not where JSON has a separator of lines or paragraphs within a text."""
+    path = tmp_path / "queries.jsonl"
+    path.write_bytes('{"query": "name = \'a\u2028b\x85c\'"}\r\n{"query": "é > 1"}'.encode())
+    first, second = submissions(path, Defaults("nam"))
+    assert (first.query, second.query) == ("name = 'a\u2028b\x85c'", "é > 1")
+
+
+def test_a_file_is_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "queries.jsonl"
+    path.write_bytes('{"query": "é > 1"}'.encode("latin-1"))
+    with pytest.raises(InputError, match=r"expected UTF-8 in .*queries\.jsonl"):
+        submissions(path, Defaults("nam"))
 
 
 def test_a_line_needs_a_dataset(tmp_path: Path) -> None:
