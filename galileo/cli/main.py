@@ -145,6 +145,9 @@ COMMANDS = {
     metavar="DIRECTORY",
     help="Certificate, key and authority, as galileo certs makes them; else GALILEO_TLS.",
 )
+@click.option(
+    "--insecure", is_flag=True, help="The network is trusted: send the token to it without TLS."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables and words.")
 @click.pass_context
 def main(
@@ -154,6 +157,7 @@ def main(
     patience: str,
     token_file: str,
     tls: str,
+    insecure: bool,
     as_json: bool,
 ) -> None:
     """Galileo stores geospatial time series and keeps standing questions answered.
@@ -166,5 +170,10 @@ def main(
     """
     chosen = nodes or ("127.0.0.1:7701",)
     context.obj = SESSION.load()(
-        chosen, patience=patience, as_json=as_json, token_file=token_file, tls=tls
+        chosen,
+        patience=patience,
+        as_json=as_json,
+        token_file=token_file,
+        tls=tls,
+        insecure=insecure,
     )

@@ -25,10 +25,11 @@ class Session:
         patience: str = PATIENCE,
         token_file: str = "",
         tls: str = "",
+        insecure: bool = False,
     ) -> None:
         self.addresses = list(addresses)
         self.patience = patience
-        self.proof = Proof(token_file=token_file, tls=tls)
+        self.proof = Proof(token_file=token_file, tls=tls, insecure=insecure)
         self.output = Output(as_json=as_json)
 
     def client(self) -> Client:

@@ -232,7 +232,8 @@ def _carried(channel: Channel, keys: Keys, address: str) -> Channel:
     if token and not (keys.is_tls or keys.insecure or is_loopback(address)):
         raise ConfigError(
             f"expected TLS to send a token to {address}, or everybody in between could read it; "
-            "name the certificates, or say that the network is trusted by insecure = true"
+            "name the certificates, or say that the network is trusted by insecure = true "
+            "(galileo --insecure)"
         )
     carrying: Any = Carrying(channel, token)
     return carrying  # type: ignore[no-any-return]

@@ -133,6 +133,22 @@ def test_serving_others_without_tls_takes_a_word(tmp_path: Path) -> None:
     assert "expected access.principals to be a readable file" in " ".join(further.stderr.split())
 
 
+def test_a_token_travels_unencrypted_to_other_machines_only_if_told_to(tmp_path: Path) -> None:
+    path = token_file(tmp_path / "token", "glt_planted")
+    words = ("--token-file", path, "--node", "192.0.2.1:1", "--patience", "10ms", "status")
+    refused = run(*words)
+    assert refused.exit_code == 2
+    assert "galileo --insecure" in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize("words", [[], ["--insecure"]])
+def test_who_trusts_the_network_says_so(words: list[str]) -> None:
+    assert main.callback is not None
+    with main.make_context("galileo", [*words, "status"]) as context:
+        context.invoke(main.callback, **context.params)
+    assert context.obj.proof.keys({}).insecure == bool(words)
+
+
 def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = token_file(tmp_path / "token", "glt_planted")
     path.chmod(0o644)
