@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+
+import interrupts
 
 from benchmarks.report import Report
 from benchmarks.sizes import FULL, QUICK, Bench
 from benchmarks.suite import AREAS, COMPARISONS, run
 
-CANCELLED = 130
-TERMINATED = 143
 NOT_INSTALLED = 2
 FAILED = 1
 
 
 def main() -> int:
     given = _arguments()
-    signal.signal(signal.SIGTERM, _terminated)
-    # A shell starts what runs in the background with this one ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.become_exceptions()
     named = [area for area in (*AREAS, *COMPARISONS) if area.name in (given.only or ())]
     areas = named or ((*AREAS, *COMPARISONS) if given.all else AREAS)
     started = time.monotonic()
@@ -40,7 +36,7 @@ def main() -> int:
             report = run(areas, Bench(QUICK if given.quick else FULL, Path(scratch), say))
     except KeyboardInterrupt:
         say("cancelled; nothing was written")
-        return CANCELLED
+        return interrupts.CANCELLED
     text = report.to_json() + "\n" if given.json else report.to_markdown()
     if given.markdown_file is not None:
         given.markdown_file.write_text(report.to_markdown(), encoding="utf-8")
@@ -57,11 +53,6 @@ def _status(report: Report, say: Callable[[str], None]) -> int:
         say(f"failed: {', '.join(failed)}; the others are in the report")
         return FAILED
     return NOT_INSTALLED if all(section.missing for section in report.sections) else 0
-
-
-def _terminated(number: int, frame: Any) -> NoReturn:
-    """Leaves as an exception, so that clusters are stopped on the way."""
-    raise SystemExit(TERMINATED)
 
 
 def _arguments() -> argparse.Namespace:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -12,8 +11,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
+import interrupts
 from benchmarks.machine import Machine
 from benchmarks.sizes import Bench
 
@@ -23,7 +22,7 @@ from evaluation.registry import PARTS, Part
 from evaluation.sizes import FULL, QUICK
 
 ROOT = Path(__file__).parents[2]
-CANCELLED, TERMINATED, FAILED = 130, 143, 1
+FAILED = 1
 PAGE = "paper.md"
 
 
@@ -37,9 +36,7 @@ class Places:
 
 def main() -> int:
     given = _arguments()
-    signal.signal(signal.SIGTERM, _terminated)
-    # A shell starts what runs in the background with this one ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.become_exceptions()
     places = _places(given)
     started = time.monotonic()
 
@@ -51,7 +48,7 @@ def main() -> int:
         failed = _measure_all(parts, given, say=say, results=places.results)
     except KeyboardInterrupt:
         say(f"cancelled; finished parts are in {places.results}: go on with --resume")
-        return CANCELLED
+        return interrupts.CANCELLED
     write_page(places)
     say(f"written: {places.page}")
     if failed:
@@ -120,11 +117,6 @@ def _places(given: argparse.Namespace) -> Places:
     results = given.results or ROOT / "build" / ("paper-quick" if given.quick else "paper")
     default = results / PAGE if given.quick else ROOT / "docs" / PAGE
     return Places(results, given.page or default)
-
-
-def _terminated(number: int, frame: Any) -> NoReturn:
-    """Leaves as an exception, so that clusters are stopped on the way."""
-    raise SystemExit(TERMINATED)
 
 
 def _arguments() -> argparse.Namespace:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+
+import interrupts
 
 from faults.markdown import update
 from faults.registry import Outcome
@@ -19,8 +20,6 @@ from faults.running import RunOptions, run_all
 from faults.table import SCENARIOS
 
 BROKEN = 1
-CANCELLED = 130
-TERMINATED = 143
 
 
 def main() -> int:
@@ -42,7 +41,7 @@ def main() -> int:
             say(f"{outcome.name}: {outcome.verdict} {outcome.reason or facts(outcome)}")
     except KeyboardInterrupt:
         say("cancelled")
-        return CANCELLED
+        return interrupts.CANCELLED
     told = summed(outcomes)
     if given.markdown_file is not None:
         update(given.markdown_file, told, SCENARIOS)
@@ -74,8 +73,6 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    # A shell starts what runs in the background with this one ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.become_exceptions()
     logging.getLogger("galileo").setLevel(logging.ERROR)  # what is cut off is expected here
     sys.exit(main())

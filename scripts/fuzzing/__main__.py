@@ -8,6 +8,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import interrupts
+
 from fuzzing import records
 from fuzzing.campaign import Campaign
 from fuzzing.running import Outcome, fuzz, keep
@@ -17,11 +19,11 @@ from fuzzing.targets import Target
 INPUTS = Path(__file__).parents[2] / "build" / "fuzzing"
 """Everything that reached new code on this machine; the corpora have the fewest that do."""
 FOUND = 1
-CANCELLED = 130
 
 
 def main() -> int:
     given = _arguments()
+    interrupts.become_exceptions()
     named = given.only or [one.name for one in TARGETS]
     chosen = [one for one in TARGETS if one.name in named]
     if given.list:
@@ -37,7 +39,7 @@ def main() -> int:
                 keep(target, inputs=INPUTS / target.name)
     except KeyboardInterrupt:
         print("cancelled", file=sys.stderr)
-        return CANCELLED
+        return interrupts.CANCELLED
     finally:
         records.write_page(TARGETS)
     print(

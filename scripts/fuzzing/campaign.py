@@ -32,6 +32,7 @@ class Campaign:
         self._ends_at = time.monotonic() + minutes * 60
         self._seed = seed
         self._told = told
+        self._is_over = False
         self._lock = threading.Lock()
         self._busy: set[str] = set()
         self._inputs = inputs
@@ -42,14 +43,18 @@ class Campaign:
 
         Raises:
             SystemExit: the fuzzer itself does not run.
+            KeyboardInterrupt: it was cancelled; no run was begun after that.
         """
         with ThreadPoolExecutor(workers) as pool:
-            for work in [pool.submit(self._work) for _ in range(workers)]:
-                work.result()
+            try:
+                for work in [pool.submit(self._work) for _ in range(workers)]:
+                    work.result()
+            finally:
+                self._is_over = True
         return self.outcomes
 
     def _work(self) -> None:
-        while time.monotonic() < self._ends_at:
+        while time.monotonic() < self._ends_at and not self._is_over:
             with self._lock:
                 target = self._next()
                 if target is None:
@@ -58,7 +63,11 @@ class Campaign:
                 self._seed += 1
                 seed = self._seed
             inputs = self._inputs / target.name
-            outcome = fuzz(target, seconds=SLICE_S, seed=seed, inputs=inputs)
+            try:
+                outcome = fuzz(target, seconds=SLICE_S, seed=seed, inputs=inputs)
+            except BaseException:
+                self._is_over = True
+                raise
             with self._lock:
                 self._busy.discard(target.name)
                 self.outcomes.append(outcome)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ from fuzzing.targets import Target
 
 MEMORY_MB = 2048
 """Of the process; more is a finding."""
+INTERRUPTED = (72, 130, -signal.SIGINT)
+"""How a fuzzer ends that met Ctrl-C, in its own code, in Python or as it starts: no finding."""
 ERROR_LINES = 12
 KEPT_BYTES_MAX = 1024
 KEPT_MAX = 200
@@ -62,6 +65,7 @@ def fuzz(target: Target, *, seconds: int, seed: int, inputs: Path) -> Outcome:
 
     Raises:
         SystemExit: the fuzzer itself does not run.
+        KeyboardInterrupt: the fuzzer met Ctrl-C, perhaps in place of this process.
     """
     inputs.mkdir(parents=True, exist_ok=True)
     _write(inputs, [*target.seeds(), *corpus.load(target.name)])
@@ -130,12 +134,19 @@ def _guided(target: Target, arguments: list[str], *, scratch: Path) -> _Ended:
             stdout=subprocess.DEVNULL,
             stderr=words,
         )
-        _, status, usage = os.wait4(process.pid, 0)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
         process.returncode = os.waitstatus_to_exitcode(status)
         words.seek(0)
         text = words.read().decode(errors="replace")
     if "No module named 'atheris'" in text:
         raise SystemExit("expected the package atheris in this environment: pip install atheris")
+    if process.returncode in INTERRUPTED:
+        raise KeyboardInterrupt
     return _Ended(process.returncode, text, usage.ru_utime + usage.ru_stime)
 
 

@@ -1,24 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import made_up_machine
 import pytest
 from benchmarks.figures import Figure, Goal, Peer, Spread
-from benchmarks.machine import Machine
 from benchmarks.report import Report, Section
 
-MACHINE = Machine(
-    cpu="Abacus 3000",
-    cores=2,
-    memory_bytes=25_000_000_000,
-    kernel="Linux 6.1",
-    python="CPython 3.11.7",
-    disk="ext4 on /dev/vda",
-    packages={"numpy": "2.4.6"},
-    peers={"duckdb": "2.0.0"},
-    started_at="2026-01-02T03:04:05+00:00",
-    load=(0.12, 1.0, 2.06),
-)
+MACHINE = replace(made_up_machine.MACHINE, peers={"duckdb": "2.0.0"})
 FLOOR = Peer("floor", Spread.of([0.001, 0.004, 0.002]))
 FIGURES = (
     Figure(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.machine import Machine
 from evaluation import __main__ as program
 from evaluation import published, stored
 from evaluation.page import plots
@@ -27,6 +26,7 @@ from evaluation.parts.simulated import Simulated, Times
 from evaluation.parts.streamed import Retrieval as Came
 from evaluation.parts.streamed import Standing, Stream, Streaming
 from evaluation.registry import PARTS
+from made_up_machine import MACHINE
 
 ROOT = Path(__file__).parents[2]
 PICTURES_BYTES_MAX = 300_000
@@ -38,18 +38,6 @@ FORMS = (
     "Arrow IPC, zstd",
     "the cache, compacted",
     "the cache, compressed with lz4",
-)
-MACHINE = Machine(
-    cpu="Abacus 3000",
-    cores=2,
-    memory_bytes=25_000_000_000,
-    kernel="Linux 6.1",
-    python="CPython 3.11.7",
-    disk="ext4 on /dev/vda",
-    packages={"numpy": "2.4.6"},
-    peers={},
-    started_at="2026-01-02T03:04:05+00:00",
-    load=(0.12, 1.0, 2.06),
 )
 
 

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import interrupts
 import pytest
 from benchmarks.sizes import Bench
 from evaluation import __main__ as program
@@ -105,7 +106,7 @@ def test_a_cancelled_run_says_how_to_go_on_and_leaves_nothing(
 
     monkeypatch.setattr(program, "PARTS", (replace(LABELS, measure=cancelled),))
     arguments += ["--directory", str(scratch)]
-    assert program.main() == program.CANCELLED
+    assert program.main() == interrupts.CANCELLED
     assert "go on with --resume" in capsys.readouterr().err
     assert list(scratch.iterdir()) == []
     assert not (tmp_path / "results").exists()

@@ -5,25 +5,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
-from benchmarks.machine import Machine
 from evaluation import stored
 from evaluation.parts.intervals import Fresh, Freshness
 from evaluation.parts.simulated import Times
 from hypothesis import given
 from hypothesis import strategies as st
+from made_up_machine import MACHINE
 
-MACHINE = Machine(
-    cpu="Abacus 3000",
-    cores=2,
-    memory_bytes=25_000_000_000,
-    kernel="Linux 6.1",
-    python="CPython 3.11.7",
-    disk="ext4 on /dev/vda",
-    packages={"numpy": "2.4.6"},
-    peers={},
-    started_at="2026-01-02T03:04:05+00:00",
-    load=(0.12, 1.0, 2.06),
-)
 FRESHNESS = Freshness(3, 500, 4.0, (Fresh(0.5, (0.1, 0.2), 499.5), Fresh(1.0, (), 500.0)))
 
 

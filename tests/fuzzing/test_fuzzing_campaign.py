@@ -1,0 +1,50 @@
+"""What ends a campaign, and what becomes of runs that are cut off."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzzing import campaign, running
+from fuzzing.campaign import Campaign
+from fuzzing.running import Outcome
+from fuzzing.table import TARGETS
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("ended", [KeyboardInterrupt, SystemExit])
+def test_no_run_is_begun_once_a_campaign_is_cancelled(
+    ended: type[BaseException], which: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    both = threading.Barrier(2)
+    calls = itertools.count()
+
+    def fuzz(target: Any, **_: Any) -> Outcome:
+        number = next(calls)
+        if number < 2:
+            both.wait(60)
+        if number == which:
+            raise ended
+        assert number < 10_000, "it goes on"
+        return Outcome(target.name, runs=1, memory_mb=1)
+
+    monkeypatch.setattr(campaign, "fuzz", fuzz)
+    monkeypatch.setattr(campaign.records, "FILE", tmp_path / "records.json")
+    (tmp_path / "records.json").write_text("{}")
+    cancelled = Campaign(TARGETS, inputs=tmp_path, minutes=10.0, seed=1, told=lambda _: None)
+    with pytest.raises(ended):
+        cancelled.run(workers=2)
+    assert next(calls) < 10_000
+
+
+@pytest.mark.parametrize("status", [72, 130, -signal.SIGINT])
+def test_a_fuzzer_that_met_ctrl_c_found_nothing(status: int, tmp_path: Path) -> None:
+    end = f"exit {status}" if status > 0 else f"kill -{-status} $$; sleep 600"
+    (tmp_path / "guided").write_text(f"#!/bin/sh\n{end}\n")
+    (tmp_path / "guided").chmod(0o700)
+    with pytest.raises(KeyboardInterrupt):
+        running._guided(TARGETS[0], [], scratch=tmp_path)
