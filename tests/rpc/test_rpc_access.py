@@ -104,10 +104,7 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Certified:
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
-    made = Tokens.made(tmp_path_factory.mktemp("tokens") / "principals.toml")
-    for role in Role:
-        made.add(role.value, role)
-    return made
+    return Tokens.of_all_roles(tmp_path_factory.mktemp("tokens") / "principals.toml")
 
 
 async def outcomes(address: str, keys: Keys) -> dict[str, grpc.StatusCode]:

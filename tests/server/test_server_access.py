@@ -36,9 +36,7 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Certified:
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
-    made = Tokens.made(tmp_path_factory.mktemp("tokens") / "principals.toml")
-    for role in Role:
-        made.add(role.value, role)
+    made = Tokens.of_all_roles(tmp_path_factory.mktemp("tokens") / "principals.toml")
     made.add("late", *Role, expires_at=round(time.time()) - 1)
     return made
 

@@ -54,6 +54,14 @@ class Tokens:
     def made(path: Path) -> Tokens:
         return Tokens(path, {})
 
+    @staticmethod
+    def of_all_roles(path: Path) -> Tokens:
+        """Somebody with each role, named like it."""
+        made = Tokens.made(path)
+        for role in Role:
+            made.add(role.value, role)
+        return made
+
     def add(
         self, name: str, *roles: Role, datasets: tuple[str, ...] = EVERY_DATASET, **more: Any
     ) -> str:

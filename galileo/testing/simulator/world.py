@@ -19,6 +19,7 @@ from galileo.testing.simulator.faults import Faults
 from galileo.testing.simulator.logs import Log, query
 from galileo.testing.simulator.loop import Loop, demand
 from galileo.testing.simulator.mutants import VARIANTS
+from galileo.testing.simulator.named_nodes import NamedNodes
 from galileo.testing.simulator.network import Network
 from galileo.testing.simulator.node import EPOCH_WALL, Node
 from galileo.testing.simulator.retention import AGREEMENT_S, Retention
@@ -28,8 +29,8 @@ FAULTS_UNTIL_S = 18.0
 DRAIN_MAX_S = 25.0
 DRAIN_STEP_S = 0.5
 FRESH_BOUND_S = 2.0
-PIECES_MAX = 8
 """Commit, heartbeat, tick, cycle and the pauses of the clients, on top of the update interval."""
+PIECES_MAX = 8
 NEVER = EPOCH_WALL + 1e6
 BATCHED_SHARE = 0.3
 """Of the worlds whose CCQs are submitted all at once."""
@@ -46,7 +47,7 @@ class Outcome:
     counters: Counter[str]
 
 
-class World:
+class World(NamedNodes):
     """Three to five nodes, two to four partitions, one to three CCQs, two readers of the first."""
 
     def __init__(
@@ -75,7 +76,6 @@ class World:
         self._groups = tuple(group for group in groups if group)
         self._cache_bytes_max = random.choice((400, 1 << 30, 1 << 30))
         self._fill_caches(seed)
-        self._requests = 0
         self.nodes = [Node(name, self) for name in names]
         self.producers = [Producer(f"p{i}", self) for i in range(2)]
         self.readers = self._make_readers()
@@ -93,19 +93,6 @@ class World:
         self._spill_idle_s = random.choice((0.0, 0.0, 1e9))
 
     # --- what nodes and clients see -----------------------------------------------------
-
-    def node(self, name: str) -> Node:
-        return self.nodes[int(name[1:])]
-
-    def any_node(self) -> Node:
-        return self.loop.random.choice(self.nodes)
-
-    def owner(self, partition: int) -> Node:
-        return self.nodes[partition % len(self.nodes)]
-
-    def next_request(self) -> int:
-        self._requests += 1
-        return self._requests
 
     def options(self, name: str) -> ContinuousOptions:
         return ContinuousOptions(

@@ -21,6 +21,7 @@ from galileo.testing.simulator.clients import Producer, Reader
 from galileo.testing.simulator.evaluator import NO_TROUBLE, Labour
 from galileo.testing.simulator.logs import Log, query
 from galileo.testing.simulator.loop import Loop, demand
+from galileo.testing.simulator.named_nodes import NamedNodes
 from galileo.testing.simulator.network import Network
 from galileo.testing.simulator.node import EPOCH_WALL, MEMBERSHIP, Node
 from galileo.testing.simulator.variants import Variant
@@ -117,7 +118,7 @@ class _CountedNetwork(Network):
         Network.send(self, sender, to, deliver)
 
 
-class Quiet:
+class Quiet(NamedNodes):
     """A world without faults, but for one crash, with a continuous query that finds everything."""
 
     def __init__(self, nodes: int, *, seed: int) -> None:
@@ -134,26 +135,12 @@ class Quiet:
         self.logs = {partition: Log(partition) for partition in range(PARTITIONS)}
         self.checker = Checker(self.logs, self.loop.counters, has_cursors=True)
         self._names = tuple(f"n{number}" for number in range(nodes))
-        self._requests = 0
         self.nodes = [Node(name, self) for name in self._names]
         self._producers = [Producer(f"p{number}", self) for number in range(PRODUCERS)]
         ccq = Ccq("q", "sim", query(1, 0), INTERVAL_S, NEVER)
         self._reader = Reader("reader", self, ccq)
 
     # --- what nodes and clients see -----------------------------------------------------
-
-    def node(self, name: str) -> Node:
-        return self.nodes[int(name[1:])]
-
-    def any_node(self) -> Node:
-        return self.loop.random.choice(self.nodes)
-
-    def owner(self, partition: int) -> Node:
-        return self.nodes[partition % len(self.nodes)]
-
-    def next_request(self) -> int:
-        self._requests += 1
-        return self._requests
 
     def options(self, name: str) -> ContinuousOptions:
         return ContinuousOptions(ordinal=int(name[1:]), groups=(self._names,))
