@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from galileo.clock import queued_s
 from galileo.containment import filters
 from galileo.containment.limits import ContainmentLimits
 from galileo.containment.sandbox import Descriptors, command
@@ -73,6 +74,10 @@ class Child:
         with suppress(OSError):
             return time.clock_gettime((~self.pid << 3) | _CLOCK_OF_PROCESS)
         return 0.0
+
+    def queued_s(self) -> float:
+        """How long the contained process has waited for a processor; 0 before `find`."""
+        return queued_s(self.pid) if self.pid else 0.0
 
     def end(self) -> None:
         """Kills it with everything in its namespace, waits for that, and closes the pipes."""

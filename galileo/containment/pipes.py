@@ -59,13 +59,17 @@ class Answers:
         return readable(bytes(self._beginning))
 
     def next(
-        self, *, sizes: Mapping[int, range], until: float, look: Callable[[], None]
+        self,
+        *,
+        sizes: Mapping[int, range],
+        until: Callable[[], float],
+        look: Callable[[], None],
     ) -> tuple[int, bytes]:
         """The next answer, a status and its bytes.
 
         Args:
             sizes: how many bytes may follow each status that may come.
-            until: when to give up, monotonic seconds.
+            until: when to give up, monotonic seconds; asked from time to time.
             look: called from time to time; what it raises ends the wait.
 
         Raises:
@@ -78,24 +82,22 @@ class Answers:
             raise Ended(FORGED)
         return status, self._exactly(size, until=until, look=look)
 
-    def _exactly(self, size: int, *, until: float, look: Callable[[], None]) -> bytes:
+    def _exactly(self, size: int, *, until: Callable[[], float], look: Callable[[], None]) -> bytes:
         """So many bytes and not one more."""
         data = bytearray()
         while len(data) < size:
-            self._wait(until)
+            left_s = until() - time.monotonic()
+            self._poll.poll(min(_LOOK_AFTER_MS, 1000 * max(0.0, left_s) + 1))
             self._drain()
             came = _available(self._answers, size - len(data))
             if came == b"":
                 raise Ended(DIED)
             data += came or b""
             look()
+            # Only now, for what came while this process was stopped came in time.
+            if left_s <= 0 and len(data) < size:
+                raise TimeoutError
         return bytes(data)
-
-    def _wait(self, until: float) -> None:
-        left = until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._poll.poll(min(_LOOK_AFTER_MS, 1000 * left + 1))
 
     def _drain(self) -> None:
         while came := _available(self._printed, _CHUNK_BYTES):

@@ -192,9 +192,11 @@ class ContainedProcess:
     def _next(
         self, sizes: Mapping[int, range], *, seconds: float, look: Callable[[], None]
     ) -> tuple[int, bytes]:
-        until = time.monotonic() + seconds
+        until = time.monotonic() + seconds - self._child.queued_s()
         try:
-            return self._answers.next(sizes=sizes, until=until, look=look)
+            return self._answers.next(
+                sizes=sizes, until=lambda: until + self._child.queued_s(), look=look
+            )
         except TimeoutError:
             raise Ended(f"it took longer than {seconds:g} s") from None
 

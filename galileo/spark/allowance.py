@@ -14,17 +14,16 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
+
+from galileo.clock import queued_s
 
 WAITING_FACTOR = 5.0
 """How many times its processor time a sampler may be under way."""
 _STEP_S = 0.1
 _STEPS_MIN = 4
-_STATISTICS = Path("/proc/self/schedstat")
-"""Of Linux: nanoseconds run, nanoseconds waited for a processor, and how often it ran."""
 
 
 class TookTooLong(BaseException):
@@ -95,10 +94,7 @@ class _Clocks:
 
     @staticmethod
     def read() -> _Clocks:
-        queued_s = 0.0
-        with suppress(OSError, ValueError, IndexError):
-            queued_s = int(_STATISTICS.read_text().split()[1]) / 1e9
-        return _Clocks(time.monotonic(), time.process_time(), queued_s)
+        return _Clocks(time.monotonic(), time.process_time(), queued_s())
 
 
 @contextmanager
