@@ -4,14 +4,17 @@ A job serves every query of its host, and a sampler that somebody sent may need 
 first start, or never end. So its call runs in a thread. What is not done in a moment is left for
 a later tick: the query stays where it is, asks again, and finds the answer of the earlier call,
 which says by itself how far it goes.
+
+Calls that one process answers take one thread between them, for it answers one after the other;
+and no archive has more than its share of threads and of places, however slow its code is.
 """
 
 from __future__ import annotations
 
-import queue
+import json
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
@@ -23,34 +26,55 @@ from galileo.samplers import SamplerSpec, failed
 PATIENCE_S = 0.25
 """For all calls of one task together."""
 THREADS = 8
-CALLS_MAX = 64
-"""Calls that wait, run, or whose answers wait; the oldest answers are forgotten first."""
+CALLS_MAX = 128
+"""Calls that wait, run, or whose answers wait. Answers are forgotten, first those that were taken,
+the oldest first."""
+SHARE = 0.5
+"""Of threads, and of places for calls that are not over, for one archive."""
 
 Key: TypeAlias = tuple[str | bytes, ...]
 """Of the sampler, the query, and where it stands: what decides about an answer."""
 
 
 class Call:
-    """One call; its answer counts for everything up to `reached`."""
+    """One call; its answer counts for everything up to `reached`.
+
+    Attributes:
+        reached: of the labels that the sampler is shown.
+        archive: whose code is called.
+        process: what calls have in common that the same process answers.
+        over: set once there is an answer.
+        taken: whether somebody has the answer.
+    """
 
     def __init__(
-        self, sample: Callable[[], LabelSet], *, spec: SamplerSpec, reached: Cursor
+        self,
+        sample: Callable[[], LabelSet],
+        *,
+        spec: SamplerSpec,
+        owner: str = "",
+        reached: Cursor,
     ) -> None:
         self.reached = reached
+        self.archive = spec.archive
+        self.process = (spec.archive, json.dumps(dict(spec.options), sort_keys=True), owner)
         self.over = threading.Event()
-        self._sample = sample
+        self.taken = False
+        self._sample: Callable[[], LabelSet] | None = sample
         self._spec = spec
         self._labels: LabelSet | None = None
         self._error: GalileoError | None = None
 
     def run(self) -> None:
+        assert self._sample is not None, "it runs once"
         try:
             self._labels = self._sample()
         except GalileoError as error:
             self._error = error
-        except Exception as error:
+        except BaseException as error:
             self._error = failed(error, self._spec, labels=0)
         finally:
+            self._sample = None  # With the labels that it was shown; the answer may stay for long.
             self.over.set()
 
     def answer(self) -> LabelSet:
@@ -67,7 +91,10 @@ class Beside:
 
     def __init__(self, *, threads: int = THREADS) -> None:
         self._calls: OrderedDict[Key, Call] = OrderedDict()
-        self._waiting: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self._archive_max = max(1, int(SHARE * threads))
+        self._changed = threading.Condition()
+        self._waiting: list[Call] = []
+        self._running: Counter[object] = Counter()
         for _ in range(threads):
             threading.Thread(target=self._serve, daemon=True).start()
 
@@ -79,9 +106,12 @@ class Beside:
         """
         call = self._calls.get(key)
         if call is None:
-            self._make_room()
-            call = self._calls[key] = make()
-            self._waiting.put(call)
+            call = make()
+            self._make_room(call.archive)
+            self._calls[key] = call
+            with self._changed:
+                self._waiting.append(call)
+                self._changed.notify()
         return call
 
     def settle(self, calls: Iterable[Call], *, patience_s: float = PATIENCE_S) -> None:
@@ -95,6 +125,7 @@ class Beside:
 
         Calls that began since may have put it out of its place already.
         """
+        call.taken = True
         try:
             return call.answer()
         except GalileoError:
@@ -102,15 +133,39 @@ class Beside:
                 del self._calls[key]
             raise
 
-    def _make_room(self) -> None:
-        if len(self._calls) < CALLS_MAX:
+    def _make_room(self, archive: str) -> None:
+        """One that nobody has taken yet is what a query waits for that asks seldom."""
+        calls = self._calls
+        at_work = sum(not call.over.is_set() for call in calls.values() if call.archive == archive)
+        if at_work >= max(1, int(SHARE * CALLS_MAX)):
+            raise Overloaded(
+                f"{at_work} calls of this sent sampler run; it is this one's turn later"
+            )
+        if len(calls) < CALLS_MAX:
             return
-        for key, call in self._calls.items():
-            if call.over.is_set():
-                del self._calls[key]
-                return
-        raise Overloaded(f"{CALLS_MAX} sent samplers run already; it is this one's turn later")
+        over = [key for key, call in calls.items() if call.over.is_set()]
+        if not over:
+            raise Overloaded(f"{CALLS_MAX} sent samplers run already; it is this one's turn later")
+        del calls[next((key for key in over if calls[key].taken), over[0])]
 
     def _serve(self) -> None:
         while True:
-            self._waiting.get().run()
+            call = self._turn()
+            call.run()
+            with self._changed:
+                self._running.subtract((call.process, call.archive))
+                self._running += Counter()  # Forgets what does not run.
+                self._changed.notify_all()
+
+    def _turn(self) -> Call:
+        """The first call that waits, and may run; taken out."""
+        with self._changed:
+            while (call := next(filter(self._may_run, self._waiting), None)) is None:
+                self._changed.wait()
+            self._waiting.remove(call)
+            self._running.update((call.process, call.archive))
+            return call
+
+    def _may_run(self, call: Call) -> bool:
+        running = self._running
+        return not running[call.process] and running[call.archive] < self._archive_max

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,13 +18,13 @@ import pyarrow as pa
 
 from galileo import spans
 from galileo.containment import ContainedSamplers, ContainmentLimits
-from galileo.errors import Bug, GalileoError, MessageTooLarge
+from galileo.errors import Bug, GalileoError, MessageTooLarge, Overloaded
 from galileo.labels import LabelSet
 from galileo.matches import Answered, Matches, Numbers, joined, to_bytes
 from galileo.model.schema import Schema
 from galileo.samplers import SamplerSpec
 from galileo.spark.allowance import WAITING_FACTOR
-from galileo.spark.beside import Beside, Call, Key
+from galileo.spark.beside import CALLS_MAX, Beside, Call, Key
 from galileo.spark.observing import ObservationReader
 from galileo.spark.sampling import LEFT_FOR_LATER, sample
 from galileo.spark.scans import Delta, Scanner
@@ -59,12 +60,20 @@ def run(tick: Tick, task: int) -> Iterator[Row]:
         tick.shares_of(task), tick.groups, timeout_s=tick.limits.scan_timeout_s
     )
     found: list[_Found] = []
+    sent: list[_Sent] = []
     for delta in deltas:
-        for outcome in _judged(tick, delta):
-            if isinstance(outcome, _Found):
-                found.append(outcome)
+        for one in _judged(tick, delta):
+            if isinstance(one, _Found):
+                found.append(one)
+            elif isinstance(one, _Sent):
+                sent.append(one)
             else:
-                yield Row(delta.ask.group, outcome.SerializeToString())
+                yield _row(delta.ask.group, one)
+    for taken in _chosen_beside(sent, turn=tick.number):
+        if isinstance(taken, _Found):
+            found.append(taken)
+        else:
+            yield taken
     yield from _handed_back(tick, found)
 
 
@@ -75,7 +84,18 @@ class _Found:
     part: Answered
 
 
-def _judged(tick: Tick, delta: Delta) -> Iterator[_Found | Outcome]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sent:
+    """What a sent sampler is to choose from, for one item of a part."""
+
+    group: int
+    part: Answered
+    item: int
+    key: Key
+    call: Callable[[], Call]
+
+
+def _judged(tick: Tick, delta: Delta) -> Iterator[_Found | _Sent | Outcome]:
     """What counts of what a node said, sampled; never an exception."""
     group, answer = tick.groups[delta.ask.group], delta.answer
     if len(answer.unknown):
@@ -87,7 +107,7 @@ def _judged(tick: Tick, delta: Delta) -> Iterator[_Found | Outcome]:
             counts = vouched(part, delta.ask, group)
             schema = _schema(group.schema_json)
             for one in _sampled(counts, delta, schema, tick=tick):
-                yield one if isinstance(one, Outcome) else _Found(delta.ask.group, schema, one)
+                yield _Found(delta.ask.group, schema, one) if isinstance(one, Answered) else one
         except GalileoError as error:
             yield _failure(part.items, error)
         except Exception as error:
@@ -100,7 +120,11 @@ def _handed_back(tick: Tick, found: Sequence[_Found]) -> Iterator[Row]:
     for one, fits in zip(found, fitted(parts, bytes_max=room, turn=tick.number), strict=True):
         for part in fits:
             outcome = _encoded(part, bytes_max=tick.limits.result_bytes_max)
-            yield Row(one.group, outcome.SerializeToString())
+            yield _row(one.group, outcome)
+
+
+def _row(group: int, outcome: Outcome) -> Row:
+    return Row(group, outcome.SerializeToString())
 
 
 def _encoded(part: Answered, *, bytes_max: int) -> Outcome:
@@ -121,14 +145,13 @@ def _failure(items: Numbers, error: GalileoError) -> Outcome:
 
 def _sampled(
     part: Answered, delta: Delta, schema: Schema, *, tick: Tick
-) -> Iterator[Answered | Outcome]:
-    """The part as it is, but what samplers thin, which is a part of its own; and their failures."""
+) -> Iterator[Answered | _Sent | Outcome]:
+    """The part as it is, but what samplers thin, and what sent ones shall; and failures."""
     group = tick.groups[delta.ask.group]
     thinned = group.samplers[part.matches.items] > 0
     if not thinned.any():
         yield part
         return
-    begun: list[_Begun] = []
     kept: list[Matches] = []
     absent: list[int] = []
     for item, table in part.matches.where(thinned).split():
@@ -137,8 +160,8 @@ def _sampled(
         choose = functools.partial(_chosen, labels, spec, delta=delta, item=item, tick=tick)
         try:
             if spec.archive:
-                begun.append(_begin(choose, spec, delta=delta, item=item, tick=tick, part=part))
                 absent.append(item)
+                yield _sent_to(spec, choose, delta=delta, item=item, tick=tick, part=part)
             else:
                 kept.append(alone(item, choose(), like=part).matches)
         except LEFT_FOR_LATER:
@@ -150,7 +173,6 @@ def _sampled(
     matches = joined([whole, *kept], schema.label_schema)
     answered = part.items[~np.isin(part.items, np.array(absent, dtype=np.uint32))]
     yield replace(part, items=answered, matches=matches)
-    yield from _settled(begun, part)
 
 
 def _chosen(
@@ -171,44 +193,46 @@ def _chosen(
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Begun:
-    item: int
-    key: Key
-    call: Call
-
-
-def _begin(
-    choose: Callable[[], LabelSet],
+def _sent_to(
     spec: SamplerSpec,
+    choose: Callable[[], LabelSet],
     *,
     delta: Delta,
     item: int,
     tick: Tick,
     part: Answered,
-) -> _Begun:
-    """Has a sent sampler choose; what an earlier tick asked from the same place is not repeated."""
+) -> _Sent:
+    """What an earlier tick asked from the same place has the same key."""
     group, columns = tick.groups[delta.ask.group], delta.ask.columns
     stands_at = group.after[group.cursors[item], columns].tobytes()
     partitions = group.partitions[columns].tobytes()
     key = (spec.to_json(), group.dataset, group.digest_of(item), partitions, stands_at)
-    call = _beside().begin(key, lambda: Call(choose, spec=spec, reached=part.reached))
-    return _Begun(item, key, call)
+    call = functools.partial(Call, choose, spec=spec, owner=group.dataset, reached=part.reached)
+    return _Sent(delta.ask.group, part, item, key, call)
 
 
-def _settled(begun: Sequence[_Begun], part: Answered) -> Iterator[Answered | Outcome]:
-    """What sent samplers have kept by now, each up to where its call went; and their failures."""
-    _beside().settle(one.call for one in begun)
-    for one in begun:
-        if not one.call.over.is_set():
+def _chosen_beside(sent: Sequence[_Sent], *, turn: int) -> Iterator[_Found | Row]:
+    """What sent samplers have kept by now, each up to where its call went; and their failures.
+
+    Where there is no room for all, others are the first with each turn.
+    """
+    first = turn * CALLS_MAX % max(1, len(sent))
+    begun: list[tuple[_Sent, Call]] = []
+    for one in (*sent[first:], *sent[:first]):
+        with suppress(Overloaded):
+            begun.append((one, _beside().begin(one.key, one.call)))
+    _beside().settle(call for _, call in begun)
+    for one, call in begun:
+        if not call.over.is_set():
             continue
         try:
-            kept = _beside().take(one.key, one.call).after(part.dropped)
-            yield alone(one.item, kept, like=replace(part, reached=one.call.reached))
+            kept = _beside().take(one.key, call).after(one.part.dropped)
+            reached = replace(one.part, reached=call.reached)
+            yield _Found(one.group, kept.schema, alone(one.item, kept, like=reached))
         except LEFT_FOR_LATER:
             continue
         except GalileoError as error:
-            yield _failure(np.array([one.item], dtype=np.uint32), error)
+            yield _row(one.group, _failure(np.array([one.item], dtype=np.uint32), error))
 
 
 @functools.cache

@@ -350,7 +350,7 @@ def test_waiting_for_a_processor_does_not_count(
         # As a machine would say that has something else to do all the time.
         patched.setattr(child.Child, "queued_s", lambda _: time.monotonic())
         assert sleepy.sample(LABELS, seed=1).all()
-    with pytest.raises(SamplerFailed, match="took longer than 0.5 s"):
+    with pytest.raises(SamplerFailed, match="took longer than"):
         sleepy.sample(LABELS, seed=1)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +17,8 @@ from galileo.spark import beside
 from galileo.spark.beside import Beside, Call
 
 SPEC = SamplerSpec("sent", {}, 1, archive="0" * 64)
+THIRD = SamplerSpec("third", {}, 1, archive="2" * 64)
+OTHER = SamplerSpec("other", {}, 1, archive="1" * 64)
 
 
 @pytest.fixture
@@ -21,8 +26,8 @@ def calls():
     return Beside(threads=2)
 
 
-def made(sample, reached=None):
-    return lambda: Call(sample, spec=SPEC, reached=reached or Cursor({0: 3}))
+def made(sample, reached=None, *, spec=SPEC):
+    return lambda: Call(sample, spec=spec, owner="air", reached=reached or Cursor({0: 3}))
 
 
 def test_a_quick_call_is_over_in_the_moment(calls, make_labels):
@@ -43,7 +48,7 @@ def test_a_slow_call_is_left_and_its_answer_found_later(calls, make_labels):
         return labels
 
     first = calls.begin(("slow",), made(slow, Cursor({0: 2})))
-    quick = calls.begin(("quick",), made(lambda: labels))
+    quick = calls.begin(("quick",), made(lambda: labels, spec=OTHER))
     started = time.monotonic()
     calls.settle([first, quick], patience_s=0.05)
     assert time.monotonic() - started < 10
@@ -89,12 +94,12 @@ def test_old_answers_make_room_and_running_calls_do_not(calls, make_labels, monk
     try:
         hanging = calls.begin(("hangs",), made(lambda: free.wait(60) and labels))
         for number in range(3):
-            call = calls.begin((f"quick {number}",), made(lambda: labels))
+            call = calls.begin((f"quick {number}",), made(lambda: labels, spec=OTHER))
             assert call.over.wait(60)
         assert calls.begin(("hangs",), made(lambda: labels)) is hanging
-        also = calls.begin(("hangs, too",), made(lambda: free.wait(60) and labels))
+        also = calls.begin(("hangs, too",), made(lambda: free.wait(60) and labels, spec=OTHER))
         with pytest.raises(Overloaded, match="2 sent samplers run already"):
-            calls.begin(("one more",), made(lambda: labels))
+            calls.begin(("one more",), made(lambda: labels, spec=THIRD))
     finally:
         free.set()
     assert hanging.over.wait(60)
@@ -127,3 +132,80 @@ def test_a_failure_does_not_forget_the_call_that_took_its_place(calls, make_labe
     with pytest.raises(Overloaded):
         calls.take(("same",), first)
     assert calls.begin(("same",), made(fails)) is second
+
+
+def test_an_answer_that_nobody_took_outlives_those_that_were_taken(calls, make_labels, monkeypatch):
+    monkeypatch.setattr(beside, "CALLS_MAX", 2)
+    labels = make_labels(0, range(1, 2))
+    seldom = calls.begin(("asks every minute",), made(lambda: labels))
+    assert seldom.over.wait(60)
+    for number in range(5):
+        often = calls.begin((f"asks every second {number}",), made(lambda: labels, spec=OTHER))
+        assert often.over.wait(60)
+        assert calls.take((f"asks every second {number}",), often) is labels
+    assert calls.begin(("asks every minute",), made(lambda: labels)) is seldom
+
+
+def test_one_archive_leaves_threads_and_places_to_others(make_labels, monkeypatch):
+    monkeypatch.setattr(beside, "CALLS_MAX", 8)
+    calls, labels, free = Beside(threads=4), make_labels(0, range(1, 2)), threading.Event()
+    greedy = [replace(SPEC, options={"number": number}) for number in range(5)]
+    try:
+        for number, spec in enumerate(greedy[:4]):
+            calls.begin((number,), made(lambda: free.wait(60) and labels, spec=spec))
+        with pytest.raises(Overloaded, match="4 calls of this sent sampler"):
+            calls.begin((4,), made(lambda: labels, spec=greedy[4]))
+        other = calls.begin(("other",), made(lambda: labels, spec=OTHER))
+        assert other.over.wait(60), "two threads are left"
+    finally:
+        free.set()
+
+
+def test_calls_of_one_process_take_one_thread(make_labels):
+    calls, labels, free = Beside(threads=8), make_labels(0, range(1, 2)), threading.Event()
+    at_work, most = [], []
+
+    def sample():
+        at_work.append(1)
+        most.append(len(at_work))
+        assert free.wait(60)
+        at_work.pop()
+        return labels
+
+    alike = [calls.begin((number,), made(sample)) for number in range(3)]
+    unlike = replace(SPEC, options={"of": 2})
+    assert calls.begin(("unlike",), made(lambda: labels, spec=unlike)).over.wait(60)
+    free.set()
+    for call in alike:
+        assert call.over.wait(60)
+    assert most == [1, 1, 1]
+
+
+def test_what_a_sampler_was_shown_is_not_kept_with_its_answer(calls, make_labels):
+    class Shown:
+        """Labels of a whole part."""
+
+        def few(self):
+            return make_labels(0, range(1, 2))
+
+    shown = Shown()
+    gone = weakref.ref(shown)
+    call = calls.begin(("key",), made(shown.few))
+    assert call.over.wait(60)
+    del shown
+    gc.collect()
+    assert gone() is None
+    assert len(calls.take(("key",), call)) == 10
+
+
+def test_whatever_a_call_raises_its_thread_lives_on(make_labels):
+    calls, labels = Beside(threads=1), make_labels(0, range(1, 2))
+
+    def leaves():
+        raise SystemExit(3)
+
+    call = calls.begin(("leaves",), made(leaves))
+    assert call.over.wait(60)
+    with pytest.raises(SamplerFailed, match="SystemExit"):
+        calls.take(("leaves",), call)
+    assert calls.begin(("stays",), made(lambda: labels)).over.wait(60)
