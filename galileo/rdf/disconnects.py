@@ -56,8 +56,8 @@ class Disconnects:
     def _met(self, key: selectors.SelectorKey) -> None:
         """Something came: the end, or the next request, which waits unread."""
         with self._lock:
-            if key.fileobj not in self._selector.get_map():
-                return
+            if key not in self._selector.get_map().values():
+                return  # The block is over. What is there now came in another one.
             self._selector.unregister(key.fileobj)
             connection = key.fileobj
             assert isinstance(connection, socket.socket), "what was registered"

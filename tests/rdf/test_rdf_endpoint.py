@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 import warnings
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import ClassVar
 from urllib.parse import urlencode, urlsplit
 
@@ -26,6 +26,7 @@ from rdflib.plugins.stores.sparqlstore import SPARQLStore
 from galileo import rdf
 from galileo.errors import ConfigError, InputError
 from galileo.rdf import Endpoint, EndpointOptions
+from galileo.rdf.disconnects import Disconnects
 from galileo.rdf.service import Service
 
 ENDLESS = "SELECT (COUNT(*) AS ?n) { ?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l }"
@@ -440,3 +441,35 @@ def test_closing_ends_the_queries_that_run(graph):
         assert connection.recv(12) == b"HTTP/1.1 503"
     with pytest.raises(ConnectionRefusedError):
         get(served.url, COUNT)
+
+
+def test_a_hang_up_is_told_to_who_asks_now():
+    """A client that keeps its connection may ask again between a look and what it leads to."""
+    watching = Disconnects()
+    ours, theirs = socket.socketpair()
+    first, second = threading.Event(), threading.Event()
+    try:
+        with watching.calling(ours, first.set):
+            stale = watching._selector.get_key(ours)
+        with watching.calling(ours, second.set):
+            watching._met(stale)
+            theirs.close()
+            assert second.wait(60)
+        assert not first.is_set()
+    finally:
+        watching.close()
+        ours.close()
+        theirs.close()
+
+
+def no_thread(*_):
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_thread_that_cannot_start_takes_no_room(graph, monkeypatch):
+    with Endpoint(graph, EndpointOptions(port=0, connections_max=1)) as served:
+        with monkeypatch.context() as patched:
+            patched.setattr(ThreadingHTTPServer, "process_request", no_thread)
+            with pytest.raises(ConnectionError):
+                get(served.url, COUNT)
+        assert get(served.url, COUNT).status == 200
