@@ -6,6 +6,7 @@ import gc
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ from spark_line import behind_a_line
 
 import galileo
 import galileo.spark
+from galileo.cursor import ORIGIN
 from galileo.model.times import times_from_micros
+from galileo.spark.source.columns import asked_columns, spark_columns
+from galileo.spark.source.filters import narrowed
+from galileo.spark.source.options import FAIL, LABELS
+from galileo.spark.source.plan import splits
+from galileo.spark.source.reading import Asked, batches
+from galileo.spark.source.source import find_out
+from galileo.wire.keys import NO_KEYS
 
 ROOT = Path(__file__).parents[2]
 ROWS = 20_000
@@ -196,6 +205,27 @@ def test_labels(load: Any, air: str, client: galileo.Client) -> None:
     assert sorted(found["temperature"]) == sorted(expected.table.column("temperature").to_pylist())
     assert set(found["geohash"].str.len()) == {5}
     assert list(load(air, what="labels", columns="rows,geohash").columns) == ["rows", "geohash"]
+
+
+def test_labels_are_read_where_they_are_now(
+    air: str, client: galileo.Client, cluster: galileo.LocalCluster
+) -> None:
+    known = find_out(cluster.addresses, air, keys=NO_KEYS)
+    whole = spark_columns(known.schema, LABELS, ())
+    asked = Asked(
+        known.schema.to_json(),
+        LABELS,
+        narrowed("", (), known.schema),
+        asked_columns(known.schema, LABELS, whole),
+        FAIL,
+    )
+    found = splits(
+        known.topology, after=ORIGIN, until=known.stored.published, weights={}, weight_max=1e9
+    )
+    assert len(found) > 1, "several nodes keep some"
+    elsewhere = [replace(split, addresses=split.addresses[::-1]) for split in found]
+    rows = sum(batch.num_rows for split in elsewhere for batch in batches(asked, split))
+    assert rows == len(client.query(air))
 
 
 def test_what_came_after_a_load_is_not_in_it(load: Any, empty: str, client: galileo.Client) -> None:

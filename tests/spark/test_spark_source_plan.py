@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,17 @@ from hypothesis import strategies as st
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
-from galileo.dht.topology import Group, NodeInfo, Topology
+from galileo.dht.topology import Group, Move, NodeInfo, Topology
 from galileo.errors import Unavailable
-from galileo.spark.source.plan import Split, Stored, bounded, check_whole, splits, stored
+from galileo.spark.source.plan import (
+    Split,
+    Stored,
+    bounded,
+    check_whole,
+    splits,
+    steady_tasks,
+    stored,
+)
 from galileo.wire.pb import cluster_pb2, common_pb2
 
 TOPOLOGY = Topology(
@@ -52,6 +61,34 @@ def test_each_commit_is_in_one_task_of_the_node_that_keeps_it(
         assert split.addresses[0] == TOPOLOGY.by_name[owner].address
         assert sorted(split.addresses) == [node.address for node in TOPOLOGY.nodes]
         assert pickle.loads(pickle.dumps(split)) == split
+
+
+@given(
+    cursors,
+    cursors,
+    st.integers(1, 60),
+    st.dictionaries(st.sampled_from([p for p in PARTITIONS if p < 4]), st.sampled_from("ab")),
+)
+def test_a_streams_tasks_have_the_same_commits_wherever_partitions_have_moved(
+    start: Cursor, more: Cursor, commits_max: int, moved: dict[int, str]
+) -> None:
+    end = Cursor({p: start[p] + more[p] for p in PARTITIONS})
+    later = replace(TOPOLOGY, moved=tuple(Move(p, 1, moved[p]) for p in sorted(moved)))
+    before, after = (
+        steady_tasks(topology, after=start, until=end, commits_max=commits_max)
+        for topology in (TOPOLOGY, later)
+    )
+    tasks = [sorted(one for split in task.splits for one in commits(split)) for task in before]
+    assert tasks == [
+        sorted(one for split in task.splits for one in commits(split)) for task in after
+    ]
+    expected = [(p, s) for p in PARTITIONS for s in range(start[p] + 1, end[p] + 1)]
+    assert sorted(one for task in tasks for one in task) == expected
+    assert all(0 < len(task) <= commits_max for task in tasks)
+    for topology, found in ((TOPOLOGY, before), (later, after)):
+        for split in (split for task in found for split in task.splits):
+            [owner] = {placement.owner(topology, partition) for partition in split.partitions}
+            assert split.addresses[0] == topology.by_name[owner].address
 
 
 @given(cursors, cursors, st.integers(1, 60))

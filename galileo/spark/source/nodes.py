@@ -15,13 +15,20 @@ from typing import Any, TypeVar
 import grpc
 
 from galileo.dht.topology import Topology
-from galileo.errors import Cancelled, DeadlineExceeded, GalileoError, InputError, TryAgain
+from galileo.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    GalileoError,
+    InputError,
+    PartitionMoved,
+    TryAgain,
+)
 from galileo.model.schema import Schema, unknown_dataset
 from galileo.wire.bulk import SERVICE, Bulk, decoder, encode
 from galileo.wire.channel import open_blocking_channel
 from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc, storage_pb2, storage_pb2_grpc
-from galileo.wire.status import error_of_rpc
+from galileo.wire.status import error_from_pb, error_of_rpc
 
 PATIENCE_S = 30.0
 """How long a call goes on trying while nodes are away."""
@@ -130,11 +137,11 @@ class Nodes:
         return _translated(self.call(attempt))
 
     def scan(self, request: storage_pb2.ScanRequest) -> Iterator[storage_pb2.ScanReply]:
-        """The same for labels of the first node's own partitions."""
+        """The same for labels of a node's own partitions; one that has others is passed over."""
 
         def attempt(channel: grpc.Channel) -> Iterator[storage_pb2.ScanReply]:
             stub = storage_pb2_grpc.StorageStub(channel)
-            return _begun(stub.Scan(request, timeout=STREAM_TIMEOUT_S))
+            return _begun(stub.Scan(request, timeout=STREAM_TIMEOUT_S), check=_check_not_moved)
 
         return _translated(self.call(attempt))
 
@@ -156,6 +163,8 @@ class Nodes:
                     if not isinstance(meant, TryAgain | Cancelled):
                         raise meant from error
                     problems.append(meant)
+                except PartitionMoved as error:
+                    problems.append(error)
             if time.monotonic() > deadline:
                 raise problems[0]
             time.sleep(PAUSE_S)
@@ -182,9 +191,22 @@ def addresses_of(text: str) -> tuple[str, ...]:
     return found
 
 
-def _begun(call: Any) -> Iterator[Any]:
-    """A stream whose first part has come, so that it is known to answer."""
+def _check_not_moved(reply: storage_pb2.ScanReply) -> None:
+    """Raises PartitionMoved where the node does not keep what it was asked for."""
+    for part in reply.parts:
+        if part.HasField("error") and part.error.kind == PartitionMoved.kind:
+            raise error_from_pb(part.error)
+
+
+def _begun(call: Any, *, check: Callable[[Any], None] | None = None) -> Iterator[Any]:
+    """A stream whose first part has come, so that it is known to answer; `check` may refuse it."""
     first = next(call, None)
+    if check is not None and first is not None:
+        try:
+            check(first)
+        except GalileoError:
+            call.cancel()
+            raise
 
     def parts() -> Iterator[Any]:
         try:

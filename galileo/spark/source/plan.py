@@ -1,7 +1,9 @@
 """What is there to read, and how it is cut into tasks: pure functions of cursors.
 
-A task reads the commits past one cursor and not past another, of partitions that one node keeps. So
-its answer is the same whenever it runs, and however often.
+A task reads the commits past one cursor and not past another. So its answer is the same whenever it
+runs, and however often. A batch read's tasks are of partitions that one node keeps. Those of a
+stream do not depend on who keeps what: a micro-batch that is repeated after partitions have moved
+has the same rows in the same tasks, by which a sink recognises them.
 """
 
 from __future__ import annotations
@@ -32,6 +34,13 @@ class Split(InputPartition):
     partitions: tuple[int, ...]
     after: Cursor
     until: Cursor
+
+
+@dataclass(frozen=True)
+class SteadyTask(InputPartition):
+    """What a task of a stream reads, one after the other."""
+
+    splits: tuple[Split, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,32 @@ def splits(
             _split(addresses, group) for group in _groups(pieces, weights, weight_max=weight_max)
         ]
     return found
+
+
+def steady_tasks(
+    topology: Topology, *, after: Cursor, until: Cursor, commits_max: int
+) -> list[SteadyTask]:
+    """The same for a stream: which commits a task has is decided by the cursors alone."""
+    kept_by = placement.owners(topology)
+    pieces = [
+        piece
+        for partition in sorted(kept_by)
+        for piece in _pieces(partition, after[partition], until[partition], commits_max=commits_max)
+    ]
+    tasks = []
+    for group in _groups(pieces, {}, weight_max=commits_max):
+        of_nodes: dict[str, list[_Piece]] = {}
+        for piece in group:
+            of_nodes.setdefault(kept_by[piece.partition], []).append(piece)
+        tasks.append(
+            SteadyTask(
+                tuple(
+                    _split(_addresses(topology, first=topology.by_name[node].address), mine)
+                    for node, mine in of_nodes.items()
+                )
+            )
+        )
+    return tasks
 
 
 @dataclass(frozen=True, slots=True)

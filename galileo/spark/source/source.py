@@ -47,7 +47,16 @@ from galileo.spark.source.options import (
     cursor_of_text,
     offset_of,
 )
-from galileo.spark.source.plan import Split, Stored, bounded, check_whole, splits, stored
+from galileo.spark.source.plan import (
+    Split,
+    SteadyTask,
+    Stored,
+    bounded,
+    check_whole,
+    splits,
+    steady_tasks,
+    stored,
+)
 from galileo.spark.source.reading import Asked, batches
 from galileo.spark.source.writing import BATCHES_PER_EPOCH_MAX, Numbering, Sending, Written, send
 from galileo.wire.keys import Keys
@@ -227,12 +236,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = found.published
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return splits(
+        return steady_tasks(
             self._known.topology,
             after=cursor_of(start),
             until=cursor_of(end),
-            weights={},
-            weight_max=self._options.commits_per_task,
+            commits_max=self._options.commits_per_task,
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -324,7 +332,10 @@ def _asked(
 
 def _read(partition: Any, asked: Asked) -> Iterator[pa.RecordBatch]:
     """The rows of a task; Spark makes a task without a split where there is nothing to read."""
-    return batches(asked, partition) if isinstance(partition, Split) else iter(())
+    found = partition.splits if isinstance(partition, SteadyTask) else (partition,)
+    for split in found:
+        if isinstance(split, Split):
+            yield from batches(asked, split)
 
 
 def _task() -> Any:
