@@ -32,6 +32,8 @@ MEMORY_BYTES_MAX = 8 << 30
 """Of the process that reads."""
 SILENCE_MAX_S = 600.0
 """A file of which nothing has come for so long is given up."""
+ORPHAN_GRACE_S = 5.0
+"""How much longer a process is silent that nobody is there to end."""
 FRAME_BYTES_MAX = 4 << 30
 _READ_BYTES = 1 << 20
 
@@ -153,7 +155,7 @@ class _Process:
         # -P keeps the directory that somebody works in off the path.
         command = [sys.executable, "-P", "-m", "galileo.formats.reading_process"]
         self._child = subprocess.Popen(
-            [*command, str(memory_bytes_max)],
+            [*command, str(memory_bytes_max), str(silence_max_s + ORPHAN_GRACE_S)],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

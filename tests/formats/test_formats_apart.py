@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +193,18 @@ def test_without_the_extra_the_message_says_what_to_install(
         open_source(path)
     assert caught.value.details == {"module": module}
     readers.take().end()
+
+
+def test_a_process_that_hangs_ends_though_nobody_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "nobody writes it"
+    os.mkfifo(path)
+    request = {"path": str(path), "format": "grib", "mapping": asdict(EMPTY)}
+    command = [sys.executable, "-P", "-m", "galileo.formats.reading_process", str(2 << 30), "0.5"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdin is not None
+            child.stdin.write(json.dumps(request).encode() + b"\n")
+            child.stdin.flush()
+            assert child.wait(60) == -signal.SIGALRM
+        finally:
+            child.kill()
