@@ -21,8 +21,6 @@ from galileo import samplers
 from galileo.containment import (
     ContainedSampler,
     ContainmentLimits,
-    child,
-    frames,
     obstacle,
     pipes,
     probe,
@@ -117,14 +115,6 @@ class Pandas:
         frame = labels.to_pandas()
         assert isinstance(frame, pd.DataFrame)
         return (frame["partition"] % 2 == 0).to_numpy()
-
-
-class Sleepy:
-    """Waits, and uses no processor."""
-
-    def sample(self, labels, *, seed):
-        time.sleep(1.5)
-        return np.ones(len(labels), dtype=bool)
 
 
 class Talking:
@@ -324,43 +314,6 @@ def test_an_interrupted_call_leaves_no_answer_behind(
     assert contained.pid is None
     few = LABELS.slice(0, 100)
     assert np.array_equal(contained.sample(few, seed=2), plain.sample(few, seed=2))
-
-
-def test_an_answer_that_came_while_nobody_looked_counts() -> None:
-    answered, answers = os.pipe()
-    printed, prints = os.pipe()
-    try:
-        answer = frames.ANSWER.pack(frames.MASK, 2)
-        os.write(answers, answer + b"\1\0" + answer + b"\1")
-        found = pipes.Answers(answered, printed, printed_max=10)
-        over = {"sizes": {frames.MASK: range(2, 3)}, "until": lambda: 0.0, "look": lambda: None}
-        assert found.next(**over) == (frames.MASK, b"\1\0")
-        with pytest.raises(TimeoutError):
-            found.next(**over)
-    finally:
-        for descriptor in (answered, answers, printed, prints):
-            os.close(descriptor)
-
-
-def test_waiting_for_a_processor_does_not_count(
-    make: Callable[..., ContainedSampler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sleepy = make("Sleepy", limits=ContainmentLimits(wall_s=0.5))
-    with monkeypatch.context() as patched:
-        # As a machine would say that has something else to do all the time.
-        patched.setattr(child.Child, "queued_s", lambda _: time.monotonic())
-        assert sleepy.sample(LABELS, seed=1).all()
-    with pytest.raises(SamplerFailed, match="took longer than"):
-        sleepy.sample(LABELS, seed=1)
-
-
-def test_what_a_process_waited_for_is_known(make: Callable[..., ContainedSampler]) -> None:
-    busy = make("Busy")
-    busy.sample(LABELS, seed=1)
-    assert busy._process is not None
-    if not Path("/proc/self/schedstat").exists():
-        pytest.skip("this kernel does not say how long a process waited")
-    assert busy._process._child.queued_s() > 0
 
 
 def test_nothing_runs_between_calls(make: Callable[..., ContainedSampler]) -> None:

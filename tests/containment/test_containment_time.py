@@ -1,0 +1,81 @@
+"""Limits of time that a stopped or busy machine does not use up."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from galileo import samplers
+from galileo.containment import (
+    ContainedSampler,
+    ContainmentLimits,
+    child,
+    frames,
+    obstacle,
+    pipes,
+)
+from galileo.errors import SamplerFailed
+from galileo.sampler_archives import archive_of
+from galileo.testing.conformance import sample_labels
+
+SLEEPY = b"""
+import time
+
+import numpy as np
+
+
+class Sleepy:
+    def sample(self, labels, *, seed):
+        time.sleep(1.5)
+        return np.ones(len(labels), dtype=bool)
+"""
+LABELS = sample_labels()
+
+
+@pytest.fixture
+def sleepy() -> Iterator[ContainedSampler]:
+    if (reason := obstacle()) is not None:
+        pytest.skip(reason)
+    archive = archive_of({"kind.py": SLEEPY}, name="sleepy", entry="kind:Sleepy")
+    limits = ContainmentLimits(wall_s=0.5)
+    made = ContainedSampler(archive, samplers.sampler("sleepy", seed=1), limits=limits)
+    yield made
+    made.close()
+
+
+def test_an_answer_that_came_while_nobody_looked_counts() -> None:
+    answered, answers = os.pipe()
+    printed, prints = os.pipe()
+    try:
+        answer = frames.ANSWER.pack(frames.MASK, 2)
+        os.write(answers, answer + b"\1\0" + answer + b"\1")
+        found = pipes.Answers(answered, printed, printed_max=10)
+        over = {"sizes": {frames.MASK: range(2, 3)}, "until": lambda: 0.0, "look": lambda: None}
+        assert found.next(**over) == (frames.MASK, b"\1\0")
+        with pytest.raises(TimeoutError):
+            found.next(**over)
+    finally:
+        for descriptor in (answered, answers, printed, prints):
+            os.close(descriptor)
+
+
+def test_waiting_for_a_processor_does_not_count(
+    sleepy: ContainedSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        # As a machine would say that has something else to do all the time.
+        patched.setattr(child.Child, "queued_s", lambda _: time.monotonic())
+        assert sleepy.sample(LABELS, seed=1).all()
+    with pytest.raises(SamplerFailed, match="took longer than"):
+        sleepy.sample(LABELS, seed=1)
+
+
+def test_what_a_process_waited_for_is_known(sleepy: ContainedSampler) -> None:
+    assert sleepy._process is not None
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this kernel does not say how long a process waited")
+    assert sleepy._process._child.queued_s() > 0
