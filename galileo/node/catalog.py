@@ -173,13 +173,15 @@ class Catalog:
     # --- partitions that come and go ---------------------------------------------------------
 
     async def fence(self, partition: int) -> None:
-        """Takes no more commits for a partition; returns when those under way are done."""
+        """Takes no more commits for a partition; returns when those under way are done.
+
+        Its writers stay: a second one beside one that writes yet would publish out of order.
+        """
         with self._opening:
             self._fenced.add(partition)
-            keys = [key for key in self._writers if key[1] == partition]
-            writers = [self._writers.pop(key) for key in keys]
-        for writer in writers:
-            writer.end()
+            writers = self._writers_of(partition)
+            for writer in writers:
+                writer.end()
         for writer in writers:
             await writer.drained()
 
@@ -187,6 +189,17 @@ class Catalog:
         """Takes commits for a partition again."""
         with self._opening:
             self._fenced.discard(partition)
+            for writer in self._writers_of(partition):
+                writer.resume()
+
+    def is_fenced(self, partition: int) -> bool:
+        """Whether it takes no commits, and none is under way."""
+        with self._opening:
+            writers = self._writers_of(partition)
+            return partition in self._fenced and all(writer.is_over for writer in writers)
+
+    def _writers_of(self, partition: int) -> list[GroupCommit]:
+        return [writer for key, writer in self._writers.items() if key[1] == partition]
 
     def take_in(self, partition: int, datasets: Iterable[str], *, moves: int) -> None:
         """Opens what was copied here, in a thread; blocks until its graph is built.
@@ -202,6 +215,8 @@ class Catalog:
 
     def let_go(self, partition: int) -> None:
         """Forgets a partition that is not this node's, in a thread; its files stay."""
+        with self._opening:
+            self._writers = {key: one for key, one in self._writers.items() if key[1] != partition}
         for shard in self.shards.values():
             if partition in shard.journals or shard.published()[partition]:
                 shard.detach(partition)

@@ -130,7 +130,8 @@ class Giving:
         async with self._moves.lock:
             self._check(move.partition)
             fence = self._fences.get(move.partition)
-            if fence is None or fence.to != move.node:
+            is_fenced = self._catalog.is_fenced(move.partition)
+            if fence is None or fence.to != move.node or not is_fenced:
                 raise Unavailable(
                     f"the fence of partition {move.partition} for node {move.node!r} is gone; "
                     "move it again",

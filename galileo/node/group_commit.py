@@ -106,6 +106,17 @@ class GroupCommit:
         with self._lock:
             self._ended = True
 
+    def resume(self) -> None:
+        """Takes commits again."""
+        with self._lock:
+            self._ended = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it takes no more commits, and has written all that it took."""
+        with self._lock:
+            return self._ended and self._writing is None
+
     async def drained(self) -> None:
         """Returns when nothing is being written."""
         while (writing := self._writing) is not None:
