@@ -135,7 +135,8 @@ class _Room:
             async with asyncio.timeout(within_s):
                 await granted
         except TimeoutError:
-            return False
+            # Both may come at once: what was granted is taken.
+            return granted.done() and not granted.cancelled()
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
                 self.give_back(size)

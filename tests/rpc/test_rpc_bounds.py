@@ -296,6 +296,17 @@ async def test_one_reader_gives_way_to_one_however_long_its_end_takes() -> None:
     await asyncio.wait(slow)
 
 
+async def test_room_that_comes_with_the_end_of_the_wait_is_not_lost() -> None:
+    room = bounds._Room(1)
+    assert room.take_now(1)
+    waiting = asyncio.create_task(room.take(1, within_s=0.0))
+    await asyncio.sleep(0)  # It waits by now, and what ends its wait is next but one.
+    room.give_back(1)
+    for _ in range(int(await waiting)):
+        room.give_back(1)
+    assert room.taken == 0
+
+
 async def drained(call: grpc.aio.UnaryStreamCall) -> bool:
     """Whether it came to its end."""
     last = b""
