@@ -86,12 +86,16 @@ class AuditLog:
             raise OSError(f"only {done} of {len(whole)} bytes were taken")
 
     def _put_aside(self) -> None:
-        """Renames the file and those before it by one, the oldest of which goes."""
-        for number in range(self._files_max - 1, 0, -1):
-            older = self._aside(number)
-            if older.exists():
-                older.replace(self._aside(number + 1))
-        self._path.replace(self._aside(1))
+        """Renames the file and those before it by one, the oldest of which goes.
+
+        Once: where no other could be opened behind it, the next line tries that alone.
+        """
+        if self._path.exists():
+            for number in range(self._files_max - 1, 0, -1):
+                older = self._aside(number)
+                if older.exists():
+                    older.replace(self._aside(number + 1))
+            self._path.replace(self._aside(1))
         opened, size = self._open()
         os.close(self._file)
         self._file, self._size = opened, size

@@ -116,6 +116,30 @@ def test_what_cannot_be_written_is_logged_and_counted(
     assert path.read_text() == '{"n":1}\n{"n":\n{"n":6}\n'
 
 
+def test_files_that_were_put_aside_outlive_a_time_in_which_none_can_be_opened(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    written = AuditLog(path, bytes_max=10, files_max=3)
+    for number in range(1, 5):
+        written.write({"n": number})
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        for number in range(5, 15):
+            written.write({"n": number})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert written.failed == 10
+    assert '{"n":14}' in caplog.text
+    written.write({"n": 15})
+    assert [lines(path.with_name(f"audit.jsonl.{number}")) for number in (3, 2, 1)] == [
+        *([2], [3], [4])
+    ]
+    assert lines(path) == [15]
+    written.close()
+
+
 def test_it_is_given_to_no_child(tmp_path: Path) -> None:
     written = AuditLog(tmp_path / "audit.jsonl", bytes_max=100, files_max=2)
     assert not any(os.get_inheritable(fd) for fd in _descriptors(tmp_path))
