@@ -335,6 +335,8 @@ class SentSamplers:
     def _revoke(self, digest: str, revoked_at: float) -> None:
         """On disk before anything is ended or deleted."""
         with self._changing:
+            if digest in self._revoked:
+                return  # By somebody else at the same moment, who knew what it was.
             if len(self._revoked) >= REVOKED_MAX:
                 raise InputError(f"node {self._name} keeps at most {REVOKED_MAX} revocations")
             nothing = SentSampler(digest, name="", entry="", bytes=0, sent_by="", sent_at=0.0)
@@ -368,6 +370,7 @@ class SentSamplers:
                 await self.revoke_here(digest, revoked_at=revoked_at)
             elif self._is_allowed and digest not in self._kept and digest not in self._revoked:
                 await self._fetch(digest, [node])
+                return digest in self._kept or digest in self._revoked
         except GalileoError as error:
             log.warning("%s is not taken over from %s: %s", digest[:12], node, error)
             return False

@@ -260,6 +260,18 @@ async def test_revoking_ends_it_everywhere_for_good(open_cluster: Any, share: An
             await open_cluster.restart(name)
 
 
+async def test_two_who_revoke_it_at_once_do_not_forget_what_it_was(
+    open_cluster: Any, share: Any
+) -> None:
+    samplers = open_cluster["a"].samplers
+    await samplers.send(share.data, sent_by="ada")
+    told = await asyncio.gather(*(samplers.revoke_here(share.digest) for _ in range(2)))
+    assert [(one.name, one.sent_by) for one in told] == [("share", "ada")] * 2
+    await open_cluster.restart("a")
+    (known,) = open_cluster["a"].samplers.known()
+    assert (known.name, known.sent_by) == ("share", "ada")
+
+
 async def test_a_query_that_runs_when_it_is_revoked_gets_no_answer(
     open_cluster: Any, share: Any, make_observations: Make
 ) -> None:
@@ -299,6 +311,9 @@ async def test_news_of_what_is_kept_is_fetched_and_of_nothing_else(
     await open_cluster["a"].samplers.send(share.data, sent_by="")
     there = open_cluster["c"].samplers
     [(digest, revoked_at)] = open_cluster["a"].samplers.news().items()
+    open_cluster.network.away = {"a"}
+    assert not await there.hear("a", digest, revoked_at=revoked_at), "it is to come again"
+    open_cluster.network.away = set()
     assert await there.hear("a", digest, revoked_at=revoked_at)
     assert await there.archive(share.digest, only_here=True) == share
     assert not await there.hear("a", "not a digest", revoked_at=1.0), "it is to come again"
