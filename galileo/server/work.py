@@ -331,9 +331,10 @@ async def _gather(effect: ccq.GatherPacks) -> ccq.PacksGathered:
     compressed = effect.ccq.compression == "lz4"
     try:
         labels = await asyncio.to_thread(effect.labels.gathered, compressed=compressed)
-    except GalileoError as error:
-        name = effect.ccq.id
-        log.error("labels of %s could not be put together: %s", name, error, extra={"ccq": name})
+    except Exception as error:  # Whatever it is: the cache, and others, wait for these to be back.
+        name, why = effect.ccq.id, None if isinstance(error, GalileoError) else error
+        told = "labels of %s could not be put together: %s"
+        log.error(told, name, error, extra={"ccq": name}, exc_info=why)
         labels = None
     return ccq.PacksGathered(effect.ccq.id, effect.term, labels)
 
