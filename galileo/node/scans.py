@@ -70,8 +70,9 @@ class LocalScans:
         """Each task's labels in parts, then its `ScanDone`, or a `ScanFailed` of its own."""
         span = spans.begun("scan", dataset=tasks[0].dataset, queries=len(tasks)) if tasks else None
         try:
-            async for answer in self._scanned(tasks):
-                yield answer
+            async with aclosing(self._scanned(tasks)) as answers:
+                async for answer in answers:
+                    yield answer
         finally:
             if span is not None:
                 span.end()
@@ -426,19 +427,20 @@ class ClusterScans:
             PartitionMoved: the node does not have all of it; it has told nothing.
         """
         asked = self._local.scan([task]) if node == self._name else self._peers.scan(node, [task])
-        tail = Tail(ORIGIN, task.partitions)
+        tail, is_begun = Tail(ORIGIN, task.partitions), False
         try:
             async with aclosing(asked) as answers:
                 async for answer in answers:
                     if isinstance(answer, ScanLabels):
+                        is_begun = True
                         yield answer.table
                     elif isinstance(answer, ScanDone):
                         tail = Tail(answer.reached, frozenset(), answer.gone)
                     else:
                         raise answer.error
-        except PartitionMoved:
-            raise
         except AWAY as error:
+            if isinstance(error, PartitionMoved) and not is_begun:
+                raise
             log.warning("node %s did not answer a scan: %s", node, error)
         yield tail
 

@@ -355,6 +355,32 @@ async def test_unknown_partitions_are_not_answered(cluster: Any, make_observatio
     assert isinstance(refused.error, PartitionMoved), "an answer would look as if it were empty"
 
 
+async def test_labels_of_a_partition_that_leaves_amid_an_answer_are_not_told_twice(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sampler that looks at observations may find them gone when it has given some labels."""
+    await fill(cluster, make_observations)
+    there, breaks = cluster["b"].local_scans, [True]
+    scan = there.scan
+
+    async def broken(tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
+        async for answer in scan(tasks):
+            yield answer
+            if breaks and isinstance(answer, ScanLabels):
+                breaks.clear()
+                yield ScanFailed(answer.item, PartitionMoved("it has left the node"))
+                return
+
+    monkeypatch.setattr(there, "scan", broken)
+    found = await cluster.ask()
+    assert not breaks
+    assert len(identities(found)) == len(found)
+    assert found.missing == tuple(sorted(cluster["b"].partitions))
+    whole = await cluster.ask()
+    assert whole.complete
+    assert identities(found) < identities(whole)
+
+
 async def test_a_wrong_query_never_gets_as_far_as_a_scan(cluster: Any) -> None:
     with pytest.raises(InputError):
         await cluster.ask("tempera > 3")
