@@ -189,14 +189,10 @@ class Readings:
 
     async def begin(self, *, within_s: float) -> Reading | None:
         """A reading of this task; None where none has ended or given way in time."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None, "calls are tasks"
-        waits_until = loop.time() + within_s
-        look_s = min(within_s, self._gives_way_s)
-        while not await self._room.take(1, within_s=look_s):
-            self._end_stalled()
-            if loop.time() >= waits_until:
-                return None
+        if not (self._room.take_now(1) or await self._waited(within_s)):
+            return None
         reading = Reading(task)
         self._running.add(reading)
         task.add_done_callback(lambda _: self._end(reading))
@@ -205,6 +201,20 @@ class Readings:
     def _end(self, reading: Reading) -> None:
         self._running.discard(reading)
         self._room.give_back(1)
+
+    async def _waited(self, within_s: float) -> bool:
+        """Whether there was room in time. Who asks again would wait behind who came later."""
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(self._look())
+            try:
+                return await self._room.take(1, within_s=within_s)
+            finally:
+                looking.cancel()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(self._gives_way_s)
+            self._end_stalled()
 
     def _end_stalled(self) -> None:
         """Ends the one whose reader has taken nothing for longest; one after the other."""

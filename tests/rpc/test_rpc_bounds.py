@@ -296,6 +296,26 @@ async def test_one_reader_gives_way_to_one_however_long_its_end_takes() -> None:
     await asyncio.wait(slow)
 
 
+async def test_who_waits_for_longest_reads_first() -> None:
+    readings, order = bounds.Readings(1, gives_way_s=0.5), list[str]()
+
+    async def read(name: str) -> None:
+        assert await readings.begin(within_s=60.0) is not None
+        order.append(name)
+
+    async def busy() -> None:
+        assert await readings.begin(within_s=60.0) is not None
+        await asyncio.sleep(0.6)
+
+    calls = [asyncio.create_task(busy())]
+    await asyncio.sleep(0)
+    for name in ("first", "second"):
+        calls.append(asyncio.create_task(read(name)))
+        await asyncio.sleep(0.2)
+    await asyncio.gather(*calls)
+    assert order == ["first", "second"]
+
+
 async def test_room_that_comes_with_the_end_of_the_wait_is_not_lost() -> None:
     room = bounds._Room(1)
     assert room.take_now(1)
