@@ -197,7 +197,9 @@ class Store:
         return set(self._partitions_on_disk())
 
     def open_partition(self, dataset: str, partition: int, replay: StoreReplay) -> PartitionJournal:
-        """Opens what was put into a partition's directory since the start.
+        """Opens what was put into a partition's directory since the start; one at a time.
+
+        It may take long, and everything else of the store goes on meanwhile.
 
         Raises:
             Bug: it is open already.
@@ -206,7 +208,10 @@ class Store:
         with self._changing:
             if (dataset, partition) in self._journals:
                 raise Bug(f"expected partition {partition} of {dataset!r} to be closed")
-            return self._open_journal(dataset, partition, replay)
+        journal = self._opened(dataset, partition, replay)
+        with self._changing:
+            self._journals[dataset, partition] = journal
+        return journal
 
     def close_partition(self, partition: int) -> None:
         """Closes a partition of all datasets; its files stay."""
@@ -341,6 +346,10 @@ class Store:
                 yield directory.name, partition
 
     def _open_journal(self, dataset: str, partition: int, replay: StoreReplay) -> PartitionJournal:
+        journal = self._journals[dataset, partition] = self._opened(dataset, partition, replay)
+        return journal
+
+    def _opened(self, dataset: str, partition: int, replay: StoreReplay) -> PartitionJournal:
         schema = self._schemas.get(dataset)
         if schema is None:
             raise UnknownDataset(
@@ -348,16 +357,14 @@ class Store:
             )
         if not 0 <= partition <= PARTITION_MAX:
             raise InputError(f"expected a partition from 0 to {PARTITION_MAX}, got {partition}")
-        journal = PartitionJournal.open(
-            self._directory / "journals" / dataset / str(partition),
+        return PartitionJournal.open(
+            self.partition_directory(dataset, partition),
             schema=schema,
             partition=partition,
             options=self._options,
             replay=lambda replayed: replay(dataset, partition, replayed),
             wall=self._wall,
         )
-        self._journals[dataset, partition] = journal
-        return journal
 
 
 def _nothing_to_replay(dataset: str, partition: int, replayed: Replayed) -> None:

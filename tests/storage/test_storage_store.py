@@ -257,3 +257,26 @@ def test_partitions_that_are_not_wanted_stay_closed_and_others_go(
     with opened(tmp_path) as store:
         assert store.journals().keys() == {("nam", 11)}
         assert [path.name for path in (tmp_path / "journals" / "nam").iterdir()] == ["11"]
+
+
+def test_records_are_saved_while_a_partition_is_opened(
+    tmp_path: Path, schema: Schema, make_commit: Make
+) -> None:
+    """It may take minutes, and the node has to go on."""
+    saved = threading.Event()
+
+    def save() -> None:
+        store.save_record("kind", "name", b"value")
+        saved.set()
+
+    def replay(*_: object) -> None:
+        threading.Thread(target=save).start()
+        assert saved.wait(60.0)
+
+    with opened(tmp_path) as store:
+        store.create_dataset(schema)
+        store.journal("nam", 3).append([make_commit(0)])
+        store.close_partition(3)
+        store.open_partition("nam", 3, replay)
+        assert store.load_record("kind", "name") == b"value"
+        assert set(store.journals()) == {("nam", 3)}
