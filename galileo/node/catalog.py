@@ -49,6 +49,7 @@ class Catalog:
         self._shards: dict[str, Shard] = {}
         self._writers: dict[tuple[str, int], GroupCommit] = {}
         self._opening = threading.Lock()
+        self._coming_and_going = threading.Lock()
         self._retentions = {
             dataset: NumberedRetention.from_json(data.decode())
             for dataset, data in store.load_records(RETENTION_KIND).items()
@@ -208,19 +209,24 @@ class Catalog:
             DataDamaged, PartitionStopped, ConfigError: as `PartitionJournal.open`; what has been
                 opened of it stays open.
         """
-        for dataset in sorted(datasets):
-            if partition not in self.shard(dataset).journals:
-                journal = self._store.open_partition(dataset, partition, self._replay)
-                self._shards[dataset].attach(partition, journal, moves=moves)
+        with self._coming_and_going:
+            for dataset in sorted(datasets):
+                if partition not in self.shard(dataset).journals:
+                    journal = self._store.open_partition(dataset, partition, self._replay)
+                    self._shards[dataset].attach(partition, journal, moves=moves)
 
     def let_go(self, partition: int) -> None:
-        """Forgets a partition that is not this node's, in a thread; its files stay."""
+        """Forgets a partition that is not this node's, in a thread; its files stay.
+
+        Where it is just being taken in, that comes to its end first: nobody can stop it.
+        """
         with self._opening:
             self._writers = {key: one for key, one in self._writers.items() if key[1] != partition}
-        for shard in self.shards.values():
-            if partition in shard.journals or shard.published()[partition]:
-                shard.detach(partition)
-        self._store.close_partition(partition)
+        with self._coming_and_going:
+            for shard in self.shards.values():
+                if partition in shard.journals or shard.published()[partition]:
+                    shard.detach(partition)
+            self._store.close_partition(partition)
 
     def waiting(self) -> dict[tuple[str, int], int]:
         """Commits that wait for the disk, by dataset and partition; only those written to."""

@@ -69,7 +69,7 @@ class Giving:
         Raises:
             Unavailable: it was merged or dropped since.
         """
-        path = self._path(partition, file)
+        path = await asyncio.to_thread(self._path, partition, file)
         if not (0 <= offset < file.bytes and 0 < size <= PIECE_BYTES_MAX):
             raise InputError(f"expected a piece of {file.bytes} bytes, got {size} from {offset}")
         size = min(size, file.bytes - offset)
@@ -80,7 +80,7 @@ class Giving:
 
     async def checksum(self, partition: int, file: File) -> int:
         """CRC-32C of a file that a listing named; errors as `piece`."""
-        path = self._path(partition, file)
+        path = await asyncio.to_thread(self._path, partition, file)
         try:
             return await asyncio.to_thread(file_checksum, path, size=file.bytes)
         except FileNotFoundError as error:
@@ -187,7 +187,10 @@ class Giving:
         return path.read_bytes() if path.exists() else b""
 
     def _path(self, partition: int, file: File) -> Path:
-        """Where a file is; it has to be one of the partition's, at least so long."""
+        """Where a file is; it has to be one of the partition's, at least so long.
+
+        In a thread: the journal tells it when it has written what it is writing.
+        """
         self._check(partition)
         journal = self._catalog.shard(file.dataset).journals.get(partition)
         for path, size in journal.files() if journal is not None else ():

@@ -297,6 +297,56 @@ async def test_a_fence_that_is_gone_leaves_the_writer_that_writes_yet(
     await node.catalog.writer("nam", partition).drained()
 
 
+async def test_a_node_goes_on_while_the_disk_holds_up_what_it_gives(
+    held: tuple[Any, int, asyncio.Task[Any], GatedDisk],
+) -> None:
+    cluster, partition, _, disk = held
+    (path,) = cluster[FROM].store.partition_directory("nam", partition).glob("*.segment")
+    file = File("nam", path.name, 16)
+    opened = threading.Timer(
+        DEADLINE_S / 2, disk.gate.set
+    )  # Lest the event loop stand still for ever.
+    opened.start()
+    calls = [
+        asyncio.create_task(cluster[FROM].giving.piece(partition, file, offset=0, size=8)),
+        asyncio.create_task(cluster[FROM].giving.checksum(partition, file)),
+    ]
+    await asyncio.sleep(0)
+    assert not disk.gate.is_set()
+    opened.cancel()
+    disk.gate.set()
+    assert await calls[0] == path.read_bytes()[:8]
+    await calls[1]
+
+
+async def test_what_is_given_up_while_it_is_opened_is_closed_again(
+    loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next attempt would take a closed journal for its copy."""
+    cluster, _ = loaded
+    partition, node = partition_of(cluster), cluster[TO]
+    opening, gate = threading.Event(), threading.Event()
+    open_partition = node.store.open_partition
+
+    def opened_late(*args: Any) -> Any:
+        opening.set()
+        assert gate.wait(DEADLINE_S)
+        return open_partition(*args)
+
+    monkeypatch.setattr(node.store, "open_partition", opened_late)
+    taking = asyncio.create_task(take(cluster, partition))
+    assert await asyncio.to_thread(opening.wait, DEADLINE_S)
+    taking.cancel()
+    await asyncio.wait([taking], timeout=0.5)  # Whoever does not wait for the thread is done.
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    async with node.moves.lock:
+        await asyncio.to_thread(node.catalog.let_go, -1)  # What is being opened is, by then.
+    assert partition not in node.catalog.shard("nam").journals
+    assert ("nam", partition) not in node.store.journals()
+
+
 async def test_a_copy_that_lacks_a_commit_is_not_taken_for_a_whole_one(
     loaded: tuple[Any, list[pa.Table]], make_observations: Callable[..., pa.Table]
 ) -> None:
