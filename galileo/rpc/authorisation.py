@@ -6,11 +6,10 @@ peer and the request are there when the handler is called, so the handlers are w
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,7 +17,7 @@ import grpc.aio
 from galileo.rpc.access import PUBLIC, check_method, check_request
 from galileo.rpc.guard import Context, refuse
 from galileo.rpc.identity import CALLER, Identify
-from galileo.rpc.metering import Meter, Metering, admit
+from galileo.rpc.metering import Meter, Metering, metered, metered_stream
 
 Handler = Any
 """A `grpc.RpcMethodHandler`: a named tuple whose type grpc keeps to itself."""
@@ -102,15 +101,7 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 asked, shown, meter = self._admitted(request, context, method, many=many)
             except Exception as error:
                 await refuse(context, error)
-            if meter is None:
-                return await handler(asked, shown)
-            paced = await admit(meter, asked, context)
-            try:
-                reply = await handler(paced, shown)
-                meter.answer(reply)
-                return reply
-            finally:
-                meter.end()
+            return await metered(meter, handler, asked, context=shown)
 
         return admitted
 
@@ -126,17 +117,9 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 asked, shown, meter = self._admitted(request, context, method, many=many)
             except Exception as error:
                 await refuse(context, error)
-            paced = await admit(meter, asked, context)
-            try:
-                made = cast(AsyncGenerator[Any, None], handler(paced, shown))
-                async with aclosing(made) as replies:
-                    async for reply in replies:
-                        yield reply
-                        if meter is not None and (pause_s := meter.answer(reply)):
-                            await asyncio.sleep(pause_s)
-            finally:
-                if meter is not None:
-                    meter.end()
+            async with aclosing(metered_stream(meter, handler, asked, context=shown)) as replies:
+                async for reply in replies:
+                    yield reply
 
         return admitted
 

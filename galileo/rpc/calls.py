@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,7 +17,7 @@ import grpc.aio
 from galileo import spans
 from galileo.errors import Forbidden, NotPermitted, QuotaExceeded, Throttled, Unauthenticated
 from galileo.rpc.access import EVERYBODY
-from galileo.rpc.metering import Meter, Metering, admit
+from galileo.rpc.metering import Meter, Metering, metered, metered_stream
 from galileo.wire.channel import short_name
 from galileo.wire.origins import take_over
 from galileo.wire.pb.common_pb2 import ErrorValue
@@ -123,15 +122,8 @@ class CallsUnderWay(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def counted(request: Any, context: Any) -> Any:
             with _Call(self, name, request, context) as call:
                 meter = self._meter(name, request)
-                asked = await admit(meter, request, context)
-                try:
-                    call.reply = reply = await handler(asked, context)
-                    if meter is not None:
-                        meter.answer(reply)
-                    return reply
-                finally:
-                    if meter is not None:
-                        meter.end()
+                call.reply = await metered(meter, handler, request, context=context)
+                return call.reply
 
         return counted
 
@@ -141,17 +133,10 @@ class CallsUnderWay(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def counted(request: Any, context: Any) -> AsyncIterator[Any]:
             with _Call(self, name, request, context):
                 meter = self._meter(name, request)
-                asked = await admit(meter, request, context)
-                try:
-                    made = cast(AsyncGenerator[Any, None], handler(asked, context))
-                    async with aclosing(made) as replies:
-                        async for reply in replies:
-                            yield reply
-                            if meter is not None and (pause_s := meter.answer(reply)):
-                                await asyncio.sleep(pause_s)
-                finally:
-                    if meter is not None:
-                        meter.end()
+                answered = metered_stream(meter, handler, request, context=context)
+                async with aclosing(answered) as replies:
+                    async for reply in replies:
+                        yield reply
 
         return counted
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, cast
 
 from google.protobuf.message import Message
 
@@ -171,6 +172,7 @@ class Metering:
             found = self._meters[name] = Meter(quotas, name=name, monotonic=self._monotonic)
         elif found.quotas is not quotas and found.quotas != quotas:
             found.use(quotas)
+        self._meters.move_to_end(name)
         return found
 
     def meter_of(self, principal: Principal, method: str, request: Any) -> Meter | None:
@@ -213,6 +215,42 @@ async def admit(meter: Meter | None, request: Any, context: Context) -> Any:
             meter.end()
             raise
     return _each(meter, request) if is_many and meter.buckets else request
+
+
+async def metered(
+    meter: Meter | None, handler: Callable[..., Awaitable[Any]], request: Any, *, context: Context
+) -> Any:
+    """The reply of a handler, whose call waits for its turn."""
+    admitted = await admit(meter, request, context)
+    if meter is None:
+        return await handler(admitted, context)
+    try:
+        reply = await handler(admitted, context)
+        meter.answer(reply)
+        return reply
+    finally:
+        meter.end()
+
+
+async def metered_stream(
+    meter: Meter | None,
+    handler: Callable[..., AsyncIterator[Any]],
+    request: Any,
+    *,
+    context: Context,
+) -> AsyncGenerator[Any, None]:
+    """The replies of a handler, whose call waits for its turn, and each of which for the next."""
+    admitted = await admit(meter, request, context)
+    try:
+        made = cast(AsyncGenerator[Any, None], handler(admitted, context))
+        async with aclosing(made) as replies:
+            async for reply in replies:
+                yield reply
+                if meter is not None and (pause_s := meter.answer(reply)):
+                    await asyncio.sleep(pause_s)
+    finally:
+        if meter is not None:
+            meter.end()
 
 
 async def _each(meter: Meter, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:

@@ -160,3 +160,14 @@ def test_those_who_use_nothing_are_forgotten(monkeypatch: pytest.MonkeyPatch) ->
         found.meter(replace(ANN, name=f"user-{number}"))
     assert found.meter(ANN) is busy
     assert len(found._meters) <= 4
+
+
+def test_whoever_came_last_is_forgotten_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one who calls all the time would get a full bucket whenever there are many others."""
+    monkeypatch.setattr(metering, "METERS_MAX", 4)
+    found, _ = metering_of(Quotas(calls_max=1))
+    known = [found.meter(replace(ANN, name=name)) for name in ("a", "b", "c", "d")]
+    assert found.meter(replace(ANN, name="a")) is known[0]
+    found.meter(replace(ANN, name="e"))
+    assert found.meter(replace(ANN, name="a")) is known[0]
+    assert found.meter(replace(ANN, name="b")) is not known[1]
