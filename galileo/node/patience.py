@@ -12,10 +12,10 @@ MOVED_PAUSE_S = 0.05
 
 
 class Patience:
-    """For one call that was told that a partition is not where it asked."""
+    """For one call that is told that a partition is not where it asked; it begins with that."""
 
     def __init__(self) -> None:
-        self._deadline = time.monotonic() + MOVED_PATIENCE_S
+        self._deadline: float | None = None
 
     async def after(self, error: PartitionMoved) -> None:
         """Waits a moment.
@@ -23,6 +23,9 @@ class Patience:
         Raises:
             PartitionMoved: the error, when that has lasted too long.
         """
-        if time.monotonic() > self._deadline:
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + MOVED_PATIENCE_S
+        if now > self._deadline:
             raise error
         await asyncio.sleep(MOVED_PAUSE_S)

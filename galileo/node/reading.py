@@ -78,6 +78,8 @@ class Reading:
                 await patience.after(error)
                 again = await loop.run_in_executor(self._executor, self._shares, share)
                 shares = [*again, *shares]
+            else:
+                patience = Patience()
 
     async def read_local(self, task: ReadTask) -> AsyncGenerator[pa.Table, None]:
         """The observations of parts that this node keeps, a bounded piece at a time.

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,14 @@ import pyarrow as pa
 import pytest
 
 from galileo.dht import placement
-from galileo.errors import DataDamaged, InputError, Unavailable, UnknownDataset
+from galileo.errors import (
+    DataDamaged,
+    InputError,
+    PartitionMoved,
+    Unavailable,
+    UnknownDataset,
+)
+from galileo.node import patience
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
 
 Make = Callable[..., pa.Table]
@@ -54,6 +61,32 @@ async def test_everything_comes_back_as_it_was_brought(
     table = make_observations(500)
     await cluster.ingest(table)
     back = await cluster.read(await cluster.ask())
+    assert back.sort_by("station").equals(table.sort_by("station"))
+
+
+async def test_partitions_that_move_while_a_reader_takes_its_time_are_found_again(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long ago it began, and however often it happens."""
+    table = make_observations(500)
+    await cluster.ingest(table)
+    monkeypatch.setattr(patience, "MOVED_PATIENCE_S", 0.0)
+    labels, moved = await cluster.ask(), list[str]()
+    for name in "abc":
+        there = cluster[name].reading
+
+        async def local(
+            task: ReadTask, name: str = name, read: Any = there.read_local
+        ) -> AsyncIterator[pa.Table]:
+            if name not in moved:
+                moved.append(name)
+                raise PartitionMoved("it is on its way")
+            async for one in read(task):
+                yield one
+
+        monkeypatch.setattr(there, "read_local", local)
+    back = await cluster.read(labels)
+    assert sorted(moved) == ["a", "b", "c"]
     assert back.sort_by("station").equals(table.sort_by("station"))
 
 
