@@ -20,7 +20,7 @@ answered. Ids that are placed or noted are reserved: no other election for them 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -31,7 +31,7 @@ from galileo.ccq.events import RefuseSubmit, Send
 from galileo.ccq.messages import Announce, AppointMany, ManyAppointed, Noted
 from galileo.ccq.model import Failure, Record
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.state import RECORDS_PER_MESSAGE, Effects, NodeState, ending_of
+from galileo.ccq.state import Effects, NodeState, ending_of, pages_of
 from galileo.election.machine import Election, ElectionOptions
 from galileo.election.messages import (
     AppointmentAccepted,
@@ -294,7 +294,7 @@ class Batches:
         records = list(batch.placing.values())
         effects = [effect for record in records for effect in state.learn(record, now)]
         if node != me:
-            return [*effects, *(Send(node, AppointMany(page)) for page in _pages(records))]
+            return [*effects, *(Send(node, AppointMany(page)) for page in pages_of(records))]
         batch.noting |= batch.placing
         batch.placing, batch.noting_at = {}, now
         return [
@@ -310,7 +310,7 @@ class Batches:
         if not records or now < batch.noting_at:
             return []
         batch.noting_at = now + self._state.options.retry_s
-        pages = [Announce(page, note=True) for page in _pages(records)]
+        pages = [Announce(page, note=True) for page in pages_of(records)]
         return [effect for page in pages for effect in self._state.tell(page)]
 
     def _succeed(self, batch: _Batch, record: Record) -> Effects:
@@ -357,10 +357,3 @@ def _patient(options: ContinuousOptions, count: int) -> ElectionOptions:
     return replace(
         election, appoint_timeout_s=election.appoint_timeout_s + count * APPOINT_S_PER_CCQ
     )
-
-
-def _pages(records: Iterable[Record]) -> list[tuple[Record, ...]]:
-    records = tuple(records)
-    return [
-        records[i : i + RECORDS_PER_MESSAGE] for i in range(0, len(records), RECORDS_PER_MESSAGE)
-    ]

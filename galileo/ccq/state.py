@@ -146,11 +146,7 @@ class NodeState:
 
     def announce_to(self, peers: Iterable[str], records: Iterable[Record]) -> Effects:
         """Tells some peers; each page goes to all of them before the next."""
-        records, peers = tuple(records), tuple(peers)
-        pages = [
-            Announce(records[i : i + RECORDS_PER_MESSAGE])
-            for i in range(0, len(records), RECORDS_PER_MESSAGE)
-        ]
+        pages, peers = [Announce(page) for page in pages_of(records)], tuple(peers)
         return [Send(peer, page) for page in pages for peer in peers]
 
     def tell(self, message: Message, *, to: str | None = None) -> Effects:
@@ -206,6 +202,14 @@ class NodeState:
             self.holdings.keep(led.ccq, term=led.term, cache=led.cache, now=now)
         else:
             led.cache.clear()
+
+
+def pages_of(records: Iterable[Record]) -> list[tuple[Record, ...]]:
+    """As many records together as go into one message."""
+    records = tuple(records)
+    return [
+        records[i : i + RECORDS_PER_MESSAGE] for i in range(0, len(records), RECORDS_PER_MESSAGE)
+    ]
 
 
 def ending_of(record: Record) -> Failure:
