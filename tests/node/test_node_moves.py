@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -224,99 +224,6 @@ async def test_commits_wait_while_a_fence_is_up_and_no_longer(
                 break
             await asyncio.sleep(0.02)
     await check_whole(cluster, [*sent, more])
-
-
-class GatedDisk(RealDisk):
-    """While the gate is shut, whoever syncs waits."""
-
-    def __init__(self) -> None:
-        self.gate, self.entered = threading.Event(), threading.Event()
-        self.gate.set()
-
-    def fdatasync(self, descriptor: int) -> None:
-        self.entered.set()
-        assert self.gate.wait(DEADLINE_S), "nobody opened the gate"
-
-
-@pytest.fixture
-async def held(
-    loaded: tuple[Any, list[pa.Table]], make_observations: Callable[..., pa.Table]
-) -> AsyncIterator[tuple[Any, int, asyncio.Task[Any], GatedDisk]]:
-    """A commit that is at the disk of the partition's node and stays there, and the gate."""
-    cluster, _ = loaded
-    partition, disk = partition_of(cluster), GatedDisk()
-    relaxed, cluster.journals = cluster.journals, JournalOptions(disk=disk)
-    await cluster.restart(FROM)
-    cluster.journals = relaxed
-    labels = await cluster.ask()
-    rows = await cluster.read(labels.where(labels.partitions == partition), exact=False)
-    disk.entered.clear()
-    disk.gate.clear()
-    writer = cluster[FROM].catalog.writer("nam", partition)
-    commit = asyncio.create_task(writer.commit("radar", 2, rows))
-    assert await asyncio.to_thread(disk.entered.wait, DEADLINE_S)
-    yield cluster, partition, commit, disk
-    disk.gate.set()
-    await asyncio.gather(commit, return_exceptions=True)
-
-
-async def test_no_partition_is_handed_over_while_a_commit_is_under_way(
-    held: tuple[Any, int, asyncio.Task[Any], GatedDisk],
-) -> None:
-    """What its owner has by then is not all that producers will be told it has."""
-    cluster, partition, commit, disk = held
-    node = cluster[FROM].giving
-    first = asyncio.create_task(node.fence(partition, to=TO))
-    await asyncio.sleep(0)
-    again = asyncio.create_task(node.fence(partition, to=TO))
-    await asyncio.sleep(0)
-    contents = moves.contents_of(cluster[FROM].catalog, partition)
-    with pytest.raises(Unavailable, match="the fence of partition"):
-        await node.hand_over(HandOver(Move(partition, 1, TO), contents))
-    disk.gate.set()
-    done = await commit
-    for asked in (first, again):
-        (listed,) = (await asked).contents
-        assert listed.last_sequence == done.sequence
-    await node.hand_over(HandOver(Move(partition, 1, TO), (await again).contents))
-
-
-async def test_a_fence_that_is_gone_leaves_the_writer_that_writes_yet(
-    held: tuple[Any, int, asyncio.Task[Any], GatedDisk],
-) -> None:
-    """A second writer could publish its commits before those of the first."""
-    cluster, partition, commit, disk = held
-    node = cluster[FROM]
-    before = node.catalog.writer("nam", partition)
-    fencing = asyncio.create_task(node.giving.fence(partition, to=TO))
-    await asyncio.sleep(0)
-    await node.giving.release(partition, to=TO)
-    assert node.catalog.writer("nam", partition) is before
-    disk.gate.set()
-    await asyncio.gather(commit, fencing)
-    await node.catalog.writer("nam", partition).drained()
-
-
-async def test_a_node_goes_on_while_the_disk_holds_up_what_it_gives(
-    held: tuple[Any, int, asyncio.Task[Any], GatedDisk],
-) -> None:
-    cluster, partition, _, disk = held
-    (path,) = cluster[FROM].store.partition_directory("nam", partition).glob("*.segment")
-    file = File("nam", path.name, 16)
-    opened = threading.Timer(
-        DEADLINE_S / 2, disk.gate.set
-    )  # Lest the event loop stand still for ever.
-    opened.start()
-    calls = [
-        asyncio.create_task(cluster[FROM].giving.piece(partition, file, offset=0, size=8)),
-        asyncio.create_task(cluster[FROM].giving.checksum(partition, file)),
-    ]
-    await asyncio.sleep(0)
-    assert not disk.gate.is_set()
-    opened.cancel()
-    disk.gate.set()
-    assert await calls[0] == path.read_bytes()[:8]
-    await calls[1]
 
 
 async def test_what_is_given_up_while_it_is_opened_is_closed_again(
