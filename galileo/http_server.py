@@ -1,21 +1,39 @@
-"""The standard library's threading HTTP server, with a bounded number of connections.
+"""The standard library's threading HTTP server, with a bound for everything a client may take.
 
-A thread for each connection; who comes when all are taken is told to come back.
+A thread for each connection, as many as there are seats (`galileo.http_seats`). A request has to
+come within a time and its head within a size, both in all and not for each read: a byte now and
+then makes no request. Where nobody can give way, who comes is told to come back.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import socket
 import socketserver
 import sys
 import threading
+import time
+from collections.abc import Callable
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from galileo.http_seats import Seats
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 RETRY_AFTER_S = 1
 STOP_POLL_S = 0.1
 """How often the server looks whether it should stop."""
+HEAD_BYTES_MAX = 128 << 10
+"""Of a request's first line and headers together."""
+HELD_BYTES_MAX = 64 << 20
+"""Of answers that are being taken; one alone may be larger."""
+BACKLOG = 128
+"""Connections that wait to be accepted; beyond, the kernel has clients try again a second later."""
+PIECE_BYTES = 256 << 10
 _BUSY = (
     f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_AFTER_S}\r\n"
     "Content-Length: 0\r\nConnection: close\r\n\r\n"
@@ -32,6 +50,9 @@ class BoundedServer(ThreadingHTTPServer):
         port: 0 for any that is free.
         handler: answers the requests of one connection.
         connections_max: at a time.
+        idle_timeout_s: for a request, from its first byte; for the time before it; and for taking
+            an answer.
+        held_bytes_max: of all answers that are being taken.
 
     Raises:
         OSError: the address cannot be listened on.
@@ -39,13 +60,22 @@ class BoundedServer(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = BACKLOG
 
     def __init__(
-        self, host: str, port: int, *, handler: type[BaseHTTPRequestHandler], connections_max: int
+        self,
+        host: str,
+        port: int,
+        *,
+        handler: type[BoundedHandler],
+        connections_max: int,
+        idle_timeout_s: float,
+        held_bytes_max: int = HELD_BYTES_MAX,
     ) -> None:
         if ":" in host:
             self.address_family = socket.AF_INET6
-        self._room = threading.BoundedSemaphore(connections_max)
+        self.idle_timeout_s = idle_timeout_s
+        self.seats = Seats(connections_max, held_bytes_max=held_bytes_max)
         super().__init__((host, port), handler)
 
     def begin(self, name: str) -> None:
@@ -67,23 +97,130 @@ class BoundedServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
+        if not self.seats.take(request, str(client_address[0])):
             request.sendall(_BUSY)
             self.shutdown_request(request)
             return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:  # No thread could be started, which would have made room again.
-            self._room.release()
-            raise
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
+    def shutdown_request(self, request: Any) -> None:
+        """At the end of each connection, whatever it came to."""
+        self.seats.leave(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Somebody who hung up or fell silent is no error of ours."""
         if not isinstance(sys.exception(), OSError):
             log.error("a request over HTTP failed", exc_info=True)
+
+
+class BoundedHandler(BaseHTTPRequestHandler):
+    """Reads and writes within the bounds of its server.
+
+    Subclasses say `note_request` once they have read all of a request, and write by `send_body`.
+    """
+
+    protocol_version = "HTTP/1.1"
+    server: Any  # A BoundedServer; subclasses know which.
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._incoming = _Incoming(self.connection, self.server.idle_timeout_s)
+        self.rfile = io.BufferedReader(self._incoming)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are no news, and queries may be secrets."""
+
+    def handle_one_request(self) -> None:
+        self._incoming.begin()
+        super().handle_one_request()
+        self.server.seats.note_end(self.connection)
+
+    def parse_request(self) -> bool:
+        is_parsed = super().parse_request()
+        self._incoming.end_head()
+        return is_parsed
+
+    def note_request(self) -> None:
+        """It has come whole, so from now on it is answered."""
+        self.server.seats.note_request(self.connection)
+
+    def send_body(self, body: bytes) -> None:
+        """The headers that wait, and a body, which the client has to take within the time.
+
+        Raises:
+            OSError: it did not, or was too slow beside others.
+        """
+        seats, until = self.server.seats, time.monotonic() + self.server.idle_timeout_s
+        seats.note_answer(self.connection, len(body))
+        self._set_timeout(until)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        view = memoryview(body)
+        for start in range(0, len(view), PIECE_BYTES):
+            self._set_timeout(until)
+            self.wfile.write(view[start : start + PIECE_BYTES])
+            seats.note_taken(self.connection)
+
+    def _set_timeout(self, until: float) -> None:
+        self.connection.settimeout(_left(until))
+
+
+class _Incoming(io.RawIOBase):
+    """The bytes of requests, as long as each one keeps within its time and its head in its size."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        within_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connection = connection
+        self._within_s = within_s
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """A request is waited for."""
+        self._until = self._clock() + self._within_s
+        self._has_begun = False
+        self._head_left: int | None = HEAD_BYTES_MAX
+
+    def end_head(self) -> None:
+        """What comes now is a body, whose size is known."""
+        self._head_left = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """As of the class above.
+
+        Raises:
+            TimeoutError: the request has not come within its time.
+            HTTPException: its head is too large.
+        """
+        self._connection.settimeout(_left(self._until, now=self._clock()))
+        size = self._connection.recv_into(buffer)
+        if not self._has_begun:
+            self._has_begun, self._until = True, self._clock() + self._within_s
+        if self._head_left is not None:
+            self._head_left -= size
+            if self._head_left < 0:
+                raise HTTPException(f"expected at most {HEAD_BYTES_MAX:,} bytes of headers")
+        return size
+
+
+def _left(until: float, *, now: float | None = None) -> float:
+    """Seconds until then.
+
+    Raises:
+        TimeoutError: there are none.
+    """
+    left_s = until - (time.monotonic() if now is None else now)
+    if left_s <= 0:
+        raise TimeoutError("the time of a client is over")
+    return left_s

@@ -40,6 +40,18 @@ def _endpoint_options(command: F) -> F:
             show_default=True,
             help="That may run or wait; more are told to come back.",
         ),
+        click.option(
+            "--connections",
+            default=_DEFAULTS.connections_max,
+            show_default=True,
+            help="At a time; of more, those go that keep the server waiting.",
+        ),
+        click.option(
+            "--answers-mib",
+            default=_DEFAULTS.answers_mib_max,
+            show_default=True,
+            help="Of answers on their way; beyond, slow readers go.",
+        ),
     ]
     for option in reversed(options):
         command = option(command)
@@ -71,6 +83,8 @@ def serve(
     timeout: float,
     rows: int,
     queries: int,
+    connections: int,
+    answers_mib: int,
 ) -> None:
     """Serve labels to any SPARQL client over HTTP, until Ctrl-C.
 
@@ -91,6 +105,8 @@ def serve(
         timeout_s=timeout,
         rows_max=rows,
         queries_max=queries,
+        connections_max=connections,
+        answers_mib_max=answers_mib,
     )
     with opened(session, source, query=query, spool=spool) as graph:
         graph.load()

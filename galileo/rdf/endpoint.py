@@ -10,10 +10,9 @@ import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 
 from galileo.errors import ConfigError, InputError
-from galileo.http_server import BoundedServer
+from galileo.http_server import BoundedHandler, BoundedServer
 from galileo.rdf import protocol
 from galileo.rdf.graphs import OpenGraph
 from galileo.rdf.protocol import Refused, Request
@@ -73,6 +72,8 @@ class _Server(BoundedServer):
                 options.port,
                 handler=_Handler,
                 connections_max=options.connections_max,
+                idle_timeout_s=options.idle_timeout_s,
+                held_bytes_max=options.answers_mib_max << 20,
             )
         except OSError:
             service.disconnects.close()
@@ -81,18 +82,10 @@ class _Server(BoundedServer):
         service.url = f"http://{host}:{self.server_port}/sparql"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(BoundedHandler, BaseHTTPRequestHandler):
     server_version = "galileo"
     sys_version = ""
     server: _Server
-
-    def setup(self) -> None:
-        super().setup()
-        self.connection.settimeout(self.server.service.options.idle_timeout_s)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Queries may be secrets; nothing is logged."""
 
     def do_GET(self) -> None:
         self._respond()
@@ -122,7 +115,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _respond(self) -> None:
         try:
             request = self._request()
-            media_type, body = self.server.service.answer(request, self.connection)
+            self.note_request()
+            media_type, body = self.server.service.answer(
+                request, self.connection, host=str(self.client_address[0])
+            )
         except Refused as refused:
             headers = {"Content-Type": "text/plain; charset=utf-8", **refused.headers}
             self._send(refused.status, f"{refused.text}\n".encode(), headers)
@@ -176,6 +172,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body)))
         if self.close_connection:
             self.send_header("Connection", "close")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.send_body(body)

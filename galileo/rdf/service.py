@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from galileo.errors import ConfigError, GalileoError, InputError
+from galileo.errors import ConfigError, GalileoError, InputError, Overloaded
 from galileo.http_server import RETRY_AFTER_S
 from galileo.rdf import convert, protocol
 from galileo.rdf.answers import SparqlResult
@@ -18,14 +19,18 @@ from galileo.rdf.cancelling import Cancellation
 from galileo.rdf.disconnects import Disconnects
 from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S, OpenGraph
 from galileo.rdf.ontology import ontology
-from galileo.rdf.protocol import Ask, Refused, Request, Tell
+from galileo.rdf.protocol import Refused, Request, Tell
+from galileo.rdf.turns import Turns
 
 PORT = 7780
 QUERIES_MAX = 8
 CONNECTIONS_MAX = 64
 IDLE_TIMEOUT_S = 30.0
 """How long a client may take for its request, for taking the answer, and between two requests."""
+ANSWERS_MIB_MAX = 256
 STOP_TIMEOUT_S = 5.0
+LEFT_MIN_S = 0.001
+"""Of a query's time, at its turn."""
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -39,9 +44,14 @@ class EndpointOptions:
         public: whether `host` may be another than a loopback address.
         timeout_s: of a query, waiting for its turn included.
         rows_max: solutions or triples of an answer.
-        queries_max: queries that run or wait; more are told to come back.
-        connections_max: clients that are connected; more are told to come back.
-        idle_timeout_s: for a client's silence.
+        queries_max: queries that run or wait; of more, the latest of the host that has the most are
+            told to come back.
+        connections_max: clients that are connected; of more, those go that let the server wait
+            longest, and where none does, more are told to come back.
+        answers_mib_max: of answers that are being taken, together; beyond, clients go that are slow
+            at it. One alone may be larger.
+        idle_timeout_s: for a client's request, all of it; for taking the answer; and for the time
+            between.
         cors: an origin whose pages may ask, "*" for all; empty for none.
     """
 
@@ -52,6 +62,7 @@ class EndpointOptions:
     rows_max: int = ROWS_MAX
     queries_max: int = QUERIES_MAX
     connections_max: int = CONNECTIONS_MAX
+    answers_mib_max: int = ANSWERS_MIB_MAX
     idle_timeout_s: float = IDLE_TIMEOUT_S
     cors: str = ""
 
@@ -61,8 +72,8 @@ class EndpointOptions:
                 f"expected a loopback address, since anybody who reaches the endpoint may ask, got "
                 f"{self.host!r}; serve a trusted network all the same with public (--public)"
             )
-        if min(self.queries_max, self.connections_max) < 1:
-            raise InputError("expected room for at least one query and one connection")
+        if min(self.queries_max, self.connections_max, self.answers_mib_max) < 1:
+            raise InputError("expected room for at least one query, one connection and 1 MiB")
 
 
 @dataclass(slots=True)
@@ -74,29 +85,31 @@ class Service:
     url: str = ""
     stopping: Cancellation = field(default_factory=Cancellation)
     disconnects: Disconnects = field(default_factory=Disconnects)
-    queries: threading.BoundedSemaphore = field(init=False)
+    turns: Turns = field(init=False)
 
     def __post_init__(self) -> None:
-        self.queries = threading.BoundedSemaphore(self.options.queries_max)
+        self.turns = Turns(self.options.queries_max)
 
-    def answer(self, request: Request, connection: socket.socket) -> tuple[str, bytes]:
-        """Media type and body of the answer to a request."""
+    def answer(
+        self, request: Request, connection: socket.socket, *, host: str
+    ) -> tuple[str, bytes]:
+        """Media type and body of the answer to a request of a host's."""
         self._check_host(request.headers.get("host", ""))
         accept = request.headers.get("accept", "")
         wanted = protocol.understood(request)
         if isinstance(wanted, Tell):
             media_type, form = protocol.chosen(accept, "triples")
             return media_type, self._told(wanted, form)
-        result = self._asked(wanted, connection)
-        media_type, form = protocol.chosen(accept, result.kind)
-        return media_type, result.serialise(form)
+        with self._turn(connection, host) as ask:
+            result = ask(wanted.text)
+            # Within the turn: so one answer at a time is there both as it came and as it goes.
+            media_type, form = protocol.chosen(accept, result.kind)
+            return media_type, result.serialise(form)
 
     def stop(self) -> None:
         """Ends the queries that run, and waits until they have."""
         self.stopping.cancel()
-        until = time.monotonic() + STOP_TIMEOUT_S
-        for _ in range(self.options.queries_max):
-            self.queries.acquire(timeout=max(0.0, until - time.monotonic()))
+        self.turns.wait_until_empty(STOP_TIMEOUT_S)
         self.disconnects.close()
 
     def _told(self, wanted: Tell, form: str) -> bytes:
@@ -105,29 +118,36 @@ class Service:
         text = ontology().encode()
         return text if form == "turtle" else convert.written(convert.lines(text), format=form)
 
-    def _asked(self, wanted: Ask, connection: socket.socket) -> SparqlResult:
-        if not self.queries.acquire(blocking=False):
-            raise Refused(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                f"{self.options.queries_max} queries run or wait already; come back",
-                Retry_After=str(RETRY_AFTER_S),
-            )
+    @contextmanager
+    def _turn(
+        self, connection: socket.socket, host: str
+    ) -> Iterator[Callable[[str], SparqlResult]]:
+        """A turn, which ends where the client hangs up; what asks a query in what is left of it."""
         cancel = Cancellation()
+        until = time.monotonic() + self.options.timeout_s
+
+        def ask(text: str) -> SparqlResult:
+            return self.graph.sparql(
+                text,
+                timeout_s=max(LEFT_MIN_S, until - time.monotonic()),
+                rows_max=self.options.rows_max,
+                cancel=cancel,
+            )
+
         try:
             with (
                 self.disconnects.calling(connection, cancel.cancel),
                 self.stopping.calling(cancel.cancel),
+                self.turns.taken(host, until=until, cancel=cancel),
             ):
-                return self.graph.sparql(
-                    wanted.text,
-                    timeout_s=self.options.timeout_s,
-                    rows_max=self.options.rows_max,
-                    cancel=cancel,
-                )
+                yield ask
+        except Overloaded as error:
+            retry = str(RETRY_AFTER_S)
+            raise Refused(
+                HTTPStatus.SERVICE_UNAVAILABLE, error.message, Retry_After=retry
+            ) from error
         except GalileoError as error:
             raise protocol.refusal(error) from error
-        finally:
-            self.queries.release()
 
     def _check_host(self, host: str) -> None:
         """A page elsewhere can give a loopback address a name of its own, and ask in it."""

@@ -11,17 +11,18 @@ import json
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from galileo.errors import ConfigError
-from galileo.http_server import BoundedServer
+from galileo.http_server import BoundedHandler, BoundedServer
 from galileo.server.metrics import Measured, exposed
 from galileo.server.readiness import Readiness
 
 ANSWER_WITHIN_S = 5.0
 """The event loop has so long before the node counts as hung."""
-CONNECTIONS_MAX = 16
+CONNECTIONS_MAX = 64
 IDLE_S = 10.0
+"""For a request, for taking the answer, and between two requests."""
 _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
 
 T = TypeVar("T")
@@ -88,14 +89,16 @@ class _Server(BoundedServer):
         self.monitoring = monitoring
         host, _, port = address.rpartition(":")
         super().__init__(
-            host.strip("[]"), int(port), handler=_Handler, connections_max=CONNECTIONS_MAX
+            host.strip("[]"),
+            int(port),
+            handler=_Handler,
+            connections_max=CONNECTIONS_MAX,
+            idle_timeout_s=IDLE_S,
         )
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BoundedHandler, BaseHTTPRequestHandler):
     server: _Server
-    timeout = IDLE_S
-    protocol_version = "HTTP/1.1"
     server_version, sys_version = "Galileo", ""
 
     def do_GET(self) -> None:
@@ -104,10 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._respond()
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are no news."""
-
     def _respond(self) -> None:
+        self.note_request()
         answers = {"/metrics": self._metrics, "/ready": self._ready, "/live": self._live}
         answer = answers.get(self.path.partition("?")[0])
         if answer is None:
@@ -142,6 +143,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.send_body(body)

@@ -9,9 +9,8 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 import warnings
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import ClassVar
 from urllib.parse import urlencode, urlsplit
 
@@ -22,15 +21,12 @@ from rdflib.plugins.sparql.results.jsonresults import JSONResultParser
 from rdflib.plugins.sparql.results.tsvresults import TSVResultParser
 from rdflib.plugins.sparql.results.xmlresults import XMLResultParser
 from rdflib.plugins.stores.sparqlstore import SPARQLStore
+from sparql_clients import COUNT, ask, get, post
 
 from galileo import rdf
 from galileo.errors import ConfigError, InputError
 from galileo.rdf import Endpoint, EndpointOptions
-from galileo.rdf.disconnects import Disconnects
-from galileo.rdf.service import Service
 
-ENDLESS = "SELECT (COUNT(*) AS ?n) { ?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l }"
-COUNT = "SELECT (COUNT(?p) AS ?n) { ?p a g:Path }"
 READERS = {
     "application/sparql-results+json": JSONResultParser,
     "application/sparql-results+xml": XMLResultParser,
@@ -79,34 +75,6 @@ def graph(weather):
 def endpoint(graph):
     with Endpoint(graph, EndpointOptions(port=0)) as served:
         yield served
-
-
-class Answer:
-    def __init__(self, reply):
-        self.status, self.body = reply.status, reply.read()
-        self.headers = {name.lower(): value for name, value in reply.getheaders()}
-        self.type = self.headers.get("content-type", "").partition(";")[0]
-
-
-def ask(url, method="GET", *, body=None, path=None, **headers):
-    where = urlsplit(url)
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=30)
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
-    try:
-        connection.request(method, path or where.path, body, names)
-        return Answer(connection.getresponse())
-    finally:
-        connection.close()
-
-
-def get(url, text, *, method="GET", **headers):
-    path = f"{urlsplit(url).path}?{urlencode({'query': text})}"
-    return ask(url, method, path=path, **headers)
-
-
-def post(url, text, **headers):
-    kind = {"Content_Type": "application/sparql-query"} | headers
-    return ask(url, "POST", body=text.encode(), **kind)
 
 
 # --- foreign clients -------------------------------------------------------------------------
@@ -356,120 +324,3 @@ def test_a_canary_hears_of_no_query(endpoint, canary, weather):
     assert json.loads(get(endpoint.url, COUNT).body)["results"]["bindings"][0]["n"]["value"] == str(
         len(weather)
     )
-
-
-# --- limits ----------------------------------------------------------------------------------
-
-
-def test_a_query_without_end_is_cut(graph):
-    with Endpoint(graph, EndpointOptions(port=0, timeout_s=0.2)) as served:
-        reply = get(served.url, ENDLESS)
-        assert reply.status == 504
-        assert b"took longer" in reply.body
-        assert get(served.url, COUNT).status == 200
-
-
-def test_an_answer_that_is_too_long_is_refused(graph):
-    with Endpoint(graph, EndpointOptions(port=0, rows_max=10)) as served:
-        assert get(served.url, "SELECT * { ?s ?p ?o } LIMIT 10").status == 200
-        reply = get(served.url, "SELECT * { ?s ?p ?o }")
-        assert (reply.status, b"10 rows" in reply.body) == (400, True)
-
-
-def hold(url, text=ENDLESS):
-    """A connection on which a query runs."""
-    where = urlsplit(url)
-    connection = socket.create_connection((where.hostname, where.port), timeout=30)
-    target = f"/sparql?{urlencode({'query': text})}"
-    connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-    return connection
-
-
-def until(condition, *, within_s=60.0):
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def test_too_many_queries_at_once_are_told_to_come_back(graph):
-    with Endpoint(graph, EndpointOptions(port=0, queries_max=1)) as served, hold(served.url):
-        assert until(lambda: get(served.url, COUNT).status == 503)
-        assert get(served.url, COUNT).headers["retry-after"] == "1"
-
-
-def test_too_many_connections_are_told_to_come_back(graph):
-    with Endpoint(graph, EndpointOptions(port=0, connections_max=1)) as served:
-        with hold(served.url, COUNT) as connection:
-            assert connection.recv(12) == b"HTTP/1.1 200"
-            reply = get(served.url, COUNT)
-            assert (reply.status, reply.headers["retry-after"]) == (503, "1")
-        assert until(lambda: get(served.url, COUNT).status == 200)
-
-
-def test_a_client_that_hangs_up_cancels_its_query(graph):
-    """The next query would else wait for as long as the first may run."""
-    with Endpoint(graph, EndpointOptions(port=0, timeout_s=60)) as served:
-        service = served._server.service
-        with hold(served.url):
-            assert until(lambda: _running(service) == 1)
-        started = time.monotonic()
-        assert until(lambda: _running(service) == 0)
-        assert get(served.url, COUNT).status == 200
-        assert time.monotonic() - started < 50
-
-
-def _running(service: Service) -> int:
-    return service.options.queries_max - service.queries._value
-
-
-def test_a_client_that_says_nothing_is_let_go(graph):
-    with Endpoint(graph, EndpointOptions(port=0, idle_timeout_s=0.1)) as served:
-        where = urlsplit(served.url)
-        with socket.create_connection((where.hostname, where.port), timeout=20) as connection:
-            connection.sendall(b"GET /sparql")
-            assert connection.recv(100) == b""
-
-
-def test_closing_ends_the_queries_that_run(graph):
-    served = Endpoint(graph, EndpointOptions(port=0, timeout_s=60))
-    with hold(served.url) as connection:
-        assert until(lambda: _running(served._server.service) == 1)
-        served.close()
-        assert connection.recv(12) == b"HTTP/1.1 503"
-    with pytest.raises(ConnectionRefusedError):
-        get(served.url, COUNT)
-
-
-def test_a_hang_up_is_told_to_who_asks_now():
-    """A client that keeps its connection may ask again between a look and what it leads to."""
-    watching = Disconnects()
-    ours, theirs = socket.socketpair()
-    first, second = threading.Event(), threading.Event()
-    try:
-        with watching.calling(ours, first.set):
-            stale = watching._selector.get_key(ours)
-        with watching.calling(ours, second.set):
-            watching._met(stale)
-            theirs.close()
-            assert second.wait(60)
-        assert not first.is_set()
-    finally:
-        watching.close()
-        ours.close()
-        theirs.close()
-
-
-def no_thread(*_):
-    raise RuntimeError("can't start new thread")
-
-
-def test_a_thread_that_cannot_start_takes_no_room(graph, monkeypatch):
-    with Endpoint(graph, EndpointOptions(port=0, connections_max=1)) as served:
-        with monkeypatch.context() as patched:
-            patched.setattr(ThreadingHTTPServer, "process_request", no_thread)
-            with pytest.raises(ConnectionError):
-                get(served.url, COUNT)
-        assert get(served.url, COUNT).status == 200

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import galileo
 from galileo.server.metrics import DEFINITIONS, Measured
-from galileo.server.monitoring import Monitoring
+from galileo.server.monitoring import CONNECTIONS_MAX, Monitoring
 from galileo.server.readiness import Readiness
 
 WITHIN_S = 60.0
@@ -215,6 +215,23 @@ async def test_a_bug_in_what_is_measured_is_logged(caplog: pytest.LogCaptureFixt
     finally:
         await asyncio.to_thread(monitoring.close)
     assert "no such metric" in caplog.text
+
+
+async def test_who_never_ends_a_request_shuts_no_scraper_out() -> None:
+    monitoring = Monitoring("127.0.0.1:0", measure=list, look=lambda: Readiness({}))
+    where = ("127.0.0.1", monitoring.port)
+    slow: list[socket.socket] = []
+    try:
+        for _ in range(2 * CONNECTIONS_MAX):
+            slow.append(socket.create_connection(where, timeout=TIMEOUT_S))
+            slow[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+        for path in ("metrics", "ready", "live"):
+            url = f"http://127.0.0.1:{monitoring.port}/{path}"
+            assert (await asyncio.to_thread(get, url))[0] == 200
+    finally:
+        for one in slow:
+            one.close()
+        await asyncio.to_thread(monitoring.close)
 
 
 def test_a_stopped_node_is_not_alive(node: Node) -> None:

@@ -1,0 +1,206 @@
+"""Limits of the endpoint: of queries, connections, requests and answers, and who gives way."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from http.server import ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+import pytest
+from sparql_clients import COUNT, ENDLESS, POST_HEAD, connect, get, hold, until
+
+from galileo import rdf
+from galileo.rdf import Endpoint, EndpointOptions
+from galileo.rdf.disconnects import Disconnects
+from galileo.rdf.service import Service
+
+
+@pytest.fixture(scope="module")
+def graph(weather):
+    with rdf.open_labels(weather) as opened:
+        opened.load()
+        yield opened
+
+
+def test_a_query_without_end_is_cut(graph):
+    with Endpoint(graph, EndpointOptions(port=0, timeout_s=0.2)) as served:
+        reply = get(served.url, ENDLESS)
+        assert reply.status == 504
+        assert b"took longer" in reply.body
+        assert get(served.url, COUNT).status == 200
+
+
+def test_an_answer_that_is_too_long_is_refused(graph):
+    with Endpoint(graph, EndpointOptions(port=0, rows_max=10)) as served:
+        assert get(served.url, "SELECT * { ?s ?p ?o } LIMIT 10").status == 200
+        reply = get(served.url, "SELECT * { ?s ?p ?o }")
+        assert (reply.status, b"10 rows" in reply.body) == (400, True)
+
+
+def test_too_many_queries_at_once_are_told_to_come_back(graph):
+    with Endpoint(graph, EndpointOptions(port=0, queries_max=1)) as served, hold(served.url):
+        assert until(lambda: _running(served._server.service) == 1)
+        reply = get(served.url, COUNT)
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+
+
+def test_too_many_connections_are_told_to_come_back(graph):
+    with Endpoint(graph, EndpointOptions(port=0, connections_max=1)) as served:
+        with hold(served.url):
+            assert until(lambda: _running(served._server.service) == 1)
+            reply = get(served.url, COUNT)
+            assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        assert until(lambda: get(served.url, COUNT).status == 200)
+
+
+def test_a_connection_that_asks_nothing_gives_way(graph):
+    options = EndpointOptions(port=0, connections_max=1)
+    with Endpoint(graph, options) as served, contextlib.ExitStack() as stack:
+        connection = stack.enter_context(hold(served.url, COUNT))
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        assert get(served.url, COUNT).status == 200
+        while connection.recv(4096):
+            pass
+
+
+def test_clients_that_never_end_their_request_shut_nobody_out(graph):
+    options = EndpointOptions(port=0, connections_max=4, idle_timeout_s=600)
+    with Endpoint(graph, options) as served, contextlib.ExitStack() as stack:
+        for number in range(20):
+            slow = stack.enter_context(connect(served.url))
+            if number % 2:
+                slow.sendall(b"GET /sparql HTTP/1.1\r\nHost: localhost\r\nX-More: ")
+            else:
+                slow.sendall(POST_HEAD % 1_000 + b"ASK")
+        assert get(served.url, COUNT).status == 200
+        assert len(served._server.seats) <= 4
+
+
+def test_a_request_has_its_time_however_often_a_byte_of_it_comes(graph):
+    with Endpoint(graph, EndpointOptions(port=0, idle_timeout_s=0.5)) as served:
+        for head in (b"GET /sparql HTTP/1.1\r\nX: ", POST_HEAD % 1_000_000):
+            with connect(served.url) as slow:
+                slow.sendall(head)
+                assert until(lambda slow=slow: not takes_a_byte(slow))
+
+
+def takes_a_byte(connection):
+    try:
+        connection.sendall(b"x")
+    except OSError:
+        return False
+    return True
+
+
+def test_headers_have_a_size_in_all(graph):
+    with Endpoint(graph, EndpointOptions(port=0)) as served, connect(served.url) as greedy:
+        line = b"x" * 60_000 + b"\r\n"
+        with contextlib.suppress(OSError):  # it answers before it has read all of it
+            greedy.sendall(b"GET /sparql HTTP/1.1\r\nHost: localhost\r\n")
+            for name in (b"A: ", b"B: ", b"C: "):
+                greedy.sendall(name + line)
+            greedy.sendall(b"\r\n")
+        assert b" 431 " in greedy.makefile("rb").readline()
+
+
+def test_readers_that_take_nothing_hold_only_so_much(graph):
+    text = "SELECT * { ?a g:time ?b . ?c g:time ?d } LIMIT 40000"
+    options = EndpointOptions(port=0, answers_mib_max=1, idle_timeout_s=600)
+    with Endpoint(graph, options) as served, contextlib.ExitStack() as stack:
+        server = served._server
+        full = len(get(served.url, text).body)
+        assert full > 4 << 20
+        for _ in range(3):
+            stack.enter_context(hold(served.url, text, takes_bytes=4096))
+            assert until(lambda: _running(server.service) == 0 and held(server) >= full)
+        assert until(lambda: held(server) == full)
+        assert len(get(served.url, text).body) == full, "who takes it gets all of it"
+
+
+def test_queries_of_one_host_give_way_to_that_of_another(graph):
+    options = EndpointOptions(port=0, queries_max=3, timeout_s=120)
+    with Endpoint(graph, options) as served, contextlib.ExitStack() as stack:
+        service = served._server.service
+        busy = []
+        for number in range(3):
+            busy.append(stack.enter_context(hold(served.url)))
+            assert until(lambda number=number: _running(service) == number + 1)
+        assert get(served.url, COUNT).status == 503, "of the same host"
+        other = stack.enter_context(hold(served.url, COUNT, source="127.0.0.2"))
+        assert busy[2].recv(12) == b"HTTP/1.1 503"
+        busy[0].close()
+        assert other.recv(12) == b"HTTP/1.1 200", "it was next, before the second of the others"
+
+
+def held(server):
+    with server.seats._lock:
+        return sum(seat.held_bytes for seat in server.seats._seats.values())
+
+
+def test_a_client_that_hangs_up_cancels_its_query(graph):
+    """The next query would else wait for as long as the first may run."""
+    with Endpoint(graph, EndpointOptions(port=0, timeout_s=60)) as served:
+        service = served._server.service
+        with hold(served.url):
+            assert until(lambda: _running(service) == 1)
+        started = time.monotonic()
+        assert until(lambda: _running(service) == 0)
+        assert get(served.url, COUNT).status == 200
+        assert time.monotonic() - started < 50
+
+
+def _running(service: Service) -> int:
+    return len(service.turns)
+
+
+def test_a_client_that_says_nothing_is_let_go(graph):
+    with Endpoint(graph, EndpointOptions(port=0, idle_timeout_s=0.1)) as served:
+        where = urlsplit(served.url)
+        with socket.create_connection((where.hostname, where.port), timeout=20) as connection:
+            connection.sendall(b"GET /sparql")
+            assert connection.recv(100) == b""
+
+
+def test_closing_ends_the_queries_that_run(graph):
+    served = Endpoint(graph, EndpointOptions(port=0, timeout_s=60))
+    with hold(served.url) as connection:
+        assert until(lambda: _running(served._server.service) == 1)
+        served.close()
+        assert connection.recv(12) == b"HTTP/1.1 503"
+    with pytest.raises(ConnectionRefusedError):
+        get(served.url, COUNT)
+
+
+def test_a_hang_up_is_told_to_who_asks_now():
+    """A client that keeps its connection may ask again between a look and what it leads to."""
+    watching = Disconnects()
+    ours, theirs = socket.socketpair()
+    first, second = threading.Event(), threading.Event()
+    try:
+        with watching.calling(ours, first.set):
+            stale = watching._selector.get_key(ours)
+        with watching.calling(ours, second.set):
+            watching._met(stale)
+            theirs.close()
+            assert second.wait(60)
+        assert not first.is_set()
+    finally:
+        watching.close()
+        ours.close()
+        theirs.close()
+
+
+def no_thread(*_):
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_thread_that_cannot_start_takes_no_room(graph, monkeypatch):
+    with Endpoint(graph, EndpointOptions(port=0, connections_max=1)) as served:
+        with monkeypatch.context() as patched:
+            patched.setattr(ThreadingHTTPServer, "process_request", no_thread)
+            with pytest.raises(ConnectionError):
+                get(served.url, COUNT)
+        assert get(served.url, COUNT).status == 200
