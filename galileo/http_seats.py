@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+GRACE_S = 0.25
 LEAVE_WITHIN_S = 1.0
 
 
@@ -26,12 +28,14 @@ class Seat:
 
     Attributes:
         host: of the client.
+        since: when it last got on, by the monotonic clock.
         is_worked_for: whether the client waits for us, and not we for it.
         held_bytes: of the answer that it is to take.
     """
 
     connection: socket.socket
     host: str
+    since: float
     is_worked_for: bool = False
     held_bytes: int = 0
 
@@ -42,15 +46,23 @@ class Seats:
     Args:
         seats_max: at a time.
         held_bytes_max: of answers that are being taken, together; one alone may be larger.
-        leave_within_s: how long `take` waits for those that were sent away, where as many as there
-            are seats have not left yet.
+        grace_s: nobody is sent away who got on within this time. Newcomers wait for it, in the
+            order in which they came; so a seat has time for a request, however many come.
+        leave_within_s: how long `take` waits beyond that for those that were sent away, where as
+            many as there are seats have not left yet.
     """
 
     def __init__(
-        self, seats_max: int, *, held_bytes_max: int, leave_within_s: float = LEAVE_WITHIN_S
+        self,
+        seats_max: int,
+        *,
+        held_bytes_max: int,
+        grace_s: float = GRACE_S,
+        leave_within_s: float = LEAVE_WITHIN_S,
     ) -> None:
         self._seats_max = seats_max
         self._held_bytes_max = held_bytes_max
+        self._grace_s = grace_s
         self._leave_within_s = leave_within_s
         self._lock = threading.Condition()
         self._seats: dict[socket.socket, Seat] = {}
@@ -64,18 +76,31 @@ class Seats:
     def take(self, connection: socket.socket, host: str) -> bool:
         """Whether there is a seat; another one may have given way for it."""
         with self._lock:
-            # Their threads end within a moment, and are bounded even where they do not.
-            if not self._lock.wait_for(
-                lambda: len(self._leaving) < self._seats_max, self._leave_within_s
-            ):
+            if not self._has_room():
                 return False
-            if len(self._seats) >= self._seats_max:
+            self._seats[connection] = Seat(connection, host, time.monotonic())
+            return True
+
+    def _has_room(self) -> bool:
+        """Makes room, where it can be made in time; with the lock."""
+        give_up_at = time.monotonic() + self._grace_s + self._leave_within_s
+        while True:
+            now = time.monotonic()
+            wait_s = give_up_at - now
+            # Threads of those that were sent away end within a moment, and are bounded always.
+            if len(self._leaving) < self._seats_max:
+                if len(self._seats) < self._seats_max:
+                    return True
                 gone = first_to_go(self._seats.values())
                 if gone is None:
                     return False
-                self._send_away(gone)
-            self._seats[connection] = Seat(connection, host)
-            return True
+                wait_s = gone.since + self._grace_s - now
+                if wait_s <= 0:
+                    self._send_away(gone)
+                    return True
+            if now >= give_up_at:
+                return False
+            self._lock.wait(wait_s)
 
     def leave(self, connection: socket.socket) -> None:
         """To be called once, before the connection is closed; whoever has no seat may, too."""
@@ -121,6 +146,7 @@ class Seats:
             if seat is None:
                 return  # It was sent away, and hears of it when it reads or writes.
             self._seats[connection] = seat
+            seat.since = time.monotonic()
             if is_worked_for is not None:
                 seat.is_worked_for = is_worked_for
             if held_bytes is not None:

@@ -31,8 +31,9 @@ HEAD_BYTES_MAX = 128 << 10
 """Of a request's first line and headers together."""
 HELD_BYTES_MAX = 64 << 20
 """Of answers that are being taken; one alone may be larger."""
-BACKLOG = 128
-"""Connections that wait to be accepted; beyond, the kernel has clients try again a second later."""
+BACKLOG = 1024
+"""Connections that wait for a seat in the order in which they came; beyond, the kernel has clients
+try again a second later, in no order."""
 PIECE_BYTES = 256 << 10
 _BUSY = (
     f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_AFTER_S}\r\n"

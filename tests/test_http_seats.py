@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,7 +91,10 @@ steps = st.tuples(
 
 @given(st.integers(1, 4), st.lists(steps, max_size=60))
 def test_it_does_what_a_plain_list_would(seats_max: int, what: list[tuple]) -> None:
-    seats, model = Seats(seats_max, held_bytes_max=8, leave_within_s=0.0), Model(seats_max, 8)
+    seats, model = (
+        Seats(seats_max, held_bytes_max=8, grace_s=0.0, leave_within_s=0.0),
+        Model(seats_max, 8),
+    )
     lines: list[Line] = []
     for step, number, host, held in what:
         if step == "take":
@@ -136,8 +140,8 @@ def lines() -> Iterator[Line]:
 
 
 def test_somebody_of_the_host_that_has_most_goes_first(lines: Iterator[Line]) -> None:
-    first = Seat(next(lines), "calm")  # type: ignore[arg-type]
-    many = [Seat(next(lines), "greedy") for _ in range(3)]  # type: ignore[arg-type]
+    first = Seat(next(lines), "calm", 0.0)  # type: ignore[arg-type]
+    many = [Seat(next(lines), "greedy", 0.0) for _ in range(3)]  # type: ignore[arg-type]
     assert first_to_go([first, *many]) is many[0]
     many[0].is_worked_for = True
     assert first_to_go([first, *many]) is many[1]
@@ -153,6 +157,16 @@ def test_a_newcomer_waits_for_who_was_sent_away() -> None:
     assert seats.take(third, "a")  # type: ignore[arg-type]
     later.join()
     assert [first.is_open, second.is_open, third.is_open] == [False, False, True]
+
+
+def test_nobody_goes_who_has_just_come() -> None:
+    seats = Seats(1, held_bytes_max=1, grace_s=0.2, leave_within_s=60.0)
+    first, second = Line(), Line()
+    started = time.monotonic()
+    assert seats.take(first, "a")  # type: ignore[arg-type]
+    assert seats.take(second, "b")  # type: ignore[arg-type]
+    assert time.monotonic() - started >= 0.2
+    assert not first.is_open
 
 
 def test_nobody_goes_who_is_worked_for(lines: Iterator[Line]) -> None:

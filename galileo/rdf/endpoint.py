@@ -151,7 +151,11 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 f"expected a body of at most {protocol.BODY_BYTES_MAX:,} bytes, got {length[:40]}",
             )
-        return self.rfile.read(size)
+        body = self.rfile.read(size)
+        if len(body) < size:
+            # A beginning of a query may well be another query.
+            raise ConnectionResetError("the client hung up amid its request")
+        return body
 
     def _drop(self, size: int) -> None:
         """Takes what is sent before anybody listens: closed on it, a client would hear nothing."""

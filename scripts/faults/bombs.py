@@ -232,7 +232,7 @@ def _one(trial: Trial, cluster: LocalCluster, bomb: Bomb) -> None:
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with (
         grpc.insecure_channel(node.address, options=options) as channel,
-        weighed(node) as memory,
+        weighed(node.pid) as memory,
         asked(cluster.client(patience=PATIENCE)) as bystander,
     ):
         started = time.monotonic()

@@ -21,7 +21,6 @@ import psutil
 
 from faults.registry import Trial
 from galileo.client import Ccq, Client
-from galileo.cluster import LocalNode
 from galileo.testing.faults.ledger import numbered, numbered_schema
 
 MIB = 1 << 20
@@ -130,9 +129,10 @@ def asked(client: Client, ccq: Ccq | None = None) -> Iterator[Bystander]:
 
 
 @contextlib.contextmanager
-def weighed(node: LocalNode) -> Iterator[Memory]:
-    assert node.pid is not None, "the node runs"
-    memory = Memory(node.pid)
+def weighed(pid: int | None) -> Iterator[Memory]:
+    """The memory of a process that runs, within the block."""
+    assert pid is not None, "it runs"
+    memory = Memory(pid)
     memory.start()
     try:
         yield memory
@@ -141,13 +141,15 @@ def weighed(node: LocalNode) -> Iterator[Memory]:
 
 
 @contextlib.contextmanager
-def flooding(trial: Trial, kind: str, address: str, count: int) -> Iterator[subprocess.Popen[str]]:
+def flooding(
+    trial: Trial, kind: str, address: str, count: int, *, module: str = "faults.flooding"
+) -> Iterator[subprocess.Popen[str]]:
     """A flood at its height, by a process of its own; it tells `trial` what it did at the end.
 
     Raises:
         RuntimeError: it ended by itself.
     """
-    command = [sys.executable, "-m", "faults.flooding", kind, address, str(count)]
+    command = [sys.executable, "-m", module, kind, address, str(count)]
     log = trial.directory / f"flood-{kind}.log"
     environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
     with (

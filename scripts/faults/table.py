@@ -6,6 +6,7 @@ from faults import (
     bombs,
     clients,
     floods,
+    http_floods,
     standing_clocks,
     standing_delays,
     standing_kills,
@@ -36,5 +37,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     *standing_limits.SCENARIOS,
     *clients.SCENARIOS,
     *floods.SCENARIOS,
+    *http_floods.SCENARIOS,
     *bombs.SCENARIOS,
 )

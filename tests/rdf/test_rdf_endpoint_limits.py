@@ -95,6 +95,13 @@ def takes_a_byte(connection):
     return True
 
 
+def test_a_body_that_breaks_off_is_no_query(graph):
+    with Endpoint(graph, EndpointOptions(port=0)) as served, connect(served.url) as broken:
+        broken.sendall(POST_HEAD % 100 + b"ASK {}")
+        broken.shutdown(socket.SHUT_WR)
+        assert broken.recv(100) == b""
+
+
 def test_headers_have_a_size_in_all(graph):
     with Endpoint(graph, EndpointOptions(port=0)) as served, connect(served.url) as greedy:
         line = b"x" * 60_000 + b"\r\n"
