@@ -14,6 +14,7 @@ from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
 from galileo.cli.sparql_sources import opened
 from galileo.rdf import Endpoint, EndpointOptions
+from galileo.server.allocation import settle
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -97,6 +98,7 @@ def serve(
       galileo sparql serve nam --query "temperature > 290" --port 7780
       galileo sparql serve ccq-8c1f... --spool hot.spool
     """
+    settle()  # Else each thread's arena keeps what a large answer took.
     options = EndpointOptions(
         host=host,
         port=port,
