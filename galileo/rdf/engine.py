@@ -206,7 +206,8 @@ class Engine:
             return work.run(act)
         except AnswererEnded as ended:
             _check(work.stops)
-            if work.expired:
+            # By its own alarm, where this process was kept from interrupting it in time.
+            if work.expired or ended.status == -signal.SIGALRM:
                 raise _too_late(work.timeout_s) from ended
             raise self._too_much(ended.status) from ended
         except KeeperEnded as ended:

@@ -199,7 +199,7 @@ def test_head_has_the_headers_of_get_and_no_body(endpoint):
 
 def test_one_connection_asks_many_times(endpoint):
     where = urlsplit(endpoint.url)
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=30)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
     statuses = []
     for path in (f"/sparql?{urlencode({'query': COUNT})}", "/nowhere", "/sparql?query=oops", "/"):
         connection.request("GET", path)
@@ -237,7 +237,7 @@ def test_bodies_are_bounded_and_say_their_length(endpoint):
 @pytest.mark.parametrize("length", ["-1", "\xb2", "9" * 5_000, "1_0", "+6"])
 def test_a_length_that_is_none_is_told(endpoint, length):
     where = urlsplit(endpoint.url)
-    with socket.create_connection((where.hostname, where.port), timeout=20) as connection:
+    with socket.create_connection((where.hostname, where.port), timeout=60) as connection:
         head = f"POST /sparql HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
         connection.sendall(head.encode("latin-1"))
         assert b" 413 " in connection.makefile("rb").readline()

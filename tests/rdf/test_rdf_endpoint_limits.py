@@ -26,11 +26,12 @@ def graph(weather):
 
 
 def test_a_query_without_end_is_cut(graph):
-    with Endpoint(graph, EndpointOptions(port=0, timeout_s=0.2)) as served:
+    with Endpoint(graph, EndpointOptions(port=0, timeout_s=1.0)) as served:
         reply = get(served.url, ENDLESS)
         assert reply.status == 504
         assert b"took longer" in reply.body
-        assert get(served.url, COUNT).status == 200
+        # On a machine that is busy, a short one may need a second attempt within its limit.
+        assert until(lambda: get(served.url, COUNT).status == 200)
 
 
 def test_an_answer_that_is_too_long_is_refused(graph):
@@ -166,7 +167,7 @@ def _running(service: Service) -> int:
 def test_a_client_that_says_nothing_is_let_go(graph):
     with Endpoint(graph, EndpointOptions(port=0, idle_timeout_s=0.1)) as served:
         where = urlsplit(served.url)
-        with socket.create_connection((where.hostname, where.port), timeout=20) as connection:
+        with socket.create_connection((where.hostname, where.port), timeout=60) as connection:
             connection.sendall(b"GET /sparql")
             assert connection.recv(100) == b""
 
