@@ -266,6 +266,7 @@ class LocalCluster:
             _, alive = psutil.wait_procs([process], timeout=STOP_TIMEOUT_S)
             for one in alive:
                 one.kill()
+            psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
 
     def client(self, *, patience: Duration | None = None) -> Client:
         """A client of this cluster; closed with it."""

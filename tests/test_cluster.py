@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 import galileo
 from galileo.errors import InputError, Unavailable
 from galileo.model.schema import Feature, Schema
+from galileo.spark.runtime import RuntimeDir
 
 SCHEMA = Schema("nam", [Feature("temperature", "K")], geohash_precision=3)
 ROWS = pd.DataFrame(
@@ -23,12 +27,12 @@ ROWS = pd.DataFrame(
         "temperature": [270.0, 280.0, 290.0, 300.0],
     }
 )
-IMPATIENT = {"membership": {"heartbeat_interval_s": 0.1, "dead_after_s": 0.4}}
+IMPATIENT = {"membership": {"heartbeat_interval_s": 0.1, "dead_after_s": 3.0}}
 
 
 def until(client: galileo.Client, *, complete: bool) -> None:
     """Asks until all nodes answer, or one does not; a call takes milliseconds."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while client.status().complete != complete:
         assert time.monotonic() < deadline
 
@@ -103,3 +107,29 @@ def test_settings_reach_the_nodes(tmp_path: Path) -> None:
     cluster = galileo.LocalCluster(1, 1, tmp_path, settings={"limits": {"ccqs_max": 0}})
     with pytest.raises(Unavailable, match=r"expected limits\.ccqs_max above zero, got 0"):
         cluster.__enter__()
+
+
+STUBBORN = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+input()
+"""
+
+
+def test_an_evaluator_that_minds_no_signal_is_gone_when_the_cluster_has_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("galileo.cluster.STOP_TIMEOUT_S", 3.0)
+    cluster = galileo.LocalCluster(1, 1, tmp_path)
+    runtime = RuntimeDir(cluster.evaluator_directory)
+    lock = runtime.try_lock()
+    assert lock is not None
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdin=pipe, stdout=pipe) as evaluator:
+        assert evaluator.stdout is not None
+        assert evaluator.stdout.readline() == b"ready\n"
+        runtime.note_holder(lock, evaluator.pid)
+        cluster.stop()
+        assert not psutil.pid_exists(evaluator.pid)
+    os.close(lock)
