@@ -155,7 +155,7 @@ def test_a_partition_that_failed_is_left_alone_and_the_others_go_on(
     journals = catalog.shard("nam").journals
     disk = journals[0]._disk = BrokenDisk()
     running(catalog, EAGER)
-    wait_until(lambda: journals[5].segments == 2)
+    wait_until(lambda: journals[5].segments == 2 and disk.asked > 0)
     time.sleep(20 * EAGER.interval_s)
     assert disk.asked == 1
     assert journals[0].segments > 2

@@ -318,7 +318,7 @@ async def test_the_thread_applies_policies_by_itself(
     retaining = Retaining(node.catalog, options, readers=readers)
     journals = node.catalog.shard("nam").journals.values()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while any(journal.bytes_on_disk for journal in journals):
                 clocks.pass_(0.001)
                 await asyncio.sleep(0.01)

@@ -407,9 +407,11 @@ async def test_an_answer_is_made_as_it_is_taken(
     monkeypatch.setattr(MetadataGraph, "_labels", counted)
     parts = cluster["a"].scans.run(parse("", cluster.schema))
     assert (await anext(parts)).num_rows == 1
-    for _ in range(50):
-        await asyncio.sleep(0.001)
     waiting = scans_module.PARTS_WAITING_MAX
+    async with asyncio.timeout(60):
+        while sum(made) <= waiting:  # noqa: ASYNC110 - threads count
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.05)
     # Three nodes, each with one part that does not fit into the queue.
     assert waiting < sum(made) <= 1 + waiting + 3
     rest = [part.num_rows async for part in parts if not isinstance(part, Tail)]
@@ -434,7 +436,11 @@ async def test_a_scan_that_nobody_reads_on_is_not_carried_on(
     await parts.aclose()
     taken = len(steps)
     await asyncio.sleep(0.05)
-    assert len(steps) == taken
+    # A thread of each node may have been about to begin with one.
+    assert len(steps) <= taken + 3
+    steps.clear()
+    assert len(await cluster.ask()) > 0
+    assert len(steps) > 2 * (taken + 3)
 
 
 async def test_a_step_ends_in_time_however_little_matches(

@@ -59,7 +59,7 @@ async def served() -> AsyncIterator[tuple[CallsUnderWay, Handlers, grpc.aio.Chan
 
 
 async def until(calls: CallsUnderWay, wanted: dict[str, int]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while calls.counts() != wanted:  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(0.005)
 

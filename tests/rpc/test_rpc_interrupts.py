@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -18,6 +19,8 @@ from galileo.wire.pb import cluster_pb2, storage_pb2
 
 ROWS = 5_000
 PAUSE_S = 0.05
+LONG_PAUSE_S = 0.5
+TIMEOUT_S = 100.0
 CALLS = {
     "query": "client.query('nam')",
     "query, piece by piece": "[len(batch) for batch in client.query_batches('nam')]",
@@ -43,22 +46,28 @@ for call in sys.stdin:
 
 
 class Work:
-    """How often nodes took the next step of an answer; each takes `pause_s` longer than it must."""
+    """How often nodes took the next step of an answer; each takes `pause_s` longer than it must.
+
+    Steps go no further while `go` is not set.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
         self.pause_s = 0.0
+        self.go = threading.Event()
+        self.go.set()
 
     def slowed(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any) -> Any:
             self.steps += 1
+            self.go.wait(TIMEOUT_S)
             time.sleep(self.pause_s)
             return step(*args)
 
         return counted
 
     async def begun(self, before: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             while self.steps < before + 6:  # noqa: ASYNC110 - threads count
                 await asyncio.sleep(0.01)
 
@@ -66,7 +75,7 @@ class Work:
         """How many steps there were when for a while there was none."""
         while True:
             before = self.steps
-            await asyncio.sleep(6 * PAUSE_S)
+            await asyncio.sleep(2 * self.pause_s)
             if self.steps == before:
                 return before
 
@@ -105,12 +114,12 @@ async def child(
     yield process
     assert process.stdin is not None
     process.stdin.close()
-    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert await asyncio.wait_for(process.wait(), TIMEOUT_S) == 0
 
 
 async def told(child: asyncio.subprocess.Process) -> str:
     assert child.stdout is not None
-    line = await asyncio.wait_for(child.stdout.readline(), 30)
+    line = await asyncio.wait_for(child.stdout.readline(), TIMEOUT_S)
     return line.decode().strip()
 
 
@@ -132,6 +141,9 @@ async def test_an_interrupted_call_stops_the_nodes_and_not_the_client(
         before, work.pause_s = work.steps, PAUSE_S
         await asked(child, call)
         await work.begun(before)
+        work.go.clear()  # The program may take its time until it hears of the signal.
         child.send_signal(signal.SIGINT)
         assert await told(child) == "interrupted", name
+        work.pause_s = LONG_PAUSE_S
+        work.go.set()
         assert await work.ended() - before < whole / 2, name

@@ -211,7 +211,7 @@ async def test_who_waits_is_told_when_a_cycle_is_over(many: Many) -> None:
     await asyncio.sleep(0.05)
     assert not waiting.done()
     many.stage.cycle(1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert rows(await waiting) == dict.fromkeys(IDS, LABELS)
 
 

@@ -248,7 +248,7 @@ def test_http_and_grpc_agree_that_a_node_waits_for_its_peer() -> None:
     """The other one is never started; after `dead_after_s` the first one is ready without it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    settings = {"metrics": {"address": f"127.0.0.1:{port}"}}
+    settings = {"metrics": {"address": f"127.0.0.1:{port}"}, "membership": {"dead_after_s": 6.0}}
     cluster = galileo.LocalCluster(nodes=2, groups=1, settings=settings)
     first = cluster.nodes[0]
     seen: list[tuple[int, int]] = []

@@ -118,7 +118,7 @@ def test_a_node_does_not_outlive_its_parent(config: Path) -> None:
         "node = subprocess.Popen([*words, '--parent', str(os.getpid())], "
         "stderr=subprocess.DEVNULL, start_new_session=True)\n"
         "address = sys.argv[1]\n"
-        "with galileo.connect(address, patience=30) as client:\n"
+        "with galileo.connect(address, patience=50) as client:\n"
         "    client.status()\n"
         "print(node.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"

@@ -185,7 +185,7 @@ def test_a_revoked_token_is_worth_nothing_after_a_moment(guarded: Guarded) -> No
 
 def await_that(holds: Callable[[], bool]) -> None:
     """Until it does; who is not known yet is asked again."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WITHIN_S
     is_known = False
     while time.monotonic() < deadline:
         try:
@@ -239,12 +239,12 @@ def test_every_method_of_a_node_asks_for_proof_but_its_health(guarded: Guarded) 
                 kind = f"{'stream' if method.client_streaming else 'unary'}_unary"
                 call = getattr(channel, kind)(f"/{service.full_name}/{method.name}")
                 with pytest.raises(grpc.RpcError) as caught:
-                    call(iter([b""]) if method.client_streaming else b"", timeout=10)
+                    call(iter([b""]) if method.client_streaming else b"", timeout=60)
                 assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, method.full_name
                 asked += 1
         assert asked > 30
         reply = health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(), timeout=10
+            health_pb2.HealthCheckRequest(), timeout=60
         )
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError):
@@ -257,7 +257,7 @@ def test_every_method_of_a_node_asks_for_proof_but_its_health(guarded: Guarded) 
 def test_an_admin_may_examine_nodes_and_nobody_else(guarded: Guarded) -> None:
     def examined(name: str) -> list[NodeReport]:
         keys = guarded.tokens.proof(name, tls=guarded.client).keys({})
-        return asyncio.run(conditions(guarded.cluster.addresses, patience_s=10, keys=keys))
+        return asyncio.run(conditions(guarded.cluster.addresses, patience_s=60, keys=keys))
 
     assert [(one.failure, one.version) for one in examined("root")] == [("", VERSION)] * 2
     with pytest.raises(Forbidden, match="expected the role admin to examine a node"):
@@ -265,7 +265,7 @@ def test_an_admin_may_examine_nodes_and_nobody_else(guarded: Guarded) -> None:
     keys = guarded.tokens.proof("eve", tls=guarded.client).keys({})
     with open_blocking_channel(guarded.cluster.addresses[0], keys) as channel:
         request = cluster_pb2.StatusRequest(local=True)
-        [status] = cluster_pb2_grpc.ClusterStub(channel).Status(request, timeout=10).nodes
+        [status] = cluster_pb2_grpc.ClusterStub(channel).Status(request, timeout=60).nodes
     assert [one.dataset for one in status.datasets] == ["wind"]
 
 
@@ -275,8 +275,8 @@ def test_no_admin_may_call_what_is_for_nodes(guarded: Guarded) -> None:
         mail = cluster_pb2.ExchangeRequest(sender="node-2", epoch=1 << 60)
         commit = storage_pb2.CommitRequest(dataset="rain")
         for call in (
-            lambda: cluster_pb2_grpc.ClusterStub(channel).Exchange(mail, timeout=10),
-            lambda: storage_pb2_grpc.StorageStub(channel).Commit(commit, timeout=10),
+            lambda: cluster_pb2_grpc.ClusterStub(channel).Exchange(mail, timeout=60),
+            lambda: storage_pb2_grpc.StorageStub(channel).Commit(commit, timeout=60),
         ):
             with pytest.raises(grpc.RpcError) as caught:
                 call()
@@ -290,7 +290,7 @@ def shown_by(guarded: Guarded) -> bytes:
     context.set_alpn_protocols(["h2"])
     host, _, port = guarded.cluster.addresses[0].partition(":")
     with (
-        socket.create_connection((host, int(port)), timeout=10) as raw,
+        socket.create_connection((host, int(port)), timeout=60) as raw,
         context.wrap_socket(raw, server_hostname=host) as wrapped,
     ):
         found = wrapped.getpeercert(binary_form=True)
