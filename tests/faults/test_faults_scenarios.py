@@ -9,7 +9,7 @@ from faults.table import SCENARIOS
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "rounds"),
     [

@@ -148,7 +148,7 @@ def test_a_reader_that_is_killed_or_stopped_is_an_error(weather: Path) -> None:
     readers.give_back(process)
     with pytest.raises(InputError, match=r"nothing has come of it for 0\.5 s"):
         list(source.tables(["t"]))
-    assert process._child.wait(10) == -signal.SIGKILL
+    assert process._child.wait(60) == -signal.SIGKILL
 
 
 def test_too_much_memory_is_an_error(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_text_that_the_parser_would_read_for_ever(text):
     assert "or send CQL2 JSON" in message
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_wrong_text_in_the_most_parentheses_that_are_allowed_comes_to_an_end():
     refused("(" * 15 + "count <" + ")" * 15, QuerySyntaxError)
 

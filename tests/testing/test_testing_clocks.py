@@ -58,13 +58,18 @@ def test_a_running_process_sees_its_wall_clock_jump_and_its_monotonic_one_go_on(
         process.stdin.close()
 
 
-def _seconds_of_ingests(client: galileo.Client, count: int) -> float:
-    """Waits by the monotonic clock once lasted a second and more in a process with such a clock."""
+def _seconds_of_an_ingest(client: galileo.Client, count: int) -> float:
+    """Of the one in the middle of so many.
+
+    Waits by the monotonic clock once lasted a second and more in a process with such a clock.
+    """
     row = {"latitude": 1.0, "longitude": 2.0, "time": "2014-03-01T00:00:00Z", "level": 0.5}
-    started = time.monotonic()
+    took_s = []
     for _ in range(count):
+        started = time.monotonic()
         client.ingest("gauges", pd.DataFrame([row]))
-    return time.monotonic() - started
+        took_s.append(time.monotonic() - started)
+    return sorted(took_s)[count // 2]
 
 
 def test_a_jump_of_a_nodes_clock_ends_no_continuous_query(tmp_path: Path) -> None:
@@ -75,7 +80,7 @@ def test_a_jump_of_a_nodes_clock_ends_no_continuous_query(tmp_path: Path) -> Non
     with cluster:
         client = cluster.client(patience="60s")
         client.create_dataset(galileo.Schema("gauges", [galileo.Feature("level")]))
-        assert _seconds_of_ingests(client, 60) < 50, "calls wait for others than themselves"
+        assert _seconds_of_an_ingest(client, 60) < 0.9, "calls wait for others than themselves"
         ccq = client.submit("gauges", "level > 1", interval="1s", expiration="20m")
         before = client.status().nodes[0].uptime_s
         clock.jump(HOUR_S)

