@@ -87,7 +87,8 @@ def cluster() -> Iterator[galileo.LocalCluster]:
 
     A test uses datasets of its own (`fresh_name`) and cancels the continuous queries it submits.
     """
-    settings = {"samplers": {"sent": "contained"}}
+    # However busy this machine is, no node holds another one dead.
+    settings = {"samplers": {"sent": "contained"}, "membership": {"dead_after_s": 60.0}}
     with galileo.LocalCluster(nodes=3, groups=2, settings=settings) as running:
         yield running
 

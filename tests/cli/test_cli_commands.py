@@ -386,7 +386,7 @@ def test_up_runs_a_cluster_until_it_is_told_to_stop(tmp_path: Path) -> None:
         with galileo.connect(*told["addresses"]) as client:
             assert client.status().complete
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert (tmp_path / "data" / "node-1").is_dir(), "its data stays"
     written = load(tmp_path / "data" / "node-1.toml", environment={})
     assert (written.limits.ccqs_max, written.samplers.sent) == (7, "contained")

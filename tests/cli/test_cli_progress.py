@@ -45,7 +45,7 @@ def shown(command: list[str], **environment: str) -> tuple[bytes, bytes]:
     while piece := read(ours):
         told += piece
     os.close(ours)
-    result, _ = process.communicate(timeout=30)
+    result, _ = process.communicate(timeout=60)
     assert process.returncode == 0, told.decode()
     return result, told
 

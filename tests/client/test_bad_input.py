@@ -336,9 +336,9 @@ def test_tokens_that_do_not_fit(client: galileo.Client, dataset: str, told: Told
 
 
 def test_a_ccq_that_expired(client: galileo.Client, dataset: str, told: Told) -> None:
-    made = client.submit(dataset, interval="1s", expiration="1s")
+    made = client.submit(dataset, interval="1s", expiration="5s")
     with told.refusal("a CCQ that expired", errors.CcqExpired) as caught:
-        client.fetch(made.id, token=made.token, wait="20s")
+        client.fetch(made.id, token=made.token, wait="60s")
     assert made.id in caught[0].message
     assert len(client.read(made.initial)) == ROWS
     assert made.id not in {one.id for one in client.list_ccqs()}

@@ -211,7 +211,9 @@ def test_windows_are_told_of(client: galileo.Client, dataset: str) -> None:
     window = galileo.Window.tumbling("6h")
     asked = galileo.Submission(dataset, interval="0.2s", window=window)
     (made,) = client.submit_many([asked])
-    updates = client.fetch_many({made.id: made.token}, wait="30s")
+    deadline = time.monotonic() + TIMEOUT_S
+    while made.id not in (updates := client.fetch_many({made.id: made.token}, wait="30s")):
+        assert time.monotonic() < deadline, "the first update did not come"
     changes = updates[made.id].windows
     assert sum(change.labels for change in changes) == len(updates[made.id].labels) > 0
     assert any(change.is_closed for change in changes)
