@@ -58,7 +58,7 @@ def test_the_quick_bench_measures_everything(bench_environment, tmp_path):
     assert list(scratch.iterdir()) == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
 )

@@ -47,7 +47,7 @@ def command(cluster: LocalCluster, *words: str) -> str:
     return done.output
 
 
-@pytest.mark.timeout(290)
+@pytest.mark.timeout(600)
 def test_nodes_restart_move_and_join_and_every_label_comes_once(tmp_path: Path) -> None:
     """One node comes back elsewhere, the other in its place; a third takes its share."""
     cluster = LocalCluster(2, 1, tmp_path)
