@@ -50,7 +50,9 @@ def command(cluster: LocalCluster, *words: str) -> str:
 @pytest.mark.timeout(600)
 def test_nodes_restart_move_and_join_and_every_label_comes_once(tmp_path: Path) -> None:
     """One node comes back elsewhere, the other in its place; a third takes its share."""
-    cluster = LocalCluster(2, 1, tmp_path)
+    # A machine that is busy with something else makes no node miss another one.
+    settings = {"membership": {"dead_after_s": 4.0}}
+    cluster = LocalCluster(2, 1, tmp_path, settings=settings)
     with cluster:
         one, two = cluster.nodes
         client = cluster.client(patience="60s")

@@ -21,7 +21,11 @@ from galileo.labels import LabelSet
 
 PATIENCE_S = 60.0
 FIRST_CYCLE_S = 120.0
-SETTINGS = {"storage": {"retention_check_s": 0.3, "retention_settle_s": 0.3}}
+SETTINGS = {
+    "storage": {"retention_check_s": 0.3, "retention_settle_s": 0.3},
+    "membership": {"dead_after_s": 4.0},
+}
+"""A machine that is busy with something else makes no node miss another one."""
 AGE = "1h"
 """Whatever the forecasts of 2014 hold is older."""
 

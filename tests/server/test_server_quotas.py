@@ -80,6 +80,7 @@ def metered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Metered]:
         "tls": tls_section(node),
         "access": {"principals": str(tokens.path)},
         "audit": {"file": AUDIT},
+        "membership": {"dead_after_s": 60.0},  # however busy this machine is
     }
     proof = tokens.proof("root", tls=client)
     with galileo.LocalCluster(2, 1, settings=settings, proof=proof) as cluster:
