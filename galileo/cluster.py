@@ -262,8 +262,10 @@ class LocalCluster:
         if process is None:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
+            # A JVM that is only starting does not see that its evaluator is gone.
+            family = [process, *process.children(recursive=True)]
             process.terminate()
-            _, alive = psutil.wait_procs([process], timeout=STOP_TIMEOUT_S)
+            _, alive = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
             for one in alive:
                 one.kill()
             psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)

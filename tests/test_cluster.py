@@ -110,9 +110,9 @@ def test_settings_reach_the_nodes(tmp_path: Path) -> None:
 
 
 STUBBORN = """
-import signal
+import signal, subprocess
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("ready", flush=True)
+print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
 input()
 """
 
@@ -128,8 +128,9 @@ def test_an_evaluator_that_minds_no_signal_is_gone_when_the_cluster_has_stopped(
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdin=pipe, stdout=pipe) as evaluator:
         assert evaluator.stdout is not None
-        assert evaluator.stdout.readline() == b"ready\n"
+        child = psutil.Process(int(evaluator.stdout.readline()))
         runtime.note_holder(lock, evaluator.pid)
         cluster.stop()
         assert not psutil.pid_exists(evaluator.pid)
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     os.close(lock)

@@ -119,7 +119,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         "samplers": {"sent": "contained"},
         "logs": {"format": "json", "level": "debug"},
         "audit": {"file": "audit.log"},
-        "membership": {"dead_after_s": 60.0},  # however busy this machine is
     }
     environment = pytest.MonkeyPatch()
     environment.setenv("GALILEO_TOKEN", PLANTED)
