@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import resource
 import time
@@ -14,7 +15,7 @@ import grpc.aio
 
 from galileo import spans
 from galileo.errors import ConfigError
-from galileo.wire.keys import NO_KEYS, Keys
+from galileo.wire.keys import NO_KEYS, KeyReader, Keys, ReadKeys
 from galileo.wire.origins import origin
 
 MESSAGE_BYTES_MAX = 64 << 20
@@ -36,6 +37,8 @@ RETIRED_MAX = 256
 """Channels with old keys that are kept for what still runs over them."""
 TOKEN_KEY = "authorization"
 TOKEN_SCHEME = "Bearer "
+
+_READERS_MAX = 64
 
 Channel = TypeVar("Channel")
 
@@ -155,18 +158,35 @@ def open_channel(address: str, keys: Keys = NO_KEYS) -> grpc.aio.Channel:
     Raises:
         ConfigError: they cannot be used, or a token would travel unencrypted.
     """
-    credentials = keys.channel_credentials()
-    if credentials is None:
-        return _carried(grpc.aio.insecure_channel(address, options=_OPENED), keys, address)
-    return _carried(grpc.aio.secure_channel(address, credentials, options=_OPENED), keys, address)
+    return _opened(address, KeyReader(keys))
+
+
+def _opened(address: str, reader: KeyReader) -> grpc.aio.Channel:
+    found = reader.read()
+    if found.credentials is None:
+        channel = grpc.aio.insecure_channel(address, options=_OPENED)
+    else:
+        channel = grpc.aio.secure_channel(address, found.credentials, options=_OPENED)
+    return _carried(channel, found, reader.keys, address=address)
 
 
 def open_blocking_channel(address: str, keys: Keys = NO_KEYS) -> grpc.Channel:
-    """The same for callers without an event loop."""
-    credentials = keys.channel_credentials()
-    if credentials is None:
-        return _carried(grpc.insecure_channel(address, options=_OPENED), keys, address)
-    return _carried(grpc.secure_channel(address, credentials, options=_OPENED), keys, address)
+    """The same for callers without an event loop.
+
+    Such channels are short, and there are many one after the other. One that is opened while half
+    of the keys is replaced proves what the one before it in this process did.
+    """
+    found = _reader(keys).read()
+    if found.credentials is None:
+        channel = grpc.insecure_channel(address, options=_OPENED)
+    else:
+        channel = grpc.secure_channel(address, found.credentials, options=_OPENED)
+    return _carried(channel, found, keys, address=address)
+
+
+@functools.lru_cache(_READERS_MAX)
+def _reader(keys: Keys) -> KeyReader:
+    return KeyReader(keys)
 
 
 class Channels:
@@ -181,6 +201,7 @@ class Channels:
         self, keys: Keys = NO_KEYS, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._keys = keys
+        self._reader = KeyReader(keys)
         self._monotonic = monotonic
         self._open: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._retired: deque[grpc.aio.Channel] = deque(maxlen=RETIRED_MAX)
@@ -195,7 +216,7 @@ class Channels:
         if self._keys != NO_KEYS:
             self._look()
         if address not in self._open:
-            self._open[address] = open_channel(address, self._keys)
+            self._open[address] = _opened(address, self._reader)
         self._open.move_to_end(address)
         return self._open[address]
 
@@ -227,8 +248,8 @@ class Channels:
             await oldest.close()
 
 
-def _carried(channel: Channel, keys: Keys, address: str) -> Channel:
-    token = keys.read_token()
+def _carried(channel: Channel, found: ReadKeys, keys: Keys, *, address: str) -> Channel:
+    token = found.token
     if token and not (keys.is_tls or keys.insecure or is_loopback(address)):
         raise ConfigError(
             f"expected TLS to send a token to {address}, or everybody in between could read it; "

@@ -98,6 +98,40 @@ class Keys:
 NO_KEYS = Keys()
 
 
+@dataclass(frozen=True, slots=True)
+class ReadKeys:
+    """What files of keys held while they fitted each other.
+
+    Attributes:
+        credentials: None without TLS.
+        token: "" where there is none.
+    """
+
+    credentials: grpc.ChannelCredentials | None
+    token: str = field(repr=False)
+
+
+class KeyReader:
+    """Reads the same files again and again, for one channel after the other; in any thread."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+        self._last: ReadKeys | None = None
+
+    def read(self) -> ReadKeys:
+        """What they hold; while half of it is written, what they held before.
+
+        Raises:
+            ConfigError: they cannot be used, and never could.
+        """
+        try:
+            self._last = ReadKeys(self.keys.channel_credentials(), self.keys.read_token())
+        except ConfigError:
+            if self._last is None:
+                raise
+        return self._last
+
+
 def without_token(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment for a child, which may show it to whoever it runs code for."""
     return {name: value for name, value in environment.items() if name != TOKEN_VARIABLE}

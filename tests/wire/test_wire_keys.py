@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import datetime
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -116,6 +117,39 @@ async def test_renewed_keys_are_taken_and_half_written_ones_are_not(
     assert await told(second) == b"ann "
     assert await told(first) == b"ann ", "what runs over the old one goes on"
     await channels.close()
+
+
+async def test_a_channel_to_somebody_else_is_opened_while_keys_are_half_written(
+    address: str, certified: Certified
+) -> None:
+    client = certified.of("client", "ann")
+    channels = Channels(keys_in(client))
+    channels.get("127.0.0.1:1")
+    (certified.of("client", "other") / "key.pem").replace(client / "key.pem")
+    assert await told(channels.get(address)) == b"ann "
+    await channels.close()
+
+
+async def test_short_channels_prove_what_the_last_one_did_while_keys_are_half_written(
+    address: str, certified: Certified
+) -> None:
+    client = certified.of("client", "bob")
+    keys = keys_in(client)
+
+    def asked() -> bytes:
+        with open_blocking_channel(address, keys) as channel:
+            answer: bytes = channel.unary_unary(CALL)(b"", timeout=60)
+        return answer
+
+    assert await asyncio.to_thread(asked) == b"bob "
+    (certified.of("client", "other") / "key.pem").replace(client / "key.pem")
+    assert await asyncio.to_thread(asked) == b"bob "
+    (client / "certificate.pem").unlink()
+    assert await asyncio.to_thread(asked) == b"bob "
+    renewed = certified.of("client", "eve")
+    for name in ("key.pem", "certificate.pem"):
+        (renewed / name).replace(client / name)
+    assert await asyncio.to_thread(asked) == b"eve ", "they fit each other again"
 
 
 async def test_a_server_goes_on_while_its_files_do_not_fit(
