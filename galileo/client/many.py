@@ -21,6 +21,7 @@ import pyarrow as pa
 from galileo.client import decode
 from galileo.client.decode import ANSWER_TIMEOUT_S
 from galileo.client.results import Labels, Update
+from galileo.client.together import end, gathered
 from galileo.client.transport import PAUSE_S, Transport
 from galileo.cursor import Cursor
 from galileo.errors import AskElsewhere, GalileoError, InputError, TryAgain
@@ -349,7 +350,7 @@ class ManyFetching:
             groups = self._groups(reading.left)
             reading.left = []
             calls = [self._ask(reading, *one, labels_max=labels_max) for one in groups.items()]
-            for reply in await asyncio.gather(*calls):
+            for reply in await gathered(calls):
                 await asyncio.to_thread(self._take, reading, reply)
             if not reading.left or self._monotonic() + PAUSE_S > deadline:
                 return
@@ -366,9 +367,7 @@ class ManyFetching:
         try:
             done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+            await end(calls)
         # What others have answered meanwhile is left: it comes again, since its tokens stand.
         for call in done:
             await asyncio.to_thread(self._take, reading, call.result())
