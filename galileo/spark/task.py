@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -39,6 +40,8 @@ from galileo.wire.pb import storage_pb2
 from galileo.wire.status import error_to_pb
 
 _SCHEMAS_MAX = 1_024
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +240,15 @@ def _chosen_beside(sent: Sequence[_Sent], *, turn: int) -> Iterator[_Found | Row
 
 @functools.cache
 def _traced(options: TracingOptions) -> Tracing | None:
-    """Once per worker; after the fork, for threads do not survive one."""
-    return start_tracing(options, service="galileo-worker")
+    """Once per worker; after the fork, for threads do not survive one.
+
+    A job is worth more than its traces: where these cannot be had here, it goes on without.
+    """
+    try:
+        return start_tracing(options, service="galileo-worker")
+    except Exception as error:
+        log.warning("this worker records no traces: %s", error)
+        return None
 
 
 @functools.cache
