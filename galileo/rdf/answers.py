@@ -7,6 +7,7 @@ apart column by column with Arrow's string kernels.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,12 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
     **dict.fromkeys(["double", "float", "decimal"], pa.float64()),
     **dict.fromkeys(_INTEGERS, pa.int64()),
 }
+_DECIMALS = {38: pa.decimal128(38), 76: pa.decimal256(76)}
+"""By the most digits of an integer that they hold. Arrow's own check lets some pass that do not
+fit."""
 _LITERAL = r'(?s)^"(?P<text>.*)"(?P<tag>(?:\^\^<[^>]*>|@[A-Za-z0-9-]+)?)$'
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
 
 Mask = npt.NDArray[np.bool_]
 
@@ -67,7 +73,10 @@ class _Column:
     kinds: dict[str, Mask] = field(default_factory=dict)
 
     def to_arrow(self) -> pa.Array:
-        """Typed where all terms agree (integers join decimals), otherwise texts."""
+        """Typed where all terms agree (integers join decimals), otherwise texts.
+
+        Integers are int64 where all fit, else the smallest decimal without a fraction that does.
+        """
         wanted = {_ARROW_TYPES[kind] for kind in self.kinds}
         covered = sum(int(mask.sum()) for mask in self.kinds.values())
         if not wanted or covered < len(self.texts) - self.texts.null_count:
@@ -80,8 +89,8 @@ class _Column:
         """Every term by its own datatype."""
         values = np.array(self.texts.to_pylist(), dtype=object)
         for kind, mask in self.kinds.items():
-            typed = _cast(self.texts.filter(pa.array(mask)), _ARROW_TYPES[kind])
-            values[mask] = np.array(typed.to_pylist(), dtype=object)
+            typed = _values(self.texts.filter(pa.array(mask)), _ARROW_TYPES[kind])
+            values[mask] = np.array(typed, dtype=object)
         found: list[Any] = values.tolist()
         return found
 
@@ -155,13 +164,16 @@ class SparqlResult:
         return self._answer.data.decode()
 
     def to_arrow(self) -> pa.Table:
-        """One column per variable; a variable whose terms have several types is text."""
+        """One column per variable; a variable whose terms have several types is text.
+
+        Integers are int64, or decimal128(38, 0), or decimal256(76, 0): the first that holds all.
+        """
         self._want("solutions")
         columns = [_column(cells).to_arrow() for cells in self._cells]
         return pa.table(dict(zip(self.variables, columns, strict=True)))
 
     def to_pandas(self) -> pd.DataFrame:
-        """`to_arrow` as a DataFrame."""
+        """`to_arrow` as a DataFrame; integers beyond int64 make a column of `decimal.Decimal`."""
         frame: pd.DataFrame = self.to_arrow().to_pandas()
         return frame
 
@@ -284,7 +296,7 @@ def _few_values(column: Sequence[Any]) -> list[Any]:
     for kind in kinds.keys() & _ARROW_TYPES.keys():
         rows = kinds[kind]
         texts = pa.array([values[row] for row in rows], pa.string())
-        for row, value in zip(rows, _cast(texts, _ARROW_TYPES[kind]).to_pylist(), strict=True):
+        for row, value in zip(rows, _values(texts, _ARROW_TYPES[kind]), strict=True):
             values[row] = value
     return values
 
@@ -343,10 +355,36 @@ def _unescaped(texts: pa.Array) -> pa.Array:
 
 
 def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Texts by their datatype; left as texts where the type cannot hold one of them."""
+    """Texts by their datatype; left as texts where no type can hold one of them."""
     if pa.types.is_floating(wanted):
         texts = pc.replace_substring(texts, "INF", "inf")
     try:
         return texts.cast(wanted)
     except pa.ArrowInvalid:
-        return texts
+        return _wide(texts) if pa.types.is_integer(wanted) else texts
+
+
+def _wide(texts: pa.Array) -> pa.Array:
+    """Integers of which some are beyond int64; left as texts where one is beyond decimals, too."""
+    for digits, wanted in _DECIMALS.items():
+        fits = pc.match_substring_regex(texts, f"^[+-]?0*[0-9]{{1,{digits}}}$")
+        if pc.all(fits).as_py():
+            return texts.cast(wanted)
+    return texts
+
+
+def _values(texts: pa.Array, wanted: pa.DataType) -> list[Any]:
+    """Values of Python; its integers have no bounds, and a text that is none spoils no other."""
+    typed = _cast(texts, wanted)
+    if not pa.types.is_integer(wanted) or pa.types.is_integer(typed.type):
+        found: list[Any] = typed.to_pylist()
+        return found
+    return [_integer(text) for text in texts.to_pylist()]
+
+
+def _integer(text: str) -> int | str:
+    """Python refuses to read thousands of digits; nobody computes with them."""
+    try:
+        return int(text) if _INTEGER.fullmatch(text) else text
+    except ValueError:
+        return text

@@ -41,6 +41,8 @@ terms = st.one_of(
     st.none(),
     texts.map(ox.Literal),
     st.integers(-(2**63), 2**63 - 1).map(ox.Literal),
+    st.integers().map(lambda number: literal(str(number), "integer")),
+    st.integers(-(10**80), 10**80).map(lambda number: literal(str(number), "integer")),
     st.floats(allow_nan=False).map(ox.Literal),
     st.booleans().map(ox.Literal),
     texts.map(lambda text: ox.Literal(text, language="en")),
@@ -120,7 +122,7 @@ def test_a_column_of_several_kinds_is_text_in_arrow_and_typed_in_rows():
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [("99999999999999999999", "integer"), ("oops", "double"), ("noon", "dateTime")],
+    [("1e3", "integer"), ("9" * 5_000, "integer"), ("oops", "double"), ("noon", "dateTime")],
 )
 @pytest.mark.parametrize("few", [-1, 10_000])
 def test_what_no_python_type_holds_stays_text(monkeypatch, text, kind, few):
@@ -128,6 +130,48 @@ def test_what_no_python_type_holds_stays_text(monkeypatch, text, kind, few):
     result = solutions([literal(text, kind)])
     assert result.rows == [{"v0": text}]
     assert result.to_arrow().column("v0").to_pylist() == [text]
+
+
+@pytest.mark.parametrize(
+    ("large", "wanted"),
+    [
+        (2**63 - 1, pa.int64()),
+        (-(2**63), pa.int64()),
+        (2**63, pa.decimal128(38)),
+        (-(10**38) + 1, pa.decimal128(38)),
+        (10**38, pa.decimal256(76)),
+        (10**39 - 1, pa.decimal256(76)),
+        (10**76 - 1, pa.decimal256(76)),
+        (10**76, pa.string()),
+    ],
+)
+@pytest.mark.parametrize("few", [-1, 10_000])
+def test_a_large_integer_leaves_the_others_numbers(monkeypatch, large, wanted, few):
+    monkeypatch.setattr(answers, "CELLS_FEW", few)
+    numbers = [1, large, None, -7]
+    result = solutions([n if n is None else literal(str(n), "integer") for n in numbers])
+    assert [row["v0"] for row in result.rows] == numbers
+    column = result.to_arrow().column("v0")
+    assert column.type == wanted
+    if wanted != pa.string():
+        assert column.to_pylist() == numbers
+    if pa.types.is_decimal(wanted):
+        assert result.to_pandas()["v0"].dropna().tolist() == [1, large, -7]
+
+
+@pytest.mark.parametrize("few", [-1, 10_000])
+def test_a_large_integer_joins_decimals_as_others_do(monkeypatch, few):
+    monkeypatch.setattr(answers, "CELLS_FEW", few)
+    result = solutions([literal("0.5", "decimal"), literal(str(2**64), "integer")])
+    assert [row["v0"] for row in result.rows] == [0.5, 2**64]
+    assert result.to_arrow().column("v0").to_pylist() == [0.5, 2.0**64]
+
+
+@pytest.mark.parametrize("few", [-1, 10_000])
+def test_what_is_no_integer_spoils_no_other(monkeypatch, few):
+    monkeypatch.setattr(answers, "CELLS_FEW", few)
+    result = solutions([literal("oops", "integer"), literal("5", "integer")])
+    assert [row["v0"] for row in result.rows] == ["oops", 5]
 
 
 def test_a_solution_may_bind_nothing():
