@@ -316,7 +316,7 @@ async def _chosen(
         return await asyncio.to_thread(
             apply, chosen, labels, seed=spec.seed, observations=observations
         )
-    except (SamplerFailed, TryAgain):
+    except (SamplerFailed, SamplerRevoked, TryAgain):
         raise
     except Exception as error:
         raise failed(error, spec, labels=len(labels)) from error

@@ -16,6 +16,7 @@ from galileo.errors import (
     Cancelled,
     DataDropped,
     SamplerFailed,
+    SamplerRevoked,
     TryAgain,
     UnknownSampler,
 )
@@ -50,6 +51,7 @@ def sample(
 
     Raises:
         UnknownSampler: it is not installed here.
+        SamplerRevoked: it was sent, and has been revoked, perhaps while it ran.
         SamplerFailed: it refused its options, raised, tried to exit, took too long or gave no mask.
         GalileoError: a sampler that was sent is not run, or observations cannot be read.
     """
@@ -81,7 +83,7 @@ class _Turn:
         started = time.monotonic()
         try:
             return self._limited(step)
-        except (UnknownSampler, SamplerFailed, *LEFT_FOR_LATER) as error:
+        except (UnknownSampler, SamplerFailed, SamplerRevoked, *LEFT_FOR_LATER) as error:
             if self._spec.archive or isinstance(error, UnknownSampler):
                 raise
             raise samplers.failed(error, self._spec, labels=self._size) from error

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from galileo.errors import SamplerFailed, UnknownSampler
+from galileo.errors import SamplerFailed, SamplerRevoked, UnknownSampler
 from galileo.samplers import SamplerSpec
 from galileo.spark.sampling import sample
 
@@ -70,3 +70,24 @@ def test_without_a_main_thread_there_is_no_time_limit(make_labels):
 def test_an_unknown_sampler(make_labels):
     with pytest.raises(UnknownSampler, match="unheard-of"):
         run(make_labels(0, range(1, 2)), "unheard-of")
+
+
+class Revoked:
+    """A sampler whose code is revoked while it is called."""
+
+    scope = "commit"
+
+    def sample(self, labels, *, seed):
+        raise SamplerRevoked("the sampler 'sent' was revoked", digest="0" * 64)
+
+
+def test_a_revocation_amid_a_call_is_told_as_such(make_labels):
+    spec = SamplerSpec("sent", {}, 1, archive="0" * 64)
+    with pytest.raises(SamplerRevoked, match="was revoked"):
+        sample(
+            make_labels(0, range(1, 3)),
+            spec,
+            timeout_s=60.0,
+            observe=lambda part: pytest.fail("it looks at labels alone"),
+            load_sent=lambda spec: Revoked(),
+        )
