@@ -56,6 +56,8 @@ MOVING_RETRY_S = 0.2
 """When to ask again while a CCQ changes its coordinator; electing one takes no longer."""
 # For a first guess of the cache that a CCQ needs: what it found so far may come again.
 BYTES_PER_LABEL = 16
+RECORDS_FREE_BYTES = 16 << 20
+"""Of the disk, without which no continuous query is taken on."""
 
 _CCQ_ID = re.compile(r"[a-z0-9_.-]{1,64}")
 
@@ -185,6 +187,13 @@ class ContinuousQueries:
         if submission.compression not in ("none", "lz4"):
             raise InputError(
                 f"expected the compression 'none' or 'lz4', got {submission.compression!r}"
+            )
+        free_bytes = self._node.store.free_bytes()
+        if free_bytes < RECORDS_FREE_BYTES:
+            raise Overloaded(
+                f"expected {RECORDS_FREE_BYTES:,} bytes of free disk for records of continuous "
+                f"queries, got {free_bytes:,} at node {self._node.name}; make room there",
+                after_s=60.0,
             )
         if len(self._driver.machine.state.tracker.records) >= limits.ccqs_max:
             raise Overloaded(

@@ -24,8 +24,9 @@ from galileo.ccq.model import Record
 from galileo.clock import Clock
 from galileo.dht import membership
 from galileo.dht.membership import Membership, PeerDied, PeerRevived, SendHeartbeat
-from galileo.errors import GalileoError, Overloaded
+from galileo.errors import GalileoError, Overloaded, PartitionStopped
 from galileo.server.mail import TAGGED, MailRoom
+from galileo.storage.records import is_full
 from galileo.storage.store import Store
 from galileo.wire.origins import Origin, going_on, origin
 
@@ -34,6 +35,8 @@ NEWS_INTERVAL_S = 0.25
 """Peers are told of new commits at once, and no more often than this."""
 EVENTS_WAITING_MAX = 50_000
 RECORD_KIND = "ccq"
+RECORDS_RETRY_S = 1.0
+"""A record that has to be durable is tried again so often while the disk is full."""
 
 Answer: TypeAlias = Any
 Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, ccq.ContinuousEvent]]
@@ -300,13 +303,27 @@ class Driver:
                 values[effect.ccq_id] = None
         if not values:
             return
-        written: Awaitable[None] = asyncio.get_running_loop().run_in_executor(
-            self._records, self._write, values
-        )
         if is_durable:
-            await written
+            await self._written(values)
         else:
-            self._keep(asyncio.ensure_future(_logged(written)))
+            self._keep(asyncio.ensure_future(_logged(self._writing(values))))
+
+    async def _written(self, values: dict[str, Record | None]) -> None:
+        """Waits for room on a full disk: this node's part in continuous queries waits with it.
+
+        It is then as if the machines were paused, which they bear; what is stored is still read.
+        """
+        while True:
+            try:
+                return await self._writing(values)
+            except PartitionStopped as error:
+                if not is_full(error):
+                    raise
+                log.error("continuous queries wait for the disk: %s", error)
+            await asyncio.sleep(RECORDS_RETRY_S)
+
+    def _writing(self, values: dict[str, Record | None]) -> Awaitable[None]:
+        return asyncio.get_running_loop().run_in_executor(self._records, self._write, values)
 
     def _write(self, values: dict[str, Record | None]) -> None:
         encoded = {name: TAGGED.encode(one) if one else None for name, one in values.items()}

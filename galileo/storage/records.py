@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import struct
@@ -19,6 +20,7 @@ RECORD_BYTES_MAX = 64 << 20
 
 _MAGIC = b"\x89GLR\x0d\x0a\x1a\x01"
 _HEADER = struct.Struct("<8sQI")  # magic, length, CRC-32C of the data
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _NAME = re.compile(r"[a-z0-9_.-]{1,64}")
 
 
@@ -117,6 +119,12 @@ class RecordDirectory:
         finally:
             os.close(descriptor)
         self._disk.sync_directory(self._directory)
+
+
+def is_full(error: PartitionStopped) -> bool:
+    """Whether the disk may do later what it refused: it was full, or could only be read."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _FULL
 
 
 def record_paths(directory: Path) -> list[Path]:

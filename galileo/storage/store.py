@@ -268,6 +268,11 @@ class Store:
 
     # --- very many small records -------------------------------------------------------------
 
+    def free_bytes(self) -> int:
+        """Of the disk that the directory is on; none where that can only be read."""
+        found = os.statvfs(self._directory)
+        return 0 if found.f_flag & os.ST_RDONLY else found.f_bavail * found.f_frsize
+
     def save_batch(self, kind: str, values: Values) -> None:
         """Writes values by name, and deletes those that are None, all with one sync.
 

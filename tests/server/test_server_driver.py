@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
+import os
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +25,7 @@ from galileo.errors import Overloaded
 from galileo.samplers import SamplerSpec
 from galileo.server import driver as driver_module
 from galileo.server.driver import RECORD_KIND, Driver
+from galileo.storage.disk import RealDisk
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
@@ -69,9 +73,11 @@ class Mail:
 
     store: Store
     sent: list[tuple[str, Any, dict[str, bytes]]] = field(default_factory=list)
+    has_sent: asyncio.Event = field(default_factory=asyncio.Event)
 
     def send(self, to: str, message: Any) -> None:
         self.sent.append((to, message, self.store.load_batches(RECORD_KIND)))
+        self.has_sent.set()
 
     def send_heartbeat(self, to: str) -> None:
         raise AssertionError("there are no peers")
@@ -87,16 +93,41 @@ class Bench:
     driver: Driver
     mail: Mail
     work: dict[type, Callable[[Any], Any]]
+    running: asyncio.Task[None]
+
+
+@dataclass
+class FullDisk(RealDisk):
+    """Makes no file until there is room."""
+
+    number: int = errno.ENOSPC
+    has_room: bool = True
+    refused: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def create(self, path: Path) -> int:
+        if self.has_room:
+            return super().create(path)
+        self.loop.call_soon_threadsafe(self.refused.set)
+        raise OSError(self.number, os.strerror(self.number))
+
+    def fill(self) -> None:
+        self.loop, self.has_room = asyncio.get_running_loop(), False
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+def disk() -> FullDisk:
+    return FullDisk()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, disk: FullDisk) -> AsyncIterator[Bench]:
     work: dict[type, Callable[[Any], Any]] = {}
 
     async def worker(effect: Any) -> Any:
         return await work[type(effect)](effect)
 
-    with Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
+    options = JournalOptions(durability="none", disk=disk)
+    with Store.open(tmp_path, options, wall=lambda: 0.0) as store:
         store.recover(lambda *_: None)
         script = Script()
         driver = Driver(
@@ -110,8 +141,8 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         )
         mail = Mail(store)
         driver.mail = mail  # type: ignore[assignment]
-        made = Bench(store, script, driver, mail, work)
         running = asyncio.create_task(driver.run())
+        made = Bench(store, script, driver, mail, work, running)
         yield made
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -122,6 +153,41 @@ def on(kind: type, *effects: Any) -> Answer:
 
 
 WAKE = ccq.SequencesSeen("nam", ORIGIN)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+async def test_a_durable_record_waits_for_room_on_the_disk_and_the_rest_with_it(
+    bench: Bench, disk: FullDisk, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "RECORDS_RETRY_S", 0.01)
+    save = ccq.SaveRecord(record(3), durable=True)
+    bench.script.answer = on(ccq.SequencesSeen, save, ccq.Send("b", "taken"))
+    disk.number = number
+    disk.fill()
+    bench.driver.feed(WAKE)
+    for _ in range(3):
+        disk.refused.clear()
+        async with asyncio.timeout(TIMEOUT_S):
+            await disk.refused.wait()
+    assert bench.mail.sent == []
+    disk.has_room = True
+    async with asyncio.timeout(TIMEOUT_S):
+        await bench.mail.has_sent.wait()
+    [(to, message, stored)] = bench.mail.sent
+    assert (to, message, list(stored)) == ("b", "taken", ["ccq-1"])
+
+
+async def test_a_disk_that_fails_ends_the_node(bench: Bench, disk: FullDisk) -> None:
+    """Others take its continuous queries on; it could not answer for what it promised."""
+    save = ccq.SaveRecord(record(3), durable=True)
+    bench.script.answer = on(ccq.SequencesSeen, save, ccq.Send("b", "taken"))
+    disk.number = errno.EIO
+    disk.fill()
+    bench.driver.feed(WAKE)
+    with pytest.raises(BaseException) as caught:
+        await asyncio.wait_for(bench.running, TIMEOUT_S)
+    assert "Input/output error" in "".join(traceback.format_exception(caught.value))
+    assert bench.mail.sent == []
 
 
 async def test_ticks_come_when_cycles_are_due_and_not_up_to_a_pause_later(

@@ -24,6 +24,8 @@ from galileo.storage.journal import Commit, PartitionJournal
 from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
+from galileo.testing.faults.disks import MemoryDisk
+from galileo.testing.faults.needs import memory_disk_missing
 
 Make = Callable[..., Commit]
 
@@ -280,3 +282,23 @@ def test_records_are_saved_while_a_partition_is_opened(
         store.open_partition("nam", 3, replay)
         assert store.load_record("kind", "name") == b"value"
         assert set(store.journals()) == {("nam", 3)}
+
+
+@pytest.mark.skipif(memory_disk_missing() is not None, reason=str(memory_disk_missing()))
+def test_the_free_bytes_of_a_disk_that_can_only_be_read_are_none(tmp_path: Path) -> None:
+    def mount(*arguments: object) -> None:
+        subprocess.run(["mount", *map(str, arguments)], check=True)
+
+    with MemoryDisk(tmp_path / "disk", size_bytes=1 << 20) as disk:
+        seen = tmp_path / "seen"
+        seen.mkdir()
+        mount("--bind", disk.directory, seen)
+        try:
+            mount("-o", "remount,bind,ro", seen)
+            free = {
+                place: Store(place, JournalOptions(), wall=wall).free_bytes()
+                for place in (disk.directory, seen)
+            }
+        finally:
+            subprocess.run(["umount", seen], check=True)
+        assert free == {disk.directory: 1 << 20, seen: 0}

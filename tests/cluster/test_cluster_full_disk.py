@@ -1,0 +1,41 @@
+"""A node whose disk is full: it takes no continuous query on, and answers what is asked of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import galileo
+from galileo.errors import Overloaded
+from galileo.testing.faults.disks import MemoryDisk
+from galileo.testing.faults.needs import memory_disk_missing
+
+pytestmark = pytest.mark.skipif(
+    memory_disk_missing() is not None, reason=str(memory_disk_missing())
+)
+
+
+def test_no_continuous_query_is_taken_on_without_room_and_queries_go_on(tmp_path: Path) -> None:
+    with (
+        MemoryDisk(tmp_path / "small", size_bytes=64 << 20) as disk,
+        galileo.LocalCluster(nodes=1, groups=1, directory=disk.directory) as cluster,
+        galileo.connect(*cluster.addresses, patience="1s") as client,
+    ):
+        client.create_dataset(galileo.Schema("d", [galileo.Feature("t")], geohash_precision=3))
+        time = [pd.Timestamp("2014-06-01", tz="UTC")]
+        rows = {"latitude": [40.0], "longitude": [-105.0], "time": time, "t": [1.0]}
+        client.ingest("d", pd.DataFrame(rows))
+        ccq = client.submit("d", interval="1s", expiration="1h")
+        ballast = disk.directory / "ballast"
+        ballast.write_bytes(bytes(56 << 20))
+        with pytest.raises(Overloaded, match=r"16,777,216 bytes of free disk.*node-1.*make room"):
+            client.submit("d", interval="1s", expiration="1h")
+        [refused] = client.submit_many([galileo.Submission("d", interval="1s", expiration="1h")])
+        assert isinstance(refused.error, Overloaded)
+        assert len(client.query("d")) == 1
+        assert [one.id for one in client.list_ccqs()] == [ccq.id]
+        ballast.unlink()
+        client.submit("d", interval="1s", expiration="1h")
+        assert len(client.list_ccqs()) == 2
