@@ -8,6 +8,7 @@ import os
 import secrets
 import select
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -23,6 +24,8 @@ from galileo.rdf import worker
 INTERRUPT_GRACE_S = 5.0
 """How long the keeper has to end its answerer before both are ended."""
 READ_BYTES = 1 << 20
+_STATUS = struct.Struct(">q")
+"""The last that a mark says before the secret."""
 
 Reply = tuple[dict[str, Any], bytes]
 
@@ -69,6 +72,7 @@ class Process:
         self._requests, self._answers = child.stdin.fileno(), child.stdout.fileno()
         self._secret = secret
         self._buffer = bytearray()
+        self._left: int | None = None
         self._lock = threading.Lock()
         self._busy = ""
         self._wanted = False
@@ -145,6 +149,8 @@ class Process:
 
     def _fork(self, *, geometry: bool) -> None:
         """Has an answerer, with the functions that are needed."""
+        if self._left is not None:  # it ended after its last answer was written
+            self._has_answerer, self._left = False, None
         if geometry and not self.geometry:
             self._dismiss()
         if not self._has_answerer:
@@ -247,24 +253,26 @@ class Process:
 
     def _frame(self) -> bytes:
         (size,) = worker.LENGTH.unpack(self._take(worker.LENGTH.size))
-        if size != worker.ENDED:
-            return self._take(size)
-        rest = self._take(worker.MARK.size - worker.LENGTH.size + len(self._secret))
-        assert rest.endswith(self._secret), "only the keeper says that an answerer ended"
-        raise AnswererEnded(_status(worker.LENGTH.pack(size) + rest, len(self._secret)))
+        return self._take(sys.maxsize if size == worker.ENDED else size)
 
     def _take(self, size: int) -> bytes:
-        """The next bytes; while it is interrupted, looks for the mark among them."""
+        """The next bytes; where the answerer ended before it wrote so many, `AnswererEnded`.
+
+        The mark is the last that comes, wherever in a frame, and is written at once.
+        """
         while len(self._buffer) < size:
+            if self._left is not None:
+                status, self._left = self._left, None
+                self._buffer.clear()
+                raise AnswererEnded(status)
             self._wait()
             data = os.read(self._answers, READ_BYTES)
             if not data:
                 raise self._ended()
             self._buffer += data
-            if self._interrupted and self._buffer.endswith(self._secret):
-                status = _status(self._buffer, len(self._secret))
-                self._buffer.clear()
-                raise AnswererEnded(status)
+            if self._buffer.endswith(self._secret):
+                self._left = _status(self._buffer, len(self._secret))
+                del self._buffer[-worker.MARK.size - len(self._secret) :]
         taken = bytes(self._buffer[:size])
         del self._buffer[:size]
         return taken
@@ -283,8 +291,8 @@ class Process:
 
 
 def _status(mark: bytes | bytearray, secret_bytes: int) -> int:
-    """How an answerer ended, of bytes that a mark is the end of."""
-    _, status = worker.MARK.unpack(mark[-worker.MARK.size - secret_bytes : -secret_bytes])
+    """How an answerer ended, of bytes that a mark, or the rest of it, is the end of."""
+    (status,) = _STATUS.unpack(mark[-_STATUS.size - secret_bytes : -secret_bytes])
     return int(status)
 
 
