@@ -18,7 +18,7 @@ class GuardedStore(OxigraphStore):  # type: ignore[misc]  # oxrdflib ships no us
 
     def query(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(query, str):
-            guard.check_query(query)
+            guard.check_query_here(query)
         else:
             guard.check_algebra(query.algebra)
         return super().query(query, *args, **kwargs)

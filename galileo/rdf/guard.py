@@ -1,21 +1,24 @@
-"""What a SPARQL text may not ask for, found in its parse tree.
+"""What a SPARQL text may not ask for, found in its tokens or in its parse tree.
 
 `SERVICE` and `LOAD` make engines call out to the network; `FROM` names graphs that are not
-here. Keywords are looked for in the tree of rdflib's parser and not in the text, so that a
-literal, a comment or a variable may contain these words.
+here. A literal, a comment or a variable may contain these words. What a process of its own
+answers is looked at token by token, in a time that is bound by the text's length, and parsed there
+alone; what is answered here is looked at in the tree of rdflib's parser.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from galileo.errors import InputError, QuerySyntaxError, UnsupportedQuery
-from galileo.rdf import late
+from galileo.rdf import late, tokens
 
 QUERY_CHARS_MAX = 100_000
+NESTED_MAX = 1_000
 PARSED_MAX = 256
 
 # A keyword that does not occur as text cannot occur as a keyword, unless it is escaped.
@@ -26,10 +29,31 @@ _REFUSED = {
     "DatasetClause": "FROM names another graph, and there is one only",
     "Load": "LOAD reads another server or a file",
 }
+_NAMES = {"SERVICE": "ServiceGraphPattern", "FROM": "DatasetClause", "LOAD": "Load"}
 
 
 def check_query(text: str) -> None:
-    """Accepts a SPARQL query that stays within the one graph it is asked of.
+    """Accepts a SPARQL query that stays within the one graph it is asked of; does not parse it.
+
+    The prefixes that are declared are its own and `terms.PREFIXES`.
+
+    Raises:
+        QuerySyntaxError: it has one of the keywords where none can be.
+        UnsupportedQuery: it uses `SERVICE` or `FROM`, or is an update.
+        InputError: it is no text, longer than `QUERY_CHARS_MAX` or nested deeper than `NESTED_MAX`.
+    """
+    _check_text(text)
+    try:
+        if sum(map(text.count, "{([")) > NESTED_MAX and tokens.depth(text) > NESTED_MAX:
+            raise InputError(f"expected SPARQL with at most {NESTED_MAX:,} nested brackets")
+        if _SUSPECT.search(text):
+            _check_keyword(text, _keyword(text))
+    except tokens.TooOdd as error:
+        raise _no_sparql(str(error), position=error.at) from error
+
+
+def check_query_here(text: str) -> None:
+    """Accepts a SPARQL query that this process is to answer, with prefixes of its own.
 
     Raises:
         QuerySyntaxError: it contains a suspicious word and does not parse.
@@ -45,7 +69,11 @@ def check_update(text: str) -> None:
     """Accepts a SPARQL update that neither loads nor asks elsewhere."""
     _check_text(text)
     if _SUSPECT.search(text):
-        _refuse(_names(_parsed(text, late.module(late.PARSER).parseUpdate)))
+        _refuse(_names(_parsed(text, late.module(late.PARSER).parseUpdate, error=_no_update)))
+
+
+def _no_update(text: str, message: str) -> InputError:
+    return _no_sparql(message, position=_position(text, message))
 
 
 def check_algebra(tree: Any) -> None:
@@ -55,23 +83,37 @@ def check_algebra(tree: Any) -> None:
 
 def syntax_error(text: str, message: str) -> InputError:
     """The error for a text that is no query; an update gets a better one than that."""
-    if _is_update(text):
-        return UnsupportedQuery(
-            "expected a query (SELECT, ASK, CONSTRUCT, DESCRIBE), got an update; results are "
-            "read-only, change a copy made with `to_graph`"
-        )
+    with suppress(tokens.TooOdd):
+        if tokens.is_update(text):
+            return _update_error()
+    return _no_sparql(message, position=_position(text, message))
+
+
+def _no_sparql(message: str, *, position: int) -> QuerySyntaxError:
     return QuerySyntaxError(
-        f"expected SPARQL 1.1, got text that does not parse: {message}",
-        position=_position(text, message),
+        f"expected SPARQL 1.1, got text that does not parse: {message}", position=position
     )
 
 
-def _is_update(text: str) -> bool:
-    try:
-        late.module(late.PARSER).parseUpdate(text)
-    except (late.module(late.PARSING).ParseException, RecursionError, ValueError):
-        return False
-    return bool(text.strip())
+def _update_error() -> UnsupportedQuery:
+    return UnsupportedQuery(
+        "expected a query (SELECT, ASK, CONSTRUCT, DESCRIBE), got an update; results are "
+        "read-only, change a copy made with `to_graph`"
+    )
+
+
+@lru_cache(maxsize=PARSED_MAX)
+def _keyword(text: str) -> tokens.Keyword | None:
+    return tokens.keyword(text)
+
+
+def _check_keyword(text: str, found: tokens.Keyword | None) -> None:
+    if found is not None and found.named:
+        _refuse(frozenset([_NAMES[found.name]]))
+    if tokens.is_update(text):
+        raise _update_error()
+    if found is not None:
+        raise _no_sparql(f"no name follows {found.name}", position=found.at)
 
 
 def _position(text: str, message: str) -> int:
@@ -103,14 +145,16 @@ def _refuse(names: frozenset[str]) -> None:
 
 @lru_cache(maxsize=PARSED_MAX)
 def _query_names(text: str) -> frozenset[str]:
-    return _names(_parsed(text, late.module(late.PARSER).parseQuery))
+    return _names(_parsed(text, late.module(late.PARSER).parseQuery, error=syntax_error))
 
 
-def _parsed(text: str, parse: Callable[[str], Any]) -> Any:
+def _parsed(
+    text: str, parse: Callable[[str], Any], *, error: Callable[[str, str], InputError]
+) -> Any:
     try:
         return parse(text)
-    except (late.module(late.PARSING).ParseException, RecursionError, ValueError) as error:
-        raise syntax_error(text, str(error)) from error
+    except (late.module(late.PARSING).ParseException, RecursionError, ValueError) as why:
+        raise error(text, str(why)) from why
 
 
 def _names(tree: Any) -> frozenset[str]:
