@@ -1,13 +1,10 @@
-import fcntl
 import gc
 import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
 import threading
 import time
 
@@ -195,77 +192,6 @@ def test_an_answerer_that_ends_amid_its_request_leaves_nothing_of_it(process, re
         process._frame()
     process._has_answerer = False
     assert process.ask(request("ASK { <urn:s:3> ?p ?o }"), patience_s=60)[0]["value"]
-
-
-LONG = "SELECT ?a ?c ?f { ?a ?b ?c . ?d ?e ?f } LIMIT 100000"
-
-
-def unread(process):
-    """Bytes of answers that nobody has read yet."""
-    return struct.unpack("i", fcntl.ioctl(process._answers, termios.FIONREAD, b"\0" * 4))[0]
-
-
-def killed_at(process, monkeypatch, *, unread_min):
-    """Has the answerer of the next query killed as soon as so much of its answer waits."""
-    wait = Process._wait
-
-    def waiting(one):
-        if one._busy == "query" and one._has_answerer:
-            (child,) = psutil.Process(process.child.pid).children()
-            deadline = time.monotonic() + 60
-            while unread(process) < unread_min:
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
-            child.kill()
-            monkeypatch.setattr(Process, "_wait", wait)
-        wait(one)
-
-    monkeypatch.setattr(Process, "_wait", waiting)
-
-
-def test_an_answerer_that_is_killed_amid_its_answer_is_missed_at_once(process, monkeypatch):
-    """Long before its time is over, which would cost the graph, too."""
-    process.load([TRIPLES], timeout_s=60)
-    before = process.child.pid
-    killed_at(process, monkeypatch, unread_min=32 << 10)  # half of what a pipe holds
-    with pytest.raises(AnswererEnded) as ended:
-        process.ask(request(LONG), patience_s=30)
-    assert ended.value.status == -signal.SIGKILL
-    assert not process.expired
-    assert process.ask(request("ASK { <urn:s:3> ?p ?o }"), patience_s=60)[0]["value"]
-    assert (process.alive, process.child.pid) == (True, before)
-
-
-def test_an_answer_counts_whose_answerer_was_killed_right_after_it(process, monkeypatch):
-    process.load([TRIPLES], timeout_s=60)
-    killed_at(process, monkeypatch, unread_min=len(b'{"kind": "boolean", "value": true}') + 16)
-    keep_reading, mark = os.read, worker.MARK.size + worker.SECRET_BYTES
-
-    def after_the_mark(stream, size):
-        """Reads what the answerer wrote together with the word that it ended."""
-        deadline = time.monotonic() + 60
-        while process._busy == "query" and unread(process) < mark + 50:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        return keep_reading(stream, size)
-
-    monkeypatch.setattr(process_module.os, "read", after_the_mark)
-    assert process.ask(request("ASK { <urn:s:3> ?p ?o }"))[0]["value"]
-    monkeypatch.undo()
-    assert process.ask(request("ASK { <urn:s:3> ?p ?o }"))[0]["value"]
-    process.load([b'<urn:new> <urn:p> "1" .\n'], timeout_s=60)
-    assert process.ask(request("ASK { <urn:new> ?p ?o }"))[0]["value"]
-
-
-@pytest.mark.parametrize("cut", range(1, worker.MARK.size + worker.SECRET_BYTES))
-def test_a_mark_is_understood_that_comes_in_two_parts(process, monkeypatch, cut):
-    mark = worker.MARK.pack(worker.ENDED, -9) + process._secret
-    parts = [mark[:cut], mark[cut:]]
-    monkeypatch.setattr(Process, "_wait", lambda one: None)
-    monkeypatch.setattr(process_module.os, "read", lambda stream, size: parts.pop(0))
-    with pytest.raises(AnswererEnded) as ended:
-        process._frame()
-    assert (ended.value.status, bytes(process._buffer), process._left) == (-9, b"", None)
 
 
 def test_a_query_is_cancelled_from_another_thread(engine, loads):
