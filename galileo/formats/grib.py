@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.errors import InputError
-from galileo.formats.grib_fields import Field, Step, opened, scan
+from galileo.formats.grib_fields import POINTS_MAX, Field, Step, opened, scan
 from galileo.formats.grib_messages import read_fields
 from galileo.formats.mapping import Mapping
 from galileo.formats.optional import library
@@ -117,8 +117,8 @@ class GribReader:
             for name in (name for name, field in fields.items() if field.place == place):
                 with opened(self._eccodes, messages[fields[name].number]) as handle:
                     if step.grid not in points:
-                        points[step.grid] = _points(self._eccodes, handle)
-                    decoded[name] = _values(self._eccodes, handle)
+                        points[step.grid] = _points(self._eccodes, handle, self._path)
+                    decoded[name] = _values(self._eccodes, handle, self._path)
         latitude, longitude = points[step.grid]
         for name, values in decoded.items():
             if not len(values) == len(latitude) == len(longitude):
@@ -162,22 +162,35 @@ def _info(name: str, fields: Sequence[Field], *, largest: str) -> VariableInfo:
 # --- decoding --------------------------------------------------------------------------------
 
 
-def _points(eccodes: Any, handle: Any) -> tuple[Floats, Floats]:
+def _points(eccodes: Any, handle: Any, path: Path) -> tuple[Floats, Floats]:
     """Latitudes and longitudes in degrees, in the order of ecCodes' point iterator."""
     return (
-        eccodes.codes_get_array(handle, "latitudes"),
-        eccodes.codes_get_array(handle, "longitudes"),
+        _array(eccodes, handle, "latitudes", path),
+        _array(eccodes, handle, "longitudes", path),
     )
 
 
-def _values(eccodes: Any, handle: Any) -> Floats:
+def _values(eccodes: Any, handle: Any, path: Path) -> Floats:
     """Values in the order of `_points`, NaN where missing."""
     eccodes.codes_set(handle, "missingValue", MISSING_VALUE)
     if _in_point_order(eccodes, handle):
-        values = eccodes.codes_get_array(handle, "values")
+        values = _array(eccodes, handle, "values", path)
     else:
-        values = eccodes.codes_get_array(handle, "latLonValues")[2::3]
+        values = _array(eccodes, handle, "latLonValues", path)[2::3]
     return np.where(values == MISSING_VALUE, np.nan, values)
+
+
+def _array(eccodes: Any, handle: Any, key: str, path: Path) -> Floats:
+    """What a message holds under a key, where it does not claim more than a message may hold."""
+    most = POINTS_MAX * (3 if key == "latLonValues" else 1)
+    size = eccodes.codes_get_size(handle, key)
+    if size > most:
+        raise InputError(
+            f"expected at most {most:,} {key} in a GRIB message of {path}, got {size:,}; "
+            "check or replace it"
+        )
+    found: Floats = eccodes.codes_get_array(handle, key)
+    return found
 
 
 def _in_point_order(eccodes: Any, handle: Any) -> bool:

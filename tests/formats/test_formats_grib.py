@@ -438,3 +438,17 @@ def test_a_message_that_claims_endless_points_is_refused(
 def test_a_long_message_of_edition_1_that_is_cut_off_is_refused(write: Callable[..., Path]) -> None:
     with pytest.raises(InputError, match="expected"):
         read(write(b"GRIB\xff\xff\x00\x01\x1b\x02\xff\xff\xff"))
+
+
+def test_a_message_that_claims_more_values_than_points_is_refused(
+    write: Callable[..., Path],
+) -> None:
+    """Of 144 bytes: their packing says that there are 2^64 - 3."""
+    data = bytes.fromhex(
+        "4752494200009001000034806280ff80a70100000703170c00010000000000001500000000000000"
+        "000000000000000001010204013030303100000000002000ff000004000300ea6000000080009c40"
+        "00753027102710000000000000000108431380e010001800000015d1742ba2e941745d5745d16d17"
+        "4682e8ba98ba2fae8ba3c45d17da2e8cf000000037373737"
+    )
+    with pytest.raises(InputError, match=r"at most 100,000,000 values .* got 18,446,744"):
+        read(write(data))
