@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,23 @@ def test_a_busy_machine_is_told() -> None:
     busy = replace(part.taken, machine=replace(MACHINE, load=(2.5, 0.0, 0.0)))
     assert "busy with other work" in written([replace(part, taken=busy)])
     assert "busy with other work" not in written([part])
+
+
+def test_the_load_of_a_run_itself_does_not_make_the_machine_busy() -> None:
+    (first,) = [one for one in told(["failover"]) if one.taken is not None]
+    (second,) = [one for one in told(["history"]) if one.taken is not None]
+    before, after = first.taken, second.taken
+    assert before is not None
+    assert after is not None
+
+    def begun_after(pause_s: float) -> str:
+        pause = timedelta(seconds=before.took_s + pause_s)
+        at = (datetime.fromisoformat(MACHINE.started_at) + pause).isoformat()
+        machine = replace(MACHINE, load=(2.5, 0.0, 0.0), started_at=at)
+        return written([first, replace(second, taken=replace(after, machine=machine))])
+
+    assert "busy with other work" not in begun_after(2.0)
+    assert "busy with other work" in begun_after(3600.0)
 
 
 def test_figures_of_small_sizes_say_so() -> None:
