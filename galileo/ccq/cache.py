@@ -324,14 +324,13 @@ class LabelCache:
         return self._handed_out(newest)
 
     def gather_at_rest(self) -> PackedLabels | None:
-        """The newest chunks, where a reader is better off with one; few labels in few are left.
+        """The newest chunks, where a reader is better off with one; few labels are left alone.
 
         They are more than one, or packed together with those of others, which have to be left
         out for each reader. None where there is nothing to gain, and as for `gather`.
         """
         newest, count = self._crowd(growth=GROWTH_AT_REST)
-        is_little = count <= LABELS_FEW and len(newest) < CHUNKS_GATHERED_SOON
-        if self._gathering or is_little:
+        if self._gathering or count <= LABELS_FEW:
             return None
         alone = newest[0].packed if len(newest) == 1 else None
         if alone is not None and alone.is_quick(leaves_out=True):

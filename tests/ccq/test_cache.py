@@ -159,7 +159,6 @@ def test_at_rest_a_large_chunk_is_not_packed_anew_for_a_few_labels(monkeypatch):
     assert rested(grown(400, 20)) == [400, 20]
     assert rested(grown(300, 20)) == [320]
     assert rested(grown(4, 3, 3)) == [4, 3, 3], "few labels are left alone"
-    assert rested(grown(3, 2, 2, 2)) == [9], "unless a reader would have to unpack many packs"
     assert rested(grown(11)) == [11]
 
 
