@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -12,7 +11,7 @@ from typing import Any
 import grpc.aio
 import pyarrow as pa
 
-from galileo.client import decode, moving, queries, selection
+from galileo.client import decode, moving, queries, selection, watching
 from galileo.client.async_many import AsyncMany
 from galileo.client.async_samplers import SamplerLike
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
@@ -38,7 +37,6 @@ from galileo.labels import LabelSet
 from galileo.model.schema import Schema
 from galileo.model.times import Duration, seconds
 from galileo.model.windows import Window
-from galileo.packing import FORMAT_VERSION
 from galileo.query.builder import QueryLike, query_text
 from galileo.rdf.growing import LABELS_MAX
 from galileo.samplers import SamplerSpec
@@ -52,8 +50,6 @@ from galileo.wire.pb import (
 
 PATIENCE_S = 15.0
 PATIENCE_INGEST_S = 60.0
-WATCH_WAIT_S = 10.0
-WATCH_PAUSE_S = 0.2
 
 
 class AsyncClient(AsyncMany):
@@ -287,7 +283,7 @@ class AsyncClient(AsyncMany):
             CcqExpired, CcqCancelled, UnknownCcq: there is nothing to fetch from.
         """
         wait_s = 0.0 if wait is None else seconds(wait)
-        request = _fetch_request(ccq_id, token, wait_s=wait_s, labels_max=labels_max)
+        request = watching.request(ccq_id, token, wait_s=wait_s, labels_max=labels_max)
         return await self._fetching.fetch(request)
 
     async def watch(
@@ -321,7 +317,7 @@ class AsyncClient(AsyncMany):
                             await asyncio.to_thread(spool.store, ccq_id, update)
                         yield update
             except TryAgain:
-                await asyncio.sleep(WATCH_PAUSE_S)
+                await asyncio.sleep(watching.PAUSE_S)
             finally:
                 await updates.aclose()
 
@@ -331,8 +327,8 @@ class AsyncClient(AsyncMany):
         async def open_watch(channel: grpc.aio.Channel) -> tuple[Any, Update]:
             call = continuous_pb2_grpc.ContinuousStub(channel).Watch()
             try:
-                request = _fetch_request(ccq_id, token, wait_s=0.0, labels_max=labels_max)
-                return call, await _asked(call, request)
+                request = watching.request(ccq_id, token, wait_s=0.0, labels_max=labels_max)
+                return call, await watching.asked(call, request)
             except BaseException:
                 call.cancel()
                 raise
@@ -341,10 +337,10 @@ class AsyncClient(AsyncMany):
         try:
             while True:
                 yield update
-                request = _fetch_request(
-                    ccq_id, update.token, wait_s=WATCH_WAIT_S, labels_max=labels_max
+                request = watching.request(
+                    ccq_id, update.token, wait_s=watching.WAIT_S, labels_max=labels_max
                 )
-                update = await _asked(call, request)
+                update = await watching.asked(call, request)
         except grpc.RpcError as error:
             raise decode.watch_error(error) from error
         finally:
@@ -465,14 +461,6 @@ def _first_token(spool: Spool, ccq_id: str, *, given: str) -> str:
     return spool.token or given
 
 
-async def _asked(call: Any, request: continuous_pb2.FetchRequest) -> Update:
-    """The next update of a watch's stream."""
-    # A stream that has ended takes no request; what is read of it says why it ended.
-    with contextlib.suppress(asyncio.InvalidStateError):
-        await call.write(request)
-    return await decode.next_update(call)
-
-
 def _query_request(
     dataset: str, query: QueryLike, sampler: SamplerSpec | None
 ) -> query_pb2.QueryRequest:
@@ -480,17 +468,4 @@ def _query_request(
         dataset=dataset,
         query=query_text(query),
         sampler_json=sampler.to_json() if sampler else "",
-    )
-
-
-def _fetch_request(
-    ccq_id: str, token: str, *, wait_s: float, labels_max: int
-) -> continuous_pb2.FetchRequest:
-    return continuous_pb2.FetchRequest(
-        ccq_id=ccq_id,
-        token=token,
-        wait_s=wait_s,
-        labels_max=labels_max,
-        packing=FORMAT_VERSION,
-        leaves_out=True,
     )

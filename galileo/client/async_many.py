@@ -6,16 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
-from galileo.client import submitting
+from galileo.client import submitting, watching
 from galileo.client.async_samplers import AsyncSamplers, spec_of
 from galileo.client.ingestion import Progress
 from galileo.client.many import ManyFetching, ManyUpdates, Stand
 from galileo.client.submitting import Submission, Submitted
 from galileo.errors import GalileoError, TryAgain
 from galileo.model.times import Duration, seconds
-
-WATCH_WAIT_S = 10.0
-WATCH_PAUSE_S = 0.2
 
 
 class AsyncMany(AsyncSamplers):
@@ -89,7 +86,7 @@ class AsyncMany(AsyncSamplers):
         """
         left, rest = dict[str, Stand](tokens), dict[str, Stand]()
         while left:
-            wait_s = 0.0 if rest else WATCH_WAIT_S
+            wait_s = 0.0 if rest else watching.WAIT_S
             updates = await self._many.fetch(rest or left, wait_s=wait_s, labels_max=labels_max)
             over = {i for i, error in updates.errors.items() if not isinstance(error, TryAgain)}
             left = {i: t for i, t in {**left, **updates.stands}.items() if i not in over}
@@ -98,4 +95,4 @@ class AsyncMany(AsyncSamplers):
             if updates or over:
                 yield updates
             elif updates.errors:
-                await asyncio.sleep(WATCH_PAUSE_S)
+                await asyncio.sleep(watching.PAUSE_S)

@@ -60,9 +60,11 @@ async def collect_submission(call: AsyncIterator[continuous_pb2.SubmitPart]) -> 
     return Ccq(tail.ccq.id, labels, tail.token, info, windows=windows, clock_us=clock_us)
 
 
-async def next_update(call: AsyncIterator[continuous_pb2.FetchPart]) -> Update:
-    """The next whole update of a stream that may go on behind it."""
-    return await update_of(await update_parts(call))
+async def next_update(
+    call: AsyncIterator[continuous_pb2.FetchPart], *, begins_within_s: float | None = None
+) -> Update:
+    """The next whole update of a stream that may go on behind it; errors as `update_parts`."""
+    return await update_of(await update_parts(call, begins_within_s=begins_within_s))
 
 
 async def update_parts(

@@ -157,7 +157,7 @@ async def outcome(
 async def test_only_what_may_pass_by_itself_is_tried_again(
     name: str, node: tuple[FailingNode, galileo.AsyncClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("galileo.client.async_client.WATCH_PAUSE_S", 0.0)
+    monkeypatch.setattr("galileo.client.watching.PAUSE_S", 0.0)
     monkeypatch.setattr("galileo.client.queries.PAUSE_S", 0.0)
     for kind in KINDS:
         cls = errors.by_kind()[kind]

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
+import pytest
 
-from galileo.client import AsyncClient
+from galileo.client import AsyncClient, watching
 from galileo.cursor import Cursor
 from galileo.testing.simulator.logs import SCHEMA, to_labels
 from galileo.wire.channel import server_options
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.pb import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
+
+
+class Quiet(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServicer):
+    """Answers one request of each watch, and takes the next ones without a word."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+
+    async def Watch(self, request, context):
+        async for one in request:
+            self.tokens.append(one.token)
+            yield update(len(self.tokens))
+            break
+        await asyncio.Event().wait()
+
+    async def Topology(self, request, context):
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
 
 
 class Flighty(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServicer):
@@ -43,20 +63,40 @@ def update(number: int) -> continuous_pb2.FetchPart:
     )
 
 
-async def test_a_watch_whose_stream_ended_between_two_updates_goes_on() -> None:
-    node = Flighty()
+@contextlib.asynccontextmanager
+async def serving(node: Quiet | Flighty) -> AsyncIterator[AsyncClient]:
     server = grpc.aio.server(options=server_options())
     continuous_pb2_grpc.add_ContinuousServicer_to_server(node, server)
     cluster_pb2_grpc.add_ClusterServicer_to_server(node, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    got = []
     async with AsyncClient(f"127.0.0.1:{port}") as client:
+        yield client
+    await server.stop(None)
+
+
+async def test_a_watch_whose_stream_ended_between_two_updates_goes_on() -> None:
+    node, got = Flighty(), []
+    async with serving(node) as client:
         async for one in client.watch("ccq-1"):
             got.append(one.labels.sequences.tolist())
             if len(got) == 3:
                 break
             await asyncio.sleep(0.3)  # The stream ends meanwhile, and nobody waits for it.
-    await server.stop(None)
+    assert got == [[1], [2], [3]]
+    assert node.tokens == ["", "token-1", "token-2"]
+
+
+async def test_a_watch_asks_again_where_its_node_says_nothing_though_the_line_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "SILENCE_S", 0.5)
+    monkeypatch.setattr(watching, "WAIT_S", 0.1)
+    node, got = Quiet(), []
+    async with serving(node) as client, asyncio.timeout(60):
+        async for one in client.watch("ccq-1"):
+            got.append(one.labels.sequences.tolist())
+            if len(got) == 3:
+                break
     assert got == [[1], [2], [3]]
     assert node.tokens == ["", "token-1", "token-2"]
