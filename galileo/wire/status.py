@@ -53,7 +53,8 @@ CODES: dict[str, Code] = {
 _BARE: dict[Code, type[errors.GalileoError]] = {
     Code.UNAVAILABLE: errors.Unavailable,
     Code.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
-    Code.CANCELLED: errors.Cancelled,
+    # Who cancels a call itself hears nothing more of it: it was a node that is being stopped.
+    Code.CANCELLED: errors.Unavailable,
     Code.RESOURCE_EXHAUSTED: errors.Overloaded,
     Code.INVALID_ARGUMENT: errors.InputError,
     Code.PERMISSION_DENIED: errors.NotPermitted,
@@ -149,7 +150,6 @@ _MEANINGS: dict[type[errors.GalileoError], str] = {
     errors.Unavailable: "the node could not be reached; check that it runs, or try again",
     errors.DeadlineExceeded: "the node did not answer in time; try again or allow more time",
     errors.MessageTooLarge: "the message is larger than the node's limit; send smaller batches",
-    errors.Cancelled: "the call was cancelled",
 }
 
 

@@ -33,7 +33,7 @@ BARE = {
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
-    grpc.StatusCode.CANCELLED: errors.Cancelled,
+    grpc.StatusCode.CANCELLED: errors.Unavailable,
     grpc.StatusCode.INVALID_ARGUMENT: errors.InputError,
     grpc.StatusCode.UNAUTHENTICATED: errors.NotPermitted,
     grpc.StatusCode.PERMISSION_DENIED: errors.NotPermitted,

@@ -101,7 +101,7 @@ def test_a_bare_code_is_an_error_that_says_whom_was_asked(code: grpc.StatusCode)
     [
         (grpc.StatusCode.UNAVAILABLE, "connection refused", errors.Unavailable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", errors.DeadlineExceeded),
-        (grpc.StatusCode.CANCELLED, "", errors.Cancelled),
+        (grpc.StatusCode.CANCELLED, "", errors.Unavailable),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams", errors.Overloaded),
         (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
