@@ -32,6 +32,7 @@ from galileo.client.results import (
 from galileo.client.sparql_views import SparqlView, open_view
 from galileo.client.spool import Spool
 from galileo.client.transport import Transport
+from galileo.cursor import Cursor
 from galileo.errors import InputError, TryAgain
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
@@ -291,6 +292,9 @@ class AsyncClient(AsyncMany):
     ) -> AsyncIterator[Update]:
         """Updates as they come; asking for the next one acknowledges the last.
 
+        One without anything new comes where nothing has for ten seconds, and more is known to have
+        been looked at since the last: its frontier says how far.
+
         Goes on over crashes of nodes until the CCQ ends, which raises `CcqExpired` or
         `CcqCancelled`.
 
@@ -307,14 +311,18 @@ class AsyncClient(AsyncMany):
         """
         if spool is not None:
             token = _first_token(spool, ccq_id, given=token)
+        told: Cursor | None = None
         while True:
             updates = self._watch_once(ccq_id, token, labels_max=labels_max)
             try:
                 async for update in updates:
                     token = update.token
-                    if update.is_news:
+                    # After news that do not tell of all that was there, it is news how far it is.
+                    is_further = told is not None and not told.covers(update.frontier)
+                    if update.is_news or is_further:
                         if spool is not None:
                             await asyncio.to_thread(spool.store, ccq_id, update)
+                        told = update.frontier
                         yield update
             except TryAgain:
                 await asyncio.sleep(watching.PAUSE_S)

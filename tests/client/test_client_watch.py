@@ -35,6 +35,17 @@ class Quiet(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServ
         await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
 
 
+class Partial(Quiet):
+    """Finds something before it has looked at everything, and nothing after that."""
+
+    async def Watch(self, request, context):
+        async for _ in request:
+            self.tokens.append(f"token-{len(self.tokens)}")
+            number = len(self.tokens)
+            part = update(1) if number == 2 else nothing(min(number, 3))
+            yield part
+
+
 class Flighty(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServicer):
     """Answers one request of each watch, and is gone before it is asked again."""
 
@@ -61,6 +72,13 @@ def update(number: int) -> continuous_pb2.FetchPart:
         packed=labels.to_bytes(),
         tail=continuous_pb2.FetchTail(token=f"token-{number}", cursor=cursor, frontier=cursor),
     )
+
+
+def nothing(reached: int) -> continuous_pb2.FetchPart:
+    part = update(1)
+    cursor = cursor_to_pb(Cursor({0: reached}))
+    tail = continuous_pb2.FetchTail(token="token", cursor=cursor, frontier=cursor)
+    return continuous_pb2.FetchPart(head=part.head, tail=tail)
 
 
 @contextlib.asynccontextmanager
@@ -100,3 +118,14 @@ async def test_a_watch_asks_again_where_its_node_says_nothing_though_the_line_ho
                 break
     assert got == [[1], [2], [3]]
     assert node.tokens == ["", "token-1", "token-2"]
+
+
+async def test_a_watch_tells_how_far_it_is_after_news_of_a_part() -> None:
+    """Who waits for what was ingested would wait for ever, where the rest has no match."""
+    got: list[tuple[int, Cursor]] = []
+    async with serving(Partial()) as client, asyncio.timeout(60):
+        async for one in client.watch("ccq-1"):
+            got.append((len(one.labels), one.frontier))
+            if one.frontier.covers(Cursor({0: 3})):
+                break
+    assert got == [(1, Cursor({0: 1})), (0, Cursor({0: 3}))]

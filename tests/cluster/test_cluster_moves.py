@@ -73,8 +73,10 @@ def test_nodes_restart_move_and_join_and_every_label_comes_once(tmp_path: Path) 
         assert [row["partition"] for row in moved] == [row["partition"] for row in planned]
         assert moved
         assert json.loads(command(cluster, "move", "--to", new.name)) == []
-        topology = Topology.from_json(client.topology_json())
-        assert placement.share(topology, new.name) == ()
+        wait_until(
+            lambda: placement.share(Topology.from_json(client.topology_json()), new.name) == (),
+            what="the client's node to hear of the moves",
+        )
         stored = {one.name: one.datasets[0]["rows"] for one in client.status().nodes}
         assert stored[new.name] > 0
         more = reader.count()
