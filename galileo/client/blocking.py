@@ -356,16 +356,30 @@ class Client:
 
     def _iterate(self, items: Any) -> Generator[Any, None, None]:
         """Steps through an async generator; closing the iterator closes it too."""
+        running: asyncio.Task[Any] | None = None
+
+        async def step() -> Any:
+            nonlocal running
+            running = asyncio.current_task()
+            return await anext(items)
+
+        async def close() -> None:
+            # An interrupt may come at any moment, also where nobody waits for the step yet.
+            if running is not None and not running.done():
+                running.cancel()
+                await asyncio.wait([running])
+            await items.aclose()
+
         try:
             while True:
                 try:
-                    item = self._run(anext(items))
+                    item = self._run(step())
                 except StopAsyncIteration:
                     return
                 yield item
         finally:
             if not self._closed:
-                self._run(items.aclose())
+                self._run(close())
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -123,7 +123,8 @@ async def test_a_full_view_stops_following_and_says_so(
             assert isinstance(view.ended, InputError)
             assert "labels_max" in str(view.ended)
             answer = await asyncio.to_thread(view.sparql, COUNT)
-            assert answer.rows == [{"n": 10}]
+            # What is new may come in parts, of which the first may fit.
+            assert 10 <= answer.rows[0]["n"] <= 15
         finally:
             view.close()
         with pytest.raises(InputError, match="at most 5"):

@@ -1,0 +1,44 @@
+"""Iterators of the blocking client, which are closed however they are left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import galileo
+
+
+def test_an_interrupt_while_a_step_is_under_way_and_not_waited_for_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python may raise it between any two instructions."""
+    begun, ended = threading.Event(), threading.Event()
+
+    async def endless() -> AsyncIterator[int]:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+            yield 1
+        finally:
+            ended.set()
+
+    with galileo.connect("127.0.0.1:1") as client:
+        run, calls = client._run, []
+
+        def interrupted(work: Any) -> Any:
+            calls.append(work)
+            if len(calls) > 1:
+                return run(work)
+            asyncio.run_coroutine_threadsafe(work, client._loop)
+            assert begun.wait(60)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(client, "_run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(client._iterate(endless()))
+        assert ended.is_set()
+        monkeypatch.undo()
