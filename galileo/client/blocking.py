@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any, TypeVar
@@ -338,48 +338,45 @@ class Client:
     def topology_json(self) -> str:
         return self._run(self._client.topology_json())
 
-    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+    def _run(self, work: Awaitable[Result]) -> Result:
         if self._closed:
-            work.close()
+            if isinstance(work, Coroutine):
+                work.close()
             raise InputError("this client is closed; connect again")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        task: asyncio.Task[Any] | None = None
+
+        async def begun() -> Result:
+            nonlocal task
+            task = asyncio.current_task()
+            return await work
+
+        async def ended() -> None:
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+
         try:
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(begun(), self._loop).result()
         except KeyboardInterrupt:
-            future.cancel()
-            # What was cut off must have ended before an iterator over it can be closed.
-            ended = asyncio.run_coroutine_threadsafe(_cancelled(), self._loop)
-            ended.result(CLOSE_TIMEOUT_S)
+            # It may come at any moment, also where nobody waits for the result yet. What was cut
+            # off must have ended before an iterator over it can be closed.
+            asyncio.run_coroutine_threadsafe(ended(), self._loop).result(CLOSE_TIMEOUT_S)
             raise
         except CancelledError:
             raise Cancelled("the client was closed while this call waited") from None
 
     def _iterate(self, items: Any) -> Generator[Any, None, None]:
         """Steps through an async generator; closing the iterator closes it too."""
-        running: asyncio.Task[Any] | None = None
-
-        async def step() -> Any:
-            nonlocal running
-            running = asyncio.current_task()
-            return await anext(items)
-
-        async def close() -> None:
-            # An interrupt may come at any moment, also where nobody waits for the step yet.
-            if running is not None and not running.done():
-                running.cancel()
-                await asyncio.wait([running])
-            await items.aclose()
-
         try:
             while True:
                 try:
-                    item = self._run(step())
+                    item = self._run(anext(items))
                 except StopAsyncIteration:
                     return
                 yield item
         finally:
             if not self._closed:
-                self._run(close())
+                self._run(items.aclose())
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -425,12 +422,6 @@ async def _end(client: AsyncClient) -> None:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     await client.close()
-
-
-async def _cancelled() -> None:
-    """Waits for the tasks that are being cancelled."""
-    others = [task for task in asyncio.all_tasks() if task.cancelling()]
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _made(

@@ -26,19 +26,16 @@ def test_an_interrupt_while_a_step_is_under_way_and_not_waited_for_yet(
         finally:
             ended.set()
 
+    schedule = asyncio.run_coroutine_threadsafe
     with galileo.connect("127.0.0.1:1") as client:
-        run, calls = client._run, []
 
-        def interrupted(work: Any) -> Any:
-            calls.append(work)
-            if len(calls) > 1:
-                return run(work)
-            asyncio.run_coroutine_threadsafe(work, client._loop)
+        def interrupted(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
+            monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", schedule)
+            schedule(work, loop)
             assert begun.wait(60)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(client, "_run", interrupted)
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(client._iterate(endless()))
         assert ended.is_set()
-        monkeypatch.undo()

@@ -46,11 +46,8 @@ class Partial(Quiet):
             yield part
 
 
-class Flighty(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServicer):
+class Flighty(Quiet):
     """Answers one request of each watch, and is gone before it is asked again."""
-
-    def __init__(self) -> None:
-        self.tokens: list[str] = []
 
     async def Watch(self, request, context):
         async for one in request:
@@ -58,9 +55,6 @@ class Flighty(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterSe
             yield update(len(self.tokens))
             break
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the node was killed")
-
-    async def Topology(self, request, context):
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
 
 
 def update(number: int) -> continuous_pb2.FetchPart:
@@ -82,7 +76,7 @@ def nothing(reached: int) -> continuous_pb2.FetchPart:
 
 
 @contextlib.asynccontextmanager
-async def serving(node: Quiet | Flighty) -> AsyncIterator[AsyncClient]:
+async def serving(node: Quiet) -> AsyncIterator[AsyncClient]:
     server = grpc.aio.server(options=server_options())
     continuous_pb2_grpc.add_ContinuousServicer_to_server(node, server)
     cluster_pb2_grpc.add_ClusterServicer_to_server(node, server)
