@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
@@ -74,13 +73,22 @@ def _used() -> dict[_Process, float]:
     """Processor seconds of every process that this one has started, so far."""
     used = {}
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             one = _Process(process.pid, "galileo.server" in process.cmdline())
             used[one] = processor_seconds(process.pid)
     return used
 
 
 def processor_seconds(pid: int) -> float:
-    """Processor time of a process's threads; psutil's is too coarse for what is idle."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
+    """Processor time of a process, its ended threads' too; psutil's is too coarse for what is idle.
+
+    Linux has a clock of each process: its number inverted, eight times, and 2 for what the
+    scheduler counted (clock_getcpuclockid(3)).
+
+    Raises:
+        ProcessLookupError: There is no such process.
+    """
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError as error:
+        raise ProcessLookupError(f"expected a process, there is none with number {pid}") from error
