@@ -147,6 +147,7 @@ class Cycles:
         self._cache.check()
 
     def _note_failure(self, failure: Failure, now: float) -> None:
+        self._fruitless = self._failures  # An answer; cycles that waited for it do not count on.
         self._failures += 1
         self._failed_at, self._failed_until = now, self._goal
         is_told = self._failures >= self._options.cycle_failures_told

@@ -138,6 +138,21 @@ def test_cycles_in_which_a_sampler_is_still_at_work_excuse_none_of_its_failures(
     assert told == [RefuseFetch(1, FAILURE)]
 
 
+def test_after_a_failure_pauses_grow_anew_with_the_failures_alone():
+    """A sampler took three cycles to fail: who waits for the next failure need not wait as long."""
+    driver = Driver(cycle_failures_told=3, cycle_retry_s=4.0)
+    driver.lead()
+    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    unanswered(driver, now=10.0)
+    unanswered(driver, now=14.0)
+    unanswered(driver, now=22.0)
+    fail(driver, now=38.0)
+    assert driver.tick(41.0) == []
+    fail(driver, now=42.0)
+    assert driver.tick(49.0) == [], "the second pause in a row is twice as long"
+    assert only(driver.tick(50.0), StartCycle)
+
+
 def test_what_other_partitions_find_excuses_no_failure():
     driver = Driver(cycle_failures_told=3)
     driver.lead()
