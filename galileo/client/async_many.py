@@ -9,8 +9,10 @@ from dataclasses import replace
 from galileo.client import submitting, watching
 from galileo.client.async_samplers import AsyncSamplers, spec_of
 from galileo.client.ingestion import Progress
-from galileo.client.many import ManyFetching, ManyUpdates, Stand
+from galileo.client.many import ManyFetching, ManyUpdates
+from galileo.client.stands import Stand
 from galileo.client.submitting import Submission, Submitted
+from galileo.cursor import Cursor
 from galileo.errors import GalileoError, TryAgain
 from galileo.model.times import Duration, seconds
 
@@ -78,6 +80,9 @@ class AsyncMany(AsyncSamplers):
     ) -> AsyncIterator[ManyUpdates]:
         """Updates of many queries as they come; asking for the next ones acknowledges the last.
 
+        Updates without news of any query come where nothing has for ten seconds, and more is known
+        to have been looked at for some that had news before: `frontiers` says how far.
+
         Queries that are over are named among the errors once. Ends when all are.
 
         Args:
@@ -85,6 +90,7 @@ class AsyncMany(AsyncSamplers):
             labels_max: soft bound of each node's answer; 0 for the node's own.
         """
         left, rest = dict[str, Stand](tokens), dict[str, Stand]()
+        told = dict[str, Cursor]()
         while left:
             wait_s = 0.0 if rest else watching.WAIT_S
             updates = await self._many.fetch(rest or left, wait_s=wait_s, labels_max=labels_max)
@@ -92,7 +98,11 @@ class AsyncMany(AsyncSamplers):
             left = {i: t for i, t in {**left, **updates.stands}.items() if i not in over}
             # An answer without room for all of them: the others come before new ones do.
             rest = {i: left[i] for i in updates.rest if i in left}
-            if updates or over:
+            is_quiet = not updates and not over
+            # As in a watch of one: after its news it is news how far a query is.
+            further = watching.further(told, updates.frontiers) if is_quiet else {}
+            if further or not is_quiet:
                 yield updates
             elif updates.errors:
                 await asyncio.sleep(watching.PAUSE_S)
+            told |= further or {i: updates.frontiers[i] for i in updates}

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -21,6 +21,7 @@ import pyarrow as pa
 from galileo.client import decode
 from galileo.client.decode import ANSWER_TIMEOUT_S
 from galileo.client.results import Labels, Update
+from galileo.client.stands import Stand, put_tokens
 from galileo.client.together import end, gathered
 from galileo.client.transport import PAUSE_S, Transport
 from galileo.cursor import Cursor
@@ -28,7 +29,7 @@ from galileo.errors import AskElsewhere, GalileoError, InputError, TryAgain
 from galileo.model.schema import Schema
 from galileo.packing import FORMAT_VERSION, unpack
 from galileo.wire import token as resume
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, kept_rows, stretches_from_pb
+from galileo.wire.codec import cursor_from_pb, kept_rows, stretches_from_pb
 from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
 from galileo.wire.status import error_from_pb
 
@@ -37,8 +38,6 @@ COORDINATORS_MAX = 200_000
 FAR_S = 60.0
 
 Parts = Sequence[continuous_pb2.FetchManyPart]
-Stand: TypeAlias = str | Cursor
-"""A token, or the cursor that it is made of when somebody asks for it."""
 
 
 class _Answer:
@@ -60,6 +59,10 @@ class _Answer:
 
     def schema(self, number: int) -> Schema:
         return decode.schema_of(self._schemas[number])
+
+    def schemas(self) -> dict[str, Schema]:
+        """Of all datasets of which something is said, by name."""
+        return {one.name: one for one in map(decode.schema_of, self._schemas)}
 
     def table(self, pack: int, schema: Schema) -> pa.Table:
         found = self._tables.get(pack)
@@ -85,7 +88,7 @@ class _Sheet:
     ) -> None:
         self.answer = answer
         self.schema = answer.schema(value.schema)
-        self.cursor: Cursor = answer.cursor(value.cursor)
+        self.cursor, self.frontier = answer.cursor(value.cursor), answer.cursor(value.frontier)
         columns = (value.ccqs, value.packs, value.starts, value.counts)
         if len({len(column) for column in columns}) > 1:
             raise InputError("expected a sheet with columns of one length, got others")
@@ -130,6 +133,8 @@ class ManyUpdates(Mapping[str, Update]):
 
     Attributes:
         stands: what the tokens are made of.
+        frontiers: how far each query is evaluated, by id, where that was answered: those whose
+            tokens have moved are among them, though nothing matched.
         errors: why queries are not answered, by id: `CcqExpired` for instance.
         more: whether the next fetch has more at once.
         rest: those that the answers had no room to look at.
@@ -140,16 +145,19 @@ class ManyUpdates(Mapping[str, Update]):
         found: Mapping[str, _Found],
         *,
         stands: Mapping[str, Stand],
+        frontiers: Mapping[str, Cursor],
         errors: dict[str, GalileoError],
         more: bool,
         rest: Sequence[str] = (),
         sheets: Sequence[_Sheet] = (),
         queries: Mapping[str, str] | None = None,
+        schemas: Mapping[str, Schema] | None = None,
     ) -> None:
         self._found = dict(found)
         self._sheets = sheets
         self._queries = queries or {}
-        self.stands = stands
+        self._schemas = schemas or {}
+        self.stands, self.frontiers = stands, frontiers
         self.errors = errors
         self.more = more
         self.rest = rest
@@ -196,6 +204,8 @@ class ManyUpdates(Mapping[str, Update]):
     def to_arrow(self, dataset: str | None = None) -> pa.Table:
         """The labels of all queries: a column `ccq` with the id, then those of the labels.
 
+        Where there are no labels, and nothing was said of any query, there are no other columns.
+
         Args:
             dataset: whose queries; may be left out where all are of one dataset.
 
@@ -210,12 +220,12 @@ class ManyUpdates(Mapping[str, Update]):
             raise InputError(f"expected the name of one of the datasets {', '.join(names)}")
         chosen = [one for one in found if dataset in (None, one[2].name)]
         sheets = [sheet for sheet in self._sheets if dataset in (None, sheet.schema.name)]
-        if not chosen and not sheets:
-            return pa.table({"ccq": pa.array([], pa.string())})
         tables = [*_tables(chosen), *(table for sheet in sheets for table in sheet.tables())]
         if tables:
             return pa.concat_tables(tables)
-        empty = schemas[dataset or names[0]].label_schema.empty_table()
+        known = {**self._schemas, **schemas} if dataset else schemas or self._schemas
+        name = dataset or (next(iter(known)) if len(known) == 1 else "")
+        empty = known[name].label_schema.empty_table() if name in known else pa.table({})
         return empty.add_column(0, "ccq", pa.array([], pa.string()))
 
 
@@ -290,11 +300,12 @@ class _Reading:
     """One fetch of many: what has been found so far, and who is to be asked about the rest."""
 
     def __init__(self, stands: Mapping[str, Stand], queries: Mapping[str, str]) -> None:
-        self.stands = dict(stands)
+        self.stands, self.frontiers = dict(stands), dict[str, Cursor]()
         self.left = list(stands)
         self.queries = queries
         self.found: dict[str, _Found] = {}
         self.sheets: list[_Sheet] = []
+        self.schemas: dict[str, Schema] = {}
         self.errors: dict[str, GalileoError] = {}
         self.more = False
         self.rest: list[str] = []
@@ -303,11 +314,13 @@ class _Reading:
         return ManyUpdates(
             self.found,
             stands=self.stands,
+            frontiers=self.frontiers,
             errors=self.errors,
             more=self.more,
             rest=self.rest,
             sheets=self.sheets,
             queries=self.queries,
+            schemas=self.schemas,
         )
 
 
@@ -399,7 +412,7 @@ class ManyFetching:
             takes_sheets=True,
         )
         # A node that has sent none may not know how to read cursors in place of tokens.
-        _put_tokens(request, reading.stands, spelled_out=address not in self._send_sheets)
+        put_tokens(request, reading.stands, spelled_out=address not in self._send_sheets)
 
         async def attempt(channel: grpc.aio.Channel) -> Parts:
             timeout_s = ANSWER_TIMEOUT_S + wait_s
@@ -421,6 +434,7 @@ class ManyFetching:
             reading.left += reply.ccq_ids
             return
         parts, answer = reply.parts, _Answer(reply.parts)
+        reading.schemas |= answer.schemas()
         for value in (value for part in parts for value in part.updates):
             ccq_id = reply.ccq_ids[value.ccq]
             if value.coordinator:
@@ -434,6 +448,7 @@ class ManyFetching:
             self._send_sheets.add(reply.address)
             read = _Sheet(sheet, reply.ccq_ids, answer)
             reading.stands.update(dict.fromkeys(read.ccq_ids, read.cursor))
+            reading.frontiers.update(dict.fromkeys(read.ccq_ids, read.frontier))
             if any(sheet.counts):
                 reading.sheets.append(read)
         if any(part.is_cut for part in parts):
@@ -458,33 +473,10 @@ class ManyFetching:
                 self._queries.clear()
             self._queries[ccq_id] = value.query_json
         reading.stands[ccq_id] = value.token
+        reading.frontiers[ccq_id] = answer.cursor(value.frontier)
         reading.more |= value.more
         if value.kept or value.gone or value.missing or value.windows.states:
             reading.found[ccq_id] = _Found(value, answer, self._queries[ccq_id])
-
-
-def _put_tokens(
-    request: continuous_pb2.FetchManyRequest, stands: Mapping[str, Stand], *, spelled_out: bool
-) -> None:
-    """The tokens of a request's queries, or the cursors that they are made of."""
-    encoder, numbers = resume.Encoder(), dict[int, int]()
-    tokens, places = [], []
-    for ccq_id in request.ccq_ids:
-        stand = stands[ccq_id]
-        place = 0
-        if isinstance(stand, str):
-            tokens.append(stand)
-        elif spelled_out:
-            tokens.append(encoder.encode(ccq_id, stand, resume.NOTHING_TOLD))
-        else:
-            tokens.append("")
-            place = numbers.setdefault(id(stand), len(numbers) + 1)
-            if place > len(request.cursors):
-                request.cursors.append(cursor_to_pb(stand))
-        places.append(place)
-    request.tokens.extend(tokens)
-    if numbers:
-        request.stands.extend(places)
 
 
 def _last_answered(parts: Parts) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 from galileo.client import decode
 from galileo.client.results import Update
+from galileo.cursor import Cursor
 from galileo.errors import DeadlineExceeded
 from galileo.packing import FORMAT_VERSION
 from galileo.wire.pb import continuous_pb2
@@ -47,3 +49,12 @@ async def asked(call: Any, asking: continuous_pb2.FetchRequest) -> Update:
         told = f"a node that is watched has taken no request for {within_s:g} s; try again"
         raise DeadlineExceeded(told) from error
     return await decode.next_update(call, begins_within_s=within_s)
+
+
+def further(told: Mapping[str, Cursor], frontiers: Mapping[str, Cursor]) -> dict[str, Cursor]:
+    """The frontiers of queries that go beyond what was told of the same ones."""
+    return {
+        ccq_id: frontier
+        for ccq_id, frontier in frontiers.items()
+        if ccq_id in told and not told[ccq_id].covers(frontier)
+    }

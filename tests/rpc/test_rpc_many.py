@@ -16,7 +16,7 @@ import pytest
 
 import galileo
 from galileo.ccq.shared_packs import packed_together
-from galileo.client import many
+from galileo.client import many, watching
 from galileo.client.transport import Transport
 from galileo.cursor import Cursor, Stretch
 from galileo.errors import CcqExpired, InputError, Unavailable
@@ -276,6 +276,36 @@ async def test_the_rest_of_a_cut_answer_is_asked_for_next(served: Served) -> Non
         ["q0", "q1", "q2"],
     ]
     assert served.face.asked[2][1] == [CURSOR, CURSOR, "c"]
+
+
+async def test_a_watch_of_many_tells_how_far_it_is_after_news_of_a_part(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for what was ingested would wait for ever, where the rest has no match."""
+    monkeypatch.setattr(watching, "WAIT_S", 0.0)
+    pieces, over = shared(), CcqExpired("over")
+    early, late = Cursor({0: 3}), Cursor({0: 11})
+    served.face.answers = [
+        ManyFetched([update(0, pieces[0], frontier=early), update(1, ())], False),
+        ManyFetched((), False, [sheet((0, 0, 0), (1, 0, 0), pieces=pieces)]),
+        ManyFetched([update(0, ())], False),  # No further than before.
+        ManyFetched([update(1, (), frontier=late)], False),  # It had no news yet.
+        ManyFetched([update(0, (), frontier=late), update(1, (), frontier=late)], False),
+        ManyFetched([ManyUpdate(n, f"q{n}", error=over) for n in range(3)], False),
+    ]
+    async with galileo.AsyncClient(served.address) as client:
+        seen = [one async for one in client.watch_many(TOKENS)]
+    assert [list(updates) for updates in seen] == [["q0"], [], [], []]
+    assert [updates.frontiers for updates in seen] == [
+        {"q0": early, "q1": CURSOR},
+        {"q0": CURSOR, "q1": CURSOR},
+        {"q0": late, "q1": late},
+        {},
+    ]
+    assert [updates.to_arrow().num_rows for updates in seen] == [2, 0, 0, 0]
+    assert seen[0].to_arrow().schema == seen[1].to_arrow().schema == seen[2].to_arrow().schema
+    assert seen[1].to_arrow(SCHEMA.name).schema == seen[0].to_arrow().schema
+    assert not seen[1].is_news
 
 
 def test_cursors_that_do_not_pair_up_are_refused() -> None:
