@@ -308,22 +308,32 @@ class AsyncClient(AsyncMany):
         Raises:
             InputError: the spool is of another CCQ, or a token came beside one that holds some.
             SpoolConflict: another reader stores into the same spool.
+            TryAgain: the spool cannot be written; it is as it was.
         """
+        held = ""
         if spool is not None:
-            token = _first_token(spool, ccq_id, given=token)
+            held = spool.token
+            token = _first_token(spool, ccq_id, held=held, given=token)
         told: Cursor | None = None
+        async with aclosing(self._watch_on(ccq_id, token, labels_max=labels_max)) as updates:
+            async for update in updates:
+                # After news that do not tell of all that was there, it is news how far it is.
+                is_further = told is not None and not told.covers(update.frontier)
+                if update.is_news or is_further:
+                    if spool is not None:
+                        await asyncio.to_thread(spool.store, ccq_id, update, after=held)
+                        held = update.token
+                    told = update.frontier
+                    yield update
+
+    async def _watch_on(self, ccq_id: str, token: str, *, labels_max: int) -> Any:
+        """All answers of a watch, over crashes of nodes."""
         while True:
             updates = self._watch_once(ccq_id, token, labels_max=labels_max)
             try:
                 async for update in updates:
                     token = update.token
-                    # After news that do not tell of all that was there, it is news how far it is.
-                    is_further = told is not None and not told.covers(update.frontier)
-                    if update.is_news or is_further:
-                        if spool is not None:
-                            await asyncio.to_thread(spool.store, ccq_id, update)
-                        told = update.frontier
-                        yield update
+                    yield update
             except TryAgain:
                 await asyncio.sleep(watching.PAUSE_S)
             finally:
@@ -459,14 +469,14 @@ class AsyncClient(AsyncMany):
         return str(reply.topology_json)
 
 
-def _first_token(spool: Spool, ccq_id: str, *, given: str) -> str:
-    """Where a watch into a spool begins."""
+def _first_token(spool: Spool, ccq_id: str, *, held: str, given: str) -> str:
+    """Where a watch into a spool begins that holds what a token says."""
     spool.check(ccq_id)
-    if given and spool.token not in ("", given):
+    if given and held not in ("", given):
         raise InputError(
             f"expected no token, since the spool {spool.path} says what it holds; leave it out"
         )
-    return spool.token or given
+    return held or given
 
 
 def _query_request(

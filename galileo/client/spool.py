@@ -160,8 +160,13 @@ class Spool:
         found = self._all("SELECT seq FROM sqlite_sequence WHERE name = 'updates'")
         return int(found[0][0]) if found else 0
 
-    def store(self, ccq_id: str, update: Update) -> None:
+    def store(self, ccq_id: str, update: Update, *, after: str | None = None) -> None:
         """Stores an update that follows what is stored; durable when it returns.
+
+        Args:
+            ccq_id: of the CCQ.
+            update: to store.
+            after: the spool's token when this reader last looked; else, when this object did.
 
         Raises:
             InputError: the spool is of another CCQ.
@@ -171,7 +176,7 @@ class Spool:
         labels = update.labels
         with self._transaction() as database:
             held = database.execute("SELECT ccq, token FROM reader").fetchone()
-            self._check(held, ccq_id)
+            self._check(held, ccq_id, after=self._known if after is None else after)
             database.execute(
                 "INSERT OR REPLACE INTO reader VALUES (1, ?, ?, ?, ?)",
                 (ccq_id, update.token, labels.schema.to_json(), labels.query),
@@ -283,13 +288,13 @@ class Spool:
         with self._transaction() as database:
             database.execute("DELETE FROM updates WHERE number <= ?", (until,))
 
-    def _check(self, held: tuple[str, str] | None, ccq_id: str) -> None:
+    def _check(self, held: tuple[str, str] | None, ccq_id: str, *, after: str) -> None:
         ccq, token = held or ("", "")
         if ccq and ccq != ccq_id:
             raise InputError(
                 f"expected an update of {ccq!r} for {self.path}, got one of {ccq_id!r}"
             )
-        if token != self._known:
+        if token != after:
             raise SpoolConflict(
                 f"another reader stores into {self.path}; nothing was stored by this one. "
                 "Let one of them watch, or give each a file of its own"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
-from galileo.client import AsyncClient, watching
+from galileo.client import AsyncClient, Spool, watching
 from galileo.cursor import Cursor
+from galileo.errors import SpoolConflict, TryAgain
 from galileo.testing.simulator.logs import SCHEMA, to_labels
 from galileo.wire.channel import server_options
 from galileo.wire.codec import cursor_to_pb
@@ -44,6 +47,15 @@ class Partial(Quiet):
             number = len(self.tokens)
             part = update(1) if number == 2 else nothing(min(number, 3))
             yield part
+
+
+class Steady(Quiet):
+    """Has an update after each token."""
+
+    async def Watch(self, request, context):
+        async for one in request:
+            self.tokens.append(one.token)
+            yield update(int(one.token.rpartition("-")[2] or 0) + 1)
 
 
 class Flighty(Quiet):
@@ -123,3 +135,40 @@ async def test_a_watch_tells_how_far_it_is_after_news_of_a_part() -> None:
             if one.frontier.covers(Cursor({0: 3})):
                 break
     assert got == [(1, Cursor({0: 1})), (0, Cursor({0: 3}))]
+
+
+async def test_an_update_that_the_spool_cannot_take_is_not_passed_over(tmp_path: Path) -> None:
+    async with serving(Steady()) as client, asyncio.timeout(60):
+        with Spool(tmp_path / "x.spool") as spool:
+            updates = client.watch("ccq-1", spool=spool)
+            await anext(updates)
+            spool._database.execute("PRAGMA query_only = 1")  # As a disk that refuses.
+            with pytest.raises(TryAgain, match="mend that and start again"):
+                await anext(updates)
+            assert spool.labels().sequences.tolist() == [1]
+            spool._database.execute("PRAGMA query_only = 0")
+            async with aclosing(client.watch("ccq-1", spool=spool)) as updates:
+                assert (await anext(updates)).labels.sequences.tolist() == [2]
+            assert spool.labels().sequences.tolist() == [1, 2]
+
+
+async def test_two_that_watch_into_one_spool_at_once_do_not_both_store(tmp_path: Path) -> None:
+    """Nor does one that goes on while what an earlier one had to store is on its way."""
+    async with serving(Steady()) as client, asyncio.timeout(60):
+        with Spool(tmp_path / "x.spool") as spool:
+            watches = [client.watch("ccq-1", spool=spool) for _ in range(2)]
+            found = await asyncio.gather(*map(anext, watches), return_exceptions=True)
+            assert sorted(isinstance(one, SpoolConflict) for one in found) == [False, True]
+            assert spool.labels().sequences.tolist() == [1]
+            for one in watches:
+                await one.aclose()
+
+
+async def test_a_watch_into_a_spool_begins_where_another_reader_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "x.spool"
+    async with serving(Steady()) as client, asyncio.timeout(60):
+        with Spool(path) as early, Spool(path) as other:
+            for spool in (other, early):
+                async with aclosing(client.watch("ccq-1", spool=spool)) as updates:
+                    await anext(updates)
+            assert early.labels().sequences.tolist() == [1, 2]
