@@ -66,6 +66,10 @@ _ANSWERS = (
 )
 
 
+_COMES_AGAIN = ccq.Ticked | ccq.UsageMeasured | ccq.MessageArrived
+"""What nobody misses, or what counts as lost and is asked for again."""
+
+
 class Driver:
     """Feeds the machines of one node and does what they say.
 
@@ -100,6 +104,7 @@ class Driver:
         self._own_news = own_news
         self._drop_spills = drop_spills
         self._events: asyncio.Queue[ccq.ContinuousEvent] = asyncio.Queue()
+        self._awaits_disk = False
         self._has_news = False
         self._told_at = float("-inf")
         self._requests = itertools.count(1)
@@ -114,7 +119,12 @@ class Driver:
         self._deaths: dict[str, asyncio.Event] = {}
 
     def feed(self, event: ccq.ContinuousEvent) -> None:
-        """Takes an event; it is stepped in its turn."""
+        """Takes an event; it is stepped in its turn.
+
+        While the machine waits for a full disk, perhaps for days, what comes again is not kept.
+        """
+        if self._awaits_disk and isinstance(event, _COMES_AGAIN):
+            return
         self._events.put_nowait(event)
 
     @property
@@ -313,14 +323,18 @@ class Driver:
 
         It is then as if the machines were paused, which they bear; what is stored is still read.
         """
-        while True:
-            try:
-                return await self._writing(values)
-            except PartitionStopped as error:
-                if not is_full(error):
-                    raise
-                log.error("continuous queries wait for the disk: %s", error)
-            await asyncio.sleep(RECORDS_RETRY_S)
+        try:
+            while True:
+                try:
+                    return await self._writing(values)
+                except PartitionStopped as error:
+                    if not is_full(error):
+                        raise
+                    log.error("continuous queries wait for the disk: %s", error)
+                self._awaits_disk = True
+                await asyncio.sleep(RECORDS_RETRY_S)
+        finally:
+            self._awaits_disk = False
 
     def _writing(self, values: dict[str, Record | None]) -> Awaitable[None]:
         return asyncio.get_running_loop().run_in_executor(self._records, self._write, values)

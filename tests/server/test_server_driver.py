@@ -113,6 +113,11 @@ class FullDisk(RealDisk):
     def fill(self) -> None:
         self.loop, self.has_room = asyncio.get_running_loop(), False
 
+    async def refusals(self, count: int) -> None:
+        for _ in range(count):
+            self.refused.clear()
+            await asyncio.wait_for(self.refused.wait(), TIMEOUT_S)
+
 
 @pytest.fixture
 def disk() -> FullDisk:
@@ -165,16 +170,35 @@ async def test_a_durable_record_waits_for_room_on_the_disk_and_the_rest_with_it(
     disk.number = number
     disk.fill()
     bench.driver.feed(WAKE)
-    for _ in range(3):
-        disk.refused.clear()
-        async with asyncio.timeout(TIMEOUT_S):
-            await disk.refused.wait()
+    await disk.refusals(3)
     assert bench.mail.sent == []
     disk.has_room = True
     async with asyncio.timeout(TIMEOUT_S):
         await bench.mail.has_sent.wait()
     [(to, message, stored)] = bench.mail.sent
     assert (to, message, list(stored)) == ("b", "taken", ["ccq-1"])
+
+
+async def test_what_comes_again_is_not_kept_while_the_machine_waits_for_the_disk(
+    bench: Bench, disk: FullDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may be full for days, and peers announce thousands of records a second."""
+    monkeypatch.setattr(driver_module, "RECORDS_RETRY_S", 0.01)
+    monkeypatch.setattr(driver_module, "TICK_S", 0.001)
+    bench.script.answer = on(ccq.SequencesSeen, ccq.SaveRecord(record(3), durable=True))
+    disk.fill()
+    bench.driver.feed(WAKE)
+    await disk.refusals(3)
+    before = bench.driver.events_waiting
+    bench.driver.feed(ccq.MessageArrived("b", Poll("lost")))
+    bench.driver.feed(ccq.FetchAbandoned(9))
+    await disk.refusals(20)
+    assert bench.driver.events_waiting == before + 1
+    disk.has_room = True
+    await bench.script.until(ccq.FetchAbandoned)
+    bench.driver.feed(ccq.MessageArrived("b", Poll("heard")))
+    heard = await bench.script.until(ccq.MessageArrived)
+    assert heard.message == Poll("heard")
 
 
 async def test_a_disk_that_fails_ends_the_node(bench: Bench, disk: FullDisk) -> None:
