@@ -49,19 +49,18 @@ class SpillDirectory:
             size = await self._in_thread(
                 lambda: self._write(effect.number, effect.labels, compressed=compressed)
             )
-        except (OSError, GalileoError) as error:
-            name = effect.ccq.id
-            log.warning("labels of %s could not be spilled: %s", name, error, extra={"ccq": name})
+        except Exception as error:  # Whatever it is: the machine waits for its answer.
+            name, told = effect.ccq.id, "labels of %s could not be spilled: %s"
+            log.warning(told, name, error, extra={"ccq": name}, exc_info=_unforeseen(error))
             size = None
         return elsewhere.PacksSpilled(effect.number, size)
 
     async def read(self, effect: elsewhere.LoadPacks) -> elsewhere.PacksLoaded:
         try:
             labels = await self._in_thread(lambda: self._read(effect.number, effect.ccq.dataset))
-        except (OSError, GalileoError) as error:
-            log.warning(
-                "labels of %s are rescanned, since their file is lost: %s", effect.ccq.id, error
-            )
+        except Exception as error:  # As above.
+            name, told = effect.ccq.id, "labels of %s are rescanned, since their file is lost: %s"
+            log.warning(told, name, error, extra={"ccq": name}, exc_info=_unforeseen(error))
             labels = None
         return elsewhere.PacksLoaded(effect.number, effect.ccq.id, labels)
 
@@ -112,3 +111,8 @@ class SpillDirectory:
 
     async def _in_thread(self, work: Callable[[], Value]) -> Value:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _unforeseen(error: Exception) -> Exception | None:
+    """An error whose trace is worth logging."""
+    return None if isinstance(error, OSError | GalileoError) else error

@@ -9,6 +9,7 @@ import pytest
 
 from galileo.ccq.elsewhere import LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
 from galileo.ccq.model import Ccq, Compression
+from galileo.server import spills as module
 from galileo.server.spills import DIRECTORY, SpillDirectory
 from galileo.testing.simulator.logs import SCHEMA, to_labels, to_paths
 
@@ -64,6 +65,27 @@ async def test_what_cannot_be_written_is_said_and_leaves_no_file(tmp_path: Path)
     assert await spills.write(spill()) == PacksSpilled(1, None)
     (directory / "1.packs").rmdir()
     assert (await spills.write(spill())).bytes
+    spills.close()
+
+
+async def test_the_machine_is_answered_whatever_goes_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts on it: what it has no answer about is never written, or loaded, again."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    spills = opened(tmp_path)
+    for name in ("to_bytes", "from_bytes"):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, fails)
+            written = await spills.write(spill())
+            if written.bytes is not None:
+                assert await spills.read(LoadPacks(1, CCQ)) == PacksLoaded(1, "q", None)
+            else:
+                assert list((tmp_path / DIRECTORY).iterdir()) == []
+    assert (await spills.read(LoadPacks(1, CCQ))).labels is not None
     spills.close()
 
 
