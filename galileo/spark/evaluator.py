@@ -152,7 +152,7 @@ def _run(options: EvaluatorOptions, runtime: RuntimeDir) -> int:
             log.error("the evaluator ends: %s", error)
             return EXIT_LOST
         finally:
-            runtime.withdraw()
+            runtime.withdraw(pid=os.getpid())
             threads.shutdown(wait=False, cancel_futures=True)
     return EXIT_OK
 
@@ -178,7 +178,7 @@ async def _serve(
     try:
         await _first_of(queue.serve(), _until_over(queue, lease, engine), _until_told())
     finally:
-        runtime.withdraw()
+        runtime.withdraw(pid=os.getpid())
         await server.stop(_GRACE_S)
 
 

@@ -77,18 +77,13 @@ class EvaluatorHandle:
         Raises:
             Unavailable: it cannot be started, or is not warm in time.
         """
-        deadline = self._clock.monotonic() + timeout_s
         async with self._one_at_a_time:
-            while not await self._answers():
-                self._judge_child()
-                self._start_if_none()
-                if self._clock.monotonic() > deadline:
-                    raise Unavailable(
-                        f"the evaluator is not warm after {timeout_s:.0f} s; try again "
-                        f"(its log: {self._runtime.log})",
-                        after_s=_LOOK_S,
-                    )
-                await asyncio.sleep(_LOOK_S)
+            try:
+                await self._until_it_answers(timeout_s)
+            except OSError as error:  # A full disk, or no more processes: nodes outlive that.
+                raise Unavailable(
+                    f"the evaluator cannot be found or started: {error}", after_s=RETRY_S
+                ) from error
 
     async def evaluate(
         self, request: evaluator_pb2.EvaluateRequest, *, timeout_s: float
@@ -139,6 +134,19 @@ class EvaluatorHandle:
         self._record = None
 
     # --- finding -----------------------------------------------------------------------------
+
+    async def _until_it_answers(self, timeout_s: float) -> None:
+        deadline = self._clock.monotonic() + timeout_s
+        while not await self._answers():
+            self._judge_child()
+            self._start_if_none()
+            if self._clock.monotonic() > deadline:
+                raise Unavailable(
+                    f"the evaluator is not warm after {timeout_s:.0f} s; try again "
+                    f"(its log: {self._runtime.log})",
+                    after_s=_LOOK_S,
+                )
+            await asyncio.sleep(_LOOK_S)
 
     async def _answers(self) -> bool:
         if self._clock.monotonic() - self._answered < FRESH_S:
@@ -219,12 +227,12 @@ def _start(options: EvaluatorOptions, runtime: RuntimeDir, lock: int) -> subproc
             start_new_session=True,
             env={**without_token(os.environ), "GRPC_ENABLE_FORK_SUPPORT": "0"},
         )
-    runtime.note_holder(lock, child.pid)
-    assert child.stdin is not None
-    with suppress(BrokenPipeError), child.stdin:
-        child.stdin.write(options.to_json().encode())
     # Waits so that it leaves no zombie behind; it may well outlive this process.
     threading.Thread(target=child.wait, name="evaluator-reaper", daemon=True).start()
+    assert child.stdin is not None
+    with suppress(BrokenPipeError), child.stdin:
+        runtime.note_holder(lock, child.pid)
+        child.stdin.write(options.to_json().encode())
     return child
 
 

@@ -62,12 +62,7 @@ class RuntimeDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"expected to make the evaluator's runtime directory {path}: {error.strerror}"
-            ) from error
+        self._make()
 
     @property
     def log(self) -> Path:
@@ -91,7 +86,14 @@ class RuntimeDir:
             json.dump(asdict(record), file)
         draft.replace(self.path / _RECORD)
 
-    def withdraw(self) -> None:
+    def withdraw(self, *, pid: int | None = None) -> None:
+        """Takes the record away; where a process is named, that of no other.
+
+        Where the directory was cleaned away, another evaluator may be the one that is found by now.
+        """
+        record = self.read() if pid is not None else None
+        if record is not None and record.pid != pid:
+            return
         with suppress(FileNotFoundError):
             (self.path / _RECORD).unlink()
 
@@ -113,8 +115,10 @@ class RuntimeDir:
     def try_lock(self) -> int | None:
         """The descriptor of the locked file, or None where an evaluator lives or starts.
 
-        The lock lasts until every copy of the descriptor is closed.
+        The lock lasts until every copy of the descriptor is closed. Where the directory was cleaned
+        away, as those for temporary files are, it is made again.
         """
+        self._make()
         descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,3 +126,11 @@ class RuntimeDir:
             os.close(descriptor)
             return None
         return descriptor
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"expected to make the evaluator's runtime directory {self.path}: {error.strerror}"
+            ) from error

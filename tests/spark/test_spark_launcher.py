@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from galileo.errors import ConfigError, Unavailable
+from galileo.errors import ConfigError, GalileoError, Unavailable
 from galileo.spark import launcher
 from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.options import EvaluatorOptions, SparkOptions
@@ -116,6 +117,27 @@ async def test_an_evaluator_that_does_not_answer_is_ended(runtime_dir, idle_proc
                 break
     assert idle_process.poll() == -signal.SIGKILL
     os.close(lock)
+
+
+async def test_a_directory_that_was_cleaned_away_is_made_again(runtime_dir, monkeypatch):
+    """Those of the system for temporary files are, now and then; a node must not end by it."""
+    started: list[bool] = []
+
+    def start(options, runtime, lock):
+        started.append(runtime.try_lock() is None)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(launcher, "_start", start)
+    async with EvaluatorHandle(EvaluatorOptions(runtime_dir / "ours")) as handle:
+        (runtime_dir / "ours").rmdir()
+        with pytest.raises(Unavailable, match="No space left"):
+            await handle.ensure(timeout_s=START_S)
+        assert started == [True]
+        (runtime_dir / "ours" / "evaluator.lock").unlink()
+        (runtime_dir / "ours").rmdir()
+        (runtime_dir / "ours").write_text("in the way")
+        with pytest.raises(GalileoError, match="ours"):
+            await handle.ensure(timeout_s=START_S)
 
 
 async def test_an_unanswered_record_of_another_process_ends_nobody(

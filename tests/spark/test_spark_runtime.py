@@ -31,6 +31,16 @@ def test_a_record_is_read_as_it_was_written_and_only_by_its_owner(runtime):
     assert runtime.read() is None
 
 
+def test_an_evaluator_takes_away_its_own_record_alone(runtime):
+    record = Record.of_this_process("127.0.0.1:5")
+    runtime.publish(record)
+    runtime.withdraw(pid=record.pid + 1)
+    assert runtime.read() == record
+    runtime.withdraw(pid=record.pid)
+    runtime.withdraw(pid=record.pid)
+    assert runtime.read() is None
+
+
 def test_each_evaluator_has_another_token():
     tokens = {Record.of_this_process("").token for _ in range(10)}
     assert len(tokens) == 10
