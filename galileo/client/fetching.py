@@ -51,7 +51,9 @@ class Fetching:
         )
 
     def learn(self, ccq_id: str, address: str) -> None:
-        """Remembers the "host:port" of a CCQ's coordinator."""
+        """Remembers the "host:port" of a CCQ's coordinator; nothing where nobody knew it."""
+        if not address:
+            return
         self._coordinators[ccq_id] = address
         self._coordinators.move_to_end(ccq_id)
         while len(self._coordinators) > COORDINATORS_MAX:

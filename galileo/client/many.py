@@ -337,7 +337,9 @@ class ManyFetching:
         self._send_sheets: set[str] = set()
 
     def learn(self, ccq_id: str, address: str) -> None:
-        """Remembers the "host:port" of a query's coordinator."""
+        """Remembers the "host:port" of a query's coordinator; nothing where nobody knew it."""
+        if not address:
+            return
         if len(self._coordinators) >= COORDINATORS_MAX:
             self._coordinators.clear()
         self._coordinators[ccq_id] = address

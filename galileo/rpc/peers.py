@@ -89,7 +89,20 @@ class GrpcPeers:
         await self._channels.close()
 
     def address(self, node: str) -> str:
-        return self._topology.now.by_name[node].address
+        """Where a node listens.
+
+        Raises:
+            Unavailable: this node's files do not name it; others' may, where it was added.
+        """
+        found = self._topology.now.by_name.get(node)
+        if found is None:
+            raise Unavailable(
+                f"this node does not know the node {node}; give all nodes the same [cluster] table "
+                "and restart this one, or ask another",
+                node=node,
+                after_s=1.0,
+            )
+        return found.address
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
         head = storage_pb2.CommitRequest(

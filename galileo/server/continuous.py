@@ -456,10 +456,17 @@ class ContinuousQueries:
             sampler=made.sampler,
             compression=made.compression or "none",
             coordinator=coordinator,
-            coordinator_address=self._peers.address(coordinator),
+            coordinator_address=self._address(coordinator),
             term=term,
             state=state,
             window=made.window,
             holders=holders,
             owner=made.owner,
         )
+
+    def _address(self, node: str) -> str:
+        """Empty where this node has not been told of it yet."""
+        try:
+            return self._peers.address(node)
+        except Unavailable:
+            return ""

@@ -258,7 +258,10 @@ class ManyFetches:
         if isinstance(effect, ccq.RefuseFetch):
             return ManyUpdate(ask.place, ask.ccq_id, error=effect.failure.to_error())
         if isinstance(effect, ccq.RedirectFetch):
-            address = self._peers.address(effect.coordinator)
+            try:
+                address = self._peers.address(effect.coordinator)
+            except Unavailable as unknown:
+                return ManyUpdate(ask.place, ask.ccq_id, error=unknown)
             return ManyUpdate(ask.place, ask.ccq_id, coordinator=address)
         record = self._driver.machine.state.tracker.get(ask.ccq_id)
         if record is None:

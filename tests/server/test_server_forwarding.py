@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from galileo.ccq import events as ccq
+from galileo.ccq.model import Ccq, Record
 from galileo.config import LimitsSection
+from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import Unavailable
+from galileo.rpc.peers import GrpcPeers
 from galileo.server.continuous import MOVING_RETRY_S, ContinuousQueries
+from galileo.server.many import _Answer, _Ask
 from galileo.wire.pb import continuous_pb2
 
 REQUEST = continuous_pb2.FetchRequest(ccq_id="ccq-1", wait_s=60.0, forwarded=True)
@@ -59,13 +65,13 @@ def part(**tail: Any) -> continuous_pb2.FetchPart:
     )
 
 
-def forwarding(peers: Peers, members: Members) -> ContinuousQueries:
+def forwarding(peers: Any, members: Any) -> ContinuousQueries:
     unused: Any = None
     return ContinuousQueries(
         SimpleNamespace(name="node-1"),  # type: ignore[arg-type]
-        members,  # type: ignore[arg-type]
+        members,
         work=unused,
-        peers=peers,  # type: ignore[arg-type]
+        peers=peers,
         clock=unused,
         limits=LimitsSection(),
         warm=lambda: None,
@@ -106,3 +112,31 @@ async def test_who_asked_is_told_to_come_back_soon(details: dict[str, Any]) -> N
 async def test_what_was_handed_on_once_is_not_handed_on_again() -> None:
     with pytest.raises(Unavailable, match="changing its coordinator"):
         await forwarding(Peers(), Members())._forward("node-2", REQUEST, forwarded=True)
+
+
+async def test_a_coordinator_that_this_nodes_files_do_not_name_breaks_nothing() -> None:
+    """One that was added, and started before this node was told of it."""
+    nodes = (NodeInfo("node-1", "127.0.0.1:1"),)
+    topology = Topology("test", (Group("g", nodes),), even_ranges(1))
+    peers = GrpcPeers(topology, is_dead=lambda name: False)
+    made = Ccq("ccq-1", "nam", "true", 1.0, 9.0)
+    records = [Record(made, 1, "node-9"), Record(replace(made, id="ccq-2"), 1, "node-1")]
+    driver = SimpleNamespace(
+        machine=SimpleNamespace(records=records), until_dead=lambda name: asyncio.Event().wait()
+    )
+    queries = forwarding(peers, driver)
+    try:
+        with pytest.raises(Unavailable, match="node-9"):
+            async with asyncio.timeout(60):
+                await queries._forward("node-9", REQUEST, forwarded=False)
+        assert [(one.coordinator, one.coordinator_address) for one in queries.list()] == [
+            ("node-9", ""),
+            ("node-1", "127.0.0.1:1"),
+        ]
+        redirected = ccq.RedirectFetch(1, "node-9")
+        [update] = queries._many._updates(
+            [_Answer(_Ask(0, "ccq-1"), redirected)], names_queries=False, sheets=None
+        )
+        assert isinstance(update.error, Unavailable)
+    finally:
+        await peers.close()
