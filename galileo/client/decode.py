@@ -41,6 +41,8 @@ from galileo.wire.status import error_of_rpc
 
 TIMEOUT_S = 40.0
 ANSWER_TIMEOUT_S = 300.0
+PART_WITHIN_S = 120.0
+"""For the next part of an answer that has begun; a slow line needs long for a large one."""
 _SCHEMAS_KEPT = 256
 _DECODE_IN_THREAD_BYTES = 512 << 10
 
@@ -73,7 +75,7 @@ async def update_parts(
     """The parts of the next update.
 
     Raises:
-        DeadlineExceeded: the first one does not come in time.
+        DeadlineExceeded: the first one, or one that follows, does not come in time.
     """
     try:
         async with asyncio.timeout(begins_within_s):
@@ -82,8 +84,13 @@ async def update_parts(
         raise DeadlineExceeded(
             f"the node did not begin its answer within {begins_within_s} s; try again"
         ) from error
-    while not parts[-1].HasField("tail"):
-        parts.append(await _next_part(call))
+    try:
+        while not parts[-1].HasField("tail"):
+            async with asyncio.timeout(PART_WITHIN_S):
+                parts.append(await _next_part(call))
+    except TimeoutError as error:
+        told = f"the node's answer stopped in the middle for {PART_WITHIN_S:g} s; try again"
+        raise DeadlineExceeded(told) from error
     return parts
 
 

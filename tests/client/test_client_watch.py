@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from galileo.client import AsyncClient, Spool, watching
+from galileo.client import AsyncClient, Spool, decode, watching
 from galileo.cursor import Cursor
 from galileo.errors import SpoolConflict, TryAgain
 from galileo.testing.simulator.logs import SCHEMA, to_labels
@@ -56,6 +56,19 @@ class Steady(Quiet):
         async for one in request:
             self.tokens.append(one.token)
             yield update(int(one.token.rpartition("-")[2] or 0) + 1)
+
+
+class Halting(Steady):
+    """Falls silent in the middle of its first answer."""
+
+    async def Watch(self, request, context):
+        if not self.tokens:
+            async for one in request:
+                self.tokens.append(one.token)
+                yield continuous_pb2.FetchPart(head=update(1).head)
+                await asyncio.Event().wait()
+        async for part in super().Watch(request, context):
+            yield part
 
 
 class Flighty(Quiet):
@@ -124,6 +137,20 @@ async def test_a_watch_asks_again_where_its_node_says_nothing_though_the_line_ho
                 break
     assert got == [[1], [2], [3]]
     assert node.tokens == ["", "token-1", "token-2"]
+
+
+async def test_a_watch_asks_again_where_an_answer_stops_in_the_middle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decode, "PART_WITHIN_S", 0.5)
+    node = Halting()
+    async with (
+        serving(node) as client,
+        asyncio.timeout(60),
+        aclosing(client.watch("ccq-1")) as updates,
+    ):
+        assert (await anext(updates)).labels.sequences.tolist() == [1]
+    assert node.tokens[:2] == ["", ""]
 
 
 async def test_a_watch_tells_how_far_it_is_after_news_of_a_part() -> None:
