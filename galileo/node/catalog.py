@@ -207,13 +207,19 @@ class Catalog:
 
         Raises:
             DataDamaged, PartitionStopped, ConfigError: as `PartitionJournal.open`; what has been
-                opened of it stays open.
+                opened of it stays open, and what was replayed of the rest is forgotten.
         """
         with self._coming_and_going:
             for dataset in sorted(datasets):
-                if partition not in self.shard(dataset).journals:
+                shard = self.shard(dataset)
+                if partition in shard.journals:
+                    continue
+                try:
                     journal = self._store.open_partition(dataset, partition, self._replay)
-                    self._shards[dataset].attach(partition, journal, moves=moves)
+                except BaseException:  # or the next attempt would replay it a second time
+                    shard.detach(partition)
+                    raise
+                shard.attach(partition, journal, moves=moves)
 
     def let_go(self, partition: int) -> None:
         """Forgets a partition that is not this node's, in a thread; its files stay.

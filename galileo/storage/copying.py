@@ -9,8 +9,10 @@ from pathlib import Path
 from galileo.errors import DataDamaged
 from galileo.storage.disk import Disk, make_directory, read_at, write_all
 from galileo.storage.frame import checksum
+from galileo.storage.merged import merged_paths
 from galileo.storage.partition_files import check_file
-from galileo.storage.retention import mark_path
+from galileo.storage.retention import load_mark, mark_path
+from galileo.storage.segment import segment_name, segment_paths
 
 READ_BYTES = 4 << 20
 
@@ -101,14 +103,24 @@ class PartitionCopy:
         self._disk.sync_directory(self._directory)
 
     def put_mark(self, data: bytes) -> None:
-        """Writes the record of what retention dropped; nothing where there is none."""
+        """Writes the record of what retention dropped; nothing where there is none.
+
+        Where it has dropped all that there was, the empty file that stands behind a mark is
+        made, too: files without commits are not listed.
+        """
         path = mark_path(self._directory)
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path)
         if data:
             self.write(path.name, data, offset=0)
             self.finish(path.name, size=len(data))
+            self._make_file_behind(load_mark(self._directory).until)
         self._disk.sync_directory(self._directory)
+
+    def _make_file_behind(self, until: int) -> None:
+        files = [*merged_paths(self._directory), *segment_paths(self._directory)]
+        if until and not any(int(path.stem) > until for path in files):
+            os.close(self._disk.create(self._directory / segment_name(until + 1)))
 
     def delete(self, name: str) -> None:
         self._disk.unlink(self._directory / name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from galileo.node import giving, moves
 from galileo.node.movers import File, HandOver, Listing
 from galileo.storage.disk import RealDisk
 from galileo.storage.frame import Buffer
-from galileo.storage.writer import JournalOptions
+from galileo.storage.writer import JournalOptions, SegmentWriter
 
 T = TypeVar("T")
 FROM, TO = "a", "c"
@@ -254,6 +255,57 @@ async def test_what_is_given_up_while_it_is_opened_is_closed_again(
         await asyncio.to_thread(node.catalog.let_go, -1)  # What is being opened is, by then.
     assert partition not in node.catalog.shard("nam").journals
     assert ("nam", partition) not in node.store.journals()
+
+
+async def test_a_partition_moves_of_which_retention_left_nothing(
+    loaded: tuple[Any, list[pa.Table]], make_observations: Callable[..., pa.Table]
+) -> None:
+    cluster, sent = loaded
+    partition, shard = partition_of(cluster), cluster[FROM].catalog.shard("nam")
+    last = shard.own[partition].last_sequence
+    shard.own[partition].seal()
+    assert shard.drop(partition, last).until == last
+    await take(cluster, partition)
+    await tell_all(cluster)
+    assert owners_of(cluster, partition) == [TO]
+    assert (await cluster.ingest(sent[0], batch=0)).duplicate_rows == 200
+    reached = (await cluster.ingest(make_observations(200, 2), batch=2)).reached
+    assert reached[partition] == last + 1, "sequences go on"
+    await cluster.restart(TO)
+    journal = cluster[TO].catalog.shard("nam").own[partition]
+    assert (journal.dropped, journal.last_sequence) == (last, last + 1)
+
+
+async def test_what_could_not_be_opened_at_first_is_there_once(
+    loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node that gave it has said so, and the disk refuses when all but the last is done."""
+    monkeypatch.setattr("galileo.node.taking.ASK_PAUSE_S", 0.0)
+    cluster, sent = loaded
+    partition, before = partition_of(cluster), identities(await cluster.ask())
+
+    class Broken(Line):
+        """Ends with the hand-over, of which only the owner knows."""
+
+        async def hand_over(self, node: str, asked: HandOver) -> Move:
+            self.cut_at = len(self.calls), True
+            return await super().hand_over(node, asked)
+
+    with pytest.raises(Unavailable):
+        await take(cluster, partition, Broken(cluster))
+    assert owners_of(cluster, partition) == []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SegmentWriter, "resume", refuse)
+        await tell_all(cluster)
+        assert owners_of(cluster, partition) == []
+    await tell_all(cluster)
+    assert owners_of(cluster, partition) == [TO]
+    assert identities(await cluster.ask()) == before
+    await check_whole(cluster, sent)
 
 
 async def test_a_copy_that_lacks_a_commit_is_not_taken_for_a_whole_one(
