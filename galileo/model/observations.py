@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.model.schema import COORDINATES, Feature, Schema, nearest_name
-from galileo.model.times import TIME_MAX_US, TIME_MIN_US, TIME_TYPE, time_column
+from galileo.model.times import TIME_MAX_US, TIME_MIN_US, TIME_TYPE, iso, time_column
 
 Observations: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | pd.DataFrame
 
@@ -32,7 +32,7 @@ def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> 
     """
     table = _as_table(data)
     _check_names(schema, table.column_names)
-    columns = [_latitude(table), _longitude(table), _time(table)]
+    columns = [_latitude(table), _longitude(table), _time(table, schema)]
     columns += [_feature(table, feature) for feature in schema.features]
     return pa.table(columns, schema=schema.observation_schema)
 
@@ -127,10 +127,12 @@ def _in_range(values: pa.ChunkedArray, name: str, low: float, high: float) -> pa
     return values
 
 
-def _time(table: pa.Table) -> pa.ChunkedArray:
+def _time(table: pa.Table, schema: Schema) -> pa.ChunkedArray:
     given = table.column("time")
     _refuse_long(given, "time")
-    if given.type == TIME_TYPE and _all_within(given.cast(pa.int64()), TIME_MIN_US, TIME_MAX_US):
+    # The first bucket that begins in year 1; an earlier one has a start that no calendar has.
+    low = -(-TIME_MIN_US // schema.time_bucket_us) * schema.time_bucket_us
+    if given.type == TIME_TYPE and _all_within(given.cast(pa.int64()), low, TIME_MAX_US):
         return given
     try:
         values = time_column(given)
@@ -141,6 +143,11 @@ def _time(table: pa.Table) -> pa.ChunkedArray:
     numbers = pc.cast(chunked, pa.int64())
     outside = pc.or_(pc.less(numbers, TIME_MIN_US), pc.greater(numbers, TIME_MAX_US))
     _refuse(outside, "expected times of the years 1 to 9999 in column 'time', got another")
+    _refuse(
+        pc.less(numbers, low),
+        f"expected times from {iso(low)} on in column 'time', where the first time bucket begins, "
+        "got an earlier one",
+    )
     return chunked
 
 

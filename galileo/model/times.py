@@ -151,10 +151,11 @@ def times_from_micros(values: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def iso(value_us: int) -> str:
-    """ISO 8601 text in UTC; fractions only where there are any."""
-    moment = dt.datetime.fromtimestamp(value_us // MICROS, tz=dt.UTC)
-    fraction = value_us % MICROS
-    text = moment.replace(tzinfo=None).isoformat(timespec="seconds")
+    """ISO 8601 text in UTC; fractions only where there are any.
+
+    Years have four digits, more where they need them: the last window ends in the year 10000.
+    """
+    text, fraction = str(np.datetime64(value_us // MICROS, "s")), value_us % MICROS
     return f"{text}.{fraction:06d}Z" if fraction else f"{text}Z"
 
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from galileo.errors import InputError
 from galileo.labels import LabelSet
-from galileo.model.times import iso
+from galileo.model.times import TIME_MAX_US, iso
 from galileo.rdf import convert, terms
 
 BLOCKS_MAX = 10_000
@@ -83,13 +83,10 @@ def _runs(starts: list[int], width_us: int) -> Iterator[tuple[int, int]]:
 
 def _span(start_us: int, end_us: int) -> Any:
     time = {"property": "datetime"}
-    return _joined(
-        "and",
-        [
-            {"op": ">=", "args": [time, {"timestamp": iso(start_us)}]},
-            {"op": "<", "args": [time, {"timestamp": iso(end_us)}]},
-        ],
-    )
+    ends = [{"op": ">=", "args": [time, {"timestamp": iso(start_us)}]}]
+    if end_us <= TIME_MAX_US:  # No text says when the last bucket of all ends, and nothing follows.
+        ends.append({"op": "<", "args": [time, {"timestamp": iso(end_us)}]})
+    return _joined("and", ends)
 
 
 def _joined(op: str, parts: list[Any]) -> Any:

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from galileo.errors import InvalidObservations
 from galileo.model import observations
 from galileo.model.observations import nan_to_null, normalise
+from galileo.model.paths import buckets_of
 from galileo.model.schema import Feature, Schema
+from galileo.model.times import column_micros
 
 SCHEMA = Schema(
     "nam",
@@ -258,6 +260,22 @@ def test_a_time_that_no_calendar_text_can_say_is_refused(second: int) -> None:
         "expected times of the years 1 to 9999 in column 'time', got another in row 1; "
         "nothing of this table was stored"
     )
+
+
+def test_a_time_whose_bucket_begins_before_the_calendar_is_refused() -> None:
+    """Year 1 begins on a Monday, and weeks since 1970 begin on Thursdays."""
+    weekly = Schema("nam", [Feature("count", type="int")], time_bucket="7d")
+    monday = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
+    places: dict[str, Any] = {"latitude": [0.0, 0.0], "longitude": [0.0, 0.0], "count": [1, 2]}
+    with pytest.raises(InvalidObservations) as caught:
+        normalise(weekly, pa.table({**places, "time": [T0, monday]}))
+    assert caught.value.message == (
+        "expected times from 0001-01-04T00:00:00Z on in column 'time', where the first time bucket "
+        "begins, got an earlier one in row 1; nothing of this table was stored"
+    )
+    kept = normalise(weekly, pa.table({**places, "time": [T0, monday + dt.timedelta(days=3)]}))
+    assert buckets_of(weekly, kept).min() == column_micros(kept.column("time")).min()
+    assert normalise(SCHEMA, table(time=[T0, monday])).num_rows == 2
 
 
 def test_a_time_that_overflows_is_refused() -> None:

@@ -108,6 +108,11 @@ def test_years_have_four_digits() -> None:
     assert times.iso(LAST_US) == "9999-12-31T23:59:59.999999Z"
 
 
+def test_the_ends_of_windows_at_the_edges_of_the_calendar_have_texts() -> None:
+    assert times.iso(LAST_US + 1) == "10000-01-01T00:00:00Z"
+    assert times.iso(FIRST_US - times.MICROS // 2) == "0000-12-31T23:59:59.500000Z"
+
+
 # --- columns ---------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from rdflib import Graph
 from galileo import rdf
 from galileo.errors import InputError
 from galileo.labels import LabelSet
+from galileo.model.times import TIME_MAX_US
 from galileo.query import parse
 from galileo.rdf import convert, selection
 from galileo.rdf.terms import BLOCK, VERTEX
@@ -114,6 +115,15 @@ def test_a_sub_query_asks_for_these_blocks_and_no_others(weather, start, stop):
     matches = query.match_paths({"cell": weather.cells, "bucket": weather.buckets})
     found = set(weather.where(matches).blocks().to_pylist())
     assert found == set(some.blocks().to_pylist())
+
+
+def test_a_sub_query_reaches_the_end_of_the_calendar(mixed):
+    last_us = TIME_MAX_US + 1 - 3_600_000_000
+    labels = mixed([{"bucket": last_us}, {"bucket": 0}])
+    for row in (0, 1):
+        query = parse(selection.sub_query(labels.slice(row, row + 1)), labels.schema)
+        found = query.match_paths({"cell": labels.cells, "bucket": labels.buckets})
+        assert found.tolist() == [row == 0, row == 1]
 
 
 def test_a_sub_query_keeps_what_was_asked_before(weather):
