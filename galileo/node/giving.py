@@ -9,7 +9,7 @@ from pathlib import Path
 
 from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Move
-from galileo.errors import InputError, PartitionMoved, Unavailable
+from galileo.errors import InputError, PartitionMoved, PartitionStopped, Unavailable
 from galileo.node.catalog import Catalog
 from galileo.node.movers import NEW_LIST, File, HandOver, Listing
 from galileo.node.moves import Moves, contents_of
@@ -119,8 +119,8 @@ class Giving:
 
         Raises:
             Unavailable: its fence is not up any more, or the copy is not of all of it.
-            PartitionStopped: the disk refuses; the partition takes no commits until this is
-                repeated, or the node restarted, for it is not known what the disk has.
+            PartitionStopped: the disk refuses. Where it is not known what the disk has, the
+                partition takes no commits until this is repeated, or the node restarted.
         """
         # Whoever asks may hang up; what has begun is carried to its end.
         return await asyncio.shield(asyncio.create_task(self._handed_over(asked)))
@@ -147,7 +147,12 @@ class Giving:
             if fence.expiry is not None:
                 fence.expiry.cancel()
                 fence.expiry = None
-            await self._moves.give(move)
+            try:
+                await self._moves.give(move)
+            except PartitionStopped:
+                if not await self._moves.may_be_given(move):
+                    self._expire(move.partition)
+                raise
             del self._fences[move.partition]
             return move
 

@@ -131,9 +131,17 @@ class Moves:
         """Gives a partition away, durably; its fence is up, and the lock held by the caller.
 
         Raises:
-            PartitionStopped: the disk refuses; what it has is not known before the next start.
+            PartitionStopped: the disk refuses; see `may_be_given`.
         """
         await self._keep([move])
+
+    async def may_be_given(self, move: Move) -> bool:
+        """Whether the next start may find what could not be made durable.
+
+        A record comes under its name at once or never: what is not there now, as when the disk
+        was full, will not be.
+        """
+        return move in await asyncio.to_thread(stored_moves, self._store)
 
     async def _keep(self, moves: list[Move]) -> None:
         """Makes moves known here; a partition that leaves this node takes no commits before."""

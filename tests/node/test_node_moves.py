@@ -415,6 +415,16 @@ async def _sent(cluster: Any, table: pa.Table, batch: int) -> int:
             await asyncio.sleep(0.01)
 
 
+class UnsyncedDisk(RealDisk):
+    """The real disk without waiting for it."""
+
+    def fdatasync(self, descriptor: int) -> None:
+        pass
+
+    def sync_directory(self, directory: Path) -> None:
+        pass
+
+
 class FailingDisk(RealDisk):
     """Refuses one operation, and all that follow.
 
@@ -451,6 +461,50 @@ class FailingDisk(RealDisk):
     def unlink(self, path: Path) -> None:
         self._count()
         super().unlink(path)
+
+
+class FullDisk(UnsyncedDisk):
+    """Takes no record of moves: not at all, or without saying that it is durable."""
+
+    def __init__(self, *, is_late: bool) -> None:
+        self.is_full = False
+        self._is_late = is_late
+
+    def create(self, path: Path) -> int:
+        if self.is_full and not self._is_late and path.parent.name == moves.TOPOLOGY_KIND:
+            raise OSError(errno.ENOSPC, "no room")
+        return super().create(path)
+
+    def sync_directory(self, directory: Path) -> None:
+        if self.is_full and self._is_late and directory.name == moves.TOPOLOGY_KIND:
+            raise OSError(errno.EIO, "the disk has failed")
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_partition_takes_commits_again_if_the_disk_has_certainly_not_taken_its_hand_over(
+    loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    monkeypatch.setattr("galileo.node.taking.ASK_PAUSE_S", 0.0)
+    cluster, sent = loaded
+    partition, disk = partition_of(cluster), FullDisk(is_late=is_late)
+    cluster.journals = JournalOptions(durability="none", disk=disk)
+    await cluster.restart(FROM)
+    disk.is_full = True
+    with pytest.raises(Unavailable, match="did not hand partition"):
+        await take(cluster, partition)
+    assert owners_of(cluster, partition) == [FROM]
+    if is_late:  # The next start may find that the partition was given away.
+        with pytest.raises(PartitionMoved):
+            await cluster.ingest(sent[0], batch=2)
+    else:
+        await cluster.ingest(sent[0], batch=2)
+        sent.append(sent[0])
+    disk.is_full = False
+    await take(cluster, partition)
+    assert owners_of(cluster, partition) == [TO]
+    await tell_all(cluster)
+    await cluster.ingest(sent[0], batch=2)
+    await check_whole(cluster, sent if not is_late else [*sent, sent[0]])
 
 
 @pytest.mark.parametrize("victim", [TO, FROM])
