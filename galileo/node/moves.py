@@ -10,7 +10,8 @@ What a node knows spreads with heartbeats. Of each partition the move with the h
 counts, and nobody but its owner makes one, so whoever has heard the same moves agrees.
 
 Files of a partition that this node gave away are deleted when the new owner has said itself that it
-has it, and calls that began before have had time to end.
+has it, and calls that began before have had time to end; so is an unfinished copy of a partition
+that has gone elsewhere meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable
 
 from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Move
-from galileo.errors import DataDamaged, GalileoError
+from galileo.errors import DataDamaged, GalileoError, PartitionStopped
 from galileo.node.catalog import Catalog
 from galileo.node.movers import Contents
 from galileo.storage.partition_files import INCOMING_KIND
@@ -156,7 +157,9 @@ class Moves:
         data = json.dumps(raw).encode()
         await asyncio.to_thread(self._store.save_record, TOPOLOGY_KIND, MOVED, data)
         self._live.adopt(moves)
-        self._leaving |= dict.fromkeys(leaving, self._monotonic())
+        copied = await asyncio.to_thread(self._store.load_records, INCOMING_KIND)
+        others = [m.partition for m in moves if m.node != self._name and str(m.partition) in copied]
+        self._leaving |= dict.fromkeys([*leaving, *others], self._monotonic())
         for move in moves:
             if move.node == self._name:
                 self._leaving.pop(move.partition, None)
@@ -225,10 +228,12 @@ class Moves:
     def _left_behind(self) -> set[int]:
         """Partitions on disk that are not this node's and are not coming."""
         coming = set()
-        for name in self._store.load_records(INCOMING_KIND):
-            if self.is_own(int(name)):  # It was adopted, and this came too late.
-                self._store.delete_record(INCOMING_KIND, name)
-            coming.add(int(name))
+        for name, data in self._store.load_records(INCOMING_KIND).items():
+            last = self._live.move_of(int(name))
+            if last is not None and last.number >= json.loads(data)["number"]:
+                self._store.delete_record(INCOMING_KIND, name)  # It came, or is elsewhere.
+            else:
+                coming.add(int(name))
         on_disk = {partition for _, partition in self._store.partitions_on_disk()}
         return {p for p in on_disk - coming if not self.is_own(p)}
 
@@ -245,16 +250,26 @@ class Moves:
     async def discard(self, partition: int) -> None:
         """Deletes what is left here of a partition that another node has said to have."""
         async with self.lock:
-            if self.is_own(partition) or partition not in self._leaving:
-                return
-            await asyncio.to_thread(self._catalog.let_go, partition)
-            try:
-                await asyncio.to_thread(self._store.delete_partition, partition)
-            except OSError as error:
-                log.error("what is left of partition %d cannot be deleted: %s", partition, error)
-                return
-            del self._leaving[partition]
-            log.info("what was left of partition %d is deleted", partition)
+            if not self.is_own(partition) and partition in self._leaving:
+                await self._delete(partition)
+
+    async def abandon(self, partition: int) -> None:
+        """Deletes an unfinished copy, which the next attempt begins anew."""
+        async with self.lock:
+            if not self.is_own(partition):
+                await self._delete(partition)
+
+    async def _delete(self, partition: int) -> None:
+        """The files first: as long as there are any, it is known why."""
+        await asyncio.to_thread(self._catalog.let_go, partition)
+        try:
+            await asyncio.to_thread(self._store.delete_partition, partition)
+            await asyncio.to_thread(self._store.delete_record, INCOMING_KIND, str(partition))
+        except (OSError, PartitionStopped) as error:
+            log.error("what is left of partition %d cannot be deleted: %s", partition, error)
+            return
+        self._leaving.pop(partition, None)
+        log.info("what was left of partition %d is deleted", partition)
 
     def is_leaving(self, partition: int) -> bool:
         return partition in self._leaving

@@ -7,14 +7,16 @@ graph is built before anybody asks; what the copy has to contain is written down
 asked to hand over, which is the one moment that counts (see `node.moves`).
 
 Whatever fails before leaves the owner what it was, with files here that the next attempt goes on
-from. Where the answer to the hand-over is lost, the owner is asked again; where it is silent, its
-next heartbeat tells.
+from; but a copy that fills the disk is deleted, for what the node has needs the room. Where the
+answer to the hand-over is lost, the owner is asked again; where it is silent, its next heartbeat
+tells.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from galileo.dht import placement
@@ -45,6 +47,7 @@ RENEW_S = 1.0
 ASKED_AGAIN = 5
 """Times that an owner is asked what became of a hand-over whose answer was lost."""
 ASK_PAUSE_S = 0.5
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Taking:
@@ -101,6 +104,8 @@ class Taking:
                     async for step in steps:
                         yield step
         except OSError as error:
+            if error.errno in FULL:
+                await self._moves.abandon(partition)
             raise PartitionStopped(
                 f"the disk of node {self._name!r} refuses a copy of partition {partition}: {error}",
                 after_s=5.0,

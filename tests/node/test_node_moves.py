@@ -463,6 +463,65 @@ class FailingDisk(RealDisk):
         super().unlink(path)
 
 
+class SmallDisk(UnsyncedDisk):
+    """Has room for so many bytes of commits, however little at a time."""
+
+    def __init__(self) -> None:
+        self.left = 10**9
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+        if self.left == 0:
+            raise OSError(errno.ENOSPC, "no room")
+        data = b"".join(map(bytes, buffers))[: self.left]
+        written = super().write(descriptor, [data], offset)
+        self.left -= written
+        return written
+
+
+async def test_a_copy_that_fills_the_disk_does_not_stay(
+    loaded: tuple[Any, list[pa.Table]], make_observations: Callable[..., pa.Table]
+) -> None:
+    cluster, sent = loaded
+    partition, disk = partition_of(cluster), SmallDisk()
+    cluster.journals = JournalOptions(durability="none", disk=disk)
+    await cluster.restart(TO)
+    disk.left = 3_000
+    with pytest.raises(PartitionStopped, match="refuses a copy"):
+        await take(cluster, partition)
+    store = cluster[TO].store
+    assert not store.partition_directory("nam", partition).exists()
+    assert not store.load_records("incoming")
+    disk.left = 10**9
+    await take(cluster, partition)
+    await tell_all(cluster)
+    await check_whole(cluster, sent)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_an_unfinished_copy_goes_when_the_partition_is_elsewhere(
+    loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    cluster, _ = loaded
+    partition, line = partition_of(cluster), Line(cluster)
+    line.cut_at = 5, True
+    with pytest.raises(Unavailable):
+        await take(cluster, partition, line)
+    place, elsewhere = (
+        cluster[TO].store.partition_directory("nam", partition),
+        Move(partition, 2, FROM),  # It went to a third node, and came back.
+    )
+    assert any(place.iterdir())
+    if restarted:
+        cluster[TO].moves.hear("b", [elsewhere])
+        await cluster[TO].moves.settled()
+        await cluster.restart(TO)
+    monkeypatch.setattr(moves, "GRACE_S", 0.0)
+    cluster[TO].moves.hear(FROM, [elsewhere])
+    await cluster[TO].moves.settled()
+    assert not place.exists()
+    assert not cluster[TO].store.load_records("incoming")
+
+
 class FullDisk(UnsyncedDisk):
     """Takes no record of moves: not at all, or without saying that it is durable."""
 
