@@ -160,11 +160,20 @@ class Shard:
             return {p: synopsis for p, synopsis in self._synopses.items() if self.is_own(p)}
 
     def write(self, partition: int, commits: Sequence[Commit]) -> list[Committed | GalileoError]:
-        """The one write path; blocks on the disk, so it runs in a thread."""
-        results = self.journals[partition].append(commits)
-        for commit, result in zip(commits, results, strict=True):
-            if isinstance(result, Committed) and not result.duplicate:
-                self._index(partition, result.sequence, commit.paths)
+        """The one write path; blocks on the disk, so it runs in a thread.
+
+        Where what is durable cannot be indexed, as for want of memory, the partition stops: a later
+        commit would be published with that one missing. The next start indexes it.
+        """
+        journal = self.journals[partition]
+        results = journal.append(commits)
+        try:
+            for commit, result in zip(commits, results, strict=True):
+                if isinstance(result, Committed) and not result.duplicate:
+                    self._index(partition, result.sequence, commit.paths)
+        except BaseException as error:
+            journal.stop(f"a commit that was stored could not be indexed: {error!r}")
+            raise
         return results
 
     def drop(self, partition: int, until: int) -> Dropped:
@@ -223,8 +232,7 @@ class Shard:
         Its entries then say "changed with the last one", and a receiver that knows less gets
         them all. The caller holds the lock.
         """
-        waiting = self._unsummarised.pop(partition, [])
-        self._unsummarised_paths.pop(partition, None)
+        waiting = self._unsummarised.get(partition, [])
         synopsis = self._synopses.get(partition)
         if synopsis is None:
             since = waiting[0].first_sequence - 1 if waiting else self.journals[partition].dropped
@@ -232,6 +240,9 @@ class Shard:
         if waiting:
             paths = pa.concat_batches([commits.paths for commits in waiting])
             synopsis.add(paths, waiting[-1].last_sequence)
+        # Only now: had that failed, a later commit would vouch for those that it lacks.
+        self._unsummarised.pop(partition, None)
+        self._unsummarised_paths.pop(partition, None)
 
     def _synopsis(self, partition: int, since: int) -> Synopsis:
         epoch = self._epoch + _REMADE * self._remade.get(partition, 0)

@@ -22,12 +22,7 @@ from galileo.storage.commits import Commit as Commit
 from galileo.storage.commits import Committed as Committed
 from galileo.storage.commits import FrameGroup, first_result, is_new
 from galileo.storage.disk import make_directory
-from galileo.storage.frame import (
-    BATCH_MAX,
-    FrameHeader,
-    encode_body,
-    producer_name,
-)
+from galileo.storage.frame import BATCH_MAX, FrameHeader, encode_body, producer_name
 from galileo.storage.merged import (
     BlockCache,
     MergedSegment,
@@ -35,13 +30,7 @@ from galileo.storage.merged import (
     merged_paths,
     unfinished_paths,
 )
-from galileo.storage.merging import (
-    Merge,
-    MergeOptions,
-    Pace,
-    due,
-    write_merged,
-)
+from galileo.storage.merging import Merge, MergeOptions, Pace, due, write_merged
 from galileo.storage.producers import ProducerIndex
 from galileo.storage.recovery import Replayed, SegmentScan, scan, together
 from galileo.storage.retention import Dropped, Mark, Piece
@@ -279,6 +268,11 @@ class PartitionJournal:
             self._forget(files, mark, dropped)
             retention.delete_files([file.path for file in files], disk=self._disk)
             return dropped
+
+    def stop(self, reason: str) -> None:
+        """Takes no writes before it is opened again; known batches are still answered."""
+        with self._writing:
+            self._writer.stop(reason)
 
     def close(self) -> None:
         """Ends writing and drops the memory maps; tables that were read stay valid."""

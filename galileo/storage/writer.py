@@ -203,7 +203,7 @@ class SegmentWriter:
         try:
             self._undo()
         except OSError as second:
-            return self._stop(f"writing failed ({error}), and so did undoing it ({second})")
+            return self.stop(f"writing failed ({error}), and so did undoing it ({second})")
         self._retry_at = self._options.monotonic() + self._options.retry_after_s
         self.stopped = f"writing failed: {error}. Make room on the disk; it is tried again"
         return self._refusal(self.stopped)
@@ -212,9 +212,10 @@ class SegmentWriter:
         """Stops for good; tries to keep what was refused from turning up after a restart."""
         with contextlib.suppress(OSError):
             self._undo()
-        return self._stop(f"making commits durable failed: {error}")
+        return self.stop(f"making commits durable failed: {error}")
 
-    def _stop(self, reason: str) -> PartitionStopped:
+    def stop(self, reason: str) -> PartitionStopped:
+        """Stops for good; what refuses writes from now on."""
         self._retry_at = None
         self.stopped = f"{reason}. Check the disk, then restart the node"
         return self._refusal(self.stopped)

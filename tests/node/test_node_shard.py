@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pytest
 
-from galileo.cursor import ORIGIN
-from galileo.errors import GalileoError
+from galileo.cursor import ORIGIN, Cursor
+from galileo.errors import GalileoError, PartitionStopped
+from galileo.graph.feature import FeatureGraph
+from galileo.graph.synopsis import Synopsis
 from galileo.model import paths
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
 from galileo.node.shard import Shard
 from galileo.query import parse
-from galileo.storage.journal import Commit, Committed
+from galileo.storage.journal import Commit, Committed, PartitionJournal
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
@@ -72,6 +76,73 @@ async def test_a_scan_sees_all_up_to_what_is_published(
             await writing
         assert looks > 1
         assert seen() == set(range(1, 61))
+
+
+@pytest.fixture
+def stored(tmp_path: Path, schema: Schema) -> Iterator[Shard]:
+    """A shard with an empty partition."""
+    with Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
+        store.create_dataset(schema)
+        store.recover(lambda *_: None)
+        shard = Shard(schema, epoch=store.epoch)
+        shard.attach(PARTITION, store.journal(schema.name, PARTITION))
+        yield shard
+
+
+def _no_memory(*_: Any, **__: Any) -> None:
+    raise MemoryError
+
+
+def test_nothing_is_published_past_a_commit_that_could_not_be_indexed(
+    stored: Shard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is told of a later one would take what it has seen for everything."""
+    commits = [
+        Commit("p", batch, *paths.index(stored.schema, make_observations(3, seed=batch)))
+        for batch in range(4)
+    ]
+    stored.write(PARTITION, commits[:1])
+    with monkeypatch.context() as patched:
+        patched.setattr(stored.graph, "insert", _no_memory)
+        with pytest.raises(MemoryError):
+            stored.write(PARTITION, commits[1:3])
+    (again, refused) = stored.write(PARTITION, [commits[2], commits[3]])
+    assert isinstance(again, Committed), "it is on the disk"
+    assert isinstance(refused, PartitionStopped)
+    assert "could not be indexed: MemoryError" in refused.message
+    assert stored.published() == Cursor({PARTITION: 1})
+    assert set(stored.graph.scan(parse("", stored.schema)).column("sequence").to_pylist()) == {1}
+    anew = Shard(stored.schema, epoch=2)
+    journal = PartitionJournal.open(
+        stored.journals[PARTITION].files()[0][0].parent,
+        schema=stored.schema,
+        partition=PARTITION,
+        options=JournalOptions(durability="none"),
+        replay=lambda replayed: anew.replay(PARTITION, replayed),
+        wall=lambda: 0.0,
+    )
+    anew.attach(PARTITION, journal)
+    assert anew.published() == Cursor({PARTITION: 3})
+    journal.close()
+
+
+def test_a_synopsis_vouches_for_no_commit_that_it_could_not_take_in(
+    stored: Shard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = [
+        Commit("p", batch, *paths.index(stored.schema, make_observations(40, seed=batch)))
+        for batch in range(2)
+    ]
+    stored.write(PARTITION, commits[:1])
+    with monkeypatch.context() as patched:
+        patched.setattr(Synopsis, "add", _no_memory)
+        with pytest.raises(MemoryError):
+            stored.synopses()
+    stored.write(PARTITION, commits[1:])
+    graph = FeatureGraph(stored.schema)
+    graph.apply(stored.synopses()[PARTITION].changes_since(None))
+    estimate = graph.estimate(parse("", stored.schema))
+    assert estimate.low == sum(commit.paths.num_rows for commit in commits)
 
 
 def test_who_goes_through_the_journals_is_not_disturbed_by_a_new_one(
