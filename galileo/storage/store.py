@@ -222,10 +222,13 @@ class Store:
     def delete_partition(self, partition: int) -> None:
         """Closes a partition of all datasets and deletes its files; a crash leaves all or none.
 
+        One at a time. It may take long, and everything else of the store goes on meanwhile.
+
         Raises:
             OSError: the disk refuses; the next start goes on.
         """
         self.close_partition(partition)
+        self._delete_removed()  # Else what an earlier attempt has left would be in the way.
         with self._changing:
             disk = self._options.disk
             for dataset in self._schemas:
@@ -233,7 +236,7 @@ class Store:
                 if place.exists():
                     disk.rename(place, place.with_name(f"{partition}{_REMOVED}"))
                     disk.sync_directory(place.parent)
-            self._delete_removed()
+        self._delete_removed()
 
     def _delete_removed(self) -> None:
         for place in (self._directory / "journals").glob(f"*/*{_REMOVED}"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -282,6 +283,48 @@ def test_records_are_saved_while_a_partition_is_opened(
         store.open_partition("nam", 3, replay)
         assert store.load_record("kind", "name") == b"value"
         assert set(store.journals()) == {("nam", 3)}
+
+
+def test_records_are_saved_while_files_of_a_partition_are_deleted(
+    tmp_path: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large files take the file system seconds, and what waits may be the node's event loop."""
+    saved, rmtree = threading.Event(), shutil.rmtree
+
+    def save() -> None:
+        store.save_record("kind", "name", b"value")
+        saved.set()
+
+    def delete(path: Path) -> None:
+        threading.Thread(target=save).start()
+        assert saved.wait(60.0)
+        rmtree(path)
+
+    with opened(tmp_path) as store:
+        store.create_dataset(schema)
+        store.journal("nam", 3)
+        monkeypatch.setattr(shutil, "rmtree", delete)
+        store.delete_partition(3)
+        assert not store.partitions_on_disk()
+
+
+def test_a_partition_that_came_again_is_deleted_though_the_last_time_it_was_not(
+    tmp_path: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(5, "the disk has failed")
+
+    with opened(tmp_path) as store:
+        store.create_dataset(schema)
+        store.journal("nam", 3)
+        (store.partition_directory("nam", 3) / "left").touch()
+        with monkeypatch.context() as patched:
+            patched.setattr(shutil, "rmtree", refuse)
+            with pytest.raises(OSError, match="has failed"):
+                store.delete_partition(3)
+        store.partition_copy("nam", 3)
+        store.delete_partition(3)
+        assert [*(tmp_path / "journals" / "nam").iterdir()] == []
 
 
 @pytest.mark.skipif(memory_disk_missing() is not None, reason=str(memory_disk_missing()))
