@@ -7,6 +7,7 @@ heartbeats bring it to those that were away.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
@@ -49,6 +50,7 @@ class Catalog:
         self._shards: dict[str, Shard] = {}
         self._writers: dict[tuple[str, int], GroupCommit] = {}
         self._opening = threading.Lock()
+        self._making = threading.Lock()
         self._coming_and_going = threading.Lock()
         self._retentions = {
             dataset: NumberedRetention.from_json(data.decode())
@@ -154,22 +156,47 @@ class Catalog:
     def writer(self, dataset: str, partition: int) -> GroupCommit:
         """The group commit of one of this node's partitions; made on first use, in any thread.
 
+        Where it is not `has_writer` it may wait for the disk.
+
         Raises:
             PartitionMoved: it takes no commits, since it is being moved or was.
         """
         key = (dataset, partition)
+        if key not in self._writers:
+            self._make_journal(dataset, partition)
         with self._opening:
-            if partition in self._fenced:
-                raise fenced(partition)
+            self._check_open(partition)
             if key not in self._writers:
-                shard = self.shard(dataset)
-                if partition not in shard.journals:
-                    journal = self._store.journal(dataset, partition)
-                    shard.attach(partition, journal, moves=self._moves_of(partition))
                 self._writers[key] = GroupCommit(
-                    shard, partition, executor=self._executor, waiting_max=self._waiting_max
+                    self.shard(dataset),
+                    partition,
+                    executor=self._executor,
+                    waiting_max=self._waiting_max,
                 )
             return self._writers[key]
+
+    def has_writer(self, dataset: str, partition: int) -> bool:
+        """Whether `writer` answers at once."""
+        return (dataset, partition) in self._writers
+
+    def _make_journal(self, dataset: str, partition: int) -> None:
+        """Apart from `_opening`, which the event loop takes."""
+        with self._making:
+            with self._opening:
+                self._check_open(partition)
+            shard = self.shard(dataset)
+            if partition not in shard.journals:
+                journal = self._store.journal(dataset, partition)
+                shard.attach(partition, journal, moves=self._moves_of(partition))
+
+    def _made(self) -> None:
+        """Returns when the journal that is just being made is there."""
+        with self._making:
+            pass
+
+    def _check_open(self, partition: int) -> None:
+        if partition in self._fenced:
+            raise fenced(partition)
 
     # --- partitions that come and go ---------------------------------------------------------
 
@@ -183,6 +210,7 @@ class Catalog:
             writers = self._writers_of(partition)
             for writer in writers:
                 writer.end()
+        await asyncio.to_thread(self._made)
         for writer in writers:
             await writer.drained()
 

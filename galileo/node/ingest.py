@@ -93,7 +93,10 @@ class Ingest:
                 "have one topology"
             )
         self._catalog.shard(task.dataset).check_own([task.partition])
-        writer = self._catalog.writer(task.dataset, task.partition)
+        place = task.dataset, task.partition
+        if not self._catalog.has_writer(*place):  # The disk makes it, which may take long.
+            await asyncio.to_thread(self._catalog.writer, *place)
+        writer = self._catalog.writer(*place)
         return _answer(await writer.commit(task.producer, task.batch, task.observations))
 
     def _owner(self, task: CommitTask) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -254,3 +255,31 @@ async def test_rows_of_anothers_partition_are_refused(
     task = CommitTask("nam", theirs, "p", 0, make_observations(5))
     with pytest.raises(PartitionMoved, match=rf"partitions of this node, got \[{theirs}\]"):
         await cluster["a"].ingest.commit(task)
+
+
+async def test_the_node_goes_on_while_the_disk_makes_a_partition(
+    cluster: Any, make_observations: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a commit that comes from another node, whose partition has none yet."""
+    node = cluster["a"]
+    making, gate, journal = threading.Event(), threading.Event(), node.store.journal
+
+    def made_late(dataset: str, partition: int) -> Any:
+        making.set()
+        assert gate.wait(60.0), "nobody came to open the gate"
+        return journal(dataset, partition)
+
+    monkeypatch.setattr(node.store, "journal", made_late)
+    partition = min(node.partitions)
+    task = CommitTask("nam", partition, "radar", 0, make_observations(5))
+    committing = asyncio.create_task(node.ingest.commit(task))
+    assert await asyncio.to_thread(making.wait, 60.0)
+    fencing = asyncio.create_task(node.catalog.fence(partition))
+    await asyncio.sleep(0.05)
+    assert not fencing.done(), "what is being made is not to come behind the fence"
+    gate.set()
+    await fencing
+    with pytest.raises(PartitionMoved):
+        await committing
+    node.catalog.unfence(partition)
+    assert (await node.ingest.commit(task)).sequence == 1
