@@ -26,8 +26,13 @@ class Partition:
     number: int
 
     def files(self) -> list[Path]:
-        """In sequence order; the last one may be written to. Dropped ones may be among them."""
-        return [*merged_paths(self.directory), *segment_paths(self.directory)]
+        """In sequence order; the last one may be written to. Dropped ones may be among them.
+
+        A node that runs may be merging them: segments that are gone by the second look were there
+        at the first, so their commits are not missed, and whoever opens them looks again.
+        """
+        segments = segment_paths(self.directory)
+        return [*merged_paths(self.directory), *segments]
 
     def mark(self) -> Path:
         """The record that says how far the log is dropped; it need not be there."""

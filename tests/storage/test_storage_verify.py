@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from galileo.errors import InputError, Unavailable
 from galileo.model.schema import Schema
+from galileo.storage import partition_files
 from galileo.storage.blocks import read_index
 from galileo.storage.disk import RealDisk
 from galileo.storage.frame import ALIGNMENT, HEADER_BYTES_MAX, decode_header
@@ -273,6 +274,31 @@ def test_segments_that_a_merge_left_over_are_not_counted_twice(
     report = verify(node)
     assert report.ok
     assert report.commits == 18
+
+
+def test_segments_that_are_merged_while_they_are_listed_are_not_missed(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = JournalOptions(durability="none", segment_bytes_max=3_000)
+    with Store.open(node, options, wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        looks = []
+
+        def looking(look: Callable[[Path], list[Path]]) -> Callable[[Path], list[Path]]:
+            def looked(directory: Path) -> list[Path]:
+                found = look(directory)
+                looks.append(store.journal("nam", 3).merge(EVERYTHING, lambda _: True))
+                return found
+
+            return looked
+
+        for name in ("segment_paths", "merged_paths"):
+            look = getattr(partition_files, name)
+            monkeypatch.setattr(partition_files, name, looking(look))
+        report = verify(node)
+    assert (report.damages, report.commits) == ((), 18)
+    assert looks[0]
+    assert len(looks) > 2, "the segments were gone when they were to be read"
 
 
 def test_it_works_beside_a_process_that_merges(node: Path, make_commit: Make) -> None:
