@@ -258,3 +258,14 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     await made["a"].create_dataset(SCHEMA)
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def loaded(
+    cluster: Cluster, make_observations: Callable[..., pa.Table]
+) -> tuple[Cluster, list[pa.Table]]:
+    """The cluster with two batches in it."""
+    sent = [make_observations(200, seed) for seed in range(2)]
+    for number, table in enumerate(sent):
+        await cluster.ingest(table, batch=number)
+    return cluster, sent
