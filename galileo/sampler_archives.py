@@ -137,7 +137,7 @@ def _read(data: bytes) -> Iterator[tuple[str, bytes]]:
             _check_infos(infos)
             _check_places(infos, data, stop=file.start_dir)
             for info in infos:
-                yield info.filename, file.read(info)
+                yield info.filename, _content_of(info, file)
     except (
         zipfile.BadZipFile,
         zlib.error,
@@ -149,6 +149,12 @@ def _read(data: bytes) -> Iterator[tuple[str, bytes]]:
         OSError,
     ) as error:
         raise InvalidArchive(f"expected a zip archive, got bytes that fail: {error}") from error
+
+
+def _content_of(info: zipfile.ZipInfo, file: zipfile.ZipFile) -> bytes:
+    """No more is unpacked than the directory says, whatever the compressed bytes would become."""
+    with file.open(info) as member:
+        return member.read(info.file_size + 1)
 
 
 def _is_empty_directory(info: zipfile.ZipInfo) -> bool:

@@ -7,8 +7,10 @@ import io
 import json
 import stat
 import struct
+import tracemalloc
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,24 @@ def test_a_bomb_that_lies_about_its_size_is_refused() -> None:
             data[at : at + 4] = struct.pack("<I", 1000)
     with pytest.raises(InvalidArchive, match="bytes that fail"):
         SamplerArchive.from_bytes(bytes(data))
+
+
+def test_what_is_packed_beyond_the_size_that_is_told_is_never_unpacked() -> None:
+    bomb = sent(MEMBERS | {"zeros.txt": bytes(2**26)})
+    assert len(bomb) < 2**17
+    lying = bytearray(bomb)
+    real, told = (struct.pack("<I", size) for size in (2**26, 4_096))
+    crcs = (struct.pack("<I", zlib.crc32(bytes(size))) for size in (2**26, 4_096))
+    for old, new in ((real, told), tuple(crcs)):
+        assert lying.count(old) == 2, "beside the member and in the directory"
+        lying = lying.replace(old, new)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidArchive, match="its SHA-256 is another"):
+            SamplerArchive.from_bytes(bytes(lying))
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
 
 
 def test_many_that_are_allowed_alone_are_refused_together() -> None:
