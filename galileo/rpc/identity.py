@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Protocol
 
 from galileo.errors import Forbidden, Unauthenticated
@@ -58,7 +59,7 @@ class Identity:
                 "revoked; ask an administrator of the cluster for another"
             )
         if self._is_mutual and found.is_node:
-            return Principal(found.name, found.roles - {Role.NODE}, found.datasets)
+            return replace(found, roles=found.roles - {Role.NODE})
         return found
 
 

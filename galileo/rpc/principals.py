@@ -340,9 +340,10 @@ def _texts(value: Any, what: str) -> Sequence[str]:
     return value
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Tells one state of the file from another; who may read it is part of that."""
     try:
         found = path.stat()
     except OSError:
-        return (0, 0)
-    return (found.st_mtime_ns, found.st_ino)
+        return (0, 0, 0)
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_ino)

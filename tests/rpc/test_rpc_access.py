@@ -29,9 +29,9 @@ from galileo.rpc.access import (
     datasets_of,
 )
 from galileo.rpc.authorisation import Authorisation
-from galileo.rpc.identity import Identity
+from galileo.rpc.identity import CLIENT_URI, Identity
 from galileo.rpc.principals import Principals
-from galileo.wire.channel import open_channel, server_options
+from galileo.wire.channel import TOKEN_KEY, TOKEN_SCHEME, open_channel, server_options
 from galileo.wire.keys import Keys, server_credentials
 from galileo.wire.pb import (
     cluster_pb2,
@@ -140,6 +140,28 @@ async def test_every_method_for_every_role_with_tls(tokens: Tokens, certified: C
         assert found == wanted("-", denied=grpc.StatusCode.UNAUTHENTICATED)
         found = await outcomes(address, keys_in(node))
         assert found == wanted("n", denied=grpc.StatusCode.PERMISSION_DENIED)
+
+
+def test_who_is_no_node_by_a_token_keeps_what_else_is_said_with_it(tmp_path: Path) -> None:
+    tokens = Tokens.made(tmp_path / "principals.toml")
+    bounds = (("vertices_max", 7),)
+    token = tokens.add("ann", Role.NODE, Role.READER, quotas=bounds, expires_at=2e9)
+    context: Any = Shown(token)
+    found = Identity(Principals(tokens.path), is_mutual=True)(context)
+    assert found == Principal("ann", frozenset({Role.READER}), ("*",), bounds, 2e9)
+
+
+class Shown:
+    """The context of a call by a client with a token and a certificate."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return [(TOKEN_KEY, TOKEN_SCHEME + self._token)]
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"peer_uri": [CLIENT_URI + b"ann"]}
 
 
 async def test_with_tls_alone_only_the_calls_of_nodes_are_theirs(certified: Certified) -> None:

@@ -127,6 +127,19 @@ def test_so_is_one_that_others_can_read(path: Path) -> None:
         Principals(path.with_name("away"))
 
 
+def test_one_that_others_can_no_longer_read_is_taken(path: Path) -> None:
+    token = add(path, ANN)
+    now = [0.0]
+    found = Principals(path, monotonic=lambda: now[0])
+    remove(path, "ann")
+    path.chmod(0o644)
+    now[0] += LOOK_S
+    assert found.of_token(token) == ANN, "what was right before counts on"
+    path.chmod(0o600)
+    now[0] += LOOK_S
+    assert found.of_token(token) is None, "it was revoked"
+
+
 def test_own_quotas_come_before_those_of_roles_of_which_the_most_generous_count(
     path: Path,
 ) -> None:
