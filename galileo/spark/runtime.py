@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ _RECORD = "evaluator.json"
 _LOCK = "evaluator.lock"
 _LOG = "evaluator.log"
 _SAME_START_S = 1.0
+_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,28 @@ class RuntimeDir:
     def work_dir(self) -> Path:
         return self.path / "spark"
 
+    def _check_owned(self) -> None:
+        """Whoever else can write in it could pose as the evaluator.
+
+        It may have been there: the usual place is one where all users of a machine make files.
+
+        Raises:
+            ConfigError: it, or a link to it, is another's, or others can write in it.
+        """
+        found, link = self.path.stat(), self.path.lstat()
+        if found.st_mode & _WRITABLE or not {found.st_uid, link.st_uid} <= _trusted():
+            raise ConfigError(
+                f"expected the evaluator's runtime directory {self.path} to be this user's, and "
+                f"no other to write in it; got mode {stat.S_IMODE(found.st_mode):04o} of user "
+                f"{found.st_uid}; name another in evaluator.directory"
+            )
+
     def read(self) -> Record | None:
+        """The record; None where there is none, or somebody else has put one there."""
         try:
-            return Record(**json.loads((self.path / _RECORD).read_text()))
+            with (self.path / _RECORD).open() as file:
+                is_ours = os.fstat(file.fileno()).st_uid in _trusted()
+                return Record(**json.load(file)) if is_ours else None
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
@@ -134,3 +155,9 @@ class RuntimeDir:
             raise ConfigError(
                 f"expected to make the evaluator's runtime directory {self.path}: {error.strerror}"
             ) from error
+        self._check_owned()
+
+
+def _trusted() -> set[int]:
+    """Users whose files are believed: root, and who runs this process."""
+    return {0, os.geteuid()}

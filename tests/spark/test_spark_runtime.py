@@ -80,3 +80,37 @@ def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="runtime directory"):
         RuntimeDir(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o1777])
+def test_a_directory_in_which_others_can_write_is_none(tmp_path, mode):
+    place = tmp_path / "run"
+    place.mkdir()
+    place.chmod(mode)
+    with pytest.raises(
+        ConfigError, match=r"no other to write in it; got mode .*evaluator\.directory"
+    ):
+        RuntimeDir(place)
+    place.chmod(0o755)
+    RuntimeDir(place)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_nor_is_one_of_somebody_else_or_behind_their_link(tmp_path):
+    place, link = tmp_path / "run", tmp_path / "link"
+    place.mkdir(mode=0o700)
+    link.symlink_to(place)
+    RuntimeDir(link)
+    os.lchown(link, 4321, 4321)
+    with pytest.raises(ConfigError, match="to be this user's"):
+        RuntimeDir(link)
+    runtime = RuntimeDir(place)
+    runtime.publish(Record.of_this_process("127.0.0.1:5"))
+    assert runtime.read() is not None
+    os.chown(place / "evaluator.json", 4321, 4321)
+    assert runtime.read() is None, "somebody else says that they are the evaluator"
+    os.chown(place, 4321, 4321)
+    with pytest.raises(ConfigError, match="to be this user's"):
+        runtime.try_lock()
+    with pytest.raises(ConfigError, match=r"to be this user's, and no other .* of user 4321"):
+        RuntimeDir(place)
