@@ -411,12 +411,9 @@ def _check_metrics(config: Config) -> None:
         )
 
 
-def _check_log_format(config: Config) -> None:
-    _check_one_of("logs.format", config.logs.format, LOG_FORMATS)
-
-
-def _check_log_level(config: Config) -> None:
-    _check_one_of("logs.level", config.logs.level, LOG_LEVELS)
+def _check_access(config: Config) -> None:
+    if config.access.principals and len(config.topology.nodes) > 1:
+        config.keys.check_of_node()
 
 
 def _check_one_of(key: str, value: str, allowed: Sequence[str]) -> None:
@@ -441,8 +438,10 @@ _CHECKS = (
     _check_membership,
     _check_listen,
     _check_metrics,
-    _check_log_format,
-    _check_log_level,
+    lambda config: config.keys.check_named(),
+    _check_access,
+    lambda config: _check_one_of("logs.format", config.logs.format, LOG_FORMATS),
+    lambda config: _check_one_of("logs.level", config.logs.level, LOG_LEVELS),
     lambda config: config.tracing.check(),
 )
 

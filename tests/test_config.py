@@ -29,6 +29,8 @@ BASE: dict[str, dict[str, Any]] = {
         ]
     },
 }
+PROVING = {**BASE, "tls": {"certificate": "/c", "key": "/k", "authority": "/a"}}
+"""Some keys want others beside them."""
 TEXTS = {
     "node.name": "node-2",
     "node.listen": "127.0.0.1:7999",
@@ -64,9 +66,11 @@ def value_of(loaded: config.Config, key: str) -> Any:
     return getattr(getattr(loaded, section), name)
 
 
-def with_key(key: str, value: Any) -> dict[str, Any]:
+def with_key(
+    key: str, value: Any, *, base: dict[str, dict[str, Any]] = BASE
+) -> dict[str, dict[str, Any]]:
     section, name = key.split(".")
-    return {**BASE, section: {**BASE.get(section, {}), name: value}}
+    return {**base, section: {**base.get(section, {}), name: value}}
 
 
 def toml(value: Any) -> str:
@@ -93,7 +97,7 @@ def write(tmp_path: Path) -> Write:
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_can_be_set_in_the_file(key: str, write: Write) -> None:
     wanted = other_value(key)
-    loaded = config.load(write(with_key(key, wanted)), environment={})
+    loaded = config.load(write(with_key(key, wanted, base=PROVING)), environment={})
     assert value_of(loaded, key) == wanted
     assert type(value_of(loaded, key)) is type(wanted)
 
@@ -103,7 +107,8 @@ def test_every_key_can_be_set_in_the_environment(key: str, write: Write) -> None
     wanted = other_value(key)
     name = "GALILEO_" + key.upper().replace(".", "__")
     text = wanted if isinstance(wanted, str) else json.dumps(wanted)
-    loaded = config.load(write(BASE), environment={name: text, "HOME": "/", "GALILEO_NODES": "h:1"})
+    variables = {name: text, "HOME": "/", "GALILEO_NODES": "h:1"}
+    loaded = config.load(write(PROVING), environment=variables)
     assert value_of(loaded, key) == wanted
 
 
@@ -111,7 +116,7 @@ def test_every_key_can_be_set_in_the_environment(key: str, write: Write) -> None
 def test_every_key_can_be_set_by_a_flag(key: str, write: Write) -> None:
     wanted = other_value(key)
     text = wanted if isinstance(wanted, str) else json.dumps(wanted)
-    loaded = config.load(write(BASE), environment={}, overrides=[f"{key}={text}"])
+    loaded = config.load(write(PROVING), environment={}, overrides=[f"{key}={text}"])
     assert value_of(loaded, key) == wanted
 
 
@@ -400,6 +405,17 @@ def test_every_problem_is_told_where_the_first_would_be_raised() -> None:
     ):
         assert sum(said in one for one in found) == 1, (said, found)
     assert len(found) == 9
+
+
+def test_what_a_node_would_miss_to_prove_itself_is_told_by_the_file_alone() -> None:
+    alone = config.problems({**BASE, "tls": {"certificate": "/a", "key": "/b"}})
+    assert alone == [
+        "expected tls.certificate, tls.key and tls.authority together, got no tls.authority"
+    ]
+    several = {**BASE, "access": {"principals": "/p"}}
+    assert "expected access.token_file" in "".join(config.problems(several))
+    named = {**BASE, "access": {"principals": "/p", "token_file": "/t"}}
+    assert config.problems(named) == []
 
 
 def test_without_a_cluster_the_other_problems_are_told_all_the_same() -> None:

@@ -95,11 +95,6 @@ def _identity(config: Config, *, on_look: Callable[[ConfigError | None], None]) 
         return Identity(None, is_mutual=True) if is_mutual else everybody
     known = Principals(Path(access.principals))
     known.on_look = on_look
-    if not (is_mutual or access.token_file) and len(config.topology.nodes) > 1:
-        raise ConfigError(
-            "expected access.token_file, with which this node proves to the others that it is one, "
-            "or certificates in [tls]; got neither"
-        )
     return Identity(known, is_mutual=is_mutual)
 
 

@@ -66,6 +66,23 @@ class Keys:
     def is_tls(self) -> bool:
         return bool(self.certificate or self.key or self.authority)
 
+    def check_named(self) -> None:
+        """Raises ConfigError where some of the files for TLS are named and others are not."""
+        for name in ("certificate", "key", "authority"):
+            if self.is_tls and not getattr(self, name):
+                raise ConfigError(
+                    "expected tls.certificate, tls.key and tls.authority together, got no "
+                    f"tls.{name}"
+                )
+
+    def check_of_node(self) -> None:
+        """Raises ConfigError where a node could not prove to others that it is one."""
+        if not (self.is_tls or self.token_file):
+            raise ConfigError(
+                "expected access.token_file, with which this node proves to the others that it is "
+                "one, or certificates in [tls]; got neither"
+            )
+
     def check(self) -> None:
         """Raises ConfigError where a file is missing, wrong, or a secret that others can read."""
         if self.is_tls:
@@ -197,11 +214,7 @@ def _configuration(keys: Keys) -> grpc.ServerCertificateConfiguration:
 
 def _read_pems(keys: Keys) -> tuple[bytes, bytes, bytes]:
     """Authority, key and certificate, which fit each other."""
-    for name in ("certificate", "key", "authority"):
-        if not getattr(keys, name):
-            raise ConfigError(
-                f"expected tls.certificate, tls.key and tls.authority together, got no tls.{name}"
-            )
+    keys.check_named()
     key = _secret(keys.key, "tls.key")
     certificate, authority = (
         _content(getattr(keys, name), f"tls.{name}") for name in ("certificate", "authority")
