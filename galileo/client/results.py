@@ -131,7 +131,7 @@ class SentSampler:
         bytes: of the archive.
         sent_by: who sent it first, as their client said.
         sent_at: seconds since 1970-01-01 UTC.
-        ccq_ids: the continuous queries that use it.
+        ccq_ids: the continuous queries that use it, of those that the caller may know of.
         revoked_at: when it was revoked; None: it was not.
     """
 

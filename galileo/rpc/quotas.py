@@ -46,6 +46,14 @@ class Allowances:
             return UNBOUNDED
         return _with_own(self._default, principal.quotas) if principal.quotas else self._default
 
+    def bounds(self, context: Context) -> Quotas | None:
+        """Of a client that has proved not to be a node; None for all others.
+
+        What nodes forward is looked at where it came in, and not again at each of them.
+        """
+        caller = self._identify(context)
+        return None if caller.is_node else self.of(caller)
+
     def check_query(self, query: Query, context: Context) -> None:
         """Raises QuotaExceeded where a query has more vertices than the caller's may."""
         check_vertices(query, self.caller(context))

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from galileo.node.peers import SentSampler
 from galileo.node.sent_samplers import SentSamplers
+from galileo.rpc.access import Principal
 from galileo.rpc.guard import Context, unary
 from galileo.rpc.identity import Identify, everybody
 from galileo.wire.pb import samplers_pb2, samplers_pb2_grpc
 
-InUse = Callable[[], Mapping[str, Sequence[str]]]
+InUse = Callable[[Principal], Mapping[str, Sequence[str]]]
 
 
 class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
@@ -18,7 +19,7 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
 
     Args:
         samplers: of the node.
-        in_use: tells the CCQs that run with each digest.
+        in_use: tells the CCQs that run with each digest, those that somebody may know of.
         identify: says who calls.
     """
 
@@ -37,7 +38,7 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
             # Who has proved a name does not choose another.
             sent_by = self._identify(context).name or request.sent_by
             sent = await self._samplers.send(request.archive, sent_by=sent_by)
-            return samplers_pb2.SendSamplerReply(sampler=self._described(sent))
+            return samplers_pb2.SendSamplerReply(sampler=self._described(sent, context))
         facts = sampler_from_pb(request.kept)
         if request.archive:
             await self._samplers.keep(facts, request.archive)
@@ -49,7 +50,7 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
     async def List(  # noqa: N802
         self, request: samplers_pb2.ListSamplersRequest, context: Context
     ) -> samplers_pb2.ListSamplersReply:
-        in_use = self._in_use()
+        in_use = self._in_use(self._identify(context))
         known = self._samplers.known()
         return samplers_pb2.ListSamplersReply(
             samplers=[sampler_to_pb(one, in_use.get(one.digest, ())) for one in known]
@@ -61,9 +62,9 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
     ) -> samplers_pb2.RevokeSamplerReply:
         if request.local:
             gone = await self._samplers.revoke_here(request.digest)
-            return samplers_pb2.RevokeSamplerReply(sampler=self._described(gone))
+            return samplers_pb2.RevokeSamplerReply(sampler=self._described(gone, context))
         gone, away = await self._samplers.revoke(request.digest)
-        return samplers_pb2.RevokeSamplerReply(sampler=self._described(gone), away=away)
+        return samplers_pb2.RevokeSamplerReply(sampler=self._described(gone, context), away=away)
 
     @unary
     async def Get(  # noqa: N802
@@ -77,8 +78,9 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
         facts = self._samplers.facts(request.digest)
         return samplers_pb2.GetSamplerReply(sampler=sampler_to_pb(facts), archive=archive.data)
 
-    def _described(self, sampler: SentSampler) -> samplers_pb2.SentSamplerValue:
-        return sampler_to_pb(sampler, self._in_use().get(sampler.digest, ()))
+    def _described(self, sampler: SentSampler, context: Context) -> samplers_pb2.SentSamplerValue:
+        in_use = self._in_use(self._identify(context))
+        return sampler_to_pb(sampler, in_use.get(sampler.digest, ()))
 
 
 def sampler_to_pb(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 
 import grpc.aio
@@ -27,7 +27,7 @@ from galileo.rpc.encoding import label_messages, row_messages, row_streams
 from galileo.rpc.guard import Context, streaming, told, unary
 from galileo.rpc.matching import match_task_from_pb
 from galileo.rpc.peers import scan_task_from_pb
-from galileo.rpc.quotas import Allowances
+from galileo.rpc.quotas import Allowances, check_vertices
 from galileo.wire.bulk import SERVICE, Bulk, bulk_handlers
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
 from galileo.wire.matched import replies_of
@@ -100,6 +100,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         query_json = request.query_json
         if request.digest:
             query_json = self._node.matching.text(request.dataset, request.digest)
+        await self._check_vertices([(request.dataset, query_json)], context)
         task = ReadTask(request.dataset, from_ipc(request.parts, columns), query_json)
         read = self._node.reading.read_local if request.local else self._node.reading.read
         async with aclosing(read(task)) as tables:
@@ -137,6 +138,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             raise InputError(
                 f"expected at most {SCAN_ITEMS_MAX} items in a scan, got {len(request.items)}"
             )
+        await self._check_vertices([(i.dataset, i.query_json) for i in request.items], context)
         tasks = [scan_task_from_pb(item) for item in request.items]
         parts: list[storage_pb2.ScanPart] = []
         async with aclosing(self._node.local_scans.scan(tasks)) as answers:
@@ -148,6 +150,18 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
                         parts = []
         if parts:
             yield storage_pb2.ScanReply(parts=parts)
+
+    async def _check_vertices(self, queries: Iterable[tuple[str, str]], context: Context) -> None:
+        """Of queries in methods that nodes call, too; whether they can be answered is not asked."""
+        quotas = self._allowances.bounds(context)
+        if quotas is None:
+            return
+        for dataset, text in dict.fromkeys(queries):
+            try:
+                query = parse(text, await self._node.schema(dataset))
+            except InputError:
+                continue
+            check_vertices(query, quotas)
 
     @unary
     async def Stand(  # noqa: N802

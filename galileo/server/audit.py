@@ -13,7 +13,7 @@ import datetime as dt
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,8 +148,11 @@ class Audit:
                 yield "cancel-ccq", ended.request.ccq_id
             return
         find = _ACTS.get(ended.name)
-        if find is not None and not _is_among_nodes(ended.request):
-            yield from find(ended.request)
+        if find is None or _is_among_nodes(ended.request):
+            return
+        if ended.name in _OF_NODES_MOSTLY and not _is_client(_caller()):
+            return
+        yield from find(ended.request)
 
     def _event(self, ended: Ended, caller: Principal, action: str, what: str) -> dict[str, Any]:
         return {
@@ -173,6 +176,11 @@ class Audit:
 def _caller() -> Principal:
     """Of the call that has just ended; its context may be gone."""
     return CALLER.get() or NOBODY
+
+
+def _is_client(caller: Principal) -> bool:
+    """Whether it has proved to be one."""
+    return bool(caller.roles) and not caller.is_node
 
 
 def _is_among_nodes(request: Any) -> bool:
@@ -218,9 +226,8 @@ def _run(text: str) -> Iterator[_Act]:
         yield "run-sampler", spec.archive
 
 
-def _run_many(request: Any) -> Iterator[_Act]:
-    texts = dict.fromkeys(one.sampler_json for one in request.submissions)
-    for text in texts:
+def _run_many(requests: Iterable[Any]) -> Iterator[_Act]:
+    for text in dict.fromkeys(one.sampler_json for one in requests):
         yield from _run(text)
 
 
@@ -232,6 +239,10 @@ _ACTS: Mapping[str, Callable[[Any], Iterator[_Act]]] = {
     "Samplers/Send": lambda request: iter([("send-sampler", _digest(request.archive))]),
     "Samplers/Revoke": lambda request: iter([("revoke-sampler", request.digest)]),
     "Continuous/Submit": lambda request: _run(request.sampler_json),
-    "Continuous/SubmitMany": _run_many,
+    "Continuous/SubmitMany": lambda request: _run_many(request.submissions),
     "Query/Run": lambda request: _run(request.sampler_json),
+    "Storage/Scan": lambda request: _run_many(request.items),
+    "Moves/Move": lambda request: iter([("move-partition", f"{request.partition} {request.to}")]),
 }
+_OF_NODES_MOSTLY = frozenset({"Storage/Scan"})
+"""What nodes ask of each other with every cycle, and clients may ask, too."""

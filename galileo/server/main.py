@@ -34,6 +34,7 @@ from galileo.node.retaining import RetainingOptions
 from galileo.node.retention import Reader
 from galileo.node.sent_samplers import SendingOptions
 from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.rpc.access import Principal
 from galileo.rpc.bounds import BULK_BYTES_MAX, Bounds, BoundsOptions
 from galileo.rpc.callers import Callers
 from galileo.rpc.cluster import ClusterServicer
@@ -317,12 +318,13 @@ class NodeProcess:
     def _is_dead(self, node: str) -> bool:
         return node in self._members.dead
 
-    def _samplers_in_use(self) -> dict[str, list[str]]:
-        """The CCQs that run with each sent sampler, by its digest."""
+    def _samplers_in_use(self, caller: Principal) -> dict[str, list[str]]:
+        """The CCQs of a caller that run with each sent sampler, by its digest."""
         found: dict[str, list[str]] = {}
         for record in self.machine.records:
             spec = record.ccq.sampler
-            if record.ended is None and spec is not None and spec.archive:
+            is_shown = caller.owns(record.ccq.owner) and caller.may_use(record.ccq.dataset)
+            if is_shown and record.ended is None and spec is not None and spec.archive:
                 found.setdefault(spec.archive, []).append(record.ccq.id)
         return found
 

@@ -20,18 +20,31 @@ from proving import Certified, Tokens, keys_in, tls_section, token_file
 import galileo
 from galileo.cli.main import main
 from galileo.client import Client, Submission
+from galileo.containment import obstacle
 from galileo.errors import Forbidden, QuotaExceeded, Throttled, Unauthenticated
+from galileo.labels import to_ipc
 from galileo.model.retention import Retention
+from galileo.node.peers import PARTS_SCHEMA
 from galileo.rpc.access import Role
 from galileo.server.audit import TOGETHER_S
 from galileo.wire.channel import open_blocking_channel
-from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
+from galileo.wire.pb import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    continuous_pb2,
+    continuous_pb2_grpc,
+    moves_pb2,
+    moves_pb2_grpc,
+    storage_pb2,
+    storage_pb2_grpc,
+)
 from galileo.wire.status import PUSHBACK_KEY
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
 AUDIT = "audit.jsonl"
 DAY = Retention("1d")
 WITHIN_S = 60.0
+NONE = "class No:\n    def sample(self, labels, *, seed):\n        return labels.buckets < 0\n"
 
 
 @dataclass
@@ -73,6 +86,7 @@ def metered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Metered]:
     tokens.add("often", Role.READER, quotas=(("calls_per_s", 20.0),))
     tokens.add("seldom", Role.READER, quotas=(("calls_per_s", 1.0),))
     tokens.add("much", Role.WRITER, quotas=(("bytes_in_per_s", 100_000.0),))
+    tokens.add("sam", Role.SAMPLER_AUTHOR)
     tokens.add("late", Role.READER, expires_at=round(time.time()) - 1)
     roles = "[role.reader]\nexpiration_max_s = 3600\n"
     tokens.path.write_text(roles + tokens.path.read_text())
@@ -80,6 +94,7 @@ def metered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Metered]:
         "tls": tls_section(node),
         "access": {"principals": str(tokens.path)},
         "audit": {"file": AUDIT},
+        "samplers": {"sent": "contained"},
         "membership": {"dead_after_s": 60.0},  # however busy this machine is
     }
     proof = tokens.proof("root", tls=client)
@@ -178,6 +193,23 @@ def test_what_a_query_may_be_is_bounded(metered: Metered) -> None:
         )
         assert isinstance(outcome.error, QuotaExceeded)
         ann.cancel(fine.id)
+
+
+def test_so_is_what_is_asked_where_nodes_ask(metered: Metered) -> None:
+    item = storage_pb2.ScanItem(dataset="rain", query_json=ring(12))
+    for name, is_refused in (("ann", True), ("bob", False)):
+        with metered.channel(name) as channel:
+            stub = storage_pb2_grpc.StorageStub(channel)
+            scan = storage_pb2.ScanRequest(items=[item])
+            parts = to_ipc(PARTS_SCHEMA.empty_table())
+            read = storage_pb2.ReadRequest(dataset="rain", query_json=ring(12), parts=parts)
+            for answers in (stub.Scan(scan), stub.Read(read)):
+                if not is_refused:
+                    list(answers)
+                    continue
+                with pytest.raises(grpc.RpcError) as told:
+                    list(answers)
+                assert "at most 10 vertices, got 12" in told.value.details()
 
 
 def test_who_calls_too_often_waits_and_is_told_when_to_come_back(metered: Metered) -> None:
@@ -319,6 +351,40 @@ def test_the_audit_log_tells_who_did_what(metered: Metered) -> None:
     [refused] = until(lambda: metered.events(action="Cluster/SetRetention", outcome="forbidden"))
     assert (refused["principal"], refused["object"]) == ("bob", "hail")
     assert metered.events(action="start")
+
+
+@pytest.mark.skipif(obstacle() is not None, reason=f"sent code is not run here: {obstacle()}")
+def test_whose_queries_a_sampler_is_used_by_is_told_to_those_alone(
+    metered: Metered, tmp_path: Path
+) -> None:
+    (tmp_path / "none.py").write_text(NONE)
+    archive = galileo.sampler_archive(tmp_path / "none.py")
+    told: dict[str, Any] = {}
+    with metered.connect("sam") as sam:
+        made = sam.submit("rain", sampler=galileo.sampler(archive), interval="1h", expiration="1h")
+        for name in ("sam", "root", "bob"):
+            with metered.connect(name) as caller:
+                [one] = [s for s in caller.sent_samplers() if s.digest == archive.digest]
+                told[name] = one.ccq_ids
+        assert told == {"sam": (made.id,), "root": (made.id,), "bob": ()}
+        sam.cancel(made.id)
+    item = storage_pb2.ScanItem(
+        dataset="rain", query_json="true", sampler_json=galileo.sampler(archive).to_json()
+    )
+    with metered.channel("bob") as channel:
+        list(storage_pb2_grpc.StorageStub(channel).Scan(storage_pb2.ScanRequest(items=[item])))
+    ran = until(lambda: metered.events(action="run-sampler", principal="bob"))
+    assert [one["object"] for one in ran] == [archive.digest]
+    assert not metered.events(action="run-sampler", roles=["node"]), "they do so all the time"
+
+
+def test_moves_are_told(metered: Metered) -> None:
+    with metered.channel("root") as channel:
+        steps = moves_pb2_grpc.MovesStub(channel).Move(moves_pb2.MoveRequest(partition=0, to="x"))
+        with pytest.raises(grpc.RpcError):
+            list(steps)
+    [told] = until(lambda: metered.events(action="move-partition"))
+    assert (told["principal"], told["object"], told["outcome"]) == ("root", "0 x", "invalid_input")
 
 
 def test_refusals_are_told_together(metered: Metered) -> None:
