@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from galileo.client.conditions import NodeReport, Trouble
@@ -60,6 +61,17 @@ def of_host(name: str, host: HostCondition) -> list[Finding]:
         *_containment(name, host.containment),
     ]
     return sorted(found, key=lambda one: one.weight != "problem")
+
+
+def missing(name: str, directory: Path, *, examined: Path) -> Finding:
+    """Of the directory of a node, in place of which one above it is examined."""
+    return Finding(
+        "warning",
+        name,
+        f"the directory {directory} is not there, {examined} was examined",
+        "the node makes it when it starts; if it ran here before, its disk is not mounted",
+        "nothing before the first start; else see where the data is",
+    )
 
 
 # --- of the cluster --------------------------------------------------------------------------

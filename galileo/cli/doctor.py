@@ -70,12 +70,15 @@ def _of_host(path: Path | None, directory: Path | None) -> tuple[list[Finding], 
         host = host_condition(directory, takes_samplers=True, master="")
         return diagnosis.of_host(str(directory), host), host
     loaded = configuration.load(path)
+    name, wanted = loaded.node.name, directory or Path(loaded.node.directory).absolute()
+    there = next(one for one in (wanted, *wanted.parents) if one.is_dir())
     host = host_condition(
-        directory or Path(loaded.node.directory),
+        there,
         takes_samplers=loaded.samplers.sent == "contained",
         master=loaded.evaluator.master,
     )
-    return diagnosis.of_host(loaded.node.name, host), host
+    missing = [] if there == wanted else [diagnosis.missing(name, wanted, examined=there)]
+    return [*diagnosis.of_host(name, host), *missing], host
 
 
 def _nodes(reports: Sequence[NodeReport]) -> str:

@@ -99,12 +99,18 @@ def test_a_host_without_a_limit_of_open_files_lacks_none(
     assert not [what for what in findings(done) if "files" in what]
 
 
-def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_before_its_first_start_a_node_has_no_directory_and_its_host_is_examined(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "node.toml"
-    file.write_text(TEXT.format(name="a", directory=tmp_path / "none"))
-    done = run("doctor", "--config", str(file))
-    assert done.exit_code == 2
-    assert "expected the directory of a node" in done.stderr
+    file.write_text(TEXT.format(name="a", directory=tmp_path / "none" / "yet"))
+    done = run("doctor", "--config", str(file), "--json")
+    told = json.loads(done.stdout)
+    assert told["examined"]["sync_s"] > 0
+    [one] = [one for one in told["findings"] if "is not there" in one["what"]]
+    assert str(tmp_path / "none" / "yet") in one["what"]
+    assert one["weight"] == "warning"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["node.toml"]
 
 
 # --- configuration files ---------------------------------------------------------------------
