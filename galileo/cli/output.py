@@ -164,6 +164,10 @@ def _cell(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, dt.datetime):
         return value.strftime("%Y-%m-%d %H:%M:%SZ")
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_cell(one)}" for name, one in value.items())
     return str(value)
 
 

@@ -44,6 +44,8 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
         }
     ]
     assert token not in listed.stdout
+    shown = run("token", "list", "--principals", path).stdout
+    assert "reader, sampler-author" in " ".join(shown.split())
     out = tmp_path / "bob.token"
     told = run("token", "new", "bob", "--role", "node", "--principals", path, "--out", out)
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
