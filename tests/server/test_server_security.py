@@ -464,11 +464,11 @@ def test_a_node_does_not_start_with_secrets_that_others_can_read(
     ],
 )
 def test_a_secret_in_the_wrong_place_is_not_repeated(
-    config: Path, key: str, complaint: str
+    config: Path, key: str, complaint: str, tmp_path: Path
 ) -> None:
-    section, _, name = key.partition(".")
-    variable = f"GALILEO_{section}__{name}".upper()
-    told = refused(config, **{variable: TOKEN_PREFIX + "planted-by-mistake"})
+    given = {"access.token_file": str(token_file(tmp_path / "token", TOKEN_PREFIX + "good"))}
+    given |= {key: TOKEN_PREFIX + "planted-by-mistake"}
+    told = refused(config, **{f"GALILEO_{k.upper().replace('.', '__')}": given[k] for k in given})
     assert complaint in told
     assert "planted" not in told
 
