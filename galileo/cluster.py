@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -31,6 +33,9 @@ from galileo.wire.keys import NO_KEYS, Keys, without_token
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 LOG_TAIL_BYTES = 2_000
+PORT_MAX = 65_535
+PORT_TIMEOUT_S = 3.0
+"""How long a port may take to become free."""
 ADDRESSES = "addresses.json"
 """The file that remembers them."""
 JOINED = "joined.json"
@@ -185,6 +190,7 @@ class LocalCluster:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._settings = settings or {}
         self._clients: list[Client] = []
+        self._refused = False
         joined = self._joined()
         addresses = self._addresses(nodes + len(joined), port)
         names = [f"node-{number + 1}" for number in range(nodes + len(joined))]
@@ -227,11 +233,36 @@ class LocalCluster:
         self.stop()
 
     def start(self) -> None:
+        """Starts all nodes, and waits until they serve and have heard of each other.
+
+        Raises:
+            InputError: another program has the ports or the directory.
+            Unavailable: a node does not start; with the end of its log.
+        """
+        self._refused = True
+        self._expect_unused()
+        self._refused = False
         for node in self.nodes:
             node.start()
         for node in self.nodes:
             node.wait()
         self._await_company(START_TIMEOUT_S)
+
+    def _expect_unused(self) -> None:
+        """Another cluster at the same addresses would answer, and pass for this one."""
+        idle = [node for node in self.nodes if not node.running]
+        for node in idle:
+            if _is_held(self.directory / node.name / "lock"):
+                raise InputError(
+                    f"expected a directory that no other cluster uses, got {self.directory}; "
+                    "stop the one that runs there, or name another directory"
+                )
+        for node in idle:
+            if not _is_free(node.address):
+                raise InputError(
+                    f"expected a free port to listen on, got {node.address}, where something "
+                    "listens already; is it another cluster? Stop it, or name another port"
+                )
 
     def _await_company(self, timeout_s: float) -> None:
         """A node that started long before the others holds them dead until it hears from them."""
@@ -251,7 +282,8 @@ class LocalCluster:
             node._signal(signal.SIGTERM)
         for node in self.nodes:
             node.stop()
-        self._stop_evaluator()
+        if not self._refused:
+            self._stop_evaluator()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -355,6 +387,10 @@ class LocalCluster:
         """Free ports, the same ones again where the directory remembers them."""
         kept = self.directory / ADDRESSES
         if port is not None:
+            if not 1 <= port <= PORT_MAX - count + 1:
+                raise InputError(
+                    f"expected ports from 1 to {PORT_MAX}, got {port} for the first of {count} nodes"
+                )
             return [f"127.0.0.1:{port + number}" for number in range(count)]
         if kept.exists():
             known: list[str] = json.loads(kept.read_text())
@@ -386,6 +422,40 @@ def _free_addresses(count: int) -> list[str]:
     for one in sockets:
         one.close()
     return found
+
+
+def _is_free(address: str) -> bool:
+    """Whether nobody listens there; waits a little for what is just being given up."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + PORT_TIMEOUT_S
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, int(port)))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    return True  # The node's own log says what is wrong.
+                if time.monotonic() > deadline:
+                    return False
+            else:
+                return True
+        time.sleep(0.05)
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a process has locked the file; see `galileo.storage.store`."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _toml_table(name: str, values: dict[str, Any]) -> str:

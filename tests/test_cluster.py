@@ -97,10 +97,36 @@ def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing_behind(tmp_path
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         cluster = galileo.LocalCluster(1, 1, tmp_path, port=port)
-        with pytest.raises(Unavailable, match="did not start; the end of its log") as failed:
+        with pytest.raises(InputError, match=f"free port to listen on, got 127.0.0.1:{port}, "):
             cluster.__enter__()
-    assert f"expected a free port to listen on, got 127.0.0.1:{port}" in failed.value.message
     assert not cluster.nodes[0].running
+    assert not cluster.nodes[0].log.exists(), "it was not even tried"
+
+
+def test_another_cluster_at_its_ports_or_in_its_directory_is_not_taken_for_it(
+    tmp_path: Path,
+) -> None:
+    with galileo.LocalCluster(1, 1, tmp_path / "one") as running:
+        runtime = RuntimeDir(running.evaluator_directory)
+        lock = runtime.try_lock()
+        assert lock is not None
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as evaluator:
+            runtime.note_holder(lock, evaluator.pid)
+            port = int(running.addresses[0].rpartition(":")[2])
+            with pytest.raises(InputError, match="is it another cluster"):
+                galileo.LocalCluster(1, 1, port=port).__enter__()
+            with pytest.raises(InputError, match="a directory that no other cluster uses"):
+                galileo.LocalCluster(1, 1, tmp_path / "one").__enter__()
+            assert evaluator.poll() is None, "the evaluator is that of the running cluster"
+            evaluator.kill()
+        os.close(lock)
+        assert running.client().status().complete
+
+
+@pytest.mark.parametrize("port", [0, 65_535, 70_000])
+def test_ports_are_ports(tmp_path: Path, port: int) -> None:
+    with pytest.raises(InputError, match=f"expected ports from 1 to 65535, got {port} for"):
+        galileo.LocalCluster(2, 1, tmp_path, port=port)
 
 
 def test_settings_reach_the_nodes(tmp_path: Path) -> None:
