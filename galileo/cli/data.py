@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from galileo.cli.table_streams import FORMATS, STDOUT, format_of, writing
 from galileo.client import Client, Labels, QueryEnd, Receipt
 from galileo.errors import UnknownDataset
 from galileo.formats import Mapping, Source, open_source, suggest_schema
+from galileo.model.observations import normalise
 from galileo.model.schema import Feature, Schema
 from galileo.samplers import SamplerSpec
 
@@ -101,12 +103,17 @@ def ingest(
         return
     with session.client() as client:
         first = open_source(files[0], mapping=mapping, format=file_format)
-        schema = _schema(
+        schema, is_new = _schema(
             client, dataset, first if make else None, precision=precision, bucket=bucket
         )
         for path in files:
             source = open_source(path, mapping=mapping, schema=schema, format=file_format)
-            _ingest_file(session.output, client, source, dataset=dataset)
+            batches = source.batches()
+            if is_new:
+                batches = _create_once_readable(client, schema, batches)
+                is_new = False
+                _tell_created(session.output, schema)
+            _ingest_file(session.output, client, source, dataset=dataset, batches=batches)
 
 
 def _output_options(what: str) -> Callable[[F], F]:
@@ -135,7 +142,7 @@ def _output_options(what: str) -> Callable[[F], F]:
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
-@click.option("--limit", default=LABELS_SHOWN, show_default=True, help="Labels to show.")
+@click.option("--limit", type=click.IntRange(0), default=LABELS_SHOWN, show_default=True, help="Labels to show.")
 @sampler_options
 @_output_options("labels")
 @json_option
@@ -187,7 +194,7 @@ def query(
 @click.argument("query", default="")
 @_output_options("observations")
 @click.option("--whole-blocks", is_flag=True, help="All observations of the matching paths.")
-@click.option("--limit", default=LABELS_SHOWN, show_default=True, help="Rows to show.")
+@click.option("--limit", type=click.IntRange(0), default=LABELS_SHOWN, show_default=True, help="Rows to show.")
 @json_option
 @click.pass_obj
 @failing_well
@@ -302,23 +309,56 @@ def _feature(text: str) -> Feature:
 
 def _schema(
     client: Client, dataset: str, suggested: Source | None, *, precision: int, bucket: str
-) -> Schema:
+) -> tuple[Schema, bool]:
+    """The dataset's schema, and whether the dataset has yet to be created."""
     try:
-        return client.schema(dataset)
+        return client.schema(dataset), False
     except UnknownDataset:
         if suggested is None:
             raise
     schema = suggest_schema(suggested, dataset, geohash_precision=precision, time_bucket=bucket)
+    return schema, True
+
+
+def _create_once_readable(
+    client: Client, schema: Schema, batches: Iterator[pa.Table]
+) -> Iterator[pa.Table]:
+    """Creates the dataset when the first batch has been read and fits; all batches.
+
+    A schema is for ever. A file or mapping that turns out to be wrong must not leave one behind.
+    """
+    first = list(itertools.islice(batches, 1))
+    for table in first:
+        normalise(schema, table)
     client.create_dataset(schema)
-    return schema
+    return itertools.chain(first, batches)
 
 
-def _ingest_file(output: Output, client: Client, source: Source, *, dataset: str) -> None:
+def _tell_created(output: Output, schema: Schema) -> None:
+    """What became of the columns, above all their types, which nobody named."""
+    if not output.as_json:
+        told = [
+            f"{feature.name} ({', '.join(filter(None, [feature.unit, feature.type]))}"
+            f"{'' if feature.indexed else ', not indexed'})"
+            for feature in schema.features
+        ]
+        listed = f"{', '.join(told[:-1])} and {told[-1]}" if len(told) > 1 else told[0]
+        output.value(None, words=f"dataset {schema.name} is there, with {listed}")
+
+
+def _ingest_file(
+    output: Output,
+    client: Client,
+    source: Source,
+    *,
+    dataset: str,
+    batches: Iterator[pa.Table],
+) -> None:
     with output.progress(unit="rows") as bar:
         task = bar.add_task(source.path.name, total=source.rows)
         receipt: Receipt = client.ingest(
             dataset,
-            _batches(source),
+            batches,
             producer=source.digest(),
             progress=lambda rows: bar.advance(task, rows),
         )
@@ -335,10 +375,6 @@ def _ingest_file(output: Output, client: Client, source: Source, *, dataset: str
         },
         words=f"{source.path.name}: {receipt.rows:,} observations stored{again}{skipped}",
     )
-
-
-def _batches(source: Source) -> Iterator[pa.Table]:
-    yield from source.batches()
 
 
 def _list_variables(

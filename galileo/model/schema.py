@@ -124,7 +124,7 @@ class Schema:
         time_bucket: Duration = "1h",
     ) -> None:
         object.__setattr__(self, "name", dataset_name(name))
-        object.__setattr__(self, "features", tuple(features))
+        object.__setattr__(self, "features", _features(features))
         object.__setattr__(self, "geohash_precision", geohash_precision)
         object.__setattr__(self, "time_bucket_us", _bucket_us(time_bucket))
         self._check()
@@ -246,9 +246,19 @@ def unknown_dataset(name: str, names: Sequence[str]) -> UnknownDataset:
     known = ", ".join(names[:DATASETS_NAMED_MAX]) or "none yet"
     return UnknownDataset(
         f"expected a dataset that exists ({known}), got {name!r}{hint} "
-        "Create it first with create_dataset",
+        "Create it first with create_dataset, galileo create or galileo ingest --create",
         nearest=close,
     )
+
+
+def _features(given: Any) -> tuple[Feature, ...]:
+    features = () if isinstance(given, Feature) else tuple(given)
+    if isinstance(given, Feature) or not all(isinstance(one, Feature) for one in features):
+        raise InvalidSchema(
+            "expected a list of features, such as [galileo.Feature('temperature', unit='K')], "
+            f"got {given!r}"
+        )
+    return features
 
 
 def _bucket_us(time_bucket: Duration) -> int:

@@ -110,6 +110,31 @@ def test_ingest_can_create_the_dataset_from_the_file(run: Run, dataset: str) -> 
     assert {"temperature", "wind_speed", "geohash", "time", "label"} <= set(found["labels"][0])
 
 
+@pytest.mark.parametrize(
+    ("column", "value"), [("time", "yesterday"), ("latitude", 91), ("longitude", "west")]
+)
+def test_a_file_that_cannot_be_read_leaves_no_dataset_behind(
+    run: Run, tmp_path: Path, fresh_name: Fresh, column: str, value: Any
+) -> None:
+    name, wrong = fresh_name("unreadable"), tmp_path / "wrong.csv"
+    rows = frame().astype({column: object})
+    rows.loc[1, column] = value
+    rows.to_csv(wrong, index=False)
+    told = run("ingest", name, str(wrong), "--create", fails=2).stderr
+    assert column in told
+    assert "[unknown_dataset]" in run("query", name, fails=2).stderr
+    right = tmp_path / "right.csv"
+    frame().to_csv(right, index=False)
+    stored = run("ingest", name, str(right), "--create").stdout
+    assert f"dataset {name} is there, with temperature (float) and wind_speed (float)\n" in stored
+    assert f"{ROWS} observations stored\n" in stored
+
+
+def test_no_less_than_nothing_is_shown(run: Run, dataset: str) -> None:
+    for command in ("query", "read"):
+        assert "--limit" in run(command, dataset, "--limit", "-1", fails=2).stderr
+
+
 def test_what_a_file_offers_can_be_listed(run: Run, csv: Path) -> None:
     listed = values(run("ingest", "any", str(csv), "--list", "--json"))
     assert {"temperature", "wind_speed"} <= {one["variable"] for one in listed}
