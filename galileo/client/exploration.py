@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
+import numpy as np
 import pyarrow as pa
 
 from galileo.client.findings import (
@@ -95,14 +97,33 @@ def nearest_request(
     within_m: float | None,
 ) -> query_pb2.NearestRequest:
     """Raises `InputError` for what does not fit the message; the node says the rest."""
-    if not 0 <= k < 1 << 32:
+    if not isinstance(k, int | np.integer) or not 0 <= k < 1 << 32:
         raise InputError(f"expected a number k of observations, got {k!r}")
+    east = _number(longitude, "a longitude")
     request = query_pb2.NearestRequest(
-        dataset=dataset, query=query, latitude=latitude, longitude=longitude, count=k
+        dataset=dataset,
+        query=query,
+        latitude=_number(latitude, "a latitude"),
+        longitude=east - 360.0 if 180.0 < east <= 360.0 else east,
+        count=int(k),
     )
     if within_m is not None:
-        request.within_m = within_m
+        request.within_m = _number(within_m, "a greatest distance in metres")
     return request
+
+
+def _number(given: Any, about: str) -> float:
+    try:
+        return float(operator.pos(given))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"expected a number as {about}, got {given!r}") from error
+
+
+def _numbers(given: Any, expected: str) -> list[float]:
+    try:
+        return [float(one) for one in given]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"expected {expected}, got {given!r}") from error
 
 
 async def summarise(
@@ -114,12 +135,12 @@ async def summarise(
     bins: int | Sequence[float] | None,
 ) -> FeatureSummary:
     request = query_pb2.SummariseRequest(dataset=dataset, query=query, feature=feature)
-    if isinstance(bins, int):
+    if isinstance(bins, int | np.integer):
         if not 0 <= bins < 1 << 32:
             raise InputError(f"expected a number of bins, got {bins}")
-        request.count = bins
+        request.count = int(bins)
     elif bins is not None:
-        request.edges.edges.extend(float(edge) for edge in bins)
+        request.edges.edges.extend(_numbers(bins, "a whole number of bins, or their edges"))
     reply: query_pb2.SummariseReply = await transport.call(
         lambda channel: _stub(channel).Summarise(request, timeout=TIMEOUT_S)
     )
@@ -148,7 +169,10 @@ async def estimate(
     quantiles: Sequence[float],
 ) -> Estimate:
     request = query_pb2.EstimateRequest(
-        dataset=dataset, query=query, feature=feature or "", quantiles=quantiles
+        dataset=dataset,
+        query=query,
+        feature=feature or "",
+        quantiles=_numbers(quantiles, "a list of quantiles"),
     )
     reply: query_pb2.EstimateReply = await transport.call(
         lambda channel: _stub(channel).Estimate(request, timeout=TIMEOUT_S)

@@ -27,6 +27,7 @@ from galileo.query.features import (
 from galileo.query.operands import (
     DATETIME,
     GEOHASH,
+    PLACE_HINT,
     Subject,
     is_property,
     mismatch,
@@ -76,7 +77,8 @@ class _Binder:
         if isinstance(raw, bool):
             return EVERYTHING if raw != negated else NOTHING
         if not isinstance(raw, dict) or not ("op" in raw or "property" in raw):
-            raise _malformed("a condition", shown(raw), path)
+            hint = f"; {PLACE_HINT}" if isinstance(raw, dict) and "bbox" in raw else ""
+            raise _malformed("a condition", f"{shown(raw)}{hint}", path)
         if "op" not in raw:
             return self._flag(raw, negated=negated)
         return self._operation(raw, negated=negated, path=path)

@@ -326,15 +326,30 @@ def _geometry(region: Place) -> Any:
 
 def _geojson(region: Place) -> Any:
     if isinstance(region, str):
-        region = shapely.from_wkt(region)
+        is_json = region.lstrip().startswith("{")
+        region = json.loads(region) if is_json else shapely.from_wkt(region)
     if isinstance(region, dict) or hasattr(region, "__geo_interface__"):
-        region = shapely.geometry.shape(region)
+        region = _shape(region)
     if isinstance(region, BaseGeometry):
         return _drawn(region)
     bounds = [_number(bound) for bound in region]
     if len(bounds) != 4:
         raise InputError(f"expected west, south, east and north, got {len(bounds)} numbers")
     return {"bbox": bounds}
+
+
+def _shape(region: Any) -> BaseGeometry:
+    """The shape of a geometry or a feature; of a collection of features, all of them together."""
+    if getattr(getattr(region, "crs", None), "is_geographic", True) is False:
+        raise InputError(
+            f"expected longitudes and latitudes, got the projection {region.crs.name!r}; write "
+            ".to_crs(4326) first"
+        )
+    mapping = region if isinstance(region, dict) else region.__geo_interface__
+    if mapping.get("type") != "FeatureCollection":
+        return shapely.geometry.shape(mapping)
+    drawn = [one["geometry"] for one in mapping["features"] if one["geometry"] is not None]
+    return shapely.union_all([shapely.geometry.shape(one) for one in drawn])
 
 
 def _drawn(shape: BaseGeometry) -> Any:

@@ -15,6 +15,11 @@ GEOMETRY, DATETIME, GEOHASH = "geometry", "datetime", "geohash"
 SPECIAL = (GEOMETRY, DATETIME, GEOHASH)
 """Properties of every dataset."""
 
+PLACE_HINT = "for places write S_INTERSECTS(geometry, BBOX(west, south, east, north))"
+_COORDINATES = frozenset({"latitude", "longitude", "lat", "lon", "long", "lng"})
+"""What people ask for where they mean the geometry."""
+_TIME_HINT = "; a date stands in quotes: DATE('2012-03-01'), TIMESTAMP('2012-03-01T06:00:00Z')"
+
 _SHOWN_MAX = 80
 _SUPPORTED = (
     "supported are comparisons of a property with a value, BETWEEN, IN, LIKE, IS NULL, CASEI, "
@@ -85,8 +90,9 @@ def _unknown(name: str, schema: Schema) -> UnknownProperty:
     known = [*SPECIAL, *(feature.name for feature in schema.indexed)]
     nearest = nearest_name(name, known)
     hint = f" (did you mean {nearest!r}?)" if nearest else ""
+    place = f"; {PLACE_HINT}" if name.lower() in _COORDINATES else ""
     return UnknownProperty(
-        f"dataset {schema.name!r} has no property {name!r}{hint}; {names(schema)}",
+        f"dataset {schema.name!r} has no property {name!r}{hint}; {names(schema)}{place}",
         property=name,
         nearest=nearest,
         properties=known,
@@ -103,7 +109,8 @@ def unsupported(raw: dict[str, Any]) -> UnsupportedQuery:
     """The error for an operator or a function that means nothing here."""
     op = str(raw["op"])
     if op in ("+", "-", "*", "/", "%", "^", "div"):
-        return UnsupportedQuery(f"arithmetic ({op!r}) is not supported; {_SUPPORTED}")
+        hint = _TIME_HINT if op == "-" and not is_property(raw) else ""
+        return UnsupportedQuery(f"arithmetic ({op!r}) is not supported{hint}; {_SUPPORTED}")
     return UnsupportedQuery(f"{op!r} is not supported; {_SUPPORTED}")
 
 

@@ -33,6 +33,17 @@ SCHEMA = Schema(
 BOX = shapely.box(-110, 35, -100, 42)
 
 
+def halves(box: shapely.Polygon) -> list[shapely.Polygon]:
+    west, south, east, north = box.bounds
+    middle = (west + east) / 2
+    return [shapely.box(west, south, middle, north), shapely.box(middle, south, east, north)]
+
+
+def feature_of(shape: shapely.Geometry | None) -> dict[str, Any]:
+    geometry = None if shape is None else shapely.geometry.mapping(shape)
+    return {"type": "Feature", "properties": {"name": "a"}, "geometry": geometry}
+
+
 @pytest.mark.parametrize(
     ("condition", "text"),
     [
@@ -87,7 +98,16 @@ def test_a_condition_is_cql2(condition: Condition, text: str) -> None:
 
 @pytest.mark.parametrize(
     "region",
-    [BOX, BOX.wkt, shapely.geometry.mapping(BOX), shapely.geometry.polygon.orient(BOX)],
+    [
+        BOX,
+        BOX.wkt,
+        shapely.geometry.mapping(BOX),
+        shapely.geometry.polygon.orient(BOX),
+        shapely.to_geojson(BOX),
+        feature_of(BOX),
+        {"type": "FeatureCollection", "features": [*map(feature_of, halves(BOX))]},
+        {"type": "FeatureCollection", "features": [feature_of(BOX), feature_of(None)]},
+    ],
 )
 def test_a_region_may_be_given_in_many_ways(region: Any) -> None:
     found = parse(str(galileo.within(region)), SCHEMA)
@@ -95,6 +115,15 @@ def test_a_region_may_be_given_in_many_ways(region: Any) -> None:
         True,
         False,
     ]
+
+
+def test_a_geodataframe_is_a_region_unless_it_is_projected() -> None:
+    geopandas = pytest.importorskip("geopandas")
+    series = geopandas.GeoSeries(halves(BOX), crs=4326)
+    assert galileo.within(series) == galileo.within(shapely.union_all(halves(BOX)))
+    assert galileo.within(geopandas.GeoDataFrame(geometry=series)) == galileo.within(series)
+    with pytest.raises(InputError, match=r"the projection 'WGS 84 / Pseudo-Mercator'; .*4326"):
+        galileo.within(series.to_crs(3857))
 
 
 def test_what_has_a_geo_interface_is_a_region() -> None:
@@ -130,6 +159,9 @@ def observations(places: list[tuple[float, float]]) -> Any:
         (lambda: f.station.isin("abc"), "a list of values"),
         (lambda: f[""], "the name of a property"),
         (lambda: galileo.within("POLYGON((1 2"), "a region as"),
+        (lambda: galileo.within('{"type": "Polygon"'), "a region as"),
+        (lambda: galileo.within({"type": "FeatureCollection"}), "a region as"),
+        (lambda: galileo.within({"type": "FeatureCollection", "features": []}), "one geometry"),
         (lambda: galileo.within((1, 2, 3)), "west, south, east and north"),
         (lambda: galileo.within("POLYGON EMPTY"), "one geometry with coordinates"),
         (lambda: galileo.within(7), "a region as"),

@@ -122,6 +122,12 @@ def test_unknown_property_names_the_nearest_and_its_place():
     )
 
 
+@pytest.mark.parametrize("text", ["latitude > 40", "LON < 3", "BBOX(geometry, 1, 2, 3, 4)"])
+def test_places_are_asked_for_by_the_geometry(text):
+    error = refused(text, UnknownProperty if "BBOX" not in text else QuerySyntaxError)
+    assert "for places write S_INTERSECTS(geometry, BBOX(west, south, east" in error.message
+
+
 def test_unknown_property_that_is_like_none():
     error = refused({"op": "isNull", "args": [{"property": "zzz"}]}, UnknownProperty)
     assert error.details["nearest"] is None
@@ -141,6 +147,7 @@ def test_unknown_property_that_is_like_none():
         ("temperature > humidity", "two properties cannot be compared"),
         ('station = "KDEN"', "texts stand in single quotes"),
         ("temperature + 1 > 2", "arithmetic ('+') is not supported; supported are comparisons"),
+        ("datetime > 2012-03-01", r"a date stands in quotes: DATE('2012-03-01'), TIMESTAMP("),
         ("2 < temperature * 3", "arithmetic ('*') is not supported"),
         ("temperature < 1 + 2", "arithmetic ('+') is not supported"),
         ("f(temperature) = 1", "'f' is not supported; supported are comparisons"),
