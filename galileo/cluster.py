@@ -389,7 +389,7 @@ class LocalCluster:
         if port is not None:
             if not 1 <= port <= PORT_MAX - count + 1:
                 raise InputError(
-                    f"expected ports from 1 to {PORT_MAX}, got {port} for the first of {count} nodes"
+                    f"expected ports from 1 to {PORT_MAX}, got {port} for the first of {count}"
                 )
             return [f"127.0.0.1:{port + number}" for number in range(count)]
         if kept.exists():

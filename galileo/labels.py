@@ -74,9 +74,14 @@ class LabelSet:
     def concat(cls, schema: Schema, parts: Sequence[LabelSet]) -> LabelSet:
         """All labels of `parts`; frontier, missing and query are not carried over."""
         tables = [part.table for part in parts if len(part)]
-        return cls(
-            schema, pa.concat_tables(tables) if tables else schema.label_schema.empty_table()
-        )
+        try:
+            return cls(
+                schema, pa.concat_tables(tables) if tables else schema.label_schema.empty_table()
+            )
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                f"expected labels of datasets with the same features: {error}"
+            ) from error
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -113,7 +118,12 @@ class LabelSet:
         return np.asarray(self.table.column("row").to_numpy(), dtype=np.int32)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> LabelSet:
-        return self._with(self.table.filter(pa.array(mask)))
+        try:
+            return self._with(self.table.filter(pa.array(mask)))
+        except (pa.ArrowException, TypeError) as error:
+            raise InputError(
+                f"expected {len(self):,} truth values, one for each label: {error}"
+            ) from error
 
     def slice(self, start: int, stop: int) -> LabelSet:
         return self._with(self.table.slice(start, stop - start))

@@ -110,7 +110,9 @@ def test_another_cluster_at_its_ports_or_in_its_directory_is_not_taken_for_it(
         runtime = RuntimeDir(running.evaluator_directory)
         lock = runtime.try_lock()
         assert lock is not None
-        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as evaluator:
+        with subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
+        ) as evaluator:
             runtime.note_holder(lock, evaluator.pid)
             port = int(running.addresses[0].rpartition(":")[2])
             with pytest.raises(InputError, match="is it another cluster"):

@@ -142,7 +142,13 @@ def _output_options(what: str) -> Callable[[F], F]:
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
-@click.option("--limit", type=click.IntRange(0), default=LABELS_SHOWN, show_default=True, help="Labels to show.")
+@click.option(
+    "--limit",
+    type=click.IntRange(0),
+    default=LABELS_SHOWN,
+    show_default=True,
+    help="Labels to show.",
+)
 @sampler_options
 @_output_options("labels")
 @json_option
@@ -194,7 +200,9 @@ def query(
 @click.argument("query", default="")
 @_output_options("observations")
 @click.option("--whole-blocks", is_flag=True, help="All observations of the matching paths.")
-@click.option("--limit", type=click.IntRange(0), default=LABELS_SHOWN, show_default=True, help="Rows to show.")
+@click.option(
+    "--limit", type=click.IntRange(0), default=LABELS_SHOWN, show_default=True, help="Rows to show."
+)
 @json_option
 @click.pass_obj
 @failing_well

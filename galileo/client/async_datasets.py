@@ -6,6 +6,7 @@ from galileo.client import decode
 from galileo.client.async_exploration import AsyncExploration
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.results import Caller, RetentionReport
+from galileo.errors import InputError
 from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Schema, unknown_dataset
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
@@ -27,6 +28,11 @@ class AsyncDatasets(AsyncExploration):
         Raises:
             DatasetExists: the name is taken; `details["same"]` says whether by this schema.
         """
+        if not isinstance(schema, Schema):
+            raise InputError(
+                "expected a schema, such as galileo.Schema('stations', "
+                f"[galileo.Feature('temperature', unit='K')]), got {schema!r}"
+            )
         request = cluster_pb2.CreateDatasetRequest(schema_json=schema.to_json())
         await self._transport.call(
             lambda channel: cluster_pb2_grpc.ClusterStub(channel).CreateDataset(
@@ -47,6 +53,8 @@ class AsyncDatasets(AsyncExploration):
         Raises:
             UnknownDataset: there is none of that name.
         """
+        if not isinstance(retention, Retention | None):
+            raise InputError(f"expected galileo.Retention('30d') or None, got {retention!r}")
         request = cluster_pb2.SetRetentionRequest(
             dataset=dataset, retention_json=retention.to_json() if retention else ""
         )
@@ -105,6 +113,8 @@ class AsyncDatasets(AsyncExploration):
         Raises:
             UnknownDataset: there is none of that name.
         """
+        if not isinstance(dataset, str):
+            raise InputError(f"expected the name of a dataset, got a {type(dataset).__name__}")
         if dataset not in self._schemas:
             await self.datasets()
         if dataset not in self._schemas:

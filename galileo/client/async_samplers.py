@@ -105,7 +105,12 @@ class AsyncSamplers(AsyncDatasets):
 
 def spec_of(given: SamplerLike) -> SamplerSpec:
     """The sampler itself, or the one in an archive."""
-    return sampler(given) if isinstance(given, SamplerArchive) else given
+    spec = sampler(given) if isinstance(given, SamplerArchive) else given
+    if not isinstance(spec, SamplerSpec):
+        raise InputError(
+            f"expected a sampler, such as galileo.sampler('uniform', fraction=0.1), got {spec!r}"
+        )
+    return spec
 
 
 def _sender() -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
@@ -220,14 +221,20 @@ class GeoJsonWriter:
 
 
 def _table(data: GeoData) -> pa.Table:
-    return data.to_arrow() if isinstance(data, LabelSet) else data
+    table = data.to_arrow() if isinstance(data, LabelSet) else data
+    if not isinstance(table, pa.Table):
+        raise InputError(
+            "expected labels or an Arrow table, as query, read and select give them, got a "
+            f"{type(data).__name__}"
+        )
+    return table
 
 
 def _pieces(
     data: GeoData | Iterable[GeoData], sink: IO[bytes], kind: type[Writer]
 ) -> Iterator[tuple[Writer, pa.Table]]:
     """The writer and each piece for it; closes it behind the last."""
-    pieces = [data] if isinstance(data, LabelSet | pa.Table) else data
+    pieces = [data] if isinstance(data, LabelSet | pa.Table | pd.DataFrame) else data
     writer: Writer | None = None
     for one in pieces:
         table = _table(one)

@@ -79,6 +79,11 @@ def to_xarray(data: LabelSet | pa.Table, schema: Schema | None = None) -> Any:
             "install it with: pip install 'galileo-store[formats]'"
         ) from error
     table, schema = (_centred(data), data.schema) if isinstance(data, LabelSet) else (data, schema)
+    if not isinstance(table, pa.Table):
+        raise InputError(
+            "expected labels or an Arrow table, as query, read and select give them, got a "
+            f"{type(data).__name__}"
+        )
     missing = [name for name in COORDINATES if name not in table.column_names]
     if missing:
         raise InputError(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from galileo.client.decode import TIMEOUT_S
@@ -89,15 +92,34 @@ def _batches(schema: Schema, data: Batches, batch_rows: int) -> Iterator[pa.Tabl
     if batch_rows < 1:
         raise InputError(f"expected batch_rows of at least 1, got {batch_rows}")
     whole = isinstance(data, Observations)
+    if not whole and not (isinstance(data, Iterable) and _is_stream(data)):
+        raise _no_table(data)
     for given in [data] if whole else data:
         if not isinstance(given, Observations):
-            raise InvalidObservations(
-                "expected an Arrow table, batch or reader, a pandas DataFrame, or an iterable of "
-                f"them, got {type(given).__name__}"
-            )
+            raise _no_table(given)
         table = normalise(schema, given)
         for start in range(0, table.num_rows, batch_rows):
             yield table.slice(start, batch_rows)
+
+
+def _is_stream(data: Iterable[Observations]) -> bool:
+    """Whether going through it could give tables, rather than letters, names or values."""
+    is_one_thing = isinstance(data, str | bytes | os.PathLike | Mapping | pd.Series)
+    return not is_one_thing and not hasattr(data, "to_dataframe")
+
+
+def _no_table(given: object) -> InvalidObservations:
+    advice = ""
+    if isinstance(given, str | os.PathLike):
+        advice = "; files are read by `galileo ingest`, or by galileo.formats.open_source"
+    elif hasattr(given, "to_dataframe"):
+        advice = "; make it one by .to_dataframe().reset_index()"
+    elif isinstance(given, Mapping | pd.Series | np.record):
+        advice = "; make it one by pandas.DataFrame(...)"
+    return InvalidObservations(
+        "expected an Arrow table, batch or reader, a pandas DataFrame, or an iterable of them, "
+        f"got {type(given).__name__}{advice}"
+    )
 
 
 def _is_full(running: _Running, size: int) -> bool:

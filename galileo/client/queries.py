@@ -22,7 +22,7 @@ from galileo.client import decode
 from galileo.client.ingestion import Progress
 from galileo.client.results import Labels, QueryEnd
 from galileo.client.transport import PAUSE_S, Transport
-from galileo.errors import DeadlineExceeded, GalileoError, TryAgain, Unavailable
+from galileo.errors import DeadlineExceeded, GalileoError, InputError, TryAgain, Unavailable
 from galileo.labels import LabelSet, from_ipc
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.codec import cursor_from_pb, table_chunks, table_of
@@ -172,6 +172,11 @@ async def read_batches(
     transport: Transport, labels: LabelSet, *, exact: bool
 ) -> AsyncGenerator[pa.Table, None]:
     """The observations behind labels in pieces; see `AsyncClient.read_batches`."""
+    if not isinstance(labels, LabelSet):
+        raise InputError(
+            f"expected labels, as query gives them, got a {type(labels).__name__}; "
+            "select(dataset, query) finds and reads in one call"
+        )
     parts = await asyncio.to_thread(_parts, labels)
     for chunk in table_chunks(parts, PARTS_PER_READ):
         request = storage_pb2.ReadRequest(

@@ -46,12 +46,16 @@ class Transport:
         timing: Timing | None = None,
         keys: Keys = NO_KEYS,
     ) -> None:
-        self.addresses = list(dict.fromkeys(addresses))
-        if not self.addresses:
+        given = list(addresses)
+        if not given:
             raise InputError("expected the address of at least one node, as 'host:port'")
-        for address in self.addresses:
+        for address in given:
             if not is_address(address):
-                raise InputError(f"expected an address as 'host:port', got {address!r}")
+                raise InputError(
+                    f"expected an address as 'host:port', got {address!r}; several are arguments "
+                    "of their own"
+                )
+        self.addresses = list(dict.fromkeys(given))
         self._given = frozenset(self.addresses)
         self.patience_s = patience_s
         self.timing = timing or Timing()

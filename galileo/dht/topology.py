@@ -281,9 +281,15 @@ class Topology:
 
 
 def is_address(text: object) -> bool:
-    """Whether it is the text `host:port`."""
+    """Whether it is the text `host:port`: one of them, and no URL."""
     host, _, port = str(text).rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    return (
+        bool(host)
+        and not re.search(r"[\s,/]", host)
+        and port.isascii()
+        and port.isdigit()
+        and 0 < int(port) < 65536
+    )
 
 
 def even_ranges(groups: int) -> tuple[tuple[str, int], ...]:

@@ -31,7 +31,7 @@ def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> 
             null or out of range. The message names the column and the first row.
     """
     table = _as_table(data)
-    _check_names(schema, table.column_names)
+    _check_names(schema, table.column_names, index=_index_names(data))
     columns = [_latitude(table), _longitude(table), _time(table, schema)]
     columns += [_feature(table, feature) for feature in schema.features]
     return pa.table(columns, schema=schema.observation_schema)
@@ -44,6 +44,7 @@ def _as_table(data: Any) -> pa.Table:
         return pa.Table.from_batches([data])
     try:
         if isinstance(data, pd.DataFrame):
+            _refuse_geometries(data)
             return pa.Table.from_pandas(data, preserve_index=False).replace_schema_metadata(None)
         if isinstance(data, pa.RecordBatchReader):
             return data.read_all()
@@ -55,7 +56,21 @@ def _as_table(data: Any) -> pa.Table:
         ) from error
 
 
-def _check_names(schema: Schema, names: list[str]) -> None:
+def _refuse_geometries(data: pd.DataFrame) -> None:
+    for name, dtype in data.dtypes.items():
+        if str(dtype) == "geometry":
+            raise InvalidObservations(
+                f"expected plain columns, got geometries in column {name!r}; write "
+                ".assign(latitude=frame.geometry.y, longitude=frame.geometry.x)"
+                f".drop(columns={name!r}) for points in degrees"
+            )
+
+
+def _index_names(data: Any) -> list[Any]:
+    return list(data.index.names) if isinstance(data, pd.DataFrame) else []
+
+
+def _check_names(schema: Schema, names: list[str], *, index: list[Any]) -> None:
     wanted = [*COORDINATES, *(feature.name for feature in schema.features)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -68,6 +83,8 @@ def _check_names(schema: Schema, names: list[str]) -> None:
     parts += [f"unknown: {', '.join(_with_hint(name, missing) for name in unknown)}"] * bool(
         unknown
     )
+    in_index = [name for name in missing if name in index]
+    parts += [f"in the index: {', '.join(in_index)}, write .reset_index()"] * bool(in_index)
     raise InvalidObservations(
         f"expected the columns {', '.join(wanted)} for dataset {schema.name!r}; "
         f"{'; '.join(parts)}. Rename or drop columns, or fill a missing feature with nulls"
