@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +55,22 @@ class LocalNode:
             rest in its own place, such as ("env", "TZ=UTC").
     """
 
-    def __init__(self, name: str, address: str, *, config: Path, keys: Keys = NO_KEYS) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        config: Path,
+        write_config: Callable[[], object],
+        keys: Keys = NO_KEYS,
+    ) -> None:
         self.name = name
         self.address = address
         self.log = config.with_suffix(".log")
         self.prefix: tuple[str, ...] = ()
         self._config = config
+        self._write_config = write_config
+        self._configured = False
         self._keys = keys
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -77,6 +89,10 @@ class LocalNode:
         """Starts the process; `wait` until it serves."""
         if self.running:
             return
+        if not self._configured:
+            # Not before, for it may be the file of a cluster that runs.
+            self._write_config()
+            self._configured = True
         command = [*self.prefix, sys.executable, "-m", "galileo.server"]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -350,8 +366,13 @@ class LocalCluster:
         self._topology["groups"][group]["nodes"].append(member)
 
     def _local_node(self, name: str, address: str) -> LocalNode:
-        config = self._write_config(name)
-        return LocalNode(name, address, config=config, keys=self._proof.keys())
+        return LocalNode(
+            name,
+            address,
+            config=self._config_of(name),
+            write_config=functools.partial(self._write_config, name),
+            keys=self._proof.keys(),
+        )
 
     def relocate(self, name: str) -> None:
         """Has a node that is down come back as on another machine: at another address, with a copy.
@@ -403,17 +424,19 @@ class LocalCluster:
         kept.write_text(json.dumps(found))
         return found
 
-    def _write_config(self, name: str) -> Path:
+    def _config_of(self, name: str) -> Path:
+        return self.directory / f"{name}.toml"
+
+    def _write_config(self, name: str) -> None:
         sections: dict[str, dict[str, Any]] = {
             "node": {"name": name, "directory": str(self.directory / name)},
             "evaluator": {"directory": str(self.evaluator_directory)},
         }
         for section, values in self._settings.items():
             sections[section] = {**sections.get(section, {}), **values}
-        path = self.directory / f"{name}.toml"
         tables = [*sections.items(), ("cluster", self._topology)]
-        path.write_text("\n".join(_toml_table(key, values) for key, values in tables))
-        return path
+        text = "\n".join(_toml_table(key, values) for key, values in tables)
+        self._config_of(name).write_text(text)
 
 
 def _free_addresses(count: int) -> list[str]:

@@ -114,11 +114,13 @@ def test_another_cluster_at_its_ports_or_in_its_directory_is_not_taken_for_it(
             [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
         ) as evaluator:
             runtime.note_holder(lock, evaluator.pid)
+            config = (tmp_path / "one" / "node-1.toml").read_text()
             port = int(running.addresses[0].rpartition(":")[2])
             with pytest.raises(InputError, match="is it another cluster"):
                 galileo.LocalCluster(1, 1, port=port).__enter__()
             with pytest.raises(InputError, match="a directory that no other cluster uses"):
-                galileo.LocalCluster(1, 1, tmp_path / "one").__enter__()
+                galileo.LocalCluster(1, 1, tmp_path / "one", settings=IMPATIENT).__enter__()
+            assert (tmp_path / "one" / "node-1.toml").read_text() == config
             assert evaluator.poll() is None, "the evaluator is that of the running cluster"
             evaluator.kill()
         os.close(lock)
