@@ -10,6 +10,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from galileo.cli import EXIT_INTERRUPTED
+
 
 @dataclass(frozen=True, slots=True)
 class Later:
@@ -61,6 +63,13 @@ class LazyCommands(MutableMapping[str, click.Command]):
 
 class LazyGroup(click.Group):
     """A group whose list of commands imports none of those that it can name without."""
+
+    def invoke(self, context: click.Context) -> Any:
+        """Ctrl-C also comes while a command is imported, which takes seconds on a slow machine."""
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            context.exit(EXIT_INTERRUPTED)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, self._told(name)) for name in self.list_commands(context)]

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
+from galileo.cli import EXIT_INTERRUPTED
 from galileo.cursor import Cursor
 from galileo.errors import Bug, GalileoError, Gone, InputError, TryAgain
 from galileo.redaction import redacted
@@ -26,7 +27,6 @@ EXIT_INPUT = 2
 EXIT_TRY_AGAIN = 3
 EXIT_GONE = 4
 EXIT_BUG = 70
-EXIT_INTERRUPTED = 130
 PIPED_WIDTH = 4096
 """Where nobody watches, tables are as wide as they must be, so that ids stay in one piece."""
 

@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from galileo.cli import EXIT_INTERRUPTED
 from galileo.cli.lazy import Later, LazyCommands, LazyGroup
 from galileo.cli.main import COMMANDS, main
 
@@ -94,3 +95,29 @@ def test_commands_can_be_added_and_taken_away() -> None:
 def test_a_name_that_is_not_there_is_told() -> None:
     with pytest.raises(AttributeError, match="no_such"):
         Later("galileo.cli.top:no_such", "").load()
+
+
+# Where the tests run in the background, programs are started with Ctrl-C ignored.
+INTERRUPTED_AT_AN_IMPORT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "galileo.cli.data":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from galileo.cli.main import main
+main(["query", "nam", "--output", "labels.csv"])
+"""
+
+
+def test_an_interrupt_while_a_command_is_imported_ends_with_its_own_status() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_AT_AN_IMPORT],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (EXIT_INTERRUPTED, "", "")

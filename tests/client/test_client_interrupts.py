@@ -21,7 +21,7 @@ import pyarrow.csv
 import pytest
 
 import galileo
-from galileo.cli.output import EXIT_INTERRUPTED
+from galileo.cli import EXIT_INTERRUPTED
 from galileo.labels import LabelSet
 
 ROWS = 40_000
