@@ -274,9 +274,10 @@ class LocalCluster:
                     "stop the one that runs there, or name another directory"
                 )
         for node in idle:
-            if not _is_free(node.address):
+            listen = self._settings.get("node", {}).get("listen") or node.address
+            if not _is_free(listen):
                 raise InputError(
-                    f"expected a free port to listen on, got {node.address}, where something "
+                    f"expected a free port to listen on, got {listen}, where something "
                     "listens already; is it another cluster? Stop it, or name another port"
                 )
 
