@@ -158,7 +158,11 @@ def of_box(bounds: Sequence[float]) -> Region:
     _check_range(np.array([[west, south], [east, north]]))
     if south > north:
         raise InputError(f"expected south of a box below its north, got {south:g} and {north:g}")
-    return Region(_box(west, south, east + _TURN if west > east else east, north))
+    if west > east:
+        east += _TURN
+        # Of a west written from 180 to 360 and an east written below 0, the one is a turn too far.
+        west -= _TURN * (west > east)
+    return Region(_box(west, south, east, north))
 
 
 def _box(west: float, south: float, east: float, north: float) -> shapely.Geometry:

@@ -102,6 +102,32 @@ def test_poles_and_the_whole_earth():
     assert meets(south, (12, -90), (12, -79)) == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        ((350, 0, -20, 10), (170, 5), (-15, 5)),
+        ((270, 0, -180, 10), (0, 5), (-135, 5)),
+        ((190, 0, -170, 10), (-170, 5), (0, 5)),
+        ((181, 0, -350, 10), (-175, 5), (20, 5)),
+        ((360, 0, -350, 10), (5, 5), (-5, 5)),
+    ],
+)
+def test_box_from_a_west_of_more_than_180_to_a_negative_east(bounds, inside, outside):
+    west, south, east, north = bounds
+    folded = regions.of_box([west - 360, south, east + 360 * (east < -180), north])
+    points = [
+        inside,
+        outside,
+        (west - 360, 5),
+        (east + 360 * (east < -180), 5),
+        (-180, 5),
+        (180, 5),
+    ]
+    found = meets(regions.of_box(bounds), *points)
+    assert found == meets(folded, *points)
+    assert found[:4] == [True, False, True, True]
+
+
 def test_box_without_extent_is_a_line_or_a_point():
     assert meets(regions.of_box([1, 2, 1, 2]), (1, 2), (1, 2.1)) == [True, False]
     assert meets(regions.of_box([1, 2, 1, 4]), (1, 3), (1.1, 3)) == [True, False]
