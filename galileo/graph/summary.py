@@ -23,6 +23,9 @@ from galileo.query.columns import NumberColumn, taken
 BINS_MAX = 10_000
 """Bins of one histogram."""
 
+_SCALE = 2.0**-64
+"""By which sums of doubles near the greatest keep within what a double holds."""
+
 Numbers = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.int64]
 
@@ -133,7 +136,7 @@ def merged(summaries: Sequence[Summary]) -> Summary:
     maxima = [s.maximum for s in summaries if s.maximum is not None]
     observations = sum(s.observations for s in summaries)
     missing = sum(s.missing for s in summaries)
-    total = math.fsum(s.total for s in summaries)
+    total = _sum([s.total for s in summaries])
     histograms = [s.histogram for s in summaries if s.histogram is not None]
     return Summary(
         paths=sum(s.paths for s in summaries),
@@ -145,6 +148,16 @@ def merged(summaries: Sequence[Summary]) -> Summary:
         mean=total / (observations - missing) if observations > missing else None,
         histogram=_stacked(histograms) if histograms else None,
     )
+
+
+def _sum(values: Sequence[float]) -> float:
+    """The sum, exact but for one rounding; infinite where no double holds it, as in NumPy."""
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return math.fsum(value * _SCALE for value in values) / _SCALE
+    except ValueError:  # Both infinities are among them.
+        return math.nan
 
 
 def _stacked(histograms: Sequence[Histogram]) -> Histogram:
@@ -169,10 +182,11 @@ class _Moments:
             self.valued += int(weights.sum())
             self.minimum = min(self.minimum, float(values.min()))
             self.maximum = max(self.maximum, float(values.max()))
-            self.totals.append(float(np.sum(values * weights)))
+            with np.errstate(over="ignore", invalid="ignore"):
+                self.totals.append(float(np.sum(values * weights)))
 
     def summary(self, histogram: Histogram | None) -> Summary:
-        total, some = math.fsum(self.totals), self.valued > 0
+        total, some = _sum(self.totals), self.valued > 0
         return Summary(
             paths=self.paths,
             observations=self.observations,

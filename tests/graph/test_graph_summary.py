@@ -12,6 +12,9 @@ from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.graph.metadata import MetadataGraph
 from galileo.graph.summary import equal_edges, merged
+from galileo.model import paths
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import times_from_micros
 from galileo.query.query import parse
 
 EDGES = st.lists(st.integers(-2, 12).map(float), min_size=2, max_size=6, unique=True).map(sorted)
@@ -133,3 +136,39 @@ def test_edges_ascend_however_close_the_values_are(minimum, maximum):
     assert 2 <= len(edges) <= 11
     assert (np.diff(edges) > 0).all()
     assert edges[0] <= minimum <= maximum <= edges[-1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "total"),
+    [
+        ([[1.7e308], [1.7e308]], np.inf),
+        ([[-1.7e308, 1.7e308], [-1.7e308], [1.7e308]], 0.0),
+        ([[1.7e308], [1.7e308], [-1.7e308]], 1.7e308),
+        ([[np.inf], [-np.inf]], np.nan),
+        ([[np.inf, 1.0], [2.0]], np.inf),
+    ],
+)
+def test_totals_that_no_double_holds(parts, total):
+    schema = Schema("far", [Feature("t")])
+    summaries = []
+    whole = MetadataGraph(schema, head_paths_max=1)
+    for sequence, values in enumerate(parts, 1):
+        table = pa.table(
+            {
+                "latitude": np.zeros(len(values)),
+                "longitude": np.zeros(len(values)),
+                "time": times_from_micros(np.zeros(len(values), dtype=np.int64)),
+                "t": np.array(values),
+            }
+        )
+        batch = paths.index(schema, table.cast(schema.observation_schema))[1]
+        alone = MetadataGraph(schema)
+        for graph in (alone, whole):
+            graph.insert(batch, partition=0, sequence=sequence)
+        summaries.append(alone.summarise(parse("", schema), "t"))
+    found = whole.summarise(parse("", schema), "t"), merged(summaries)
+    flat = [value for values in parts for value in values]
+    for summary in found:
+        assert summary.total == pytest.approx(total, nan_ok=True)
+        assert (summary.minimum, summary.maximum) == (min(flat), max(flat))
+        assert summary.observations == len(flat)
