@@ -19,7 +19,7 @@ from galileo.graph.pieces import Check, unchecked
 from galileo.graph.runs import Run
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE, micros, times_from_micros
-from galileo.query.columns import FeatureColumn, IntColumn, Mask, TextColumn
+from galileo.query.columns import FeatureColumn, FloatColumn, IntColumn, Mask, TextColumn
 from galileo.query.operands import DATETIME, GEOHASH
 
 
@@ -197,6 +197,9 @@ class _Vertex:
         if level == DATETIME:
             return times_from_micros(paths.columns.bucket)
         column = paths.columns.features[level]
+        if isinstance(column, FloatColumn):
+            # -0.0 and 0.0 are equal: one child, whichever of them its paths have.
+            return FloatColumn(column.values + 0.0).to_arrow()
         bound = self._texts.bound(column) if isinstance(column, TextColumn) else column
         return bound.to_arrow()
 

@@ -2,13 +2,19 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from galileo.errors import InputError
 from galileo.geo import geohash
+from galileo.graph.drill import page
 from galileo.graph.metadata import MetadataGraph
+from galileo.model import paths
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import times_from_micros
 
 SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=6)
 
@@ -106,3 +112,27 @@ def test_another_order_of_levels_is_another_way_to_the_same_paths(world, dumb_st
 def test_what_is_no_order_of_levels_is_refused(world, order):
     with pytest.raises(InputError, match="expected levels of dataset 'obs', each once"):
         MetadataGraph(world.schema).children(order=order)
+
+
+def test_zeros_of_either_sign_are_one_child():
+    """A page that ended with one of them left the other out."""
+    schema = Schema("zeros", [Feature("t"), Feature("n", type="int")])
+    graph = MetadataGraph(schema)
+    for sequence, zero in enumerate([0.0, -0.0], 1):
+        table = pa.table(
+            {
+                "latitude": [1.0],
+                "longitude": [1.0],
+                "time": times_from_micros(np.zeros(1, dtype=np.int64)),
+                "t": [zero],
+                "n": [sequence],
+            }
+        )
+        _, batch = paths.index(schema, table.cast(schema.observation_schema))
+        graph.insert(batch, partition=0, sequence=sequence)
+    children = graph.children([], order=("t", "n"))
+    assert children.to_pylist() == [{"value": 0.0, "paths": 2, "observations": 2}]
+    for zero in (0.0, -0.0):
+        assert graph.children([zero], order=("t", "n")).column("value").to_pylist() == [1, 2]
+    first, more = page(children, after=None, limit=1)
+    assert (first.num_rows, more) == (1, False)
