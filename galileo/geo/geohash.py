@@ -93,17 +93,27 @@ def from_text(texts: npt.ArrayLike | list[str]) -> Cells:
     digits = _DIGITS[raw.view(np.uint8).reshape(len(items), precision)]
     if (digits == 255).any():
         bad = str(items[int(np.argmax((digits == 255).any(axis=1)))])
-        raise InputError(
-            f"expected a geohash of {precision} characters from {ALPHABET.decode()}, "
-            f"got {bad!r}; use lower case, without the letters a, i, l and o"
-        )
+        raise _no_geohash(bad, precision)
     shifts = np.arange(5 * (precision - 1), -1, -5, dtype=np.uint64)
     packed: Cells = (digits.astype(np.uint64) << shifts).sum(axis=1, dtype=np.uint64)
     return packed
 
 
+def _no_geohash(text: str, precision: int) -> InputError:
+    return InputError(
+        f"expected a geohash of {precision} characters from {ALPHABET.decode()}, "
+        f"got {text!r}; use lower case, without the letters a, i, l and o"
+    )
+
+
 def cell_of_text(text: str) -> int:
-    """The cell of one geohash text; its precision is the text's length."""
+    """The cell of one geohash text; its precision is the text's length.
+
+    Raises:
+        InputError: it is too long, or has a character that geohash lacks.
+    """
+    if "\0" in text:  # NumPy drops it from the end of a text.
+        raise _no_geohash(text, len(text))
     return int(from_text([text])[0])
 
 

@@ -233,7 +233,8 @@ def _all(parts: list[Node]) -> Node:
         return node
     times = [part for part in node.parts if isinstance(part, During)]
     cells = [part for part in node.parts if isinstance(part, InCells) and part.negated]
-    rest = [part for part in node.parts if part not in times and part not in cells]
+    apart = {*times, *cells}
+    rest = [part for part in node.parts if part not in apart]
     return conjunction([*rest, *_met(times), *_named(cells)])
 
 
@@ -243,7 +244,8 @@ def _some(parts: list[Node]) -> Node:
     if not isinstance(node, Some):
         return node
     cells = [part for part in node.parts if isinstance(part, InCells) and not part.negated]
-    return disjunction([*(part for part in node.parts if part not in cells), *_named(cells)])
+    apart = {*cells}
+    return disjunction([*(part for part in node.parts if part not in apart), *_named(cells)])
 
 
 def _met(times: list[During]) -> list[Node]:

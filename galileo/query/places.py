@@ -76,14 +76,14 @@ def distant(function: str, args: list[Any], *, schema: Schema, negated: bool) ->
 
 def _centre(raw: Any) -> tuple[float, float]:
     """Longitude in [-180, 180] and latitude of a literal point."""
-    _region(raw)
+    region, _ = _region(raw)
     kind = raw.get("type", "BBOX")
     if kind != "Point":
         raise UnsupportedQuery(
             f"only the distance from a POINT is supported, got a {kind}; write {_DISTANCE_FORM}, "
             "or S_INTERSECTS with a larger region"
         )
-    longitude, latitude = (float(degrees) for degrees in raw["coordinates"][:2])
+    longitude, latitude = shapely.get_coordinates(region.shape)[0].tolist()
     turns = 360.0 * ((longitude > 180) - (longitude < -180))
     return longitude - turns + 0.0, latitude + 0.0
 

@@ -19,7 +19,7 @@ from galileo.query import evaluate, syntax, temporal
 from galileo.query.binding import bind
 from galileo.query.columns import Columns, FeatureColumn, FloatColumn, Mask, from_arrow
 from galileo.query.spatial import InRegion
-from galileo.query.tree import EVERYTHING, Leaf, Node, Points, Span, leaves
+from galileo.query.tree import EVERYTHING, All, Leaf, Node, Points, Some, Span, leaves
 from galileo.query.zones import Zones
 
 
@@ -140,6 +140,8 @@ def parse(source: str | dict[str, Any], schema: Schema) -> Query:
     return _kept(source, schema) if len(source) <= _KEPT_CHARACTERS else _parsed(source, schema)
 
 
+_GROWTH = 16
+"""How many times as long as its source a query's canonical JSON can be, which nodes exchange."""
 _KEPT = 64
 """Queries that are kept with the covers of their regions, 0.3 MB each at most."""
 _KEPT_CHARACTERS = 4096
@@ -155,9 +157,26 @@ def _kept(source: str, schema: Schema) -> Query:
 def _parsed(source: str, schema: Schema) -> Query:
     raw = syntax.read(source)
     try:
-        return Query(schema, bind(raw, schema))
+        query = Query(schema, bind(raw, schema))
     except UnknownProperty as error:
         raise _pointing(error, source) from None
+    _check_canonical(query, long=len(source) * _GROWTH > syntax.TEXT_MAX)
+    return query
+
+
+def _check_canonical(query: Query, *, long: bool) -> None:
+    """Refuses here what the nodes that are sent the canonical JSON would refuse."""
+    if long:
+        syntax.check_length(query.to_json())
+    if _levels(query.tree) > syntax.NESTING_MAX:
+        bind(json.loads(query.to_json()), query.schema)
+
+
+def _levels(node: Node) -> int:
+    """The levels of the canonical JSON, at most; a condition on cells is an OR under NOT."""
+    if isinstance(node, All | Some):
+        return 1 + max(map(_levels, node.parts), default=0)
+    return 3
 
 
 def _pointing(error: UnknownProperty, source: str) -> UnknownProperty:

@@ -18,7 +18,7 @@ import cql2
 from galileo.errors import QuerySyntaxError
 
 TEXT_MAX = 1_000_000
-"""Characters of a query."""
+"""Characters of a query, as it comes and as canonical CQL2 JSON."""
 NESTING_MAX = 64
 """Levels of parentheses and operators within each other."""
 OPERATORS_MAX = 2_000
@@ -47,6 +47,7 @@ and has nothing behind it that could not be part of one."""
 _PARENTHESES = re.compile(r"[()]")
 _SHAPE_LEVELS_MAX = 3
 """Of a multi-polygon."""
+_LONG_NUMBER = re.compile(r"[0-9]{640,}")
 _PLACE = re.compile(r"-->\s*(\d+):(\d+)")
 _EXPECTED = re.compile(r"= expected (.*)", re.DOTALL)
 
@@ -65,15 +66,20 @@ def read(source: str) -> Any:
     Raises:
         QuerySyntaxError: the text does not parse, is too long or nested too deep.
     """
-    if len(source) > TEXT_MAX:
-        raise QuerySyntaxError(
-            f"expected a query of at most {TEXT_MAX:,} characters, got {len(source):,}; "
-            "simplify its polygons or shorten its lists",
-            position=TEXT_MAX,
-        )
+    check_length(source)
     if not source.strip():
         return True
     return _read_json(source) if source.lstrip().startswith("{") else _read_text(source)
+
+
+def check_length(source: str) -> None:
+    """Raises `QuerySyntaxError` where a query is too long, as CQL2 text or as CQL2 JSON."""
+    if len(source) > TEXT_MAX:
+        raise QuerySyntaxError(
+            f"expected a query of at most {TEXT_MAX:,} characters, written out as CQL2 JSON too, "
+            f"got {len(source):,}; simplify its polygons or shorten its lists",
+            position=TEXT_MAX,
+        )
 
 
 def refuse(source: str, position: int, fault: str) -> NoReturn:
@@ -135,6 +141,9 @@ def _read_json(source: str) -> Any:
         refuse(source, position, f"expected a finite number, got {error.args[0]}")
     except RecursionError:
         refuse(source, 0, f"expected at most {NESTING_MAX} levels of nesting")
+    except ValueError:  # A whole number with thousands of digits.
+        digits = _LONG_NUMBER.search(source)
+        refuse(source, digits.start() if digits else 0, "expected numbers that a double holds")
 
 
 class _ConstantError(Exception):

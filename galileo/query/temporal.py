@@ -6,6 +6,7 @@ of its ends (OGC 21-065, 7.8; clause "Temporal data types and instances").
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -125,12 +126,19 @@ def related(relation: str, when: Span, *, one_instant: bool) -> list[Span]:
 
 def outside(spans: list[Span]) -> list[Span]:
     """The times that lie in none of the spans."""
-    rest: list[Span] = [ALWAYS]
-    for lo, hi in spans:
-        cuts: list[Span] = [] if lo is None else [(None, lo)]
-        cuts += [] if hi is None else [(hi, None)]
-        rest = [overlap(left, cut) for left in rest for cut in cuts]
-    return [span for span in rest if not empty(span)]
+    rest: list[Span] = []
+    done: int | None = None
+    for lo, hi in sorted((span for span in spans if not empty(span)), key=_begin):
+        if lo is not None and (done is None or lo > done):
+            rest.append((done, lo))
+        if hi is None:
+            return rest
+        done = hi if done is None else max(done, hi)
+    return [*rest, (done, None)]
+
+
+def _begin(span: Span) -> float:
+    return -math.inf if span[0] is None else span[0]
 
 
 def overlap(left: Span, right: Span) -> Span:

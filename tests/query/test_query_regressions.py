@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import permutations
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from galileo.errors import UnknownProperty
+from galileo.errors import InputError, QuerySyntaxError, UnknownProperty
+from galileo.geo.geohash import to_text
 from galileo.graph.metadata import MetadataGraph
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
-from galileo.query import parse
+from galileo.query import parse, temporal
+from galileo.query.spatial import InCells
+from galileo.query.tree import leaves
 
 FEATURES = (Feature("t", "K"), Feature("n", type="int"), Feature("s", type="text"))
 ORDERS = list(permutations(FEATURES))
@@ -133,3 +139,106 @@ def test_missing_values_count_alike_on_every_level(order, text, test):
     found = scanned(text, order)
     assert sorted(found) == numbers_where(test)
     assert set(found.values()) == {1}
+
+
+DATES = [str(day) for day in np.arange("1990-01-01", "1995-01-01", dtype="datetime64[D]")]
+
+
+def test_none_of_many_dates_is_read_at_once():
+    """What it took doubled with each date: thirty of them took all memory."""
+    schema = Schema("world", [*FEATURES])
+    listed = ", ".join(f"'{date}'" for date in DATES[::2])
+    query = parse(f"datetime NOT IN ({listed})", schema)
+    noons = np.array(DATES, dtype="datetime64[us]").astype(np.int64) + 43_200_000_000
+    count = len(noons)
+    table = pa.table(
+        {
+            "latitude": np.zeros(count),
+            "longitude": np.zeros(count),
+            "time": times_from_micros(noons),
+            **{f.name: pa.nulls(count, f.arrow_type) for f in FEATURES},
+        }
+    )
+    assert np.flatnonzero(query.match_observations(table)).tolist() == [*range(1, count, 2)]
+
+
+def test_conditions_on_many_cells_and_times_are_told_apart_once(monkeypatch):
+    """Each was compared with all others: ten thousand cells in JSON took most of a minute."""
+    schema = Schema("world", [*FEATURES], geohash_precision=4)
+    cells = to_text(np.arange(0, 2**20, 1024, dtype=np.uint64), 4).to_pylist()
+    compared = 0
+
+    def count(mine, other):
+        nonlocal compared
+        compared += 1
+        return (mine.prefixes, mine.negated) == (other.prefixes, other.negated)
+
+    monkeypatch.setattr(InCells, "__eq__", count)
+    any_of = {
+        "op": "or",
+        "args": [{"op": "=", "args": [{"property": "geohash"}, cell]} for cell in cells],
+    }
+    for condition in (any_of, {"op": "not", "args": [any_of]}):
+        (leaf,) = leaves(parse(condition, schema).tree)
+        assert leaf.prefixes == tuple(sorted(cells))
+    assert compared < 20 * len(cells)
+
+
+def test_what_other_nodes_could_not_read_is_refused_where_it_is_asked():
+    schema = Schema("world", [*FEATURES], geohash_precision=5)
+    days = np.arange("1990-01-01", "2016-01-01", dtype="datetime64[D]")
+    listed = ", ".join(f"'{day}'" for day in days)
+    with pytest.raises(QuerySyntaxError, match="at most 1,000,000 characters"):
+        parse(f"datetime IN ({listed})", schema)
+    readable = 0
+    for depth in range(56, 66):
+        condition = {"op": "in", "args": [{"property": "geohash"}, ["9xjq8", "9xjq9"]]}
+        condition = {"op": "not", "args": [condition]}
+        for level in range(depth):
+            other = {"op": "=", "args": [{"property": "n"}, level]}
+            condition = {"op": ("and", "or")[level % 2], "args": [condition, other]}
+        try:
+            query = parse(json.dumps(condition), schema)
+        except QuerySyntaxError:
+            continue
+        assert parse(query.to_json(), schema) == query
+        readable += 1
+    assert readable > 4
+
+
+@pytest.mark.parametrize("digits", [4_000, 5_000])
+def test_a_number_of_thousands_of_digits_is_refused(digits):
+    schema = Schema("world", [*FEATURES])
+    text = f'{{"op": "=", "args": [{{"property": "n"}}, {"1" * digits}]}}'
+    with pytest.raises(InputError, match="number"):
+        parse(text, schema)
+
+
+@pytest.mark.parametrize("text", ["9x\0%", "9xjq8\0", "\0%", "9x\0x%"])
+def test_a_geohash_with_a_character_that_numpy_drops_is_refused(text):
+    schema = Schema("world", [*FEATURES], geohash_precision=5)
+    with pytest.raises(InputError, match="expected a geohash"):
+        parse({"op": "like", "args": [{"property": "geohash"}, text]}, schema)
+
+
+def test_a_distance_from_a_point_in_too_many_brackets():
+    schema = Schema("world", [*FEATURES])
+    place = {"type": "Point", "coordinates": [[-105, 40]]}
+    condition = {"op": "dwithin", "args": [{"property": "geometry"}, place, 5000]}
+    assert parse(condition, schema) == parse("DWITHIN(geometry, POINT(-105 40), 5000)", schema)
+
+
+ENDS = st.none() | st.integers(-4, 4)
+
+
+@given(spans=st.lists(st.tuples(ENDS, ENDS), max_size=5))
+def test_times_outside_of_spans(spans):
+    def lies_in(span, time):
+        lo, hi = span
+        return (lo is None or lo <= time) and (hi is None or time < hi)
+
+    rest = temporal.outside(spans)
+    for time in range(-6, 7):
+        outside = not any(lies_in(span, time) for span in spans)
+        assert sum(lies_in(span, time) for span in rest) == outside
+    assert not any(temporal.empty(span) for span in rest)
