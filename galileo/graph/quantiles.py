@@ -115,8 +115,12 @@ def _lowest(groups: Bounded, share: float) -> float:
 
 
 def _guess(groups: Bounded, share: float) -> float:
-    """As if each group held the mean of its least and most, all at its middle."""
-    middle = groups.lo / 2 + groups.hi / 2
+    """As if each group held the mean of its least and most, all at its middle.
+
+    What reaches from one infinity to the other has its middle at 0.
+    """
+    with np.errstate(invalid="ignore"):
+        middle = np.nan_to_num(groups.lo / 2 + groups.hi / 2, posinf=np.inf, neginf=-np.inf)
     order = np.argsort(middle, kind="stable")
     reached = np.cumsum((groups.low + groups.high)[order] / 2)
     at = int(np.searchsorted(reached, share * reached[-1]))

@@ -98,3 +98,10 @@ def test_where_nothing_can_match_there_is_no_quantile(world) -> None:
 def test_only_numbers_have_quantiles(world, feature) -> None:
     with pytest.raises(InputError, match="expected one of the indexed features"):
         FeatureGraph(world.schema).quantiles(parse("", world.schema), feature, [0.5])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_the_guess_between_two_infinities_is_a_number(share: float) -> None:
+    lo, hi, count = np.array([-np.inf]), np.array([np.inf]), np.array([3])
+    [found] = quantiles(Bounded(lo, hi, count, count), [share])
+    assert (found.low, found.value, found.high) == (-np.inf, 0.0, np.inf)
