@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
-from galileo.cli.main import main as galileo
 from galileo.cli import EXIT_INTERRUPTED
+from galileo.cli.main import main as galileo
 from galileo.cli.output import EXIT_BUG, EXIT_GONE, EXIT_INPUT, EXIT_TRY_AGAIN
 
 TARGET = Path(__file__).parents[1] / "docs" / "commands.md"
