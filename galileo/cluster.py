@@ -49,7 +49,8 @@ class LocalNode:
 
     Attributes:
         name: of the node.
-        address: "127.0.0.1:port".
+        address: "127.0.0.1:port", at which others reach it.
+        listen: where it listens, if that is elsewhere.
         log: file of its log.
         prefix: words before those of its command when it is started, of a program that runs the
             rest in its own place, such as ("env", "TZ=UTC").
@@ -62,11 +63,13 @@ class LocalNode:
         *,
         config: Path,
         write_config: Callable[[], object],
+        listen: str = "",
         keys: Keys = NO_KEYS,
     ) -> None:
         self.name = name
         self.address = address
         self.log = config.with_suffix(".log")
+        self.listen = listen or address
         self.prefix: tuple[str, ...] = ()
         self._config = config
         self._write_config = write_config
@@ -97,12 +100,15 @@ class LocalNode:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--config", str(self._config), "--parent", str(os.getpid())],
-                env={**NODE_ENVIRONMENT, **without_token(os.environ)},
+                env={**NODE_ENVIRONMENT, **without_token(os.environ), **self._listening()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+
+    def _listening(self) -> dict[str, str]:
+        return {} if self.listen == self.address else {"GALILEO_NODE__LISTEN": self.listen}
 
     def wait(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Returns when the node serves.
@@ -274,10 +280,9 @@ class LocalCluster:
                     "stop the one that runs there, or name another directory"
                 )
         for node in idle:
-            listen = self._settings.get("node", {}).get("listen") or node.address
-            if not _is_free(listen):
+            if not _is_free(node.listen):
                 raise InputError(
-                    f"expected a free port to listen on, got {listen}, where something "
+                    f"expected a free port to listen on, got {node.listen}, where something "
                     "listens already; is it another cluster? Stop it, or name another port"
                 )
 
@@ -372,6 +377,7 @@ class LocalCluster:
             address,
             config=self._config_of(name),
             write_config=functools.partial(self._write_config, name),
+            listen=self._settings.get("node", {}).get("listen", ""),
             keys=self._proof.keys(),
         )
 

@@ -154,7 +154,7 @@ def proxied(cluster: LocalCluster, *, seed: int = 1) -> Iterator[Proxies]:
         for node in cluster.nodes:
             behind = f"127.0.0.1:{_free_port()}"
             proxies.between(node.address, behind)
-            node.prefix = (*node.prefix, "env", f"GALILEO_NODE__LISTEN={behind}")
+            node.listen = behind
         yield proxies
     finally:
         proxies.close()
