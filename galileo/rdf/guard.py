@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from galileo.errors import InputError, QuerySyntaxError, UnsupportedQuery
-from galileo.rdf import late, tokens
+from galileo.rdf import late, terms, tokens
 
 QUERY_CHARS_MAX = 100_000
 NESTED_MAX = 1_000
@@ -24,6 +24,11 @@ PARSED_MAX = 256
 # A keyword that does not occur as text cannot occur as a keyword, unless it is escaped.
 _SUSPECT = re.compile(r"service|from|load|\\u", re.IGNORECASE)
 _LINE_AND_COLUMN = re.compile(r"(?:at |line:)(\d+)(?::|, col:)(\d+)")
+# Of the engine's own words; what else it says is what its grammar looked at last, which can lie
+# beyond what is wrong.
+_REASON = re.compile(r"(?:expected (?:one of )?|, )([A-Z][A-Za-z]* (?:\w+ ){1,12}\w+)(?=,|$)")
+SHOWN_CHARS = 40
+"""Of a text, before and behind the place where it is wrong."""
 _REFUSED = {
     "ServiceGraphPattern": "SERVICE asks another server",
     "DatasetClause": "FROM names another graph, and there is one only",
@@ -72,6 +77,13 @@ def check_update(text: str) -> None:
         _refuse(_names(_parsed(text, late.module(late.PARSER).parseUpdate, error=_no_update)))
 
 
+def _no_query(text: str, message: str) -> InputError:
+    with suppress(tokens.TooOdd):
+        if tokens.is_update(text):
+            return _update_error()
+    return _no_sparql(message, position=_position(text, message))
+
+
 def _no_update(text: str, message: str) -> InputError:
     return _no_sparql(message, position=_position(text, message))
 
@@ -82,11 +94,42 @@ def check_algebra(tree: Any) -> None:
 
 
 def syntax_error(text: str, message: str) -> InputError:
-    """The error for a text that is no query; an update gets a better one than that."""
+    """The error for a text that is no query, as the engine says; updates get a better one."""
     with suppress(tokens.TooOdd):
         if tokens.is_update(text):
             return _update_error()
-    return _no_sparql(message, position=_position(text, message))
+        if (prefix := tokens.undeclared(text)) is not None:
+            return _no_prefix(text, prefix)
+    position = _position(text, message)
+    return _no_sparql(_place_and_reason(text, message, position), position=position)
+
+
+def _no_prefix(text: str, prefix: tokens.Prefix) -> QuerySyntaxError:
+    line, column = _line_and_column(text, prefix.at)
+    return QuerySyntaxError(
+        f"expected prefixes that are declared, got {prefix.name + ':'!r} at line {line}, column "
+        f"{column}; begin the query with PREFIX {prefix.name}: <...>, or use one of "
+        f"{', '.join(f'{name}:' for name in terms.PREFIXES)}, which need no declaration",
+        position=prefix.at,
+    )
+
+
+def _place_and_reason(text: str, message: str, position: int) -> str:
+    """Where it is wrong, and why where the engine's message has words for that.
+
+    The engine tells the farthest place that it looked at, which is the wrong one or behind it.
+    """
+    line, column = _line_and_column(text, position)
+    shown = text[max(0, position - SHOWN_CHARS) : position + SHOWN_CHARS]
+    reasons = [found[1] for found in _REASON.finditer(message)]
+    told = f"line {line}, column {column}, or a little before, in {' '.join(shown.split())!r}"
+    return "; ".join([told, *reasons])
+
+
+def _line_and_column(text: str, position: int) -> tuple[int, int]:
+    """Both from 1."""
+    before = text[:position]
+    return before.count("\n") + 1, position - before.rfind("\n")
 
 
 def _no_sparql(message: str, *, position: int) -> QuerySyntaxError:
@@ -145,7 +188,7 @@ def _refuse(names: frozenset[str]) -> None:
 
 @lru_cache(maxsize=PARSED_MAX)
 def _query_names(text: str) -> frozenset[str]:
-    return _names(_parsed(text, late.module(late.PARSER).parseQuery, error=syntax_error))
+    return _names(_parsed(text, late.module(late.PARSER).parseQuery, error=_no_query))
 
 
 def _parsed(

@@ -72,6 +72,14 @@ class Keyword:
     named: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A prefix in a text, without its colon, and its 0-based offset."""
+
+    name: str
+    at: int
+
+
 class TooOdd(Exception):
     """The text has so many strings without an end, or such words, that nobody wrote it.
 
@@ -113,6 +121,24 @@ def is_update(text: str) -> bool:
         if word and not match["local"] and word.upper() not in _PROLOGUE:
             return _UPDATE.match(word) is not None
     return False
+
+
+def undeclared(text: str) -> Prefix | None:
+    """The first prefix that neither the text nor `terms.PREFIXES` declares. Raises TooOdd."""
+    used: list[Prefix] = []
+    declared, before = {*terms.PREFIXES, "_"}, ""
+    for match in _read(text):
+        if match["local"] or match["bare"]:
+            name, is_whole = match["word"] or "", (match["local"] or match["bare"]) == ":"
+            if is_whole and before == _DECLARES:
+                declared.add(name)
+            elif is_whole and name.lower().startswith(_DECLARES):
+                declared |= {name, _without(_DECLARES, name)}
+            elif "\\" not in name and text[match.start() - 1] != "<":  # an IRI that is none
+                used.append(Prefix(name, match.start()))
+        if not match[0].isspace() and not match[0].startswith("#"):
+            before = match[0].lower()
+    return next((one for one in used if one.name not in declared), None)
 
 
 def depth(text: str) -> int:

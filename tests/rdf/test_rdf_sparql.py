@@ -81,6 +81,44 @@ def test_what_is_no_query_of_this_graph_is_refused(graph, text, error):
     assert graph.sparql("SELECT (COUNT(*) AS ?n) { ?s ?p ?o }").rows == before
 
 
+@pytest.mark.parametrize(
+    ("text", "prefix", "line", "column"),
+    [
+        ("SELECT * { ?s nope:p ?o }", "nope", 1, 15),
+        ("PREFIX a: <urn:a>\nSELECT * {\n  ?s a:b '''b:c'''; a:d 1, :e }", "", 3, 28),
+        ("SELECT * { ?s <urn:a> 'x'^^foo:bar }", "foo", 1, 28),
+        ("SELECT * { <a> galileo:b ?s }", "galileo", 1, 16),
+    ],
+)
+def test_an_unknown_prefix_is_named(graph, text, prefix, line, column):
+    with pytest.raises(QuerySyntaxError) as caught:
+        graph.sparql(text)
+    told = caught.value.message
+    assert f"got '{prefix}:' at line {line}, column {column}; " in told
+    assert "g:, f:, geo:, " in told
+    assert len(told) < 300
+    assert text[caught.value.details["position"] :].startswith(f"{prefix}:")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("SELECT ?s {\n?s ?p ?o", "line 2, column 9, or a little before, in"),
+        ("SELECT * { ?s ?p ?o } ORDER BY", "line 1, column 31, or a little before, in"),
+        ("SELECT * { ?s <urn:a b> ?o }", "line 1, column 24, or a little before, in"),
+        ("SELECT ?x { ?s ?p ?o } GROUP BY ?s", "; The SELECT contains a variable that is unbound"),
+    ],
+)
+def test_what_does_not_parse_is_told_in_one_short_line(graph, text, told):
+    with pytest.raises(QuerySyntaxError) as caught:
+        graph.sparql(text)
+    message = caught.value.message
+    assert told in message
+    assert len(message) < 300
+    assert "\n" not in message
+    assert "u{" not in message
+
+
 @pytest.mark.parametrize("limits", [{"timeout_s": 0}, {"timeout_s": math.nan}, {"rows_max": 0}])
 def test_limits_that_mean_nothing_are_refused(graph, limits):
     with pytest.raises(InputError, match="expected a"):

@@ -11,7 +11,7 @@ from pyparsing import ParseException
 from rdflib.plugins.sparql.parser import parseQuery
 
 from galileo.errors import InputError, UnsupportedQuery
-from galileo.rdf import guard, tokens
+from galileo.rdf import guard, terms, tokens
 
 REMOTE = "<http://127.0.0.1:1/sparql>"
 REFUSED = [
@@ -134,3 +134,26 @@ def test_a_keyword_is_found_where_a_parser_finds_one(text):
     found = tokens.keyword(text)
     if expected is not None:
         assert (found is not None and found.named) == expected
+
+
+NAMES = st.sampled_from(["a", "g", "xsd", "nope", "", "x.y", "_"])
+OTHER = ["?c", "'d:e'", '"""f:g\n"""', "<urn:h:i>", "# j:k\n", "@en", "{", "}", ";", "12", "ASK"]
+# Each piece, and the prefix that it uses or declares, where it does.
+PIECES = st.one_of(
+    NAMES.map(lambda name: (f"{name}:b", name, None)),
+    NAMES.map(lambda name: (f"PREFIX {name}: <urn:{name}>", None, name)),
+    st.sampled_from(OTHER).map(lambda text: (text, None, None)),
+)
+
+
+@given(st.lists(PIECES, max_size=12))
+def test_undeclared_prefixes_are_those_that_a_query_uses_and_nobody_declares(pieces):
+    text, used, declared = "", [], {"_", *terms.PREFIXES}
+    for piece, use, declaration in pieces:
+        if use is not None:
+            used.append(tokens.Prefix(use, len(text)))
+        if declaration is not None:
+            declared.add(declaration)
+        text += piece + " "
+    unknown = [one for one in used if one.name not in declared]
+    assert tokens.undeclared(text) == (unknown[0] if unknown else None)
