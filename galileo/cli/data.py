@@ -94,7 +94,7 @@ def ingest(
 
     \b
     Example:
-      galileo ingest nam nam.t00z.grib2 --create --map temperature=t@surface \\
+      galileo ingest nam nam.t00z.grib2 --create --map temperature=2t \\
           --map "wind_speed=hypot(10u, 10v)"
     """
     mapping = Mapping.parse(maps) if maps else None

@@ -76,6 +76,9 @@ class AsyncClient(AsyncMany):
         self._schemas: dict[str, Schema] = {}
         self._sent_digests: set[str] = set()
 
+    def __repr__(self) -> str:
+        return f"<AsyncClient of {', '.join(self._transport.addresses)}>"
+
     async def __aenter__(self) -> AsyncClient:
         return self
 

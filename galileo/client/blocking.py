@@ -104,6 +104,9 @@ class Client:
             self._stop()
             raise
 
+    def __repr__(self) -> str:
+        return repr(self._client).replace("<AsyncClient", "<Client", 1)
+
     def __enter__(self) -> Client:
         return self
 
@@ -180,8 +183,9 @@ class Client:
     ) -> pa.Table:
         return self._run(self._client.read(labels, exact=exact, progress=progress))
 
-    def read_batches(self, labels: LabelSet, *, exact: bool = True) -> Iterator[pa.Table]:
-        return self._iterate(self._client.read_batches(labels, exact=exact))
+    def read_batches(self, labels: LabelSet, *, exact: bool = True) -> BlockingTables:
+        tables = self._iterate(self._client.read_batches(labels, exact=exact))
+        return BlockingTables(labels, tables)
 
     def select(
         self, dataset: str, query: QueryLike = "", *, columns: Sequence[str] = ()
@@ -384,6 +388,26 @@ class Client:
         self._loop.close()
 
 
+class BlockingTables(Iterator[pa.Table]):
+    """Observations in pieces; `close` it where it is not read to its end."""
+
+    def __init__(self, labels: LabelSet, steps: Generator[pa.Table, None, None]) -> None:
+        self._labels = labels
+        self._steps = steps
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """Of the pieces, also where there is none."""
+        return self._labels.schema.observation_schema
+
+    def __next__(self) -> pa.Table:
+        return next(self._steps)
+
+    def close(self) -> None:
+        """Ends the reading at the nodes, too; harmless where it has ended."""
+        self._steps.close()
+
+
 class BlockingLabelBatches:
     """`LabelBatches` for `for`; leave a `with` block or `close` it where it is not read to its end.
 
@@ -398,6 +422,12 @@ class BlockingLabelBatches:
     @property
     def end(self) -> QueryEnd | None:
         return self._batches.end
+
+    @property
+    def arrow_schema(self) -> pa.Schema | None:
+        """Of the labels as tables, also where there are none; None until the answer has begun."""
+        schema = self._batches.schema
+        return None if schema is None else Labels.empty(schema).to_arrow().schema
 
     def __iter__(self) -> BlockingLabelBatches:
         return self

@@ -38,6 +38,13 @@ PIECE_ROWS = 131_072
 _POINT = np.dtype([("order", "u1"), ("kind", "<u4"), ("x", "<f8"), ("y", "<f8")])
 
 
+class Pieces(Protocol):
+    """Pieces that say what columns they have, also where none comes."""
+
+    @property
+    def arrow_schema(self) -> pa.Schema | None: ...
+
+
 class Writer(Protocol):
     """Takes the pieces of a table; they have one schema."""
 
@@ -51,10 +58,12 @@ def write_geoparquet(data: GeoData | Iterable[GeoData], path: str | os.PathLike[
 
     Args:
         data: labels, observations, or pieces of either, such as `client.read_batches(labels)`.
+            Where these give no piece, the file has all columns and no row.
         path: of the file, which has its name once all of it is written.
 
     Raises:
-        InputError: there is nothing to draw in a table, or no piece at all.
+        InputError: there is nothing to draw in a table, or no piece at all comes of what does not
+            say which columns it would have.
     """
     _write(data, path, GeoParquetWriter)
 
@@ -241,9 +250,17 @@ def _pieces(
         writer = writer or kind(sink, table.schema)  # type: ignore[call-arg]
         for start in range(0, max(1, table.num_rows), PIECE_ROWS):
             yield writer, table.slice(start, PIECE_ROWS)
-    if writer is None:
-        raise InputError("expected labels or observations to write, got not even an empty table")
-    writer.close()
+    (writer or kind(sink, _schema_without_pieces(data))).close()  # type: ignore[call-arg]
+
+
+def _schema_without_pieces(data: GeoData | Iterable[GeoData] | Pieces) -> pa.Schema:
+    schema = getattr(data, "arrow_schema", None)
+    if schema is None:
+        raise InputError(
+            "expected labels or observations to write, got not even an empty table, which would "
+            "say what the columns are; client.schema(name).observation_schema.empty_table() is one"
+        )
+    return schema
 
 
 def _write(data: Any, path: str | os.PathLike[str], kind: type[Writer]) -> None:

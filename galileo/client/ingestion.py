@@ -89,8 +89,8 @@ def _receipt(producer: str, replies: list[storage_pb2.IngestReply]) -> Receipt:
 
 
 def _batches(schema: Schema, data: Batches, batch_rows: int) -> Iterator[pa.Table]:
-    if batch_rows < 1:
-        raise InputError(f"expected batch_rows of at least 1, got {batch_rows}")
+    if not isinstance(batch_rows, int | np.integer) or batch_rows < 1:
+        raise InputError(f"expected batch_rows, a whole number of at least 1, got {batch_rows!r}")
     whole = isinstance(data, Observations)
     if not whole and not (isinstance(data, Iterable) and _is_stream(data)):
         raise _no_table(data)

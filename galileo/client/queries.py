@@ -24,6 +24,7 @@ from galileo.client.results import Labels, QueryEnd
 from galileo.client.transport import PAUSE_S, Transport
 from galileo.errors import DeadlineExceeded, GalileoError, InputError, TryAgain, Unavailable
 from galileo.labels import LabelSet, from_ipc
+from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.codec import cursor_from_pb, table_chunks, table_of
 from galileo.wire.pb import query_pb2, query_pb2_grpc, storage_pb2, storage_pb2_grpc
@@ -107,12 +108,14 @@ class LabelBatches:
 
     Attributes:
         end: how far the answer goes; None until all labels were given.
+        schema: of the dataset; None until the answer has begun.
     """
 
     def __init__(
         self, transport: Transport, request: Callable[[], Awaitable[query_pb2.QueryRequest]]
     ) -> None:
         self.end: QueryEnd | None = None
+        self.schema: Schema | None = None
         self._transport = transport
         self._request = request
         self._given = 0
@@ -132,7 +135,7 @@ class LabelBatches:
         request = await self._request()
         call, part = await self._transport.open(functools.partial(_open, request))
         head = part.head
-        schema = decode.schema_of(head.schema_json)
+        schema = self.schema = decode.schema_of(head.schema_json)
         try:
             while True:
                 if part.labels:

@@ -56,6 +56,8 @@ async def _parts(
 
 
 def _answer_schema(schema: Schema, columns: Sequence[str]) -> pa.Schema:
+    if isinstance(columns, str):
+        raise InputError(f"expected a list of columns, such as [{columns!r}], got {columns!r}")
     whole = schema.observation_schema
     unknown = [name for name in columns if name not in whole.names]
     if unknown:

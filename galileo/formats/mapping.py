@@ -41,7 +41,7 @@ class Mapping:
 
     @staticmethod
     def parse(texts: Iterable[str]) -> Mapping:
-        """A mapping from texts such as `temperature=t@surface` or `time=@2012-03-01T06:00Z`.
+        """A mapping from texts such as `temperature=2t` or `time=@2012-03-01T06:00Z`.
 
         The names `latitude`, `longitude` and `time` map the coordinates; `@` before a time
         makes it the time of every row.
@@ -69,7 +69,7 @@ class Mapping:
 def _pair(text: str) -> tuple[str, str]:
     feature, sign, source = text.partition("=")
     if not sign or not feature.strip() or not source.strip():
-        raise InputError(f"expected a mapping such as temperature=t@surface, got {text!r}")
+        raise InputError(f"expected a mapping such as temperature=2t, got {text!r}")
     return feature.strip(), source.strip()
 
 

@@ -10,6 +10,14 @@ import galileo
 from galileo.errors import InputError
 
 
+async def test_a_client_shows_its_addresses_and_no_secret() -> None:
+    proof = galileo.client.Proof(token="gal_secret", insecure=True)
+    with galileo.Client("127.0.0.1:1", "127.0.0.1:2", proof=proof) as client:
+        assert repr(client) == "<Client of 127.0.0.1:1, 127.0.0.1:2>"
+    async with galileo.AsyncClient("127.0.0.1:1", proof=proof) as awaited:
+        assert repr(awaited) == "<AsyncClient of 127.0.0.1:1>"
+
+
 def test_every_node_gives_the_same_topology(cluster: galileo.LocalCluster) -> None:
     texts = set()
     for address in cluster.addresses:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,38 @@ def test_an_empty_table_is_a_file_and_nothing_is_none(write: Any, tmp_path: Path
     with pytest.raises(InputError, match="not even an empty table"):
         write([], tmp_path / "none")
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+@pytest.mark.parametrize("write", [galileo.write_geoparquet, galileo.write_geojson])
+def test_an_answer_without_labels_is_a_file_of_the_same_columns(
+    client: galileo.Client, fresh_name: Callable[[str], str], write: Any, tmp_path: Path
+) -> None:
+    name = fresh_name("empty-files")
+    client.create_dataset(galileo.Schema(name, SCHEMA.features))
+    client.ingest(name, observations())
+    for query, exact in (("", True), ("t > 1e6", True), ("t > 1e6", False)):
+        labels = client.query(name, query)
+        assert bool(len(labels)) is (query == "")
+        write(client.read(labels), tmp_path / "whole")
+        write(client.read_batches(labels, exact=exact), tmp_path / "pieces")
+        assert_same_file(tmp_path / "whole", tmp_path / "pieces")
+        write(labels, tmp_path / "whole")
+        write(client.query_batches(name, query), tmp_path / "pieces")
+        assert_same_file(tmp_path / "whole", tmp_path / "pieces")
+
+
+def assert_same_file(one: Path, other: Path) -> None:
+    """The same columns and rows, in any order."""
+    if one.read_bytes()[:4] != b"PAR1":
+        assert sorted(read_lines(one)) == sorted(read_lines(other))
+        return
+    tables = [pq.read_table(path) for path in (one, other)]
+    assert tables[0].schema.remove_metadata() == tables[1].schema.remove_metadata()
+    assert sorted(map(str, tables[0].to_pylist())) == sorted(map(str, tables[1].to_pylist()))
+
+
+def read_lines(path: Path) -> list[str]:
+    return [json.dumps(feature) for feature in json.loads(path.read_text())["features"]]
 
 
 def test_observations_are_points_of_geojson() -> None:
