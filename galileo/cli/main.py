@@ -26,6 +26,10 @@ COMMANDS = {
     ),
     "config": Later("galileo.cli.config:config", "Configuration files of nodes."),
     "create": Later("galileo.cli.data:create", "Create a dataset."),
+    "datasets": Later(
+        "galileo.cli.datasets:datasets",
+        "List the datasets that you may use, or show the features of the one of that NAME.",
+    ),
     "doctor": Later(
         "galileo.cli.doctor:doctor",
         "Examine a cluster, or the host of a node, and explain what is wrong.",

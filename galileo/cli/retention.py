@@ -138,14 +138,15 @@ def in_words(policy: Retention | None) -> str:
         return "everything is kept"
     bounds = []
     if policy.age_s is not None:
-        bounds.append(f"for {_days(policy.age_s)}")
+        bounds.append(f"for {in_units(policy.age_s)}")
     if policy.bytes is not None:
         bounds.append(f"up to {policy.bytes:,} bytes on each node")
     readers = "past readers" if policy.past_readers else "never past a reader"
     return f"kept {' and '.join(bounds)}, {readers}"
 
 
-def _days(age_s: float) -> str:
+def in_units(age_s: float) -> str:
+    """Seconds for people, such as "30d" or "10m"."""
     units = (("d", 86400.0), ("h", 3600.0), ("m", 60.0))
     name, width = next((u for u in units if age_s >= u[1] and age_s % u[1] == 0), ("s", 1.0))
     return f"{age_s / width:g}{name}"

@@ -104,6 +104,37 @@ def test_create_and_ingest_as_json(run: Run, csv: Path, fresh_name: Fresh) -> No
     assert stored["file"] == str(csv)
 
 
+def test_datasets_are_listed_with_what_is_in_them(run: Run, fresh_name: Fresh) -> None:
+    name, other = fresh_name("listed"), fresh_name("listed")
+    features = ("--feature", "temperature:K", "--feature", "station::text")
+    run("create", name, *features, "--precision", "4", "--bucket", "10m")
+    run("create", other, "--feature", "count:1:int")
+    run("retention", "set", name, "--age", "30d")
+    one = values(run("datasets", name, "--json"))
+    listed = {told["name"]: told for told in values(run("datasets", "--json"))}
+    assert list(listed) == sorted(listed)
+    assert listed[name] == one
+    assert one.pop("retention") == values(run("retention", "show", name, "--json"))["retention"]
+    assert one == {
+        "name": name,
+        "features": [
+            {"name": "temperature", "unit": "K", "type": "float", "indexed": True},
+            {"name": "station", "unit": "", "type": "text", "indexed": True},
+        ],
+        "geohash_precision": 4,
+        "time_bucket_us": 600_000_000,
+    }
+    assert listed[other]["retention"] is None
+    [row] = [line for line in run("datasets").stdout.splitlines() if f" {name} " in line]
+    assert "temperature (K, float), station (text)" in row
+    assert all(f" {word} " in row for word in ("4", "10m"))
+    assert "kept for 30d" in row
+    words = run("datasets", name).stdout
+    assert f"{name}: blocks of 4 geohash characters and 10m; kept for 30d" in words
+    assert "temperature" in words
+    assert f"did you mean '{name}'" in run("datasets", name + "x", fails=2).stderr
+
+
 def test_ingest_can_create_the_dataset_from_the_file(run: Run, dataset: str) -> None:
     found = values(run("query", dataset, "--json"))
     assert found["complete"] is True

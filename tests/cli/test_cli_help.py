@@ -57,6 +57,7 @@ def test_the_commands_are_these() -> None:
         *("completion", "config check"),
         *(
             "create",
+            "datasets",
             "doctor",
             "drain",
             "drill",
