@@ -31,6 +31,8 @@ CLASSIC_MAGIC = b"CDF"
 SLAB_VALUES_MAX = 1 << 22
 LEVELS_MAX = 4096
 MEASURED_KINDS = "iuf"
+FILL_TOLERANCE = 1e-6
+"""Of a default fill value that a scale was applied to, by its share."""
 
 Window = dict[str, slice]
 
@@ -174,26 +176,78 @@ def _spread(values: Any, dims: Sequence[str], *, grid: Grid, window: Window) -> 
 
 def _measured(values: Any, variable: Any, *, default_fills: dict[str, Any]) -> Any:
     """Values with NaN also for what xarray leaves: default fill values and the valid range."""
-    raw = variable.encoding.get("dtype", values.dtype)
-    missing = np.zeros(values.shape, dtype=np.bool_)
-    if not {"_FillValue", "missing_value", "scale_factor"} & set(variable.encoding):
-        fill = default_fills.get(f"{raw.kind}{raw.itemsize}") if raw.itemsize > 1 else None
-        missing |= False if fill is None else values == np.asarray(fill).astype(raw)
     low, high = _valid_range(variable)
-    missing |= (values < low) | (values > high)
+    missing = _is_unwritten(values, variable, default_fills) | (values < low) | (values > high)
     return np.where(missing, np.nan, values) if missing.any() else values
 
 
+def _is_unwritten(values: Any, variable: Any, default_fills: dict[str, Any]) -> Any:
+    """Where values are what the library fills with if the file names no value of its own."""
+    raw = variable.encoding.get("dtype", values.dtype)
+    fill = default_fills.get(f"{raw.kind}{raw.itemsize}") if raw.itemsize > 1 else None
+    if fill is None or {"_FillValue", "missing_value"} & set(variable.encoding):
+        return np.zeros(values.shape, dtype=np.bool_)
+    stored = _unsigned(np.asarray(fill).astype(raw), variable)
+    if not _is_packed(variable):
+        return values == stored
+    scale, offset = _packing(variable)
+    unpacked = float(stored) * scale + offset
+    return np.abs(values - unpacked) <= (
+        abs(scale) / 2 if raw.kind in "iu" else FILL_TOLERANCE * abs(unpacked)
+    )
+
+
+def _is_packed(variable: Any) -> bool:
+    return bool({"scale_factor", "add_offset"} & set(variable.encoding))
+
+
+def _packing(variable: Any) -> tuple[float, float]:
+    encoding = variable.encoding
+    return float(encoding.get("scale_factor", 1.0)), float(encoding.get("add_offset", 0.0))
+
+
 def _valid_range(variable: Any) -> tuple[float, float]:
-    """Bounds in the units of the decoded values; the file gives them as packed (CF, 2.5.1)."""
-    pair = variable.attrs.get("valid_range", (-np.inf, np.inf))
-    low = float(variable.attrs.get("valid_min", pair[0]))
-    high = float(variable.attrs.get("valid_max", pair[1]))
-    scale = float(variable.encoding.get("scale_factor", 1.0))
-    offset = float(variable.encoding.get("add_offset", 0.0))
-    bounds = sorted((low * scale + offset, high * scale + offset))
-    slack = abs(scale) / 2 if "scale_factor" in variable.encoding else 0.0
-    return bounds[0] - slack, bounds[1] + slack
+    """Bounds in the units of the decoded values.
+
+    A packed variable's are packed as it is (CF, 2.5.1), but for bounds of floats about integers,
+    which are unpacked (NetCDF User Guide, "Attribute Conventions").
+    """
+    attrs = variable.attrs
+    lowest, highest = _bounds(attrs.get("valid_range"), 2) or (-np.inf, np.inf)
+    (least,) = _bounds(attrs.get("valid_min"), 1) or (lowest,)
+    (most,) = _bounds(attrs.get("valid_max"), 1) or (highest,)
+    given = [np.asarray(bound) for bound in (least, most) if bound not in (-np.inf, np.inf)]
+    raw = variable.encoding.get("dtype", variable.dtype)
+    is_unpacked = raw.kind in "iu" and any(bound.dtype.kind == "f" for bound in given)
+    if is_unpacked or not _is_packed(variable):
+        return _number(least, variable), _number(most, variable)
+    scale, offset = _packing(variable)
+    ends = (_number(least, variable), _number(most, variable))
+    low, high = sorted(end * scale + offset for end in ends)
+    slack = abs(scale) / 2
+    return low - slack, high + slack
+
+
+def _bounds(given: Any, count: int) -> list[Any]:
+    """An attribute's numbers; none where it is absent, or does not hold so many."""
+    try:
+        found = np.atleast_1d(np.asarray(given))
+        found = found.astype(np.float64) if found.dtype.kind in "USO" else found
+    except (TypeError, ValueError):
+        return []
+    return list(found) if len(found) == count and not np.isnan(found).any() else []
+
+
+def _number(bound: Any, variable: Any) -> float:
+    return float(_unsigned(np.asarray(bound), variable))
+
+
+def _unsigned(stored: Any, variable: Any) -> Any:
+    """A whole number as a variable means it that holds unsigned ones in a signed type."""
+    raw = variable.encoding.get("dtype", variable.dtype)
+    if variable.encoding.get("_Unsigned") != "true" or stored.dtype.kind != "i":
+        return stored
+    return stored.astype(np.int64) % (1 << (8 * raw.itemsize))
 
 
 # --- what the file offers --------------------------------------------------------------------

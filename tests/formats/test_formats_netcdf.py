@@ -240,6 +240,42 @@ def test_missing_values_of_every_kind_are_null(path: Path) -> None:
         assert table.column(name).null_count == 1 + (name == "packed"), name
 
 
+@pytest.mark.parametrize(
+    ("packing", "stored", "values"),
+    [
+        ({"scale_factor": 0.5, "add_offset": 10.0}, [2, -32767, 4], [11.0, None, 12.0]),
+        ({"scale_factor": np.float32(0.01)}, [2, -32767, 4], [0.02, None, 0.04]),
+        ({"add_offset": 10.0}, [2, -32767, 4], [12.0, None, 14.0]),
+        ({"scale_factor": 0.5, "valid_range": [1.0, 2.0]}, [1, 3, 5], [None, 1.5, None]),
+        ({"scale_factor": 0.5, "valid_max": 2.0}, [1, 3, 5], [0.5, 1.5, None]),
+        ({"scale_factor": -0.5, "valid_min": np.int16(2)}, [1, 3, 5], [None, -1.5, -2.5]),
+        (
+            {"scale_factor": 0.5, "_Unsigned": "true", "valid_range": np.int16([0, -6])},
+            [1, -6, -2],
+            [0.5, 32765.0, None],
+        ),
+        ({"valid_range": "0, 100"}, [1, 3, 5], [1, 3, 5]),
+        ({"valid_range": np.int16([7])}, [1, 3, 5], [1, 3, 5]),
+        ({"valid_min": "none"}, [1, 3, 5], [1, 3, 5]),
+    ],
+)
+def test_packed_values_that_are_missing_and_bounds_in_their_own_units(
+    path: Path, packing: dict[str, Any], stored: list[int], values: list[float | None]
+) -> None:
+    with writing(path, time=1, lat=1, lon=3) as dataset:
+        put_places(dataset, latitudes=(10.0,))
+        put_times(dataset, hours=(0,))
+        dims = ("time", "lat", "lon")
+        put(dataset, "other", dims, np.ones((1, 1, 3)))
+        packed = dataset.createVariable("packed", "i2", dims)
+        packed.setncatts(packing)
+        packed.set_auto_maskandscale(False)
+        packed[...] = np.array(stored, dtype=np.int16)
+    assert read(path)["packed"].to_pylist() == [
+        None if value is None else pytest.approx(value) for value in values
+    ]
+
+
 def test_whole_numbers_are_int_features(path: Path) -> None:
     with writing(path, time=1, lat=2, lon=3) as dataset:
         put_places(dataset)
