@@ -86,9 +86,9 @@ def _fields(eccodes: Any, file: BinaryIO) -> Iterator[Field]:
 
 
 def _field(eccodes: Any, handle: Any, *, place: Place, number: int) -> Field:
-    def get(key: str, default: Any = "") -> Any:
+    def get(key: str, default: Any = "", kind: type | None = None) -> Any:
         try:
-            return eccodes.codes_get(handle, key)
+            return eccodes.codes_get(handle, key, kind)
         except eccodes.KeyValueNotFoundError:
             return default
 
@@ -135,11 +135,19 @@ def _names(get: Any) -> tuple[str, str]:
 
 
 def _level(get: Any) -> str:
-    """The level, or both bounds of a layer, bottom last; empty for level 0."""
-    top, bottom = get("topLevel", None), get("bottomLevel", None)
+    """The level, or both bounds of a layer, bottom last; empty for level 0.
+
+    As fractions: as whole numbers, the soil from 0 to 0.1 m and from 0.1 to 0.4 m are both at 0.
+    """
+    top, bottom = (get(key, None, float) for key in ("topLevel", "bottomLevel"))
     if top == bottom or top is None or bottom is None:
-        return str(get("level", 0) or "")
-    return f"{top}-{bottom}"
+        level = get("level", 0.0, float)
+        return _number_text(level) if level else ""
+    return f"{_number_text(top)}-{_number_text(bottom)}"
+
+
+def _number_text(value: float) -> str:
+    return f"{value:.10g}"
 
 
 def _interval(get: Any) -> Qualifiers:

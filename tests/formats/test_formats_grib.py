@@ -154,6 +154,32 @@ def test_levels_are_variables(write: Callable[..., Path]) -> None:
     assert read(path).column_names[3:] == ["t_isobaricinhpa_500", "t_isobaricinhpa_850"]
 
 
+def on_surface(value: float, kind: int, *bounds: tuple[int, int]) -> bytes:
+    """On a level, or in a layer between two, each given as a scale factor and a scaled value."""
+    keys: dict[str, Any] = {"discipline": 0, "parameterCategory": 0, "parameterNumber": 0}
+    for surface, (factor, scaled) in zip(("First", "Second"), bounds, strict=False):
+        keys |= {
+            f"typeOf{surface}FixedSurface": kind,
+            f"scaleFactorOf{surface}FixedSurface": factor,
+            f"scaledValueOf{surface}FixedSurface": scaled,
+        }
+    return message(ramp(value), **keys)
+
+
+def test_levels_that_are_no_whole_numbers(write: Callable[..., Path]) -> None:
+    soil, height = 106, 103
+    depths = [(2, 0), (2, 10), (2, 40), (2, 100)]
+    layers = [on_surface(i, soil, *pair) for i, pair in enumerate(itertools.pairwise(depths))]
+    path = write(*layers, on_surface(3, height, (1, 15)), on_surface(4, height, (0, 10)))
+    names = [variable.name.split("t@")[1] for variable in open_source(path).variables()]
+    assert names == [
+        *(f"depthBelowLandLayer:{layer}" for layer in ("0-0.1", "0.1-0.4", "0.4-1")),
+        *(f"heightAboveGround:{level}" for level in ("1.5", "10")),
+    ]
+    alone = open_source(write(layers[1])).variables()
+    assert [variable.name for variable in alone] == [f"t@{names[1]}"]
+
+
 def accumulated(value: float, *, start: int, end: int) -> bytes:
     keys = {"productDefinitionTemplateNumber": 8, "shortName": "tp", "stepType": "accum"}
     return message(ramp(value), **keys, stepRange=f"{start}-{end}")
