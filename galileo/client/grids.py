@@ -27,6 +27,9 @@ Whole = npt.NDArray[np.int64]
 
 FILLED_MIN = 0.5
 """Of a grid, the least share of points that must be there; with fewer, it is none."""
+HOLES_VALUES_MAX = 1 << 24
+"""Of an array, over all times, of which less than a tenth is there; 128 MB for each feature."""
+HOLES_FOLD_MAX = 10
 
 _ATTRIBUTES = {
     "latitude": {"units": "degrees_north", "standard_name": "latitude"},
@@ -111,7 +114,11 @@ def _centred(labels: LabelSet) -> pa.Table:
 
 
 def find_grid(table: pa.Table) -> Grid | None:
-    """The grid on which observations stand; None where there is none, or one is there twice."""
+    """The grid on which observations stand.
+
+    None where there is none, one is there twice, or so little is there at each time that the array
+    would be out of all proportion: points that were scanned one by one have as many times.
+    """
     latitude = np.asarray(table.column("latitude").to_numpy(), dtype=np.float64)
     longitude = np.asarray(table.column("longitude").to_numpy(), dtype=np.float64)
     if len(latitude) < 4:
@@ -119,7 +126,10 @@ def find_grid(table: pa.Table) -> Grid | None:
     pairs = np.empty(len(latitude), dtype=np.complex128)
     pairs.real, pairs.imag = latitude + 0.0, longitude + 0.0
     points, inverse = np.unique(pairs, return_inverse=True)
-    if _twice(column_micros(table.column("time")), inverse):
+    times = column_micros(table.column("time"))
+    if _twice(times, inverse):
+        return None
+    if len(points) * len(np.unique(times)) > max(HOLES_VALUES_MAX, HOLES_FOLD_MAX * len(times)):
         return None
     rectangular = _rectangular(points.real, points.imag, inverse)
     return rectangular or _curvilinear(points.real, points.imag, inverse)

@@ -168,6 +168,20 @@ def test_one_place_twice_at_one_time_is_no_grid() -> None:
     assert find_grid(pa.concat_tables([once, once.slice(0, 1)])) is None
 
 
+def test_points_that_have_a_time_each_make_no_array_of_all_times() -> None:
+    size = 80  # 41 million values, of which 6,400 would be there
+    latitude, longitude = np.meshgrid(np.arange(size) / 2, np.arange(size) / 2, indexing="ij")
+    scanned = pa.table(
+        {
+            "latitude": latitude.ravel(),
+            "longitude": longitude.ravel(),
+            "time": times_from_micros(np.arange(size * size) * HOUR_US),
+        }
+    )
+    assert find_grid(scanned) is None
+    assert find_grid(scanned.slice(0, 3_200)) is not None  # 10 million
+
+
 def test_nothing_is_a_dataset_too() -> None:
     found = galileo.to_xarray(SCHEMA.observation_schema.empty_table(), SCHEMA)
     assert dict(found.sizes) == {"observation": 0}
