@@ -125,13 +125,21 @@ class ByInterval:
         return np.where(missing, -1, intervals).astype(np.int64)
 
     def names(self, labels: LabelSet) -> list[str]:
-        known = [BELOW, *(f"{edge:g}" for edge in self.edges), MISSING]
+        known = self._names()
         return [known[number] for number in self.numbers(labels).tolist()]
 
     def check(self, name: str) -> None:
-        known = [BELOW, *(f"{edge:g}" for edge in self.edges), MISSING]
+        known = self._names()
         if name not in known:
             raise InputError(f"expected a stratum of {known}, got {name!r}")
+
+    def _names(self) -> list[str]:
+        """In six digits, where they say the edge; else two edges might have one name."""
+        short = ((edge, f"{edge:g}") for edge in self.edges)
+        edges = [
+            text if float(text) == edge else repr(edge).removesuffix(".0") for edge, text in short
+        ]
+        return [BELOW, *edges, MISSING]
 
 
 Strata: TypeAlias = ByCell | ByTime | ByValue | ByInterval

@@ -245,6 +245,21 @@ def test_each_stratum_of_everything_has_its_own_quota(options, quotas, otherwise
     assert {name: found.count(name) for name in expected} == expected
 
 
+def test_edges_that_six_digits_do_not_tell_apart_have_names_of_their_own():
+    labels = sample_labels()
+    values = labels.table.column("temperature").drop_null().to_numpy()
+    middle = float(np.median(values))
+    edges = [middle, middle + 1e-6, middle + 2e-6, 1_013_251.0]
+    names = [repr(edge) for edge in edges[:3]] + ["1013251"]
+    chosen = Stratified(
+        by="feature", feature="temperature", edges=edges, quotas={names[0]: 1, names[2]: 10_000}
+    )
+    left = samplers.merge(chosen, labels, seed=3).table.column("temperature").to_pylist()
+    assert sum(value < edges[1] for value in left) == (1 if middle in values else 0)
+    assert sum(value >= edges[2] for value in left) == int((values >= edges[2]).sum()) > 0
+    assert Stratified(by="feature", feature="x", edges=edges, quotas={names[3]: 1})
+
+
 @given(every_option, st.integers(0, 2**64 - 1))
 def test_what_is_left_of_commits_is_what_all_of_it_gives(options, seed):
     labels, chosen = sample_labels(), Stratified(**options)
