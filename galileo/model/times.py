@@ -31,6 +31,7 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 # Year first, as in ISO 8601: 01/02/2012 is January to some and February to others, and "now"
 # would be another instant each time that it is read.
 _YEAR_FIRST = r"^\s*[0-9]{4}"
+_OFFSET = r"[T ][0-9:.,]+ *[-+][0-9:]+ *$"
 
 Duration = str | float | dt.timedelta | np.timedelta64
 Instant = str | dt.datetime | dt.date | np.datetime64
@@ -126,8 +127,11 @@ def _in_micros(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array
 
 def _parsed(values: pa.ChunkedArray | pa.Array) -> pa.Array:
     texts = pc.cast(values, pa.string())
-    stamps = pd.to_datetime(texts.to_pandas(), utc=True, format="ISO8601", errors="coerce")
-    parsed = pa.Array.from_pandas(stamps.dt.as_unit("us"), type=TIME_TYPE)
+    # Apart, for to pandas a text without an offset has that of the text before it.
+    has_offset = pc.match_substring_regex(texts, _OFFSET)
+    parsed = pc.coalesce(
+        *(_stamps(pc.if_else(mask, texts, None)) for mask in (pc.invert(has_offset), has_offset))
+    )
     good = pc.and_(pc.is_valid(parsed), pc.match_substring_regex(texts, _YEAR_FIRST))
     row = pc.index(good, pa.scalar(False)).as_py()
     if row >= 0:
@@ -137,6 +141,14 @@ def _parsed(values: pa.ChunkedArray | pa.Array) -> pa.Array:
             row=row,
         )
     return parsed
+
+
+def _stamps(texts: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Times, and null where a text is none."""
+    if texts.null_count == len(texts):
+        return pa.nulls(len(texts), TIME_TYPE)
+    stamps = pd.to_datetime(texts.to_pandas(), utc=True, format="ISO8601", errors="coerce")
+    return pa.Array.from_pandas(stamps.dt.as_unit("us"), type=TIME_TYPE)
 
 
 def column_micros(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:

@@ -152,6 +152,26 @@ def test_iso_texts_with_mixed_offsets(kind: pa.DataType, *, chunked: bool) -> No
     assert parsed.cast(pa.int64()).to_pylist() == [0, 0, None, 0, 1]
 
 
+@given(
+    st.lists(
+        st.none()
+        | st.builds(
+            "".join,
+            st.tuples(
+                st.sampled_from(["2012-03-01", "20120301", "1969-12-31"]),
+                st.sampled_from(["T06", " 06:30", "T06:30:15", " 06:30:15.25"]),
+                st.sampled_from(["", "Z", "+05:00", "-0330", "+01"]),
+            ),
+        )
+        | st.just("2012-03-01"),
+        max_size=8,
+    )
+)
+def test_a_text_means_the_same_whatever_stands_around_it(texts: list[str | None]) -> None:
+    found = times.time_column(pa.array(texts, pa.string())).cast(pa.int64()).to_pylist()
+    assert found == [None if text is None else times.micros(text) for text in texts]
+
+
 def test_texts_without_any_value() -> None:
     for texts in ([], [None, None]):
         parsed = times.time_column(pa.array(texts, pa.string()))
