@@ -69,12 +69,10 @@ def _features(path: Path) -> pa.StructArray:
         )
     try:
         data.decode()  # Arrow would take any bytes for a text
-        # One object is one row to Arrow, so that the whole file has to be one block.
-        document = pj.read_json(
-            pa.BufferReader(data),
-            read_options=pj.ReadOptions(block_size=len(data) + 1),
-            parse_options=pj.ParseOptions(newlines_in_values=True),
-        )
+        document = _parsed(data)
+        as_given = pa.schema(_texts_as_given(field) for field in document.schema)
+        if as_given != document.schema:
+            document = _parsed(data, schema=as_given)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(
             f"expected a GeoJSON collection of points with properties of one type each in "
@@ -89,6 +87,27 @@ def _features(path: Path) -> pa.StructArray:
     if not pa.types.is_struct(features.type):
         raise InputError(f"expected features with properties in {path}, got {features.type}")
     return features
+
+
+def _parsed(data: bytes, *, schema: pa.Schema | None = None) -> pa.Table:
+    # One object is one row to Arrow, so that the whole file has to be one block.
+    return pj.read_json(
+        pa.BufferReader(data),
+        read_options=pj.ReadOptions(block_size=len(data) + 1),
+        parse_options=pj.ParseOptions(explicit_schema=schema, newlines_in_values=True),
+    )
+
+
+def _texts_as_given(field: pa.Field) -> pa.Field:
+    """A member, of texts where Arrow made times of them, which are written in another way."""
+    kind = field.type
+    if pa.types.is_timestamp(kind):
+        kind = pa.string()
+    elif pa.types.is_struct(kind):
+        kind = pa.struct([_texts_as_given(member) for member in kind])
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_texts_as_given(kind.value_field))
+    return field.with_type(kind)
 
 
 def _flat(path: Path, features: pa.StructArray) -> pa.Table:

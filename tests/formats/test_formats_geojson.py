@@ -49,6 +49,14 @@ def test_texts_as_times(path: Path) -> None:
     assert read(path).column("time").to_pylist() == [dt.datetime(2020, 1, 1, tzinfo=dt.UTC)]
 
 
+def test_texts_that_look_like_times_stay_as_they_are(path: Path) -> None:
+    day, moment = "2020-01-01", "2020-01-01T00:00:00Z"
+    write(path, point([1, 2], time=moment, since=moment, day=day, mag=4))
+    table = read(path)
+    assert table.select(["since", "day"]).to_pylist() == [{"since": moment, "day": day}]
+    assert table.column("time").to_pylist() == [dt.datetime(2020, 1, 1, tzinfo=dt.UTC)]
+
+
 def test_features_without_a_place_are_skipped(path: Path) -> None:
     write(path, point(None, time=0, mag=1), point([1, 2], time=0, mag=2))
     source = open_source(path)
