@@ -87,7 +87,7 @@ class NetcdfReader:
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
         rows_max = max(1, SLAB_VALUES_MAX // max(1, len(names)))
         with _readable(self._path, self._xarray), _open(self._path, self._xarray) as dataset:
-            place = _Place(dataset, self._grid)
+            place = _Place(dataset, self._grid, default_fills=self._netcdf4.default_fillvals)
             for window in windows(self._grid, rows_max=rows_max):
                 columns = [
                     pa.array(self._read(dataset, self._cuts[name], window=window), from_pandas=True)
@@ -105,8 +105,9 @@ class NetcdfReader:
 class _Place:
     """The coordinates of a window; those that the slowest dimension does not change are kept."""
 
-    def __init__(self, dataset: Any, grid: Grid) -> None:
+    def __init__(self, dataset: Any, grid: Grid, *, default_fills: dict[str, Any]) -> None:
         self._dataset = dataset
+        self._default_fills = default_fills
         self._grid = grid
         self._kept: dict[str, Any] = {}
 
@@ -133,6 +134,8 @@ class _Place:
             values = self._kept[name][tuple(along.get(dim, slice(None)) for dim in variable.dims)]
         else:
             values = variable.isel(along).values
+        if variable.dtype.kind in MEASURED_KINDS:
+            values = _without(_is_unwritten(values, variable, self._default_fills), values)
         return _spread(values, variable.dims, grid=self._grid, window=window)
 
 
@@ -177,7 +180,12 @@ def _spread(values: Any, dims: Sequence[str], *, grid: Grid, window: Window) -> 
 def _measured(values: Any, variable: Any, *, default_fills: dict[str, Any]) -> Any:
     """Values with NaN also for what xarray leaves: default fill values and the valid range."""
     low, high = _valid_range(variable)
-    missing = _is_unwritten(values, variable, default_fills) | (values < low) | (values > high)
+    is_unwritten = _is_unwritten(values, variable, default_fills)
+    return _without(is_unwritten | (values < low) | (values > high), values)
+
+
+def _without(missing: Any, values: Any) -> Any:
+    """Values with NaN where they are missing; the same ones where none is."""
     return np.where(missing, np.nan, values) if missing.any() else values
 
 

@@ -276,6 +276,19 @@ def test_packed_values_that_are_missing_and_bounds_in_their_own_units(
     ]
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.float64])
+def test_places_and_times_that_were_never_written_are_skipped(path: Path, kind: Any) -> None:
+    with writing(path, time=3, lat=2, lon=3) as dataset:
+        put_places(dataset, latitudes=(10.0, netCDF4.default_fillvals["f8"]))
+        fill = netCDF4.default_fillvals[np.dtype(kind).str[1:]]
+        put_times(dataset, np.array([0, fill, 6], dtype=kind))
+        put(dataset, "t", ("time", "lat", "lon"), np.arange(18.0).reshape(3, 2, 3))
+    table = read(path)
+    assert table.column("t").to_pylist() == [0, 1, 2, 12, 13, 14]
+    assert set(table.column("latitude").to_pylist()) == {10.0}
+    assert set(table.column("time").to_pylist()) == {utc(2020, 1, 1), utc(2020, 1, 1, 6)}
+
+
 def test_whole_numbers_are_int_features(path: Path) -> None:
     with writing(path, time=1, lat=2, lon=3) as dataset:
         put_places(dataset)
