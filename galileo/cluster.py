@@ -97,18 +97,16 @@ class LocalNode:
             self._write_config()
             self._configured = True
         command = [*self.prefix, sys.executable, "-m", "galileo.server"]
+        elsewhere = ["--set", f"node.listen={self.listen}"] if self.listen != self.address else []
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--config", str(self._config), "--parent", str(os.getpid())],
-                env={**NODE_ENVIRONMENT, **without_token(os.environ), **self._listening()},
+                [*command, *elsewhere, "--config", str(self._config), "--parent", str(os.getpid())],
+                env={**NODE_ENVIRONMENT, **without_token(os.environ)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-
-    def _listening(self) -> dict[str, str]:
-        return {} if self.listen == self.address else {"GALILEO_NODE__LISTEN": self.listen}
 
     def wait(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Returns when the node serves.
