@@ -18,10 +18,11 @@ from galileo.dht.live import LiveTopology
 from galileo.errors import DataDropped, InputError, PartitionMoved, Unavailable
 from galileo.labels import LabelSet
 from galileo.node.catalog import Catalog
+from galileo.node.parsing import read_query
 from galileo.node.patience import Patience
 from galileo.node.peers import NUMBERED_PARTS_SCHEMA, PARTS_SCHEMA, Peers, ReadTask
 from galileo.node.shard import Shard
-from galileo.query import Query, parse
+from galileo.query import Query
 from galileo.samplers import LABEL, numbered_parts, observed_schema
 from galileo.storage.row_ranges import RowRanges
 
@@ -94,7 +95,7 @@ class Reading:
         self._check_of_cluster(named)
         shard.check_own(named)
         _check_not_dropped(shard, task.parts)
-        query = parse(task.query_json, shard.schema) if task.query_json else None
+        query = await read_query(task.query_json, shard.schema) if task.query_json else None
         loop = asyncio.get_running_loop()
         for piece in await loop.run_in_executor(self._executor, _pieces, task.parts):
             table = await loop.run_in_executor(self._executor, _read, shard, piece, query)

@@ -137,14 +137,14 @@ def parse(source: str | dict[str, Any], schema: Schema) -> Query:
         raise QuerySyntaxError(
             f"expected CQL2 as text or as a JSON object, got {type(source).__name__}", path="$"
         )
-    return _kept(source, schema) if len(source) <= _KEPT_CHARACTERS else _parsed(source, schema)
+    return _kept(source, schema) if len(source) <= KEPT_CHARACTERS else _parsed(source, schema)
 
 
 _GROWTH = 16
 """How many times as long as its source a query's canonical JSON can be, which nodes exchange."""
 _KEPT = 64
 """Queries that are kept with the covers of their regions, 0.3 MB each at most."""
-_KEPT_CHARACTERS = 4096
+KEPT_CHARACTERS = 4096
 """Longer texts are read anew each time."""
 
 

@@ -16,8 +16,9 @@ from galileo.labels import to_ipc
 from galileo.model.schema import Schema
 from galileo.node.exploration import Exploration, NodeAnswer
 from galileo.node.explorers import ChildrenOf, SummaryOf
+from galileo.node.parsing import read_query
 from galileo.node.storage_node import StorageNode
-from galileo.query import Query, parse
+from galileo.query import Query
 from galileo.query.nearest import NearestTo, Neighbours
 from galileo.rpc.explorers import share_from_pb
 from galileo.rpc.guard import Context, streaming, unary
@@ -149,7 +150,7 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
         yield query_pb2.ExplorePart(tail=tail)
 
     async def _query(self, request: _Asking, context: Context) -> Query:
-        query = parse(request.query, await self._node.schema(request.dataset))
+        query = await read_query(request.query, await self._node.schema(request.dataset))
         self._allowances.check_query(query, context)
         return query
 

@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator, Iterator
 import pyarrow as pa
 
 from galileo.errors import Overloaded
+from galileo.node.parsing import read_query
 from galileo.node.scans import Tail
 from galileo.node.storage_node import StorageNode
-from galileo.query import Query, parse
+from galileo.query import Query
 from galileo.rpc.encoding import label_messages
 from galileo.rpc.guard import Context, streaming
 from galileo.rpc.quotas import Allowances
@@ -36,7 +37,7 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
         self, request: query_pb2.QueryRequest, context: Context
     ) -> AsyncGenerator[query_pb2.QueryPart, None]:
         schema = await self._node.schema(request.dataset)
-        query = parse(request.query, schema)
+        query = await read_query(request.query, schema)
         self._allowances.check_query(query, context)
         found = self._found(query, request.sampler_json)
         with self._counted():

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.labels import from_ipc
+from galileo.node.parsing import read_query
 from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
     PARTS_SCHEMA,
@@ -22,7 +23,6 @@ from galileo.node.peers import (
 from galileo.node.selection import CommitRange
 from galileo.node.storage_node import StorageNode
 from galileo.packing.arrow_streams import read_stream
-from galileo.query import parse
 from galileo.rpc.encoding import label_messages, row_messages, row_streams
 from galileo.rpc.guard import Context, streaming, told, unary
 from galileo.rpc.matching import match_task_from_pb
@@ -112,7 +112,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     async def Select(  # noqa: N802
         self, request: storage_pb2.SelectRequest, context: Context
     ) -> AsyncGenerator[Bulk[storage_pb2.SelectPart], None]:
-        query = parse(request.query, await self._node.schema(request.dataset))
+        query = await read_query(request.query, await self._node.schema(request.dataset))
         self._allowances.check_query(query, context)
         if request.count_only:
             found = await self._node.selection.count(query)
@@ -158,7 +158,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             return
         for dataset, text in dict.fromkeys(queries):
             try:
-                query = parse(text, await self._node.schema(dataset))
+                query = await read_query(text, await self._node.schema(dataset))
             except InputError:
                 continue
             check_vertices(query, quotas)

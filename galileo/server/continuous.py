@@ -26,10 +26,11 @@ from galileo.errors import (
 )
 from galileo.labels import LabelSet
 from galileo.model.windows import Changes, Told, fold
+from galileo.node.parsing import read_query
 from galileo.node.scans import Tail
 from galileo.node.storage_node import StorageNode
 from galileo.packing import FORMAT_VERSION
-from galileo.query import Query, parse
+from galileo.query import Query
 from galileo.rpc.continuous import (
     CcqFacts,
     Fetched,
@@ -121,7 +122,8 @@ class ContinuousQueries:
             InputError: the query, the sampler or a limit refuses it.
             TryAgain: no node could take it.
         """
-        query = parse(submission.query, await self._node.schema(submission.dataset))
+        schema = await self._node.schema(submission.dataset)
+        query = await read_query(submission.query, schema)
         made = self._checked(submission, query)
         if made.sampler is not None:
             await self._work.load(made.sampler, dataset=made.dataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,6 +25,8 @@ from galileo.labels import to_ipc
 from galileo.model.schema import Schema
 from galileo.node.catalog import home_of
 from galileo.node.peers import PARTS_SCHEMA
+from galileo.query import Query
+from galileo.query import query as parsing
 from galileo.rpc.storage import SCAN_ITEMS_MAX
 from galileo.wire import codec
 from galileo.wire.pb import cluster_pb2, common_pb2, query_pb2, storage_pb2
@@ -318,3 +321,31 @@ async def test_the_status_names_nodes_that_do_not_answer(company: Any) -> None:
 async def test_every_node_hands_out_the_topology(company: Any) -> None:
     reply = await company["c"].cluster.Topology(cluster_pb2.TopologyRequest())
     assert reply.topology_json == company.topology.to_json()
+
+
+async def test_long_queries_are_read_beside_the_event_loop(
+    company: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check of a hostile polygon takes seconds, in which a node would look dead."""
+    await create(company)
+    await ingest(company, make_observations(200))
+    read, threads = parsing._parsed, set[int]()
+
+    def noted(source: str, schema: Schema) -> Query:
+        threads.add(threading.get_ident())
+        return read(source, schema)
+
+    monkeypatch.setattr(parsing, "_parsed", noted)
+    top = ", ".join(f"{-120 + number / 50} {40 + number % 2}" for number in range(1_000))
+    star = f"S_INTERSECTS(geometry, POLYGON(({top}, -100 30, -120 40)))"
+    await ask(company, star)
+    node = company["a"]
+    await node.explore.Explain(query_pb2.ExplainRequest(dataset="nam", query=star))
+    select = storage_pb2.SelectRequest(dataset="nam", query=star, count_only=True)
+    [counted] = [part async for part in node.storage.Select(select)]
+    assert counted.rows >= 0
+    parts = to_ipc(PARTS_SCHEMA.empty_table())
+    request = storage_pb2.ReadRequest(dataset="nam", parts=parts, query_json=star)
+    assert [part.observations async for part in node.storage.Read(request)] == []
+    assert threads
+    assert threading.get_ident() not in threads
