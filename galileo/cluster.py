@@ -50,7 +50,7 @@ class LocalNode:
     Attributes:
         name: of the node.
         address: "127.0.0.1:port", at which others reach it.
-        listen: where it listens, if that is elsewhere.
+        listen: where it listens, if not there; empty otherwise.
         log: file of its log.
         prefix: words before those of its command when it is started, of a program that runs the
             rest in its own place, such as ("env", "TZ=UTC").
@@ -69,7 +69,7 @@ class LocalNode:
         self.name = name
         self.address = address
         self.log = config.with_suffix(".log")
-        self.listen = listen or address
+        self.listen = listen
         self.prefix: tuple[str, ...] = ()
         self._config = config
         self._write_config = write_config
@@ -97,7 +97,7 @@ class LocalNode:
             self._write_config()
             self._configured = True
         command = [*self.prefix, sys.executable, "-m", "galileo.server"]
-        elsewhere = ["--set", f"node.listen={self.listen}"] if self.listen != self.address else []
+        elsewhere = ["--set", f"node.listen={self.listen}"] if self.listen else []
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, *elsewhere, "--config", str(self._config), "--parent", str(os.getpid())],
@@ -277,10 +277,10 @@ class LocalCluster:
                     f"expected a directory that no other cluster uses, got {self.directory}; "
                     "stop the one that runs there, or name another directory"
                 )
-        for node in idle:
-            if not _is_free(node.listen):
+        for listen in [node.listen or node.address for node in idle]:
+            if not _is_free(listen):
                 raise InputError(
-                    f"expected a free port to listen on, got {node.listen}, where something "
+                    f"expected a free port to listen on, got {listen}, where something "
                     "listens already; is it another cluster? Stop it, or name another port"
                 )
 
