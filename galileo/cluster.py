@@ -52,6 +52,7 @@ class LocalNode:
         address: "127.0.0.1:port", at which others reach it.
         listen: where it listens, if not there; empty otherwise.
         log: file of its log.
+        was_started: whether this object has started it, be it that it runs or not.
         prefix: words before those of its command when it is started, of a program that runs the
             rest in its own place, such as ("env", "TZ=UTC").
     """
@@ -73,7 +74,7 @@ class LocalNode:
         self.prefix: tuple[str, ...] = ()
         self._config = config
         self._write_config = write_config
-        self._configured = False
+        self.was_started = False
         self._keys = keys
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -92,10 +93,10 @@ class LocalNode:
         """Starts the process; `wait` until it serves."""
         if self.running:
             return
-        if not self._configured:
+        if not self.was_started:
             # Not before, for it may be the file of a cluster that runs.
             self._write_config()
-            self._configured = True
+            self.was_started = True
         command = [*self.prefix, sys.executable, "-m", "galileo.server"]
         elsewhere = ["--set", f"node.listen={self.listen}"] if self.listen else []
         with self.log.open("ab") as log:
@@ -259,7 +260,8 @@ class LocalCluster:
             InputError: another program has the ports or the directory.
             Unavailable: a node does not start; with the end of its log.
         """
-        self._refused = True
+        # Where none of its nodes was ever started, what there is of an evaluator is another's.
+        self._refused = not any(node.was_started for node in self.nodes)
         self._expect_unused()
         self._refused = False
         for node in self.nodes:
@@ -461,8 +463,8 @@ def _is_free(address: str) -> bool:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, int(port)))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
+            except (OSError, ValueError, OverflowError) as error:
+                if getattr(error, "errno", None) != errno.EADDRINUSE:
                     return True  # The node's own log says what is wrong.
                 if time.monotonic() > deadline:
                     return False

@@ -133,6 +133,50 @@ def test_ports_are_ports(tmp_path: Path, port: int) -> None:
         galileo.LocalCluster(2, 1, tmp_path, port=port)
 
 
+def test_a_node_that_was_relocated_is_reached_at_its_new_address(tmp_path: Path) -> None:
+    with galileo.LocalCluster(1, 1, tmp_path) as cluster:
+        (node,) = cluster.nodes
+        old = node.address
+        node.stop()
+        cluster.relocate(node.name)
+        node.start()
+        node.wait()
+        assert node.address != old
+        with galileo.connect(node.address) as client:
+            assert client.status().complete
+
+
+def test_an_evaluator_of_its_own_ends_with_a_cluster_that_was_refused_a_second_start(
+    tmp_path: Path,
+) -> None:
+    with galileo.LocalCluster(1, 1, tmp_path) as cluster:
+        (node,) = cluster.nodes
+        node.stop()
+        runtime = RuntimeDir(cluster.evaluator_directory)
+        lock = runtime.try_lock()
+        assert lock is not None
+        host, _, port = node.address.rpartition(":")
+        with subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock,)
+        ) as evaluator:
+            runtime.note_holder(lock, evaluator.pid)
+            os.close(lock)
+            with (
+                socket.create_server((host, int(port))),
+                pytest.raises(InputError, match="free port"),
+            ):
+                cluster.start()
+            cluster.stop()
+            assert not psutil.pid_exists(evaluator.pid)
+
+
+def test_an_address_to_listen_on_that_is_none_is_told_by_the_node(tmp_path: Path) -> None:
+    settings = {"node": {"listen": "nowhere"}}
+    cluster = galileo.LocalCluster(1, 1, tmp_path, settings=settings)
+    with pytest.raises(Unavailable, match="host:port to listen on"):
+        cluster.__enter__()
+
+
 def test_settings_reach_the_nodes(tmp_path: Path) -> None:
     cluster = galileo.LocalCluster(1, 1, tmp_path, settings={"limits": {"ccqs_max": 0}})
     with pytest.raises(Unavailable, match=r"expected limits\.ccqs_max above zero, got 0"):
