@@ -31,7 +31,7 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 # Year first, as in ISO 8601: 01/02/2012 is January to some and February to others, and "now"
 # would be another instant each time that it is read.
 _YEAR_FIRST = r"^\s*[0-9]{4}"
-_OFFSET = r"[T ][0-9:.,]+ *[-+][0-9:]+ *$"
+_OFFSET = r"[0-9][T\s][0-9:.,]+\s*[-+][0-9:]+\s*$"
 
 Duration = str | float | dt.timedelta | np.timedelta64
 Instant = str | dt.datetime | dt.date | np.datetime64
