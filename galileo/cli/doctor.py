@@ -71,7 +71,7 @@ def _of_host(path: Path | None, directory: Path | None) -> tuple[list[Finding], 
         return diagnosis.of_host(str(directory), host), host
     loaded = configuration.load(path)
     name, wanted = loaded.node.name, directory or Path(loaded.node.directory).absolute()
-    there = next(one for one in (wanted, *wanted.parents) if one.is_dir())
+    there = next(one for one in (wanted, *wanted.parents) if _may_be_there(one))
     host = host_condition(
         there,
         takes_samplers=loaded.samplers.sent == "contained",
@@ -79,6 +79,14 @@ def _of_host(path: Path | None, directory: Path | None) -> tuple[list[Finding], 
     )
     missing = [] if there == wanted else [diagnosis.missing(name, wanted, examined=there)]
     return [*diagnosis.of_host(name, host), *missing], host
+
+
+def _may_be_there(directory: Path) -> bool:
+    """Where it cannot be told, its examination says why."""
+    try:
+        return directory.is_dir()
+    except OSError:
+        return True
 
 
 def _nodes(reports: Sequence[NodeReport]) -> str:

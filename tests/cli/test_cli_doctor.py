@@ -113,6 +113,14 @@ def test_before_its_first_start_a_node_has_no_directory_and_its_host_is_examined
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.toml"]
 
 
+def test_a_directory_that_cannot_be_looked_for_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(TEXT.format(name="a", directory=tmp_path / ("long" * 100)))
+    done = run("doctor", "--config", str(file))
+    assert done.exit_code == 2
+    assert "expected the directory of a node" in done.stderr
+
+
 # --- configuration files ---------------------------------------------------------------------
 
 
