@@ -272,7 +272,7 @@ class PartitionJournal:
     def stop(self, reason: str) -> None:
         """Takes no writes before it is opened again; known batches are still answered."""
         with self._writing:
-            self._writer.stop(reason)
+            self._writer.stop(reason, advice="Restart the node")  # The disk did its part.
 
     def close(self) -> None:
         """Ends writing and drops the memory maps; tables that were read stay valid."""

@@ -214,10 +214,12 @@ class SegmentWriter:
             self._undo()
         return self.stop(f"making commits durable failed: {error}")
 
-    def stop(self, reason: str) -> PartitionStopped:
+    def stop(
+        self, reason: str, *, advice: str = "Check the disk, then restart the node"
+    ) -> PartitionStopped:
         """Stops for good; what refuses writes from now on."""
         self._retry_at = None
-        self.stopped = f"{reason}. Check the disk, then restart the node"
+        self.stopped = f"{reason}. {advice}"
         return self._refusal(self.stopped)
 
     def _refusal(self, reason: str) -> PartitionStopped:

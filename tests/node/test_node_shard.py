@@ -110,6 +110,7 @@ def test_nothing_is_published_past_a_commit_that_could_not_be_indexed(
     assert isinstance(again, Committed), "it is on the disk"
     assert isinstance(refused, PartitionStopped)
     assert "could not be indexed: MemoryError" in refused.message
+    assert "Check the disk" not in refused.message, "the disk did its part"
     assert stored.published() == Cursor({PARTITION: 1})
     assert set(stored.graph.scan(parse("", stored.schema)).column("sequence").to_pylist()) == {1}
     anew = Shard(stored.schema, epoch=2)
