@@ -51,6 +51,7 @@ from galileo.wire.pb import (
 
 PATIENCE_S = 15.0
 PATIENCE_INGEST_S = 60.0
+NOT_SENT = "a client cannot be pickled, for it has connections; connect in each process"
 
 
 class AsyncClient(AsyncMany):
@@ -78,6 +79,9 @@ class AsyncClient(AsyncMany):
 
     def __repr__(self) -> str:
         return f"<AsyncClient of {', '.join(self._transport.addresses)}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(NOT_SENT)
 
     async def __aenter__(self) -> AsyncClient:
         return self

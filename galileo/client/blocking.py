@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Awaitable, Coroutine, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Awaitable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from galileo.client.async_client import AsyncClient
+from galileo.client.async_client import NOT_SENT, AsyncClient
 from galileo.client.async_samplers import SamplerLike
 from galileo.client.exploration import CHILDREN
 from galileo.client.findings import (
@@ -22,7 +19,8 @@ from galileo.client.findings import (
     QueryExplanation,
     Vertex,
 )
-from galileo.client.ingestion import BATCH_ROWS, Batches, Progress
+from galileo.client.ingestion import BATCH_ROWS, Batches, Progress, is_stream
+from galileo.client.loop_thread import Handed, LoopThread
 from galileo.client.many import ManyUpdates
 from galileo.client.moving import MoveProgress
 from galileo.client.proof import Proof
@@ -43,7 +41,6 @@ from galileo.client.results import (
 from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import Spool
 from galileo.client.submitting import Submission, Submitted
-from galileo.errors import Cancelled, InputError
 from galileo.labels import LabelSet
 from galileo.model.retention import Retention
 from galileo.model.schema import Schema
@@ -52,8 +49,6 @@ from galileo.model.windows import Window
 from galileo.query.builder import QueryLike
 from galileo.rdf.growing import LABELS_MAX
 from galileo.sampler_archives import SamplerArchive
-
-CLOSE_TIMEOUT_S = 5.0
 
 Result = TypeVar("Result")
 
@@ -92,20 +87,18 @@ class Client:
     def __init__(
         self, *addresses: str, patience: Duration | None = None, proof: Proof | None = None
     ) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="galileo-client", daemon=True
-        )
-        self._thread.start()
-        self._closed = False
+        self._loop = LoopThread("galileo-client")
         try:
             self._client = self._run(_made(addresses, patience, proof))
         except BaseException:
-            self._stop()
+            self._loop.close()
             raise
 
     def __repr__(self) -> str:
         return repr(self._client).replace("<AsyncClient", "<Client", 1)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(NOT_SENT)
 
     def __enter__(self) -> Client:
         return self
@@ -115,10 +108,7 @@ class Client:
 
     def close(self) -> None:
         """Ends every call that is under way with `Cancelled`; again is harmless."""
-        if not self._closed:
-            self._closed = True
-            asyncio.run_coroutine_threadsafe(_end(self._client), self._loop).result()
-            self._stop()
+        self._loop.close(self._client.close())
 
     def create_dataset(self, schema: Schema, *, retention: Retention | None = None) -> None:
         self._run(self._client.create_dataset(schema, retention=retention))
@@ -156,11 +146,15 @@ class Client:
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
     ) -> Receipt:
-        return self._run(
-            self._client.ingest(
-                dataset, data, producer=producer, batch_rows=batch_rows, progress=progress
-            )
+        handed = Handed(data) if is_stream(data) else None
+        work = self._client.ingest(
+            dataset,
+            data if handed is None else handed,
+            producer=producer,
+            batch_rows=batch_rows,
+            progress=progress,
         )
+        return self._loop.run(work, handed=handed)
 
     def query(
         self,
@@ -343,31 +337,7 @@ class Client:
         return self._run(self._client.topology_json())
 
     def _run(self, work: Awaitable[Result]) -> Result:
-        if self._closed:
-            if isinstance(work, Coroutine):
-                work.close()
-            raise InputError("this client is closed; connect again")
-        task: asyncio.Task[Any] | None = None
-
-        async def begun() -> Result:
-            nonlocal task
-            task = asyncio.current_task()
-            return await work
-
-        async def ended() -> None:
-            if task is not None and not task.done():
-                task.cancel()
-                await asyncio.wait([task])
-
-        try:
-            return asyncio.run_coroutine_threadsafe(begun(), self._loop).result()
-        except KeyboardInterrupt:
-            # It may come at any moment, also where nobody waits for the result yet. What was cut
-            # off must have ended before an iterator over it can be closed.
-            asyncio.run_coroutine_threadsafe(ended(), self._loop).result(CLOSE_TIMEOUT_S)
-            raise
-        except CancelledError:
-            raise Cancelled("the client was closed while this call waited") from None
+        return self._loop.run(work)
 
     def _iterate(self, items: Any) -> Generator[Any, None, None]:
         """Steps through an async generator; closing the iterator closes it too."""
@@ -379,13 +349,7 @@ class Client:
                     return
                 yield item
         finally:
-            if not self._closed:
-                self._run(items.aclose())
-
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_TIMEOUT_S)
-        self._loop.close()
+            self._loop.end(items)
 
 
 class BlockingTables(Iterator[pa.Table]):
@@ -444,14 +408,6 @@ class BlockingLabelBatches:
     def close(self) -> None:
         """Ends the answer at the nodes, too; harmless where it has ended."""
         self._steps.close()
-
-
-async def _end(client: AsyncClient) -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    await client.close()
 
 
 async def _made(

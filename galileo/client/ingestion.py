@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,7 @@ BYTES_IN_FLIGHT_MAX = 16 << 20
 """Of observations in Arrow, sent and not yet acknowledged; two batches may be under way anyway."""
 
 Progress = Callable[[int], None]
-Batches = Observations | Iterable[Observations]
+Batches = Observations | Iterable[Observations] | AsyncIterator[Observations]
 _Running: TypeAlias = dict[asyncio.Task[storage_pb2.IngestReply], int]
 """What is under way, with its bytes."""
 
@@ -48,14 +49,19 @@ async def send_all(
     replies: list[storage_pb2.IngestReply] = []
     running: _Running = {}
     try:
-        for number, table in enumerate(_batches(schema, data, batch_rows)):
-            head = storage_pb2.IngestRequest(dataset=schema.name, producer=producer, batch=number)
-            request = Bulk(head, stream_of(table))
-            size = request.observations.size
-            while _is_full(running, size):
-                replies += await _some(running, progress)
-            task = asyncio.create_task(_send(transport, request, patience_s=patience_s))
-            running[task] = size
+        number = 0
+        async with aclosing(_batches(schema, data, batch_rows)) as tables:
+            async for table in tables:
+                head = storage_pb2.IngestRequest(
+                    dataset=schema.name, producer=producer, batch=number
+                )
+                number += 1
+                request = Bulk(head, stream_of(table))
+                size = request.observations.size
+                while _is_full(running, size):
+                    replies += await _some(running, progress)
+                task = asyncio.create_task(_send(transport, request, patience_s=patience_s))
+                running[task] = size
         while running:
             replies += await _some(running, progress)
     finally:
@@ -88,24 +94,38 @@ def _receipt(producer: str, replies: list[storage_pb2.IngestReply]) -> Receipt:
     )
 
 
-def _batches(schema: Schema, data: Batches, batch_rows: int) -> Iterator[pa.Table]:
+async def _batches(
+    schema: Schema, data: Batches, batch_rows: int
+) -> AsyncGenerator[pa.Table, None]:
     if not isinstance(batch_rows, int | np.integer) or batch_rows < 1:
         raise InputError(f"expected batch_rows, a whole number of at least 1, got {batch_rows!r}")
-    whole = isinstance(data, Observations)
-    if not whole and not (isinstance(data, Iterable) and _is_stream(data)):
+    async with aclosing(_each(data)) as tables:
+        async for given in tables:
+            if not isinstance(given, Observations):
+                raise _no_table(given)
+            table = normalise(schema, given)
+            for start in range(0, table.num_rows, batch_rows):
+                yield table.slice(start, batch_rows)
+
+
+async def _each(data: Batches) -> AsyncGenerator[Observations, None]:
+    if isinstance(data, Observations):
+        yield data
+    elif isinstance(data, AsyncIterator):
+        async for given in data:
+            yield given
+    elif is_stream(data):
+        for given in data:
+            yield given
+            await asyncio.sleep(0)  # What was made of it is sent while the next one is awaited.
+    else:
         raise _no_table(data)
-    for given in [data] if whole else data:
-        if not isinstance(given, Observations):
-            raise _no_table(given)
-        table = normalise(schema, given)
-        for start in range(0, table.num_rows, batch_rows):
-            yield table.slice(start, batch_rows)
 
 
-def _is_stream(data: Iterable[Observations]) -> bool:
+def is_stream(data: Any) -> TypeGuard[Iterable[Observations]]:
     """Whether going through it could give tables, rather than letters, names or values."""
-    is_one_thing = isinstance(data, str | bytes | os.PathLike | Mapping | pd.Series)
-    return not is_one_thing and not hasattr(data, "to_dataframe")
+    is_one_thing = isinstance(data, Observations | str | bytes | os.PathLike | Mapping | pd.Series)
+    return isinstance(data, Iterable) and not is_one_thing and not hasattr(data, "to_dataframe")
 
 
 def _no_table(given: object) -> InvalidObservations:

@@ -24,6 +24,10 @@ class Labels(LabelSet):
 
     __slots__ = ("_graph",)
 
+    def __getstate__(self) -> Any:
+        """Without the graph that answers SPARQL, which has a process; another is made at need."""
+        return None, {name: getattr(self, name) for name in LabelSet.__slots__}
+
     def to_geopandas(self) -> Any:
         """`to_pandas` as a GeoDataFrame, with the rectangle of each label's cell (EPSG:4326).
 

@@ -62,6 +62,7 @@ class Transport:
         keys.check()
         self._channels = Channels(keys)
         self._knows_all = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def close(self) -> None:
         await self._channels.close()
@@ -162,6 +163,14 @@ class Transport:
         self.addresses = list(dict.fromkeys([*kept, *named]))
 
     def _channel(self, address: str) -> grpc.aio.Channel:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise InputError(
+                "expected calls from the event loop that this client was first used in, for its "
+                "connections belong to that; make a client in each (each asyncio.run has its own)"
+            )
         return self._channels.get(address)
 
     def demote(self, address: str) -> None:

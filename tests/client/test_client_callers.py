@@ -1,0 +1,259 @@
+"""From where the blocking client is called: callbacks, iterators, forks, and programs that end."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import galileo
+from galileo.client.loop_thread import Handed, LoopThread
+from galileo.errors import Cancelled, InputError
+
+Fresh = Callable[[str], str]
+Explored = tuple[Callable[[str], Any], Callable[..., pd.DataFrame]]
+
+TIMEOUT_S = 60
+HALF_READ = """
+import sys
+import galileo
+
+client = galileo.connect(*sys.argv[2:])
+pieces = client.read_batches(client.query(sys.argv[1]))
+next(pieces)
+answer = client.query_batches(sys.argv[1])
+next(answer)
+print("read")
+"""
+# No channel is open when it forks, for gRPC does not survive every fork.
+FORKED = """
+import os
+import signal
+import galileo
+import galileo.errors
+
+client = galileo.connect("127.0.0.1:1")
+child = os.fork()
+if not child:
+    signal.alarm(50)
+    with client:
+        try:
+            client.datasets()
+        except galileo.errors.InputError as error:
+            os._exit(7 if "connect again there" in error.message else 2)
+        finally:
+            client.close()
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+client.close()
+"""
+
+
+def in_time(work: Callable[[], Any]) -> Any:
+    """What it returns or raises; fails where it hangs."""
+    came: list[Any] = []
+
+    def run() -> None:
+        try:
+            came.append(work())
+        except BaseException as error:
+            came.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    assert came, "it hangs"
+    if isinstance(came[0], BaseException):
+        raise came[0]
+    return came[0]
+
+
+def test_a_program_with_half_read_iterators_ends(
+    cluster: galileo.LocalCluster, explored: Any
+) -> None:
+    command = [sys.executable, "-c", HALF_READ, explored.name, *cluster.addresses]
+    done = subprocess.run(command, timeout=TIMEOUT_S, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")
+
+
+def test_a_callback_that_uses_its_own_client_is_told(
+    cluster: galileo.LocalCluster, explored: Any
+) -> None:
+    with galileo.connect(*cluster.addresses) as one, galileo.connect(*cluster.addresses) as other:
+
+        def asks(client: galileo.Client) -> Any:
+            return one.query(explored.name, progress=lambda _: client.count(explored.name))
+
+        with pytest.raises(InputError, match="a callback cannot use the client"):
+            in_time(lambda: asks(one))
+        with pytest.raises(InputError, match="a callback cannot use the client"):
+            in_time(lambda: one.query(explored.name, progress=lambda _: one.close()))
+        assert len(in_time(lambda: asks(other)))
+
+
+def test_what_is_read_is_stored_as_it_comes(
+    client: galileo.Client, explored: Any, fresh_name: Fresh, make_explored: Explored
+) -> None:
+    copy = fresh_name("copy")
+    client.create_dataset(make_explored[0](copy))
+    labels = client.query(explored.name)
+    in_time(lambda: client.ingest(copy, client.read_batches(labels)))
+    assert client.count(copy) == client.count(explored.name)
+
+
+def test_tables_are_taken_in_the_thread_that_ingests(
+    client: galileo.Client, fresh_name: Fresh, make_explored: Explored
+) -> None:
+    name, threads = fresh_name("threads"), []
+    client.create_dataset(make_explored[0](name))
+
+    def tables() -> Iterator[pd.DataFrame]:
+        for _ in range(3):
+            threads.append(threading.current_thread())
+            yield make_explored[1](10)
+
+    assert client.ingest(name, tables()).rows == 30
+    assert threads == 3 * [threading.current_thread()]
+
+
+def test_what_was_given_is_stored_while_the_next_is_awaited(
+    client: galileo.Client, fresh_name: Fresh, make_explored: Explored
+) -> None:
+    name, counts = fresh_name("awaited"), []
+    client.create_dataset(make_explored[0](name))
+
+    def tables() -> Iterator[pd.DataFrame]:
+        yield make_explored[1](10)
+        deadline = time.monotonic() + TIMEOUT_S
+        while client.count(name) < 10 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        counts.append(client.count(name))
+        yield make_explored[1](10)
+
+    in_time(lambda: client.ingest(name, tables()))
+    assert counts == [10]
+
+
+async def pieces(ended: threading.Event) -> AsyncIterator[int]:
+    try:
+        yield 1
+        yield 2
+    finally:
+        ended.set()
+
+
+def test_an_iterator_that_is_dropped_in_the_thread_of_the_loop_is_closed() -> None:
+    """As the garbage collector does, which runs in any thread."""
+    ended = threading.Event()
+    with galileo.connect("127.0.0.1:1") as client:
+        steps = client._iterate(pieces(ended))
+        assert next(steps) == 1
+        held = [steps]
+        del steps
+
+        async def drop() -> None:
+            held.clear()
+
+        in_time(lambda: client._run(drop()))
+        assert ended.wait(TIMEOUT_S)
+
+
+def test_a_forked_process_is_told_to_connect_again() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], timeout=TIMEOUT_S, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+
+
+def test_closing_ends_every_call_however_many_are_just_made() -> None:
+    for _ in range(50):
+        loop, outcomes, begun = LoopThread("closing"), [], threading.Barrier(5)
+
+        def calls(loop: LoopThread, outcomes: list[Any], begun: threading.Barrier) -> None:
+            begun.wait()
+            while True:
+                try:
+                    loop.run(asyncio.sleep(0))
+                except (InputError, Cancelled) as error:
+                    outcomes.append(error)
+                    return
+
+        threads = [
+            threading.Thread(target=calls, args=(loop, outcomes, begun), daemon=True)
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        in_time(loop.close)
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+        assert len(outcomes) == 4
+
+
+def test_what_breaks_where_items_are_taken_breaks_the_call() -> None:
+    async def total(items: Handed[int]) -> int:
+        return sum([item async for item in items])
+
+    def broken(error: BaseException) -> Iterator[int]:
+        yield 1
+        raise error
+
+    loop = LoopThread("handed")
+    try:
+        for items in ([], [1, 2, 3], range(1000)):
+            handed = Handed(items)
+            assert loop.run(total(handed), handed=handed) == sum(items)
+        for error in (ZeroDivisionError("gone"), KeyboardInterrupt()):
+            handed = Handed(broken(error))
+            with pytest.raises(type(error)):
+                loop.run(total(handed), handed=handed)
+    finally:
+        loop.close()
+
+
+def test_labels_that_answered_sparql_are_sent_to_other_processes(
+    client: galileo.Client, explored: Any
+) -> None:
+    labels = client.query(explored.name)
+    answer = labels.sparql("SELECT ?s WHERE { ?s ?p ?o } LIMIT 1")
+    again = pickle.loads(pickle.dumps(labels))
+    assert again.table.equals(labels.table)
+    assert (again.frontier, again.missing, again.query) == (
+        *(labels.frontier, labels.missing, labels.query),
+    )
+    assert len(again.sparql("SELECT ?s WHERE { ?s ?p ?o } LIMIT 1").rows) == len(answer.rows)
+
+
+@pytest.mark.parametrize("kind", [galileo.Client, galileo.AsyncClient])
+def test_clients_are_not_sent_to_other_processes(kind: Any) -> None:
+    client = kind("127.0.0.1:1")
+    try:
+        with pytest.raises(TypeError, match="connect in each process"):
+            pickle.dumps(client)
+    finally:
+        if isinstance(client, galileo.Client):
+            client.close()
+
+
+def test_a_client_of_coroutines_belongs_to_one_event_loop(
+    cluster: galileo.LocalCluster, explored: Any
+) -> None:
+    client = galileo.AsyncClient(*cluster.addresses)
+
+    async def first() -> int:
+        found = await client.count(explored.name)
+        await client.close()
+        return found
+
+    assert asyncio.run(first())
+    with pytest.raises(InputError, match="event loop"):
+        asyncio.run(client.count(explored.name))
