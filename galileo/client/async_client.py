@@ -116,7 +116,8 @@ class AsyncClient(AsyncMany):
 
         Raises:
             InvalidObservations: a table does not fit; nothing of that table was stored.
-            TryAgain: a node that must take rows stayed away; ingest the same again later.
+            TryAgain: a node that must take rows stayed away; ingest the same again later, under
+                `details["producer"]`, or what was stored by then is stored twice.
         """
         schema = await self.schema(dataset)
         return await send_all(

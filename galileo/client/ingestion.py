@@ -16,7 +16,7 @@ from galileo.client.decode import TIMEOUT_S
 from galileo.client.results import Receipt
 from galileo.client.transport import Transport
 from galileo.cursor import ORIGIN
-from galileo.errors import InputError, InvalidObservations
+from galileo.errors import GalileoError, InputError, InvalidObservations
 from galileo.model.observations import Observations, normalise
 from galileo.model.schema import Schema
 from galileo.wire.bulk import Bulk, BulkStub, stream_of
@@ -64,6 +64,9 @@ async def send_all(
                 running[task] = size
         while running:
             replies += await _some(running, progress)
+    except GalileoError as error:  # Under another name, what is stored by now would come twice.
+        error.details.setdefault("producer", producer)
+        raise
     finally:
         for task in running:
             task.cancel()

@@ -108,3 +108,9 @@ async def test_what_fails_ends_all_that_is_under_way() -> None:
         await sent(transport, 400, batch_rows=4)
     assert transport.calls < 100
     assert all(future.done() for future in transport.waiting)
+
+
+async def test_what_fails_says_under_which_name_it_goes_on() -> None:
+    with pytest.raises(Unavailable) as caught:
+        await sent(SlowTransport(fails_at=3), 400, batch_rows=4)
+    assert caught.value.details["producer"] == "p"
