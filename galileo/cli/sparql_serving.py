@@ -13,6 +13,7 @@ import click
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
 from galileo.cli.sparql_sources import opened
+from galileo.errors import GalileoError
 from galileo.rdf import Endpoint, EndpointOptions
 from galileo.server.allocation import settle
 
@@ -110,7 +111,11 @@ def serve(
         connections_max=connections,
         answers_mib_max=answers_mib,
     )
-    with opened(session, source, query=query, spool=spool) as graph:
+
+    def stale(error: GalileoError) -> None:
+        click.echo(f"{source} is served as it is, nothing more comes: {error}", err=True)
+
+    with opened(session, source, query=query, spool=spool, on_end=stale) as graph:
         graph.load()
         with Endpoint(graph, options) as endpoint:
             session.output.value({"url": endpoint.url}, words=f"serving {source} at {endpoint.url}")

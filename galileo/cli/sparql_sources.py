@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import click
+
 from galileo.cli.session import Session
-from galileo.client import Spool
-from galileo.errors import InputError
+from galileo.client import SparqlView, Spool
+from galileo.errors import Cancelled, GalileoError, InputError
 from galileo.labels import LabelSet
 from galileo.rdf import FileGraph, LabelGraph, OpenGraph
 from galileo.rdf.graphs import SUFFIXES
@@ -28,7 +31,12 @@ def is_ccq(source: str) -> bool:
 
 @contextlib.contextmanager
 def opened(
-    session: Session, source: str, *, query: str = "", spool: Path | None = None
+    session: Session,
+    source: str,
+    *,
+    query: str = "",
+    spool: Path | None = None,
+    on_end: Callable[[GalileoError], None] | None = None,
 ) -> Iterator[OpenGraph]:
     """The graph of a source; that of a continuous query grows until it is closed.
 
@@ -37,6 +45,10 @@ def opened(
         source: a dataset's name, a continuous query's id, or the path of an RDF file or spool.
         query: CQL2 for a dataset.
         spool: of a continuous query, to begin with and to store in.
+        on_end: called, by a thread of its own, where the graph of a continuous query grows no more
+            before it is closed.
+
+    What the graph lacks is told on standard error.
 
     Raises:
         InputError: an option does not go with the source.
@@ -49,7 +61,13 @@ def opened(
         if is_ccq(source):
             client = stack.enter_context(session.client())
             held = stack.enter_context(Spool(spool)) if spool else None
-            yield stack.enter_context(client.sparql_view(source, spool=held)).graph
+            view = stack.enter_context(client.sparql_view(source, spool=held))
+            _tell_missing(view.missing)
+            if view.gone:
+                click.echo(f"retention dropped {len(view.gone)} stretches of commits", err=True)
+            if on_end is not None:
+                threading.Thread(target=_await_end, args=(view, on_end), daemon=True).start()
+            yield view.graph
         elif Path(source).suffix.lower() in SUFFIXES:
             yield stack.enter_context(FileGraph(source))
         else:
@@ -59,8 +77,21 @@ def opened(
 def _labels(session: Session, source: str, query: str) -> LabelSet:
     if not is_file(source):
         with session.client() as client:
-            return client.query(source, query)
+            labels = client.query(source, query)
+        _tell_missing(labels.missing)
+        return labels
     if not Path(source).is_file():
         raise InputError(f"expected a spool, there is no file at {source}")
     with Spool(source) as held:
         return held.labels()
+
+
+def _tell_missing(partitions: Sequence[int]) -> None:
+    if partitions:
+        click.echo(f"partial: partitions {list(partitions)} are away", err=True)
+
+
+def _await_end(view: SparqlView, on_end: Callable[[GalileoError], None]) -> None:
+    view.wait(labels=view.graph.labels_max + 1, timeout_s=threading.TIMEOUT_MAX)
+    if view.ended is not None and not isinstance(view.ended, Cancelled):
+        on_end(view.ended)

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from galileo.client.results import Update
 from galileo.client.spool import Spool
-from galileo.errors import Cancelled, GalileoError
+from galileo.cursor import Stretch
+from galileo.errors import Cancelled, GalileoError, TryAgain
 from galileo.labels import LabelSet
 from galileo.rdf import Cancellation, GrowingGraph, SparqlResult
 from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S
@@ -46,6 +47,8 @@ class SparqlView:
         self.ccq_id = ccq_id
         self.graph = graph
         self._token = ""
+        self._missing: tuple[int, ...] = ()
+        self._gone: tuple[Stretch, ...] = ()
         self._ended: GalileoError | None = None
         self._changed = threading.Condition()
         self._follower: asyncio.Task[None] | None = None
@@ -66,6 +69,16 @@ class SparqlView:
     def labels(self) -> LabelSet:
         """All labels that the graph was made of."""
         return self.graph.labels
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Partitions whose nodes were away at the last update; what they hold comes later."""
+        return self._missing
+
+    @property
+    def gone(self) -> tuple[Stretch, ...]:
+        """All that retention had dropped before it was looked at; the graph has none of it."""
+        return self._gone
 
     @property
     def ended(self) -> GalileoError | None:
@@ -103,6 +116,8 @@ class SparqlView:
         new = self.graph.add(update.labels)
         with self._changed:
             self._token = update.token
+            self._missing = update.labels.missing
+            self._gone += update.gone
             self._changed.notify_all()
         return new
 
@@ -151,6 +166,7 @@ async def open_view(
 
 
 def _recall(view: SparqlView, spool: Spool) -> None:
+    view._gone = spool.gone
     for held in spool.updates():
         view.graph.add(held.labels)
 
@@ -169,6 +185,8 @@ async def _follow(view: SparqlView, updates: Updates, spool: Spool | None) -> No
             await asyncio.to_thread(view.apply, update)
     except GalileoError as error:
         view._end(error)
+    except OSError as error:  # no process, thread or descriptor to be had for the graph
+        view._end(TryAgain(f"the graph could not be kept up to date: {error}; open the view again"))
     except asyncio.CancelledError:
         view._end(Cancelled("the view is closed; open it again"))
         raise

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -157,6 +157,28 @@ def test_continuous_queries_and_spools_are_sources(
         client.cancel(ccq.id)
 
 
+def test_what_an_answer_lacks_is_told(fresh_name: Callable[[str], str], tmp_path: Path) -> None:
+    with galileo.LocalCluster(nodes=2, groups=2) as pair:
+        client, name = pair.client(), fresh_name("halved")
+        client.create_dataset(
+            galileo.Schema(name, [galileo.Feature("temperature", "K")], geohash_precision=4)
+        )
+        client.ingest(name, frame())
+        ccq = client.submit(name, "temperature > 290", interval="1h", expiration="2h")
+        client.close()
+        near = ["--node", pair.addresses[0], "--patience", "60s", "sparql"]
+        pair.nodes[1].kill()
+        for words in (
+            ("ask", name, COUNT, "--json"),
+            ("ask", ccq.id, COUNT, "--json"),
+            ("export", name, str(tmp_path / "half.ttl"), "--json"),
+        ):
+            done = CliRunner().invoke(main, [*near, *words])
+            assert done.exit_code == 0, done.output
+            assert "partial: partitions" in done.stderr, words
+            json.loads(done.stdout)
+
+
 def test_the_ontology_is_printed(run: Run) -> None:
     assert run("ontology").stdout == rdf.ontology()
     assert value(run("ontology", "--json")) == {"turtle": rdf.ontology()}
@@ -172,8 +194,9 @@ MINDING = (
 )
 
 
-def started(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", MINDING, "sparql", *words]
+def started(*words: str, nodes: Sequence[str] = ()) -> subprocess.Popen[str]:
+    named = [word for address in nodes for word in ("--node", address)]
+    command = [sys.executable, "-c", MINDING, *named, "sparql", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -198,6 +221,23 @@ def test_an_endpoint_serves_a_file_until_it_is_interrupted(exported: Path) -> No
         serving.send_signal(signal.SIGINT)
         assert serving.wait(60) == 130
     assert ended(workers)
+
+
+def test_an_endpoint_says_when_nothing_more_comes(
+    cluster: galileo.LocalCluster, client: galileo.Client, dataset: str
+) -> None:
+    ccq = client.submit(dataset, "temperature > 290", interval="1h", expiration="2h")
+    with started("serve", ccq.id, "--port", "0", "--json", nodes=cluster.addresses) as serving:
+        assert serving.stdout is not None
+        assert serving.stderr is not None
+        url = json.loads(serving.stdout.readline())["url"]
+        client.cancel(ccq.id)
+        assert "nothing more comes" in serving.stderr.readline()
+        with urllib.request.urlopen(f"{url}?{urlencode({'query': COUNT})}") as reply:
+            (row,) = json.load(reply)["results"]["bindings"]
+        assert row["n"]["value"] == str(HOT)
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(60) == 130
 
 
 def test_an_interrupt_ends_a_query_and_its_processes(exported: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import urllib.request
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -17,7 +19,8 @@ import galileo
 from galileo import rdf
 from galileo.client import Labels, Spool, Update
 from galileo.client.sparql_views import SparqlView, open_view
-from galileo.errors import CcqCancelled, InputError
+from galileo.cursor import Stretch
+from galileo.errors import CcqCancelled, InputError, TryAgain
 from galileo.labels import LabelSet
 from galileo.rdf import Endpoint, EndpointOptions, GrowingGraph
 
@@ -175,6 +178,46 @@ async def test_labels_that_come_twice_are_held_once(client: galileo.Client, data
         answer = await asyncio.to_thread(view.sparql, COUNT)
         assert answer.rows == [{"n": 20}]
         assert statements(view.sparql(ALL)) == statements(found.sparql(ALL))
+
+
+async def test_a_view_says_what_it_lacks(
+    client: galileo.Client, dataset: str, tmp_path: Path
+) -> None:
+    found = client.query(dataset)
+    source = Repeating(found, [(0, 5), (5, 8), (8, 20)])
+    lost = [Stretch(0, 1, 4), Stretch(2, 1, 9)]
+    partial = Labels(found.schema, found.table.slice(5, 3), missing=[3])
+    source.updates[0] = replace(source.updates[0], gone=(lost[0],))
+    source.updates[1] = replace(source.updates[1], labels=partial, gone=(lost[1],))
+    view = await open_view(source, "ccq-1", token="", spool=None)
+    with view:
+        assert (view.missing, view.gone) == ((3,), tuple(lost))
+        assert await asyncio.to_thread(view.wait, labels=20, timeout_s=SOON_S)
+        assert (view.missing, view.gone) == ((), tuple(lost))
+    with Spool(tmp_path / "partial.spool") as spool:
+        (await open_view(source, "ccq-1", token="", spool=spool)).close()
+        again = Repeating(found, [(20, 20), (20, 20)])
+        again.updates[0] = replace(again.updates[0], more=False)
+        again.updates[1] = replace(again.updates[1], more=False)
+        with await open_view(again, "ccq-1", token="", spool=spool) as view:
+            assert (len(view), view.gone) == (8, tuple(lost))
+
+
+async def test_a_view_that_cannot_be_kept_up_to_date_says_so(
+    client: galileo.Client, dataset: str
+) -> None:
+    class Exhausted(Repeating):
+        async def watch(
+            self, ccq_id: str, *, token: str = "", spool: Spool | None = None
+        ) -> AsyncIterator[Update]:
+            raise OSError(errno.EMFILE, "Too many open files")
+            yield self.updates[0]
+
+    source = Exhausted(client.query(dataset), [(0, 5), (5, 8)])
+    with await open_view(source, "ccq-1", token="", spool=None) as view:
+        assert not await asyncio.to_thread(view.wait, labels=20, timeout_s=SOON_S)
+        assert isinstance(view.ended, TryAgain)
+        assert "Too many open files" in str(view.ended)
 
 
 def test_an_update_of_another_dataset_changes_nothing(client: galileo.Client, dataset: str) -> None:
