@@ -14,6 +14,7 @@ from galileo.server.allocation import settle
 from galileo.server.evaluation import evaluator_options
 from galileo.server.main import serve as serve_node
 from galileo.spark import evaluator as spark_evaluator
+from galileo.tracing import tracing
 
 _config = click.option(
     "--config",
@@ -53,7 +54,8 @@ def serve(session: Session, *, path: Path, overrides: tuple[str, ...], insecure:
     loaded = configuration.load(path, overrides=chosen)
     settle()
     start_logging(loaded.logs.format, level=loaded.logs.level, node=loaded.node.name)
-    serve_node(loaded)
+    with tracing(loaded.tracing, service="galileo-node", node=loaded.node.name):
+        serve_node(loaded)
 
 
 @click.command()
@@ -71,4 +73,6 @@ def evaluator(session: Session, *, path: Path, overrides: tuple[str, ...]) -> No
     loaded = configuration.load(path, overrides=overrides)
     start_logging(loaded.logs.format, level=loaded.logs.level)
     options = evaluator_options(loaded)
-    click.get_current_context().exit(spark_evaluator.main(options))
+    with tracing(options.tracing, service="galileo-evaluator"):
+        status = spark_evaluator.main(options)
+    click.get_current_context().exit(status)

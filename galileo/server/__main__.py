@@ -12,7 +12,7 @@ from galileo.logs import start_logging
 from galileo.redaction import redacted
 from galileo.server.allocation import settle
 from galileo.server.main import serve
-from galileo.tracing import start_tracing
+from galileo.tracing import tracing
 
 
 def main() -> int:
@@ -27,12 +27,8 @@ def main() -> int:
     try:
         loaded = config.load(given.config, overrides=given.set)
         start_logging(loaded.logs.format, level=loaded.logs.level, node=loaded.node.name)
-        tracing = start_tracing(loaded.tracing, service="galileo-node", node=loaded.node.name)
-        try:
+        with tracing(loaded.tracing, service="galileo-node", node=loaded.node.name):
             serve(loaded, parent=given.parent)
-        finally:
-            if tracing is not None:
-                tracing.close()
     except GalileoError as error:
         print(f"galileo: {redacted(str(error))}", file=sys.stderr)
         return 2

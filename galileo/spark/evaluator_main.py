@@ -13,7 +13,7 @@ from galileo.errors import GalileoError
 from galileo.logs import start_logging
 from galileo.spark.evaluator import main
 from galileo.spark.options import EvaluatorOptions
-from galileo.tracing import start_tracing
+from galileo.tracing import tracing
 
 EXIT_REFUSED = 2
 
@@ -23,12 +23,8 @@ def start() -> int:
     try:
         options = EvaluatorOptions.from_json(sys.stdin.read())
         start_logging(options.log_format, level=options.log_level)
-        tracing = start_tracing(options.tracing, service="galileo-evaluator")
-        try:
+        with tracing(options.tracing, service="galileo-evaluator"):
             return main(options, lock=int(sys.argv[1]))
-        finally:
-            if tracing is not None:
-                tracing.close()
     except GalileoError as error:
         logging.getLogger(__name__).error("%s", error.message)
         return EXIT_REFUSED

@@ -3,6 +3,6 @@
 Importing this imports nothing of OpenTelemetry; it is an extra (`galileo-store[otel]`).
 """
 
-from galileo.tracing.start import NO_TRACING, Tracing, TracingOptions, start_tracing
+from galileo.tracing.start import NO_TRACING, Tracing, TracingOptions, start_tracing, tracing
 
-__all__ = ["NO_TRACING", "Tracing", "TracingOptions", "start_tracing"]
+__all__ = ["NO_TRACING", "Tracing", "TracingOptions", "start_tracing", "tracing"]

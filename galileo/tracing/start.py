@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import ipaddress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -114,3 +116,14 @@ def start_tracing(options: TracingOptions, *, service: str, node: str = "") -> T
     spans.record_with(started)
     tracing: Tracing = started
     return tracing
+
+
+@contextlib.contextmanager
+def tracing(options: TracingOptions, *, service: str, node: str = "") -> Iterator[None]:
+    """Has this process record its spans while the block runs; see `start_tracing`."""
+    started = start_tracing(options, service=service, node=node)
+    try:
+        yield
+    finally:
+        if started is not None:
+            started.close()

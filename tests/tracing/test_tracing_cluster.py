@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +46,38 @@ def pair(collector: Collector) -> Iterator[galileo.LocalCluster]:
         schema = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
         running.client().create_dataset(schema)
         yield running
+
+
+def test_a_node_of_the_command_line_tells_its_spans(collector: Collector, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    config = tmp_path / "lone.toml"
+    config.write_text(
+        f'''
+        [node]
+        name = "lone"
+        directory = "{tmp_path / "lone"}"
+        listen = "{address}"
+        [tracing]
+        endpoint = "{collector.endpoint}"
+        ratio = 1.0
+        [[cluster.groups]]
+        name = "alone"
+        nodes = [{{ name = "lone", address = "{address}" }}]
+        '''
+    )
+    command = [sys.executable, "-c", "from galileo.cli.main import main; main()"]
+    node = subprocess.Popen([*command, "serve", "--config", str(config)])
+    try:
+        with galileo.connect(address, patience=WITHIN_S) as client:
+            client.create_dataset(galileo.Schema("lone", [galileo.Feature("rain", "mm")]))
+            assert client.count("lone") == 0
+        assert collector.find(
+            lambda trace: any(one.node == "lone" for one in trace), within_s=WITHIN_S
+        )
+    finally:
+        node.terminate()
+        node.wait()
 
 
 def rows(day: int) -> pd.DataFrame:
