@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -341,6 +342,9 @@ class Flood:
         except grpc.RpcError as error:
             self.told[f"refused: {error.code().name}"] += 1
             await asyncio.sleep(PAUSE_S)
+        except asyncio.InvalidStateError:  # So gRPC says where something is written after the end.
+            self.told["refused before anything was asked"] += 1
+            await asyncio.sleep(PAUSE_S)
 
     async def _all(self, parts: Any) -> None:
         async with asyncio.TaskGroup() as group:
@@ -357,8 +361,9 @@ async def flooded(flood: Flood, run: Coroutine[Any, Any, None]) -> None:
     ended = loop.run_in_executor(None, sys.stdin.read)
     high = asyncio.create_task(flood.high.wait())
     await asyncio.wait([running, high], return_when=asyncio.FIRST_COMPLETED)
-    if running.done():
-        running.result()
+    if running.done() and running.exception() is not None:
+        traceback.print_exception(running.exception())
+        os._exit(1)  # Else the thread that waits for the standard input would be waited for.
     print("flooding", flush=True)
     await asyncio.wait([running, ended], return_when=asyncio.FIRST_COMPLETED)
     print(json.dumps(flood.told), flush=True)
