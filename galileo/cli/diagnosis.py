@@ -171,6 +171,16 @@ def _readiness(report: NodeReport) -> Iterator[Finding]:
             "it answers without what they hold, and takes over their continuous queries",
             "where these run, see whether the network lets the nodes reach each other",
         )
+    for loss in report.lost:
+        yield Finding(
+            "problem",
+            report.name,
+            f"has heard of commits that are gone: {loss}",
+            "observations are lost, answers lack them, and tokens of readers can be wrong",
+            "see whether the disk is mounted and the directory the right one; if it is lost, "
+            "restore a backup, or send the observations again, then restart the other nodes, and "
+            "submit continuous queries anew",
+        )
 
 
 def _stopped(node: str, status: NodeStatus) -> Iterator[Finding]:

@@ -40,6 +40,7 @@ class NodeReport:
         not_ready: why it is not ready, by what is looked at.
         sync_s: that its disk takes to make a small file durable; negative: it refuses.
         java, containment: what is wrong with them; empty: nothing.
+        lost: commits that it had heard of and that others have no more.
     """
 
     name: str
@@ -65,6 +66,7 @@ class NodeReport:
     ccqs_max: int = 0
     durability: str = "fsync"
     peers_dead: int = 0
+    lost: tuple[str, ...] = ()
 
 
 async def conditions(
@@ -160,4 +162,5 @@ def _of(node: NodeInfo, value: cluster_pb2.NodeStatus) -> NodeReport:
         ccqs_max=found.ccqs_max,
         durability=found.durability,
         peers_dead=found.peers_dead,
+        lost=tuple(found.lost),
     )

@@ -6,20 +6,26 @@ it may spare work, never an answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.graph.feature import FeatureGraph
 from galileo.graph.synopsis import SynopsisDelta, Version
 from galileo.model.schema import Schema
 from galileo.model.windows import ClockStep
+from galileo.node.losses import Losses
 from galileo.query import Query
 
 
 class ClusterView:
-    """Sequences and feature graphs of all datasets, as last heard."""
+    """Sequences and feature graphs of all datasets, as last heard.
+
+    Attributes:
+        losses: commits that were told of, and are not there any more.
+    """
 
     def __init__(self) -> None:
+        self.losses = Losses()
         self._sequences: dict[str, Cursor] = {}
         self._graphs: dict[str, FeatureGraph] = {}
         self._heard: set[str] = set()
@@ -32,6 +38,11 @@ class ClusterView:
     def heard(self, node: str) -> bool:
         """Whether a node has told anything since this one started."""
         return node in self._heard
+
+    @property
+    def all_sequences(self) -> Mapping[str, Cursor]:
+        """The last commits of all datasets."""
+        return self._sequences
 
     def sequences(self, dataset: str) -> Cursor:
         return self._sequences.get(dataset, ORIGIN)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
 from galileo.ccq import messages, model
+from galileo.dht import placement
 from galileo.dht.topology import Move
 from galileo.election.messages import UsageStatistics
 from galileo.errors import ConfigError, GalileoError, InputError
@@ -252,7 +253,7 @@ class MailRoom:
             moves = request.heartbeat.moves
             told = [Move(one.partition, one.number, one.node) for one in moves]
             self._node.moves.hear(request.sender, told)
-            held = self._take_heartbeat(request.heartbeat)
+            held = self._take_heartbeat(request.heartbeat, sender=request.sender)
             self._node.view.hear_node(request.sender)
         for data in request.messages:
             self._on_message(request.sender, TAGGED.decode(data))
@@ -275,16 +276,16 @@ class MailRoom:
             log.warning("could not learn the datasets of %s: %s", request.sender, error)
 
     def _take_heartbeat(
-        self, heartbeat: cluster_pb2.Heartbeat
+        self, heartbeat: cluster_pb2.Heartbeat, *, sender: str
     ) -> list[cluster_pb2.SynopsisVersion]:
         view = self._node.view
         for one in heartbeat.sequences:
             view.hear_event_clock(one.dataset, event_clock_from_pb(one.clock))
-        news = [
-            one.dataset
-            for one in heartbeat.sequences
-            if view.hear_sequences(one.dataset, cursor_from_pb(one.sequences))
-        ]
+        told = {one.dataset: cursor_from_pb(one.sequences) for one in heartbeat.sequences}
+        news = [dataset for dataset in told if view.hear_sequences(dataset, told[dataset])]
+        owners = placement.owners(self._node.topology)
+        own = [partition for partition, owner in owners.items() if owner == sender]
+        view.losses.hear(sender, own, told=told, heard=view.all_sequences)
         if news:
             self._on_news(news)
         held = []

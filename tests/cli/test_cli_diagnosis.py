@@ -49,6 +49,7 @@ def test_where_all_is_well_there_is_nothing_to_say() -> None:
         ({"failure": "connection refused"}, "problem", "does not answer at 10.0.0.1:7701"),
         ({"not_ready": (("disk", "full"),)}, "problem", "not ready, for its disk: full"),
         ({"peers_dead": 2}, "problem", "does not hear from 2 other nodes"),
+        ({"lost": ("partition 3",)}, "problem", "has heard of commits that are gone: partition 3"),
         ({"status": STOPPED}, "problem", "takes no writes: rain/p3"),
         ({"status": replace(STATUS, state="draining")}, "warning", "is draining"),
         ({"disk_free_bytes": 40 << 30}, "warning", "are free on its disk"),

@@ -232,6 +232,7 @@ class NodeCondition(_message.Message):
     CCQS_MAX_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     PEERS_DEAD_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """of its package"""
     disk_free_bytes: _builtins.int
@@ -263,6 +264,10 @@ class NodeCondition(_message.Message):
     def troubled(self) -> _containers.RepeatedCompositeFieldContainer[Global___CcqTrouble]:
         """of the queries that it coordinates, some"""
 
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """commits that others had told of and have no more, some"""
+
     def __init__(
         self,
         *,
@@ -283,10 +288,11 @@ class NodeCondition(_message.Message):
         ccqs_max: _builtins.int = ...,
         durability: _builtins.str = ...,
         peers_dead: _builtins.int = ...,
+        lost: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes_max", b"cache_bytes_max", "ccqs", b"ccqs", "ccqs_max", b"ccqs_max", "containment", b"containment", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durability", b"durability", "java", b"java", "not_ready", b"not_ready", "open_files", b"open_files", "open_files_max", b"open_files_max", "peers_dead", b"peers_dead", "spill_bytes_max", b"spill_bytes_max", "sync_s", b"sync_s", "takes_samplers", b"takes_samplers", "troubled", b"troubled", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes_max", b"cache_bytes_max", "ccqs", b"ccqs", "ccqs_max", b"ccqs_max", "containment", b"containment", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durability", b"durability", "java", b"java", "lost", b"lost", "not_ready", b"not_ready", "open_files", b"open_files", "open_files_max", b"open_files_max", "peers_dead", b"peers_dead", "spill_bytes_max", b"spill_bytes_max", "sync_s", b"sync_s", "takes_samplers", b"takes_samplers", "troubled", b"troubled", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,83 @@
+"""Commits that a node has told of once, and does not have any more.
+
+A node whose disk was lost, was not mounted, or is an older copy starts as if nothing had happened,
+and gives the numbers of what it lost to other commits. Who has heard of the lost ones can tell.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from galileo.cursor import Cursor
+
+log = logging.getLogger(__name__)
+
+HEARD_TIMES = 3
+"""Reports in a row that have to agree: one may have been under way for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A partition of a dataset, the last commit of it that was told of, and the one that is there.
+
+    Attributes:
+        node: which keeps the partition.
+    """
+
+    node: str
+    dataset: str
+    partition: int
+    had: int
+    has: int
+
+    def __str__(self) -> str:
+        return (
+            f"partition {self.partition} of dataset {self.dataset!r} at node {self.node}: it had "
+            f"told of commit {self.had:,}, and came back with {self.has:,}"
+        )
+
+
+class Losses:
+    """What other nodes have lost, as far as it was heard of here; it is known until a restart."""
+
+    def __init__(self) -> None:
+        self._behind: dict[str, int] = {}
+        self._known: dict[tuple[str, int], Loss] = {}
+
+    @property
+    def known(self) -> list[Loss]:
+        return sorted(self._known.values(), key=lambda one: (one.dataset, one.partition))
+
+    def hear(
+        self,
+        node: str,
+        partitions: Iterable[int],
+        *,
+        told: Mapping[str, Cursor],
+        heard: Mapping[str, Cursor],
+    ) -> None:
+        """Takes a node's report.
+
+        Args:
+            node: whose.
+            partitions: that it keeps.
+            told: its last commits, by dataset.
+            heard: the last ones that anybody has told of.
+        """
+        own, none = list(partitions), Cursor()
+        behind = [
+            Loss(node, dataset, partition, last[partition], told.get(dataset, none)[partition])
+            for dataset, last in heard.items()
+            for partition in own
+            if told.get(dataset, none)[partition] < last[partition]
+        ]
+        self._behind[node] = self._behind.get(node, 0) + 1 if behind else 0
+        if self._behind[node] < HEARD_TIMES:
+            return
+        for loss in behind:
+            place = (loss.dataset, loss.partition)
+            if place not in self._known:
+                self._known[place] = loss
+                log.error("commits are lost: %s", loss)

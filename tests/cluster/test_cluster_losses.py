@@ -1,0 +1,53 @@
+"""A node that comes back without what it had."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+import galileo
+from galileo.client.conditions import conditions
+
+PATIENCE_S = 120.0
+
+
+def test_a_node_on_an_empty_disk_is_told_of_by_the_others(tmp_path: Path) -> None:
+    rng, rows = np.random.default_rng(1), 500
+    frame = pd.DataFrame(
+        {
+            "latitude": rng.uniform(-60, 60, rows),
+            "longitude": rng.uniform(-180, 180, rows),
+            "time": pd.Timestamp("2014-06-01", tz="UTC"),
+            "temperature": rng.normal(285, 9, rows),
+        }
+    )
+    with galileo.LocalCluster(2, 1, tmp_path) as cluster:
+        client = cluster.client(patience="60s")
+        schema = galileo.Schema("air", [galileo.Feature("temperature", "K")], geohash_precision=2)
+        client.create_dataset(schema)
+        client.ingest("air", frame)
+        first, second = cluster.nodes
+        second.restart()
+        assert lost(first.address) == (), "it has all that it had"
+
+        second.stop()
+        shutil.rmtree(tmp_path / second.name)
+        second.start()
+        second.wait()
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := lost(first.address)):
+            assert time.monotonic() < deadline, "nobody says that commits are lost"
+        assert all(f"at node {second.name}: it had told of commit" in one for one in found)
+        assert all("came back with 0" in one for one in found)
+        assert lost(second.address) == ()
+
+
+def lost(address: str) -> tuple[str, ...]:
+    """What the node at an address has heard of, and others have no more."""
+    reports = asyncio.run(conditions([address], patience_s=60.0))
+    return next(one.lost for one in reports if one.address == address)

@@ -1,0 +1,48 @@
+"""Commits that were told of and are not there any more."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from galileo.cursor import Cursor
+from galileo.node.losses import HEARD_TIMES, Losses
+
+HEARD = {"air": Cursor({0: 5, 1: 7, 2: 9}), "rain": Cursor({1: 2})}
+
+
+def hear(losses: Losses, told: dict[str, Cursor], times: int = 1) -> None:
+    for _ in range(times):
+        losses.hear("b", [1, 2, 3], told=told, heard=HEARD)
+
+
+def test_who_comes_back_with_less_has_lost_it_and_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    losses = Losses()
+    hear(losses, {"air": Cursor({1: 7, 2: 9}), "rain": Cursor({1: 2})}, HEARD_TIMES)
+    assert losses.known == []
+    with caplog.at_level(logging.ERROR):
+        hear(losses, {"air": Cursor({1: 6, 2: 9})}, HEARD_TIMES + 2)
+    found = [(one.dataset, one.partition, one.had, one.has) for one in losses.known]
+    assert found == [("air", 1, 7, 6), ("rain", 1, 2, 0)]
+    assert len(caplog.messages) == 2
+    assert "partition 1 of dataset 'air' at node b: it had told of commit 7" in caplog.text
+    hear(losses, HEARD, HEARD_TIMES)
+    assert len(losses.known) == 2, "that its numbers have caught up brings nothing back"
+
+
+def test_a_report_that_was_under_way_for_long_is_no_loss() -> None:
+    losses = Losses()
+    for _ in range(5):
+        hear(losses, {"air": Cursor({1: 3, 2: 9})}, HEARD_TIMES - 1)
+        hear(losses, HEARD)
+    assert losses.known == []
+
+
+def test_what_others_keep_is_not_asked_of_it() -> None:
+    losses = Losses()
+    for _ in range(HEARD_TIMES):
+        losses.hear("c", [], told={}, heard=HEARD)
+    assert losses.known == []
