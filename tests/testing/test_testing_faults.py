@@ -6,9 +6,12 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 
 from galileo.testing.faults import needs, tracing
@@ -16,6 +19,7 @@ from galileo.testing.faults.damage import flip, kept_all
 from galileo.testing.faults.disks import LoopDisk, MemoryDisk
 from galileo.testing.faults.needs import Need, first_missing
 
+ATTEMPTS = 400
 SYNCER = """
 import os, sys
 descriptor = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
@@ -62,6 +66,29 @@ def test_a_running_process_meets_a_fault_only_within_the_block(tmp_path: Path) -
             assert [synced() for _ in range(3)] == ["synced", str(errno.EIO), "synced"]
         assert synced() == "synced"
         process.stdin.close()
+
+
+def test_an_attachment_that_is_given_up_at_any_moment_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What strace starts for a moment would keep its pipe open, and be waited for in vain."""
+    needed(needs.attaching_missing)
+    moments = iter(np.linspace(0.0, 0.005, ATTEMPTS))
+
+    def given_up(*_: object) -> None:
+        time.sleep(next(moments))
+        raise TimeoutError
+
+    monkeypatch.setattr(tracing, "_wait_attached", given_up)
+    fault = tracing.fault(tracing.SYNC, "error=EIO", when="1")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        for number in range(ATTEMPTS):
+            trace = tmp_path / f"t{number}"
+            with pytest.raises(TimeoutError), tracing.injecting(process.pid, fault, trace=trace):
+                pass
+        process.stdin.close()
+    left = [one.pid for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info)]
+    assert left == []
 
 
 def test_a_process_that_is_gone_cannot_be_attached_to(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -58,14 +59,17 @@ def injecting(pid: int, faults: Sequence[str], *, trace: Path) -> Iterator[None]
     """
     command = [shutil.which("strace") or "strace", "-f", "-qq", "-o", str(trace), *faults]
     strace = subprocess.Popen(
-        [*command, "-p", str(pid)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [*command, "-p", str(pid)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        process_group=0,
     )
     try:
         _wait_attached(strace, pid)
         yield
     finally:
         strace.terminate()
-        strace.communicate(timeout=END_TIMEOUT_S)
+        _ended(strace)
 
 
 def attached_to_nothing() -> None:
@@ -88,9 +92,22 @@ def _wait_attached(strace: subprocess.Popen[bytes], pid: int) -> None:
     while not _is_traced(pid):
         if strace.poll() is not None or time.monotonic() > deadline:
             strace.kill()
-            said = strace.communicate()[1].decode(errors="replace").strip()
+            said = _ended(strace).decode(errors="replace").strip()
             raise TimeoutError(f"strace did not get hold of process {pid}: {said or 'no reason'}")
         time.sleep(0.005)
+
+
+def _ended(strace: subprocess.Popen[bytes]) -> bytes:
+    """Waits for the end of what was told to end; what it said.
+
+    While strace starts it has a child to try out what the kernel can. Ended amid that, it leaves
+    the child behind, stopped for ever, with the pipe open.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        strace.wait(END_TIMEOUT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(strace.pid, signal.SIGKILL)
+    return strace.communicate()[1]
 
 
 def _is_traced(pid: int) -> bool:
