@@ -152,7 +152,7 @@ FLOODS = (
     Flood("mute", 1_000, "1,000 connections that begin HTTP/2 byte by byte", 200),
     Flood("churn", 100, "connections opened and closed as fast as it goes", 200),
     Flood("resets", 8, "calls begun and taken back at once", 300),
-    Flood("headers", 8, "headers that never end", 300),
+    Flood("headers", 8, "headers that never end", 1_000),
     Flood("settings", 8, "settings and pings whose answers nobody reads", 200),
     Flood("calls", 10_000, "10,000 calls at a time over one connection", 400),
     Flood("queries", 2_000, "2,000 queries at a time", 600),
