@@ -11,6 +11,7 @@ import functools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
@@ -114,12 +115,18 @@ class LabelBatches:
     def __init__(
         self, transport: Transport, request: Callable[[], Awaitable[query_pb2.QueryRequest]]
     ) -> None:
-        self.end: QueryEnd | None = None
-        self.schema: Schema | None = None
-        self._transport = transport
-        self._request = request
-        self._given = 0
-        self._labels = self._run()
+        self._told = _Told()
+        # It does not know this object: dropped half-read, both are gone at once, and the answer
+        # ends at the nodes, without waiting for the collector of cycles.
+        self._labels = _run(transport, request, self._told)
+
+    @property
+    def end(self) -> QueryEnd | None:
+        return self._told.end
+
+    @property
+    def schema(self) -> Schema | None:
+        return self._told.schema
 
     def __aiter__(self) -> LabelBatches:
         return self
@@ -131,35 +138,49 @@ class LabelBatches:
         """Ends the answer at the nodes, too; harmless where it has ended."""
         await self._labels.aclose()
 
-    async def _run(self) -> AsyncGenerator[Labels, None]:
-        request = await self._request()
-        call, part = await self._transport.open(functools.partial(_open, request))
-        head = part.head
-        schema = self.schema = decode.schema_of(head.schema_json)
-        try:
-            while True:
-                if part.labels:
-                    table = from_ipc(part.labels, schema.label_schema)
-                    self._given += table.num_rows
-                    yield Labels(schema, table, query=head.query_json)
-                if part.HasField("tail"):
-                    break
-                part = await _next(call)
-            self.end = _end(part.tail, labels=self._given)
-        except (grpc.RpcError, TryAgain) as error:
-            raise self._broken(error) from error
-        finally:
-            call.cancel()
 
-    def _broken(self, error: grpc.RpcError | TryAgain) -> GalileoError:
+@dataclass(slots=True)
+class _Told:
+    """What is known of an answer while its labels are given."""
+
+    end: QueryEnd | None = None
+    schema: Schema | None = None
+    given: int = 0
+
+    def broken(self, error: grpc.RpcError | TryAgain) -> GalileoError:
         meant = _meaning(error)
         if not isinstance(meant, TryAgain):
             return meant
         return Unavailable(
-            f"the answer broke off after {self._given:,} labels ({meant.message}); what was given "
+            f"the answer broke off after {self.given:,} labels ({meant.message}); what was given "
             "cannot be taken back, so drop it and ask again",
-            labels=self._given,
+            labels=self.given,
         )
+
+
+async def _run(
+    transport: Transport,
+    made: Callable[[], Awaitable[query_pb2.QueryRequest]],
+    told: _Told,
+) -> AsyncGenerator[Labels, None]:
+    request = await made()
+    call, part = await transport.open(functools.partial(_open, request))
+    head = part.head
+    schema = told.schema = decode.schema_of(head.schema_json)
+    try:
+        while True:
+            if part.labels:
+                table = from_ipc(part.labels, schema.label_schema)
+                told.given += table.num_rows
+                yield Labels(schema, table, query=head.query_json)
+            if part.HasField("tail"):
+                break
+            part = await _next(call)
+        told.end = _end(part.tail, labels=told.given)
+    except (grpc.RpcError, TryAgain) as error:
+        raise told.broken(error) from error
+    finally:
+        call.cancel()
 
 
 async def _open(request: query_pb2.QueryRequest, channel: grpc.aio.Channel) -> _Opened:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable
 
 import numpy as np
@@ -12,11 +14,13 @@ import pytest
 
 import galileo
 from galileo.client import LabelBatches, Labels, QueryEnd, queries
+from galileo.client.transport import Transport
 from galileo.cursor import Cursor
 from galileo.errors import DeadlineExceeded, QuerySyntaxError, Unavailable, UnknownDataset
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
+from galileo.wire.pb import query_pb2
 
 Fresh = Callable[[str], str]
 
@@ -309,3 +313,19 @@ async def test_a_node_that_says_nothing_is_not_waited_for_long(
     # What was asked for before the patch has a longer limit; then gRPC's own ping notices first.
     cause = lost.value.__cause__
     assert isinstance(cause, DeadlineExceeded) or "ping timeout" in str(cause)
+
+
+def test_batches_that_are_dropped_wait_for_no_collector() -> None:
+    """Else their answer goes on at the nodes for as long as the collector has nothing to do."""
+
+    async def never() -> query_pb2.QueryRequest:
+        raise AssertionError("nothing is asked for")
+
+    gc.disable()
+    try:
+        batches = LabelBatches(Transport(["127.0.0.1:1"], patience_s=1.0), never)
+        dropped = weakref.ref(batches)
+        del batches
+        assert dropped() is None
+    finally:
+        gc.enable()
