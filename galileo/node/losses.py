@@ -7,10 +7,10 @@ and gives the numbers of what it lost to other commits. Who has heard of the los
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from galileo.cursor import Cursor
+from galileo.cursor import ORIGIN, Cursor
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Losses:
     def hear(
         self,
         node: str,
-        partitions: Iterable[int],
+        partitions: Collection[int],
         *,
         told: Mapping[str, Cursor],
         heard: Mapping[str, Cursor],
@@ -66,12 +66,11 @@ class Losses:
             told: its last commits, by dataset.
             heard: the last ones that anybody has told of.
         """
-        own, none = list(partitions), Cursor()
         behind = [
-            Loss(node, dataset, partition, last[partition], told.get(dataset, none)[partition])
+            Loss(node, dataset, partition, last[partition], has)
             for dataset, last in heard.items()
-            for partition in own
-            if told.get(dataset, none)[partition] < last[partition]
+            for partition in partitions
+            if (has := told.get(dataset, ORIGIN)[partition]) < last[partition]
         ]
         self._behind[node] = self._behind.get(node, 0) + 1 if behind else 0
         if self._behind[node] < HEARD_TIMES:

@@ -283,8 +283,7 @@ class MailRoom:
             view.hear_event_clock(one.dataset, event_clock_from_pb(one.clock))
         told = {one.dataset: cursor_from_pb(one.sequences) for one in heartbeat.sequences}
         news = [dataset for dataset in told if view.hear_sequences(dataset, told[dataset])]
-        owners = placement.owners(self._node.topology)
-        own = [partition for partition, owner in owners.items() if owner == sender]
+        own = placement.partitions_by_node(self._node.topology)[sender]
         view.losses.hear(sender, own, told=told, heard=view.all_sequences)
         if news:
             self._on_news(news)
