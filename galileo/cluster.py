@@ -324,9 +324,9 @@ class LocalCluster:
                 one.kill()
             psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
 
-    def client(self, *, patience: Duration | None = None) -> Client:
+    def client(self, *, timeout: Duration | None = None) -> Client:
         """A client of this cluster; closed with it."""
-        client = Client(*self.addresses, patience=patience, proof=self._proof)
+        client = Client(*self.addresses, timeout=timeout, proof=self._proof)
         self._clients.append(client)
         return client
 

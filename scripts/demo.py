@@ -83,7 +83,7 @@ def main() -> int:
     say(f"  {data.rows:,} observations of {', '.join(f.name for f in data.schema.features)}")
     say("\nStarting three storage nodes in two groups, as processes on this machine ...")
     with galileo.LocalCluster(nodes=3, groups=2) as cluster:
-        client = cluster.client(patience="60s")
+        client = cluster.client(timeout="60s")
         client.create_dataset(data.schema)
         say(f"  they listen at {', '.join(cluster.addresses)}")
         return _run(cluster, client, data, query=query, polygon=box, picture=given.picture)
@@ -110,7 +110,7 @@ def _run(
         compression="lz4",
     )
     say(f"  elected coordinator: {ccq.coordinator}. Warming up Spark for its first cycle ...")
-    watcher = Watcher(cluster.client(patience="60s"), ccq.id, ccq.token)
+    watcher = Watcher(cluster.client(timeout="60s"), ccq.id, ccq.token)
     thread = threading.Thread(target=watcher.run, daemon=True)
     thread.start()
 

@@ -1,6 +1,6 @@
 """The command line."""
 
-PATIENCE = "15s"
-"""How long a command goes on trying where nothing else is said."""
+TIMEOUT = "15s"
+"""How long a command retries unreachable nodes by default."""
 EXIT_INTERRUPTED = 130
 """The exit status after Ctrl-C."""

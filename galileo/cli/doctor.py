@@ -54,8 +54,8 @@ def doctor(session: Session, *, path: Path | None, directory: Path | None) -> No
         told: object = examined
         words = "this host"
     else:
-        patience_s, keys = seconds(session.patience), session.proof.keys()
-        reports = asyncio.run(conditions(session.addresses, patience_s=patience_s, keys=keys))
+        timeout_s, keys = seconds(session.timeout), session.proof.keys()
+        reports = asyncio.run(conditions(session.addresses, patience_s=timeout_s, keys=keys))
         found, told = diagnosis.of_cluster(reports), reports
         words = _nodes(reports)
     _tell(session, found, examined=told, words=words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from galileo import __version__
-from galileo.cli import PATIENCE
+from galileo.cli import TIMEOUT
 from galileo.cli.lazy import Later, LazyCommands, LazyGroup
 
 SESSION = Later("galileo.cli.session:Session", "What every command has at hand.")
@@ -132,10 +132,10 @@ COMMANDS = {
     help="A node of the cluster; repeat it for others to try. [default: 127.0.0.1:7701]",
 )
 @click.option(
-    "--patience",
-    default=PATIENCE,
+    "--timeout",
+    default=TIMEOUT,
     show_default=True,
-    help="How long to go on trying while nodes are away.",
+    help="Retry unreachable nodes for up to this long, such as 10s or 2m.",
 )
 @click.option(
     "--token-file",
@@ -158,7 +158,7 @@ def main(
     context: click.Context,
     *,
     nodes: tuple[str, ...],
-    patience: str,
+    timeout: str,
     token_file: str,
     tls: str,
     insecure: bool,
@@ -175,7 +175,7 @@ def main(
     chosen = nodes or ("127.0.0.1:7701",)
     context.obj = SESSION.load()(
         chosen,
-        patience=patience,
+        timeout=timeout,
         as_json=as_json,
         token_file=token_file,
         tls=tls,

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from galileo.cli import PATIENCE
+from galileo.cli import TIMEOUT
 from galileo.cli.output import Output
 from galileo.client import Client, Proof
 
@@ -22,19 +22,19 @@ class Session:
         addresses: Sequence[str],
         *,
         as_json: bool,
-        patience: str = PATIENCE,
+        timeout: str = TIMEOUT,
         token_file: str = "",
         tls: str = "",
         insecure: bool = False,
     ) -> None:
         self.addresses = list(addresses)
-        self.patience = patience
+        self.timeout = timeout
         self.proof = Proof(token_file=token_file, tls=tls, insecure=insecure)
         self.output = Output(as_json=as_json)
 
     def client(self) -> Client:
         """A client; close it by `with`."""
-        return Client(*self.addresses, patience=self.patience, proof=self.proof)
+        return Client(*self.addresses, timeout=self.timeout, proof=self.proof)
 
     def use_json(self, as_json: bool) -> None:
         """`--json` may stand before or behind the command."""

@@ -49,8 +49,8 @@ from galileo.wire.pb import (
     query_pb2,
 )
 
-PATIENCE_S = 15.0
-PATIENCE_INGEST_S = 60.0
+RETRY_TIMEOUT_S = 15.0
+INGEST_TIMEOUT_S = 60.0
 NOT_SENT = "a client cannot be pickled, for it has connections; connect in each process"
 
 
@@ -59,19 +59,19 @@ class AsyncClient(AsyncMany):
 
     Args:
         addresses: "host:port" of one or more nodes; the others are learnt.
-        patience: how long a call goes on trying while nodes are away; a quarter of a minute
-            when absent, and a minute for what is ingested.
+        timeout: retry unreachable or busy nodes for up to this long; by default 15 seconds, and
+            60 seconds for an ingest.
         proof: who the client is, for clusters that ask; see docs/security.md. What it leaves
             open is read from GALILEO_TOKEN, GALILEO_TOKEN_FILE and GALILEO_TLS.
     """
 
     def __init__(
-        self, *addresses: str, patience: Duration | None = None, proof: Proof | None = None
+        self, *addresses: str, timeout: Duration | None = None, proof: Proof | None = None
     ) -> None:
-        patience_s = PATIENCE_S if patience is None else seconds(patience)
+        retry_s = RETRY_TIMEOUT_S if timeout is None else seconds(timeout)
         keys = (proof or Proof()).keys()
-        self._transport = Transport(addresses, patience_s=patience_s, keys=keys)
-        self._ingest_patience_s = PATIENCE_INGEST_S if patience is None else patience_s
+        self._transport = Transport(addresses, patience_s=retry_s, keys=keys)
+        self._ingest_timeout_s = INGEST_TIMEOUT_S if timeout is None else retry_s
         self._fetching = Fetching(self._transport)
         self._many = ManyFetching(self._transport)
         self._schemas: dict[str, Schema] = {}
@@ -126,7 +126,7 @@ class AsyncClient(AsyncMany):
             data=data,
             producer=producer or f"client-{uuid.uuid4().hex}",
             batch_rows=batch_rows,
-            patience_s=self._ingest_patience_s,
+            patience_s=self._ingest_timeout_s,
             progress=progress,
         )
 

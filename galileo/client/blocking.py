@@ -56,7 +56,7 @@ Result = TypeVar("Result")
 def connect(
     address: str,
     *more: str,
-    patience: Duration | None = None,
+    timeout: Duration | None = None,
     token: str = "",
     token_file: str | Path = "",
     tls: str | Path = "",
@@ -67,7 +67,7 @@ def connect(
     Args:
         address: of any node.
         more: of others, tried when the first is away.
-        patience: how long a call goes on trying while nodes are away.
+        timeout: retry unreachable or busy nodes for up to this long.
         token: that proves who calls, where the cluster asks; else from GALILEO_TOKEN.
         token_file: a file of it, which nobody else may read; else from GALILEO_TOKEN_FILE.
         tls: a directory with certificate.pem, key.pem and authority.pem, as `galileo certs`
@@ -75,7 +75,7 @@ def connect(
         insecure: whether the token may travel unencrypted to other machines.
     """
     proof = Proof(token, token_file, tls, insecure)
-    return Client(address, *more, patience=patience, proof=proof)
+    return Client(address, *more, timeout=timeout, proof=proof)
 
 
 class Client:
@@ -85,11 +85,11 @@ class Client:
     """
 
     def __init__(
-        self, *addresses: str, patience: Duration | None = None, proof: Proof | None = None
+        self, *addresses: str, timeout: Duration | None = None, proof: Proof | None = None
     ) -> None:
         self._loop = LoopThread("galileo-client")
         try:
-            self._client = self._run(_made(addresses, patience, proof))
+            self._client = self._run(_made(addresses, timeout, proof))
         except BaseException:
             self._loop.close()
             raise
@@ -411,6 +411,6 @@ class BlockingLabelBatches:
 
 
 async def _made(
-    addresses: tuple[str, ...], patience: Duration | None, proof: Proof | None
+    addresses: tuple[str, ...], timeout: Duration | None, proof: Proof | None
 ) -> AsyncClient:
-    return AsyncClient(*addresses, patience=patience, proof=proof)
+    return AsyncClient(*addresses, timeout=timeout, proof=proof)

@@ -359,7 +359,7 @@ class ManyFetching:
         return reading.result()
 
     async def _read(self, reading: _Reading, labels_max: int) -> None:
-        """Asks about all, until each is answered or patience is over."""
+        """Asks about all, until each is answered or the transport's timeout has passed."""
         deadline = self._monotonic() + self._transport.patience_s
         while True:
             groups = self._groups(reading.left)

@@ -144,7 +144,7 @@ def _calls(
 async def _call(
     transport: Transport, part: dict[int, continuous_pb2.SubmitRequest], *, number: int
 ) -> dict[int, Submitted]:
-    """Submits until each is answered for good, or the transport's patience is over."""
+    """Submits until each is answered for good, or the transport's timeout has passed."""
     pauses = Pauses(transport.timing, patience_s=transport.patience_s)
     done: dict[int, Submitted] = {}
     left = part

@@ -24,9 +24,23 @@ TIME_MIN_US = -62_135_596_800 * MICROS
 TIME_MAX_US = 253_402_300_800 * MICROS - 1
 """9999-12-31T23:59:59.999999Z, the last one."""
 
-_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_UNITS_S["w"] = 7 * _UNITS_S["d"]
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_UNITS_S = {
+    unit: width_s
+    for width_s, units in {
+        1e-6: "us microsecond microseconds",
+        1e-3: "ms millisecond milliseconds",
+        1.0: "s sec second seconds",
+        60.0: "m min minute minutes",
+        3600.0: "h hr hour hours",
+        86400.0: "d day days",
+        7 * 86400.0: "w week weeks",
+        365 * 86400.0: "y yr year years",
+    }.items()
+    for unit in units.split()
+}
+_NUMBER = r"\d+(?:\.\d+)?"
+_PART = re.compile(rf"({_NUMBER})\s*([a-z]+)\s*")
+_DURATION = re.compile(rf"\s*(?:{_NUMBER}\s*|(?:{_PART.pattern})+)")
 
 # Year first, as in ISO 8601: 01/02/2012 is January to some and February to others, and "now"
 # would be another instant each time that it is read.
@@ -39,7 +53,9 @@ Instant = str | dt.datetime | dt.date | np.datetime64
 
 
 def seconds(value: Duration) -> float:
-    """Seconds of a duration: "250ms", "1h", a number of seconds, a timedelta.
+    """Seconds of a duration: "250ms", "1h30m", "1 hour", a number of seconds or a timedelta.
+
+    A number without a unit is seconds, as a text too. A year has 365 days.
 
     Raises:
         InputError: it is not a duration, or not above zero.
@@ -57,12 +73,13 @@ def _seconds(value: Duration) -> float:
         return value.total_seconds()
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if found is None or found[2] not in _UNITS_S:
-        raise InputError(
-            f"expected a duration such as '250ms', '1s', '15m', '1h' or '7d', got {value!r}"
-        )
-    return float(found[1]) * _UNITS_S[found[2]]
+    if isinstance(value, str) and _DURATION.fullmatch(value):
+        parts = _PART.findall(value) or [(value, "s")]
+        if all(unit in _UNITS_S for _, unit in parts):
+            return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+    raise InputError(
+        f"expected a duration such as '250ms', '10s', '1h30m', '7d' or '1y', got {value!r}"
+    )
 
 
 def micros(value: Instant) -> int:

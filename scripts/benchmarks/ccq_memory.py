@@ -120,7 +120,7 @@ def run(bench: Bench, blocks: Blocks, *, ccqs: int, nodes: int = NODES) -> Memor
         clusters.cluster(bench.directory, nodes=nodes) as running,
         clusters.warm_evaluator(running) as evaluator,
     ):
-        client = running.client(patience=clusters.PATIENCE)
+        client = running.client(timeout=clusters.PATIENCE)
         client.create_dataset(blocks.schema)
         made = [
             client.submit(DATASET, query, interval=INTERVAL, expiration=EXPIRATION)

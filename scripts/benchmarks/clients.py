@@ -38,7 +38,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         clusters.cluster(bench.directory, nodes=1) as running,
         clusters.warm_evaluator(running),
     ):
-        client = running.client(patience=clusters.PATIENCE)
+        client = running.client(timeout=clusters.PATIENCE)
         clusters.create_dataset(running, client, DATASET)
         fill(client, bench, labels=sizes.preload_rows)
         bench.say("one client alone")

@@ -71,7 +71,7 @@ def create_dataset(running: galileo.LocalCluster, client: Client, name: str) -> 
     """
     client.create_dataset(schema(name))
     for address in running.addresses:
-        with galileo.connect(address, patience=PATIENCE) as one:
+        with galileo.connect(address, timeout=PATIENCE) as one:
             deadline = time.monotonic() + KNOWN_TIMEOUT_S
             while name not in {known.name for known in one.datasets()}:
                 if time.monotonic() > deadline:

@@ -30,7 +30,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
     table = clusters.forecast(bench.sizes.preload_rows, stride=bench.sizes.stride)
     news = table.slice(0, bench.sizes.update_rows)
     with clusters.cluster(bench.directory, nodes=NODES) as running, clusters.ending_children():
-        client = running.client(patience=clusters.PATIENCE)
+        client = running.client(timeout=clusters.PATIENCE)
         clusters.create_dataset(running, client, jobs.DATASET)
         client.ingest(jobs.DATASET, table)
         yield jobs.cold_start(running, bench)
@@ -68,9 +68,9 @@ class _Watcher:
 def _latency(
     running: galileo.LocalCluster, bench: Bench, news: pa.Table, *, interval_s: float
 ) -> Figure:
-    client = running.client(patience=clusters.PATIENCE)
+    client = running.client(timeout=clusters.PATIENCE)
     ccq = client.submit(jobs.DATASET, interval=interval_s, expiration=EXPIRATION)
-    watcher = _Watcher(running.client(patience=clusters.PATIENCE), ccq)
+    watcher = _Watcher(running.client(timeout=clusters.PATIENCE), ccq)
     thread = threading.Thread(target=watcher.run, daemon=True)
     thread.start()
     bench.say(f"timing {bench.sizes.updates} updates, one every {interval_s:g} s at most")

@@ -47,7 +47,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         clusters.cluster(bench.directory, nodes=NODES) as running,
         clusters.warm_evaluator(running),
     ):
-        client = running.client(patience=clusters.PATIENCE)
+        client = running.client(timeout=clusters.PATIENCE)
         client.create_dataset(SCHEMA)
         owned = _cells_of_nodes(client)
         ccq = client.submit(SCHEMA.name, "level > 0", interval=INTERVAL, expiration=EXPIRATION)

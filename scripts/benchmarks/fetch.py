@@ -27,7 +27,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         clusters.cluster(bench.directory, nodes=1, settings=SETTINGS) as running,
         clusters.warm_evaluator(running),
     ):
-        client = running.client(patience=clusters.PATIENCE)
+        client = running.client(timeout=clusters.PATIENCE)
         for labels in bench.sizes.fetches:
             clusters.create_dataset(running, client, _dataset(labels))
             yield from _all_of(bench, client, labels)

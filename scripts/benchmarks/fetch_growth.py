@@ -43,7 +43,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         clusters.cluster(bench.directory, nodes=3, settings=SETTINGS) as running,
         clusters.warm_evaluator(running),
     ):
-        client = running.client(patience=clusters.PATIENCE)
+        client = running.client(timeout=clusters.PATIENCE)
         client.create_dataset(SCHEMA)
         ccqs = {
             stored: client.submit(

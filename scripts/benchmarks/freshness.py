@@ -85,11 +85,11 @@ def streamed(
 ) -> Stream:
     """Ingests into a new dataset, while a reader watches; the evaluator is warm."""
     sizes = bench.sizes
-    client = running.client(patience=clusters.PATIENCE)
+    client = running.client(timeout=clusters.PATIENCE)
     schema = ingest_blocks.schema(dataset)
     client.create_dataset(schema)
     ccq = client.submit(dataset, "", interval=interval_s, expiration=EXPIRATION)
-    watcher = _Watcher(running.client(patience=clusters.PATIENCE), ccq)
+    watcher = _Watcher(running.client(timeout=clusters.PATIENCE), ccq)
     thread = threading.Thread(target=watcher.run, daemon=True)
     thread.start()
     per_batch = sizes.fresh_blocks_per_s // BATCHES_PER_S

@@ -28,7 +28,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         clusters.cluster(bench.directory, nodes=3) as running,
         clusters.warm_evaluator(running),
     ):
-        client = running.client(patience=clusters.PATIENCE)
+        client = running.client(timeout=clusters.PATIENCE)
         clusters.create_dataset(running, client, DATASET)
         client.ingest(DATASET, clusters.forecast(bench.sizes.preload_rows, stride=1))
         submitted = 0

@@ -36,7 +36,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         clusters.cluster(bench.directory, nodes=NODES[0]) as one,
         clusters.cluster(bench.directory, nodes=NODES[1]) as three,
     ):
-        clients = one.client(patience=clusters.PATIENCE), three.client(patience=clusters.PATIENCE)
+        clients = one.client(timeout=clusters.PATIENCE), three.client(timeout=clusters.PATIENCE)
         for running, client in zip((one, three), clients, strict=True):
             clusters.create_dataset(running, client, DATASET)
         for rows, count in bench.sizes.ingest:

@@ -31,7 +31,7 @@ DAY_US = 86_400_000_000
 
 def measure(bench: Bench) -> Iterator[Figure]:
     with clusters.cluster(bench.directory, nodes=NODES) as running:
-        client = running.client(patience=clusters.PATIENCE)
+        client = running.client(timeout=clusters.PATIENCE)
         clusters.create_dataset(running, client, DATASET)
         fill(client, bench, labels=bench.sizes.source_rows)
         clusters.create_dataset(running, client, RANDOM)

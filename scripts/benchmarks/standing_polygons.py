@@ -86,7 +86,7 @@ def _measured(
     polygons: Sequence[str],
     tables: Sequence[pa.Table],
 ) -> Iterator[Figure]:
-    client = galileo.AsyncClient(*running.addresses, patience=clusters.PATIENCE)
+    client = galileo.AsyncClient(*running.addresses, timeout=clusters.PATIENCE)
     bench.say(f"submitting {len(polygons):,} polygons")
     runner.run(client.create_dataset(schema(DATASET)))
     one_by_one_s = runner.run(_submitted_singly(client, polygons[:SINGLY]))

@@ -24,7 +24,7 @@ SMALL_CALLS = 40
 
 def measure(bench: Bench) -> Iterator[Figure]:
     with clusters.cluster(bench.directory, nodes=1) as running:
-        client = running.client(patience=clusters.PATIENCE)
+        client = running.client(timeout=clusters.PATIENCE)
         clusters.create_dataset(running, client, DATASET)
         fill(client, bench, labels=bench.sizes.stream_labels)
         yield from _whole_and_in_batches(running, bench)

@@ -98,11 +98,11 @@ def measure(bench: Bench) -> Iterator[Figure]:
     sizes = bench.sizes
     table = clusters.forecast(sizes.preload_rows, stride=sizes.stride)
     with clusters.cluster(bench.directory, nodes=NODES) as running, clusters.ending_children():
-        client = running.client(patience=clusters.PATIENCE)
+        client = running.client(timeout=clusters.PATIENCE)
         clusters.create_dataset(running, client, DATASET)
         client.ingest(DATASET, table)
         ccq = client.submit(DATASET, interval=INTERVAL_S, expiration=EXPIRATION)
-        watcher = _Watcher(running.client(patience=clusters.PATIENCE), ccq)
+        watcher = _Watcher(running.client(timeout=clusters.PATIENCE), ccq)
         threading.Thread(target=watcher.run, daemon=True).start()
         ticks = _Ticks(client, watcher, table.slice(0, sizes.tick_paths))
         bench.say("the first tick, which starts Spark")

@@ -110,7 +110,7 @@ def _expect(wanted: int, got: int) -> None:
 
 
 def main(address: str, dataset: str, clients: int, seconds: float, seed: int) -> None:
-    connected = [galileo.connect(address, patience="30s") for _ in range(clients)]
+    connected = [galileo.connect(address, timeout="30s") for _ in range(clients)]
     workers = [Worker(c, dataset, seed=seed + n) for n, c in enumerate(connected)]
     print(READY, flush=True)
     sys.stdin.readline()

@@ -217,11 +217,11 @@ BOMBS = (
 def explode(trial: Trial) -> None:
     settings = {"samplers": {"sent": "contained"}}
     with LocalCluster(1, 1, trial.directory / "cluster", settings=settings) as cluster:
-        fill(cluster.client(patience=PATIENCE), ROWS)
+        fill(cluster.client(timeout=PATIENCE), ROWS)
         for _ in trial.each_round():
             for bomb in BOMBS:
                 _one(trial, cluster, bomb)
-        count = cluster.client(patience=PATIENCE).count(DATASET)
+        count = cluster.client(timeout=PATIENCE).count(DATASET)
         trial.expect(count >= ROWS, f"expected at least {ROWS} observations, got {count}")
 
 
@@ -233,7 +233,7 @@ def _one(trial: Trial, cluster: LocalCluster, bomb: Bomb) -> None:
     with (
         grpc.insecure_channel(node.address, options=options) as channel,
         weighed(node.pid) as memory,
-        asked(cluster.client(patience=PATIENCE)) as bystander,
+        asked(cluster.client(timeout=PATIENCE)) as bystander,
     ):
         started = time.monotonic()
         answer = armed.send(channel)

@@ -26,10 +26,10 @@ def retry_storm(trial: Trial) -> None:
     """Batches arrive, answers do not, and all clients send again what may be there already."""
     cluster = LocalCluster(2, 1, trial.directory / "cluster")
     with proxied(cluster, seed=trial.random.randrange(2**31)) as proxies, cluster:
-        client = cluster.client(patience=PATIENCE)
+        client = cluster.client(timeout=PATIENCE)
         client.create_dataset(numbered_schema(DATASET))
         ledger = Ledger(DATASET)
-        clients = [cluster.client(patience=PATIENCE) for _ in range(PRODUCERS)]
+        clients = [cluster.client(timeout=PATIENCE) for _ in range(PRODUCERS)]
         producers = [Producer(ledger, one, pause_s=0.01) for one in clients]
         for producer in producers:
             producer.start()
@@ -53,7 +53,7 @@ def two_producers(trial: Trial) -> None:
 
 
 def _one_name(trial: Trial, cluster: LocalCluster, dataset: str) -> None:
-    client = cluster.client(patience=PATIENCE)
+    client = cluster.client(timeout=PATIENCE)
     client.create_dataset(numbered_schema(dataset))
     outcomes: list[list[bool]] = [[], []]
     failures: list[BaseException] = []
@@ -71,7 +71,7 @@ def _one_name(trial: Trial, cluster: LocalCluster, dataset: str) -> None:
             failures.append(error)
 
     threads = [
-        threading.Thread(target=send, args=(which, cluster.client(patience=PATIENCE)))
+        threading.Thread(target=send, args=(which, cluster.client(timeout=PATIENCE)))
         for which in (0, 1)
     ]
     for thread in threads:
@@ -102,11 +102,11 @@ def _judge_names(trial: Trial, client: Client, dataset: str, outcomes: list[list
 def two_readers(trial: Trial) -> None:
     """Both begin with the token of the submission, and each goes on with its own answers."""
     with LocalCluster(2, 1, trial.directory / "cluster") as cluster:
-        client = cluster.client(patience=PATIENCE)
+        client = cluster.client(timeout=PATIENCE)
         client.create_dataset(numbered_schema(DATASET))
-        stream = Stream(cluster.client(patience=PATIENCE), DATASET)
+        stream = Stream(cluster.client(timeout=PATIENCE), DATASET)
         ccq = client.submit(DATASET, "temperature > 260", interval="250ms", expiration="1h")
-        readers = [FetchReader(cluster.client(patience=PATIENCE), ccq) for _ in range(2)]
+        readers = [FetchReader(cluster.client(timeout=PATIENCE), ccq) for _ in range(2)]
         readers[0].start()
         stream.start()
         for _ in trial.each_round():

@@ -75,7 +75,7 @@ class Flood:
             1, 1, trial.directory / "cluster", settings={"metrics": {"address": metrics}}
         )
         with cluster:
-            client = cluster.client(patience=PATIENCE)
+            client = cluster.client(timeout=PATIENCE)
             fill(client, ROWS)
             ccq = _standing(cluster) if self.watched else None
             before = _calm(cluster, ccq)
@@ -85,7 +85,7 @@ class Flood:
                 during = self._flood(trial, cluster, address, ccq)
                 trial.expect(node.running, "the node is dead")
             judge(trial, memory, before, during, over_mib_max=self.over_mib_max)
-            with asked(cluster.client(patience=PATIENCE), ccq) as later:
+            with asked(cluster.client(timeout=PATIENCE), ccq) as later:
                 time.sleep(BEFORE_S)
             trial.figures["p99 after, ms"] = p99_ms(later.waits_s)
 
@@ -96,7 +96,7 @@ class Flood:
         with flooding(trial, self.kind, address, self.count) as process:
             for _ in trial.each_round():
                 with _stopped(process) if self.stopped else contextlib.nullcontext():
-                    with asked(cluster.client(patience=PATIENCE), ccq) as bystander:
+                    with asked(cluster.client(timeout=PATIENCE), ccq) as bystander:
                         time.sleep(LASTS_S)
                     waits += bystander.waits_s
         return waits
@@ -121,14 +121,14 @@ def judge(
 
 def _standing(cluster: LocalCluster) -> Ccq:
     """A continuous query that has had its first cycle."""
-    client = cluster.client(patience="300s")
+    client = cluster.client(timeout="300s")
     ccq = client.submit(DATASET, "temperature > 300", interval="1s", expiration="1h")
     client.fetch(ccq.id, token=ccq.token, wait=1.0)
     return ccq
 
 
 def _calm(cluster: LocalCluster, ccq: Ccq | None) -> list[float]:
-    with asked(cluster.client(patience=PATIENCE), ccq) as bystander:
+    with asked(cluster.client(timeout=PATIENCE), ccq) as bystander:
         time.sleep(BEFORE_S)
     return bystander.waits_s
 

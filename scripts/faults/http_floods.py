@@ -186,7 +186,7 @@ class HttpFlood:
         address = f"127.0.0.1:{free_port()}"
         settings = {"metrics": {"address": address}}
         with LocalCluster(1, 1, trial.directory / "cluster", settings=settings) as cluster:
-            client = cluster.client(patience=PATIENCE)
+            client = cluster.client(timeout=PATIENCE)
             fill(client, ROWS)
             (node,) = cluster.nodes
             with asked(client) as caller:

@@ -67,7 +67,7 @@ def little_memory(trial: Trial) -> None:
     with control_group("memory") as group:
         node.prefix = group.prefix
         with cluster:
-            client = cluster.client(patience=PATIENCE)
+            client = cluster.client(timeout=PATIENCE)
             client.create_dataset(NOISE)
             ccqs = [_submit(client, least=number) for number in range(CCQS)]
             stored = _fill(trial, client, cluster)

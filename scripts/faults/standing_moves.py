@@ -33,7 +33,7 @@ def add(trial: Trial) -> None:
     with standing(trial) as world:
         began = time.monotonic()
         new = _joined(trial, world)
-        mover = world.cluster.client(patience="60s")
+        mover = world.cluster.client(timeout="60s")
         for _ in trial.each_round():
             partition = trial.random.choice(_movable(mover, world, new))
             _moved_somehow(trial, world, mover, partition, new)
@@ -138,7 +138,7 @@ def _owners(world: World, partition: int) -> set[str]:
     """By the word of each node."""
     found = set()
     for address in world.cluster.addresses:
-        with Client(address, patience="10s") as client:
+        with Client(address, timeout="10s") as client:
             found.add(_owner(client, partition))
     return found
 

@@ -91,9 +91,9 @@ def standing(trial: Trial, cluster: LocalCluster | None = None) -> Iterator[Worl
     cluster = cluster or three_nodes(trial)
     families: set[psutil.Process] = set()
     with cluster:
-        client = cluster.client(patience=PATIENCE)
+        client = cluster.client(timeout=PATIENCE)
         client.create_dataset(numbered_schema(DATASET))
-        stream = Stream(cluster.client(patience=IMPATIENCE), DATASET)
+        stream = Stream(cluster.client(timeout=IMPATIENCE), DATASET)
         world = World(cluster, client, stream, _readers(trial, cluster, client), families)
         try:
             for reader in world.readers:
@@ -141,8 +141,8 @@ def _readers(trial: Trial, cluster: LocalCluster, client: Client) -> tuple[Reade
 
     spool = trial.directory / "reader.spool"
     return (
-        WatchReader(cluster.client(patience=PATIENCE), submit(WATCHED)),
-        FetchReader(cluster.client(patience=PATIENCE), submit(FETCHED, sampler=SAMPLER)),
+        WatchReader(cluster.client(timeout=PATIENCE), submit(WATCHED)),
+        FetchReader(cluster.client(timeout=PATIENCE), submit(FETCHED, sampler=SAMPLER)),
         SpoolReader(cluster.addresses, submit(SPOOLED), spool),
     )
 

@@ -39,8 +39,8 @@ Work: TypeAlias = Callable[[], None]
 def kill_at_call(trial: Trial) -> None:
     """Every call of an ingest: the first of each kind, the second, … until none kills any more."""
     with one_node(trial.directory / "cluster", storage=SMALL_FILES) as (cluster, ledger):
-        client = cluster.client(patience=PATIENCE)
-        impatient = cluster.client(patience="1s")
+        client = cluster.client(timeout=PATIENCE)
+        impatient = cluster.client(timeout="1s")
 
         def ingest() -> None:
             for _ in range(BATCHES):
@@ -74,7 +74,7 @@ def kill_merge(trial: Trial) -> None:
                 died = killed(
                     trial, cluster.nodes[0], (name, nth), lambda: _wait_merged(cluster.nodes[0])
                 )
-                client = cluster.client(patience=PATIENCE)
+                client = cluster.client(timeout=PATIENCE)
                 trial.judge(ledger.audit(client), f"a kill at {name} number {nth} of a merge")
                 cluster.nodes[0].kill()
                 judge_at_rest(trial, place / "node-1", ledger)
@@ -86,7 +86,7 @@ def sync_error(trial: Trial) -> None:
     """The nth fdatasync fails: no false acknowledgement, no write after it, reads go on."""
     with one_node(trial.directory / "cluster", storage=SMALL_FILES) as (cluster, ledger):
         (node,) = cluster.nodes
-        client, impatient = cluster.client(patience=PATIENCE), cluster.client(patience="1s")
+        client, impatient = cluster.client(timeout=PATIENCE), cluster.client(timeout="1s")
         for number in trial.each_round():
             fault = tracing.fault(tracing.SYNC, "error=EIO", when=f"{number}+")
             with _injecting(trial, node, fault):
@@ -151,7 +151,7 @@ def _fill_segments(cluster: LocalCluster, ledger: Ledger) -> None:
     """Sends until each partition has segments to merge, and kills the node before it does."""
     (node,) = cluster.nodes
     place = cluster.directory / "node-1"
-    client = cluster.client(patience=PATIENCE)
+    client = cluster.client(timeout=PATIENCE)
     while min(_segments(place).values(), default=0) <= SEGMENTS_TO_MERGE:
         ledger.send(client)
     node.kill()

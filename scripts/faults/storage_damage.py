@@ -32,7 +32,7 @@ KINDS = ("sealed", "merged", "last", "schema", "epoch", "placement")
 def torn_tail(trial: Trial) -> None:
     """The last frame of a partition cut off at any byte."""
     with one_node(trial.directory / "cluster", storage=SMALL_FILES) as (cluster, ledger):
-        send(ledger, cluster.client(patience=PATIENCE), batches=BATCHES)
+        send(ledger, cluster.client(timeout=PATIENCE), batches=BATCHES)
         cluster.nodes[0].kill()
         directory = cluster.directory / "node-1"
         whole = read_all(directory)
@@ -57,7 +57,7 @@ def _rows(reading: Reading) -> int:
 def _start(trial: Trial, cluster: LocalCluster, ledger: Ledger, *, rows: int) -> None:
     """A real node on the torn file serves all but the torn commit."""
     cluster.nodes[0].restart()
-    found = ledger.audit(cluster.client(patience=PATIENCE))
+    found = ledger.audit(cluster.client(timeout=PATIENCE))
     cluster.nodes[0].kill()
     trial.counts["starts of the node"] += 1
     right = found.found == rows and not (found.repeated or found.altered or found.foreign)
@@ -90,7 +90,7 @@ def _expect_equal(trial: Trial, whole: Commits, reading: Reading, *, after: str)
 def bit_flips(trial: Trial) -> None:
     """One byte of any kind of file."""
     with one_node(trial.directory / "cluster", storage=MERGING) as (cluster, ledger):
-        client = cluster.client(patience=PATIENCE)
+        client = cluster.client(timeout=PATIENCE)
         directory = cluster.directory / "node-1"
         send(ledger, client, batches=BATCHES)
         wait_until(lambda: bool(list(directory.rglob("*.merged"))), what="a merge")
@@ -145,7 +145,7 @@ def _more_segments(trial: Trial, directory: Path, ledger: Ledger) -> None:
     place = trial.directory / "more"
     settings = {"segment_bytes_max": 20_000, "merge": False}
     with one_node(place, storage=settings, data=directory, create=False) as (cluster, _):
-        send(ledger, cluster.client(patience=PATIENCE), batches=BATCHES)
+        send(ledger, cluster.client(timeout=PATIENCE), batches=BATCHES)
         cluster.nodes[0].kill()
 
 
@@ -176,7 +176,7 @@ def _expect_refusal(trial: Trial, cluster: LocalCluster, path: Path, *, kind: st
 
 
 def _expect_no_answer(trial: Trial, cluster: LocalCluster, *, kind: str) -> None:
-    client = cluster.client(patience="1s")
+    client = cluster.client(timeout="1s")
     try:
         client.read(client.query("numbered"))
     except GalileoError as error:

@@ -29,7 +29,7 @@ def disk_full(trial: Trial) -> None:
             trial.directory / "cluster", storage=SMALL_FILES, data=disk.directory / "node"
         ) as (cluster, ledger),
     ):
-        client, impatient = cluster.client(patience=PATIENCE), cluster.client(patience="0.5s")
+        client, impatient = cluster.client(timeout=PATIENCE), cluster.client(timeout="0.5s")
         for number in trial.each_round():
             ballast = disk.directory / "ballast"
             room = shutil.disk_usage(disk.directory).free
@@ -74,7 +74,7 @@ def read_only(trial: Trial) -> None:
             trial.directory / "cluster", storage=SMALL_FILES, data=disk.directory / "node"
         ) as (cluster, ledger),
     ):
-        client, impatient = cluster.client(patience=PATIENCE), cluster.client(patience="0.5s")
+        client, impatient = cluster.client(timeout=PATIENCE), cluster.client(timeout="0.5s")
         for number in trial.each_round():
             send(ledger, client, batches=5)
             disk.break_metadata()
@@ -97,7 +97,7 @@ def power_cut(trial: Trial) -> None:
             cluster,
             ledger,
         ):
-            client = cluster.client(patience=PATIENCE)
+            client = cluster.client(timeout=PATIENCE)
             (node,) = cluster.nodes
             with producing(cluster, ledger):
                 for number in trial.each_round():

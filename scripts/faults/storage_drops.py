@@ -39,7 +39,7 @@ def kill_drop(trial: Trial) -> None:
 
 
 def _filled(cluster: LocalCluster, ledger: Ledger) -> Commits:
-    client = cluster.client(patience=PATIENCE)
+    client = cluster.client(timeout=PATIENCE)
     send(ledger, client, batches=BATCHES)
     client.set_retention(DATASET, OUTDATED)
     cluster.nodes[0].kill()
@@ -49,12 +49,12 @@ def _filled(cluster: LocalCluster, ledger: Ledger) -> Commits:
 def _drop(cluster: LocalCluster) -> None:
     """Drops everything; fails where the node dies of it."""
     with contextlib.suppress(GalileoError):
-        cluster.client(patience="1s").apply_retention(DATASET)
+        cluster.client(timeout="1s").apply_retention(DATASET)
 
 
 def _judge(trial: Trial, cluster: LocalCluster, whole: Commits, *, after: str) -> None:
     """Of each log a beginning may be gone; the rest is as it was, in the node and on its disk."""
-    client = cluster.client(patience=PATIENCE)
+    client = cluster.client(timeout=PATIENCE)
     served = client.read(client.query(DATASET)).num_rows
     cluster.nodes[0].kill()
     directory = cluster.directory / "node-1"
@@ -88,7 +88,7 @@ def _expect_same(trial: Trial, whole: Commits, left: Commits, *, after: str) -> 
 def _judge_going_on(trial: Trial, cluster: LocalCluster, ledger: Ledger) -> None:
     """The log goes on behind what was dropped, and new observations are there, once."""
     cluster.nodes[0].restart()
-    client = cluster.client(patience=PATIENCE)
+    client = cluster.client(timeout=PATIENCE)
     _drop(cluster)
     before = len(client.query(DATASET))
     trial.expect(before == 0, f"expected nothing after a drop, got {before} labels")

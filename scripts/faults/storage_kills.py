@@ -23,7 +23,7 @@ LIFE_S = (0.0, 1.0)
 def kill(trial: Trial) -> None:
     place = trial.directory / "cluster"
     with one_node(place, storage=MERGING) as (cluster, ledger):
-        client = cluster.client(patience=PATIENCE)
+        client = cluster.client(timeout=PATIENCE)
         with producing(cluster, ledger):
             for number in trial.each_round():
                 wait_acknowledged(ledger)
@@ -38,7 +38,7 @@ def kill(trial: Trial) -> None:
 @contextlib.contextmanager
 def producing(cluster: LocalCluster, ledger: Ledger) -> Iterator[None]:
     """Clients that send within the block and through every fault; each ends its last batch."""
-    producers = [Producer(ledger, cluster.client(patience=PATIENCE)) for _ in range(PRODUCERS)]
+    producers = [Producer(ledger, cluster.client(timeout=PATIENCE)) for _ in range(PRODUCERS)]
     for producer in producers:
         producer.start()
     try:

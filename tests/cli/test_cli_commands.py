@@ -382,7 +382,7 @@ def test_a_mistake_ends_with_2_and_says_what_to_do(
 def test_no_cluster_ends_with_3() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-    words = ["--node", address, "--patience", "100ms", "status", "--json"]
+    words = ["--node", address, "--timeout", "100ms", "status", "--json"]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 3
     error = json.loads(done.stderr)["error"]
@@ -390,7 +390,7 @@ def test_no_cluster_ends_with_3() -> None:
     assert error["details"]["addresses"] == [address]
 
 
-@pytest.mark.parametrize("words", [["--node", "localhost"], ["--patience", "soon"]])
+@pytest.mark.parametrize("words", [["--node", "localhost"], ["--timeout", "soon"]])
 def test_a_wrong_global_option_ends_with_2(words: list[str]) -> None:
     done = CliRunner().invoke(main, [*words, "status"])
     assert done.exit_code == 2

@@ -137,7 +137,7 @@ def test_serving_others_without_tls_takes_a_word(tmp_path: Path) -> None:
 
 def test_a_token_travels_unencrypted_to_other_machines_only_if_told_to(tmp_path: Path) -> None:
     path = token_file(tmp_path / "token", "glt_planted")
-    words = ("--token-file", path, "--node", "192.0.2.1:1", "--patience", "10ms", "status")
+    words = ("--token-file", path, "--node", "192.0.2.1:1", "--timeout", "10ms", "status")
     refused = run(*words)
     assert refused.exit_code == 2
     assert "galileo --insecure" in " ".join(refused.stderr.split())

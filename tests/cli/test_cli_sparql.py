@@ -166,7 +166,7 @@ def test_what_an_answer_lacks_is_told(fresh_name: Callable[[str], str], tmp_path
         client.ingest(name, frame())
         ccq = client.submit(name, "temperature > 290", interval="1h", expiration="2h")
         client.close()
-        near = ["--node", pair.addresses[0], "--patience", "60s", "sparql"]
+        near = ["--node", pair.addresses[0], "--timeout", "60s", "sparql"]
         pair.nodes[1].kill()
         for words in (
             ("ask", name, COUNT, "--json"),

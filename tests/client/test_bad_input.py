@@ -364,7 +364,7 @@ def test_waiting_for_ever(client: galileo.Client, told: Told) -> None:
 def test_no_node_reachable(dataset: str, told: Told) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-    with galileo.connect(address, patience="1s") as lonely:
+    with galileo.connect(address, timeout="1s") as lonely:
         with told.refusal("no node reachable, asked", errors.Unavailable) as caught:
             lonely.query(dataset)
         assert address in caught[0].message
@@ -379,7 +379,7 @@ def test_one_wrong_address_among_right_ones_is_no_trouble(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-    with galileo.connect(address, cluster.addresses[2], patience="1s") as one:
+    with galileo.connect(address, cluster.addresses[2], timeout="1s") as one:
         assert len(one.read(one.query(dataset))) == ROWS
 
 

@@ -44,7 +44,7 @@ async def client(node: Node) -> AsyncIterator[galileo.AsyncClient]:
     cluster_pb2_grpc.add_ClusterServicer_to_server(node, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with galileo.AsyncClient(f"127.0.0.1:{port}", patience="30s") as made:
+    async with galileo.AsyncClient(f"127.0.0.1:{port}", timeout="30s") as made:
         yield made
     await server.stop(None)
 

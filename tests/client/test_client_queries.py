@@ -274,7 +274,7 @@ async def test_a_read_goes_on_over_many_breaks(
     labels = client.query(stored)
     expected = [n for t in client.read_batches(labels) for n in t.column("note").to_pylist()]
     line.cuts = 4
-    async with galileo.AsyncClient(line.address, patience="5s") as other:
+    async with galileo.AsyncClient(line.address, timeout="5s") as other:
         monkeypatch.setattr(other._transport, "addresses", [line.address])
         monkeypatch.setattr(other._transport, "_knows_all", True)
         found: list[str] = []
@@ -291,7 +291,7 @@ async def test_patience_with_a_read_ends(
     client: galileo.Client, line: Line, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = client.query(stored)
-    async with galileo.AsyncClient(line.address, patience="300ms") as other:
+    async with galileo.AsyncClient(line.address, timeout="300ms") as other:
         monkeypatch.setattr(other._transport, "_knows_all", True)
         await other.status()
         line.cut_after = 1_500_000
@@ -304,7 +304,7 @@ async def test_a_node_that_says_nothing_is_not_waited_for_long(
     line: Line, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.cut_after, line.silent = 1_000_000, True
-    async with galileo.AsyncClient(line.address, patience="500ms") as client:
+    async with galileo.AsyncClient(line.address, timeout="500ms") as client:
         batches = client.query_batches(stored)
         await anext(batches)
         monkeypatch.setattr(queries, "PART_TIMEOUT_S", 0.3)

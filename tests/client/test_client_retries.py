@@ -136,7 +136,7 @@ async def node() -> AsyncIterator[tuple[FailingNode, galileo.AsyncClient]]:
     server.add_generic_rpc_handlers((failing,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with galileo.AsyncClient(f"127.0.0.1:{port}", patience="30s") as client:
+    async with galileo.AsyncClient(f"127.0.0.1:{port}", timeout="30s") as client:
         client._transport.timing = Timing(time.monotonic, at_once, random.Random(1).random)
         client._schemas["some"] = SCHEMA
         yield failing, client

@@ -24,10 +24,10 @@ def fragile() -> Iterator[galileo.LocalCluster]:
 def test_acknowledged_observations_survive_ten_kills_and_none_is_there_twice(
     fragile: galileo.LocalCluster,
 ) -> None:
-    client = fragile.client(patience="60s")
+    client = fragile.client(timeout="60s")
     client.create_dataset(numbered_schema("numbered"))
     ledger = Ledger("numbered", rows=ROWS)
-    producer = Producer(ledger, fragile.client(patience="120s"))
+    producer = Producer(ledger, fragile.client(timeout="120s"))
     producer.start()
     for round_number in range(ROUNDS):
         enough = ledger.acknowledged + 2 * ROWS

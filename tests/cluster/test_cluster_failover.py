@@ -123,9 +123,9 @@ def identities(labels: LabelSet) -> set[tuple[int, int, int]]:
 
 def follow_through_kills(cluster: galileo.LocalCluster, ccq: galileo.Ccq) -> Reader:
     """Streams, kills the coordinator `KILLS` times, restarts it, and drains."""
-    client = cluster.client(patience="60s")
-    reader = Reader(cluster.client(patience="60s"), ccq)
-    stream = Stream(cluster.client(patience="200ms"), ccq.info.dataset)
+    client = cluster.client(timeout="60s")
+    reader = Reader(cluster.client(timeout="60s"), ccq)
+    stream = Stream(cluster.client(timeout="200ms"), ccq.info.dataset)
     reader.start()
     stream.start()
     reader.wait_for_next(time.monotonic(), FIRST_UPDATE_TIMEOUT_S)
@@ -146,7 +146,7 @@ def follow_through_kills(cluster: galileo.LocalCluster, ccq: galileo.Ccq) -> Rea
 def test_updates_are_the_full_answer_exactly_once_though_the_coordinator_is_killed_twice(
     fragile: galileo.LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client = fragile.client(patience="60s")
+    client = fragile.client(timeout="60s")
     schema = NamLike(seed=5, stride=8).schema("stream")
     client.create_dataset(schema)
     spec = galileo.sampler("uniform", fraction=0.5, seed=11)
@@ -177,7 +177,7 @@ def test_updates_are_the_full_answer_exactly_once_though_the_coordinator_is_kill
 def test_a_second_reader_with_the_first_token_gets_the_same_labels(
     fragile: galileo.LocalCluster,
 ) -> None:
-    client = fragile.client(patience="60s")
+    client = fragile.client(timeout="60s")
     schema = galileo.Schema("twice", [galileo.Feature("value")], geohash_precision=4)
     client.create_dataset(schema)
     ccq = client.submit("twice", "value > 0.5", interval="250ms", expiration="10m")
@@ -213,7 +213,7 @@ def test_nothing_new_costs_no_job(fragile: galileo.LocalCluster) -> None:
 
     One commit later it does, so what is counted is what one means to count.
     """
-    client = fragile.client(patience="60s")
+    client = fragile.client(timeout="60s")
     client.create_dataset(galileo.Schema("quiet", [galileo.Feature("value")], geohash_precision=4))
     ccqs = [
         client.submit("quiet", f"value > 0.{number}", interval="250ms", expiration="10m")
@@ -277,7 +277,7 @@ def _jobs(running: galileo.LocalCluster) -> evaluator_pb2.PingReply:
 def test_a_partial_initial_result_is_completed_when_the_node_is_back(
     fragile: galileo.LocalCluster,
 ) -> None:
-    client = fragile.client(patience="60s")
+    client = fragile.client(timeout="60s")
     schema = galileo.Schema("partial", [galileo.Feature("value")], geohash_precision=4)
     client.create_dataset(schema)
     _ingest_values(client, "partial", 3_000, seed=3)
@@ -303,10 +303,10 @@ def test_a_drained_coordinator_is_stopped_without_a_gap(
     fragile: galileo.LocalCluster,
 ) -> None:
     """The watch goes on at the next coordinator before the node is stopped, and not after it."""
-    client = fragile.client(patience="60s")
+    client = fragile.client(timeout="60s")
     client.create_dataset(galileo.Schema("drained", [galileo.Feature("value")]))
     ccq = client.submit("drained", "value > 0.5", interval="250ms", expiration="10m")
-    reader = Reader(fragile.client(patience="60s"), ccq)
+    reader = Reader(fragile.client(timeout="60s"), ccq)
     reader.start()
     started = time.monotonic()
     _ingest_values(client, "drained", 500, seed=4)

@@ -21,7 +21,7 @@ def test_no_continuous_query_is_taken_on_without_room_and_queries_go_on(tmp_path
     with (
         MemoryDisk(tmp_path / "small", size_bytes=64 << 20) as disk,
         galileo.LocalCluster(nodes=1, groups=1, directory=disk.directory) as cluster,
-        galileo.connect(*cluster.addresses, patience="1s") as client,
+        galileo.connect(*cluster.addresses, timeout="1s") as client,
     ):
         client.create_dataset(galileo.Schema("d", [galileo.Feature("t")], geohash_precision=3))
         time = [pd.Timestamp("2014-06-01", tz="UTC")]

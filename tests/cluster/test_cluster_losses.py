@@ -27,7 +27,7 @@ def test_a_node_on_an_empty_disk_is_told_of_by_the_others(tmp_path: Path) -> Non
         }
     )
     with galileo.LocalCluster(2, 1, tmp_path) as cluster:
-        client = cluster.client(patience="60s")
+        client = cluster.client(timeout="60s")
         schema = galileo.Schema("air", [galileo.Feature("temperature", "K")], geohash_precision=2)
         client.create_dataset(schema)
         client.ingest("air", frame)

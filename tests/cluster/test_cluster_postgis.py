@@ -144,7 +144,7 @@ def test_updates_are_the_rows_that_a_polled_postgis_has_not_shown_yet(session, s
     )
     session.ask("CREATE TABLE seen (query int, number int, PRIMARY KEY (query, number))")
     with galileo.LocalCluster(nodes=3, groups=2) as cluster:
-        client = cluster.client(patience=PATIENCE)
+        client = cluster.client(timeout=PATIENCE)
         client.create_dataset(SCHEMA)
         readers = []
         for text, condition in QUERIES.items():

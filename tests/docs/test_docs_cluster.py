@@ -94,7 +94,7 @@ def hosts(page: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) 
 def states(hosts: Hosts, *asked: str) -> dict[str, str]:
     """What `galileo status` says of each node; nothing while no node answers."""
     nodes = [word for name in asked for word in ("--node", hosts.address(name))]
-    done: Result = CliRunner().invoke(main, [*nodes, "--patience", "1s", "status", "--json"])
+    done: Result = CliRunner().invoke(main, [*nodes, "--timeout", "1s", "status", "--json"])
     if done.exit_code:
         return {}
     return {node["name"]: node["state"] for node in json.loads(done.stdout)["nodes"]}
@@ -119,7 +119,7 @@ def test_three_hosts_are_set_up_one_fails_and_comes_back(hosts: Hosts) -> None:
             "rain": [1.0, 2.0, 3.0, 4.0, 5.0],
         }
     )
-    with galileo.connect(hosts.address("storm-1"), patience="60s") as client:
+    with galileo.connect(hosts.address("storm-1"), timeout="60s") as client:
         client.create_dataset(schema)
         client.ingest("rain", rows)
         assert client.query("rain").complete

@@ -32,6 +32,13 @@ instants = st.integers(FIRST_US, LAST_US)
         ("1.5h", 5400.0),
         (" 7 d ", 604800.0),
         ("2w", 1209600.0),
+        ("5", 5.0),
+        (" 0.5 ", 0.5),
+        ("10y", 315360000.0),
+        ("1 hour", 3600.0),
+        ("2 minutes", 120.0),
+        ("1h30m", 5400.0),
+        ("1 day 12 hours", 129600.0),
         (3, 3.0),
         (0.5, 0.5),
         (dt.timedelta(minutes=2), 120.0),
@@ -42,7 +49,9 @@ def test_durations_are_seconds(written: times.Duration, wanted: float) -> None:
     assert times.seconds(written) == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize("written", ["", "1", "h", "1 hour", "-1s", "1e3s", "1,5h", None, True, []])
+@pytest.mark.parametrize(
+    "written", ["", "h", "-1s", "-1", "1e3s", "1,5h", "1h30", "1 month", "1hm", None, True, []]
+)
 def test_what_is_no_duration_is_refused(written: object) -> None:
     with pytest.raises(InputError, match=r"expected a duration such as '250ms'.* got"):
         times.seconds(written)  # type: ignore[arg-type]

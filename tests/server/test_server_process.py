@@ -83,7 +83,7 @@ def test_a_node_that_is_told_to_stop_stops_well(config: Path, tmp_path: Path) ->
         process = subprocess.Popen(server("--config", str(config)), stderr=stderr)
     try:
         address = config.read_text().rpartition('address = "')[2].partition('"')[0]
-        with galileo.connect(address, patience=TIMEOUT_S) as client:
+        with galileo.connect(address, timeout=TIMEOUT_S) as client:
             assert client.status().complete
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 0
@@ -98,7 +98,7 @@ def test_a_node_that_is_told_to_stop_stops_well(config: Path, tmp_path: Path) ->
 def test_a_node_refuses_to_start_with_another_placement_than_its_data(config: Path) -> None:
     with subprocess.Popen(server("--config", str(config)), stderr=subprocess.DEVNULL) as process:
         address = config.read_text().rpartition('address = "')[2].partition('"')[0]
-        with galileo.connect(address, patience=TIMEOUT_S) as client:
+        with galileo.connect(address, timeout=TIMEOUT_S) as client:
             client.create_dataset(galileo.Schema("nam", [galileo.Feature("temperature")]))
         process.send_signal(signal.SIGTERM)
     config.write_text(config.read_text() + "partitions_per_group = 8\n")
@@ -118,7 +118,7 @@ def test_a_node_does_not_outlive_its_parent(config: Path) -> None:
         "node = subprocess.Popen([*words, '--parent', str(os.getpid())], "
         "stderr=subprocess.DEVNULL, start_new_session=True)\n"
         "address = sys.argv[1]\n"
-        "with galileo.connect(address, patience=50) as client:\n"
+        "with galileo.connect(address, timeout=50) as client:\n"
         "    client.status()\n"
         "print(node.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"

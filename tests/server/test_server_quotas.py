@@ -120,7 +120,7 @@ def until(holds: Callable[[], Any]) -> Any:
 def test_how_many_continuous_queries_somebody_has_is_bounded_in_the_cluster(
     metered: Metered,
 ) -> None:
-    with metered.connect("ann") as ann, metered.connect("ann", node=1, patience="60s") as there:
+    with metered.connect("ann") as ann, metered.connect("ann", node=1, timeout="60s") as there:
         first = ann.submit_many([submission(number) for number in range(6)])
         refused = [one.error for one in first if isinstance(one.error, QuotaExceeded)]
         assert len(refused) == 2
@@ -213,7 +213,7 @@ def test_so_is_what_is_asked_where_nodes_ask(metered: Metered) -> None:
 
 
 def test_who_calls_too_often_waits_and_is_told_when_to_come_back(metered: Metered) -> None:
-    with metered.connect("often", patience="60s") as often:
+    with metered.connect("often", timeout="60s") as often:
         often.whoami()
         begun = time.monotonic()
         with ThreadPoolExecutor(8) as pool:
@@ -249,7 +249,7 @@ def test_calls_at_a_time_are_bounded(metered: Metered) -> None:
             stub = continuous_pb2_grpc.ContinuousStub(channel)
             waiting = continuous_pb2.FetchRequest(ccq_id=made.id, token=made.token, wait_s=30)
             streams = [stub.Fetch(waiting) for _ in range(3)]
-            with metered.connect("ann", patience="10ms") as hasty:
+            with metered.connect("ann", timeout="10ms") as hasty:
                 told = until(lambda: throttled(hasty))
             assert told.details["quota"] == "calls_max"
             assert "expected at most 3 calls at a time of 'ann'" in str(told)
@@ -280,7 +280,7 @@ def test_bytes_are_bounded(metered: Metered) -> None:
             "rain": range(count),
         }
     ).astype({"rain": float})
-    with metered.connect("much", patience="60s") as much, metered.connect("root") as root:
+    with metered.connect("much", timeout="60s") as much, metered.connect("root") as root:
         begun = time.monotonic()
         for _ in range(3):
             much.ingest("rain", frame)
@@ -411,7 +411,7 @@ def test_renewed_files_are_told(metered: Metered) -> None:
 
     def is_known() -> bool:
         try:
-            with metered.connect("new", patience="10ms") as new:
+            with metered.connect("new", timeout="10ms") as new:
                 return new.whoami().name == "new"
         except Unauthenticated:
             return False

@@ -172,7 +172,7 @@ def crash_of(planted: Planted, node: int) -> str:
     """What a caller is told, whose node fails with the secrets in the message."""
     proof = planted.tokens.proof("root", tls=planted.client)
     address = planted.cluster.addresses[node]
-    with Client(address, proof=proof, patience="1s") as client:
+    with Client(address, proof=proof, timeout="1s") as client:
         with pytest.raises(Bug) as caught:
             client.explain("rain")
         assert "on purpose: (a token) and (a key)" in str(caught.value)
@@ -194,7 +194,7 @@ def look_at_bad_tokens(planted: Planted) -> None:
     for token in (OF_NOBODY, OF_NOBODY + "\r\n", OF_NOBODY + " x", OF_NOBODY + "ä", OF_NOBODY * 99):
         proof = Proof(token, tls=planted.client)
         with pytest.raises(GalileoError) as caught:
-            Client(planted.cluster.addresses[0], proof=proof, patience="1s").datasets()
+            Client(planted.cluster.addresses[0], proof=proof, timeout="1s").datasets()
         told.append("".join(traceback.format_exception(caught.value)) + repr(proof))
     planted.told["errors"] = "\n".join(told)
 

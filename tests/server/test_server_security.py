@@ -209,7 +209,7 @@ def test_certificates_are_checked_on_both_sides(guarded: Guarded, tmp_path: Path
     for tls in (stranger, expired, half, ""):
         proof = guarded.tokens.proof("root", tls=tls)
         with (
-            Client(guarded.cluster.addresses[0], proof=proof, patience="0.5s") as client,
+            Client(guarded.cluster.addresses[0], proof=proof, timeout="0.5s") as client,
             pytest.raises(Unavailable, match="no node could be reached"),
         ):
             client.datasets()

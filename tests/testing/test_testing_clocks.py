@@ -78,7 +78,7 @@ def test_a_jump_of_a_nodes_clock_ends_no_continuous_query(tmp_path: Path) -> Non
     cluster = galileo.LocalCluster(nodes=1, groups=1, directory=tmp_path / "cluster")
     cluster.nodes[0].prefix = clock.prefix
     with cluster:
-        client = cluster.client(patience="60s")
+        client = cluster.client(timeout="60s")
         client.create_dataset(galileo.Schema("gauges", [galileo.Feature("level")]))
         assert _seconds_of_an_ingest(client, 60) < 0.9, "calls wait for others than themselves"
         ccq = client.submit("gauges", "level > 1", interval="1s", expiration="20m")

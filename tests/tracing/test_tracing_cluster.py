@@ -69,7 +69,7 @@ def test_a_node_of_the_command_line_tells_its_spans(collector: Collector, tmp_pa
     command = [sys.executable, "-c", "from galileo.cli.main import main; main()"]
     node = subprocess.Popen([*command, "serve", "--config", str(config)])
     try:
-        with galileo.connect(address, patience=WITHIN_S) as client:
+        with galileo.connect(address, timeout=WITHIN_S) as client:
             client.create_dataset(galileo.Schema("lone", [galileo.Feature("rain", "mm")]))
             assert client.count("lone") == 0
         assert collector.find(

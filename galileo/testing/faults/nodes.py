@@ -46,7 +46,7 @@ def one_node(
     cluster = LocalCluster(1, 1, place, partitions_per_group=PARTITIONS, settings=settings)
     with cluster:
         if create:
-            cluster.client(patience=PATIENCE).create_dataset(numbered_schema(DATASET))
+            cluster.client(timeout=PATIENCE).create_dataset(numbered_schema(DATASET))
         yield cluster, Ledger(DATASET)
 
 

@@ -124,7 +124,7 @@ class SpoolReader:
         words = ["ccq", "watch", self.ccq.id, "--spool", str(self._path), *begin, "--json"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "galileo", *self._nodes, "--patience", "120s", *words],
+                [sys.executable, "-m", "galileo", *self._nodes, "--timeout", "120s", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

@@ -36,7 +36,7 @@ class Stream(threading.Thread):
     first, so rows of live nodes get through, late ones come late, and nothing is stored twice.
 
     Args:
-        client: with little patience, so that a dead node does not hold up what live ones keep.
+        client: with a short timeout, so that a dead node does not hold up what live ones keep.
         dataset: of `numbered_schema`.
         options: how fast.
 

@@ -62,7 +62,7 @@ def measure(sizes: Sizes, bench: Bench) -> History:
         clusters.cluster(bench.directory, nodes=NODES, settings=SETTINGS) as running,
         clusters.warm_evaluator(running),
     ):
-        client = running.client(patience=clusters.PATIENCE)
+        client = running.client(timeout=clusters.PATIENCE)
         client.create_dataset(SCHEMA)
         standing = {
             stored: _submit(client, fetch_growth.query_of(results, stored))

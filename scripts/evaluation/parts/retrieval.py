@@ -46,7 +46,7 @@ def measure(sizes: Sizes, bench: Bench) -> Retrieval:
         clusters.cluster(bench.directory, nodes=NODES, settings=SETTINGS) as running,
         clusters.warm_evaluator(running),
     ):
-        client = running.client(patience=clusters.PATIENCE)
+        client = running.client(timeout=clusters.PATIENCE)
         client.create_dataset(SCHEMA)
         asked = {wanted: _query(wanted, sizes.stored) for wanted in sizes.results}
         standing = {wanted: _submit(client, query) for wanted, query in asked.items()}

@@ -113,10 +113,10 @@ class _Measured:
         with clusters.cluster(
             self._bench.directory, nodes=nodes, groups=1, partitions=PARTITIONS
         ) as running:
-            client = running.client(patience=clusters.PATIENCE)
+            client = running.client(timeout=clusters.PATIENCE)
             clusters.create_dataset(running, client, DATASET)
             clusters.wait_whole(client)
-            each = [galileo.connect(node.address, patience="60s") for node in running.nodes]
+            each = [galileo.connect(node.address, timeout="60s") for node in running.nodes]
             works = self._works(running, client, each)
             explained = client.explain(DATASET, QUERY)
             examined = {one.node: one.paths_examined for one in explained.nodes}

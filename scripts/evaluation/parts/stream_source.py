@@ -67,7 +67,7 @@ def main(address: str, dataset: str, blocks: int, seconds: float, stride: int) -
     table = clusters.forecast(blocks, stride=stride)
     batches = min(blocks, max(1, round(seconds * BATCHES_PER_S)))
     edges = [blocks * number // batches for number in range(batches + 1)]
-    with galileo.connect(address, patience=clusters.PATIENCE) as client:
+    with galileo.connect(address, timeout=clusters.PATIENCE) as client:
         client.schema(dataset)
         print(READY, flush=True)
         sys.stdin.readline()

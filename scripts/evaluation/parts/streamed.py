@@ -80,10 +80,10 @@ def measure(sizes: Sizes, bench: Bench) -> Streaming:
 
 def _stream(sizes: Sizes, bench: Bench, *, running: galileo.LocalCluster, blocks: int) -> Stream:
     bench.say(f"streaming {blocks:,} blocks over {sizes.stream_s:g} s")
-    client, dataset = running.client(patience=clusters.PATIENCE), f"stream-{blocks}"
+    client, dataset = running.client(timeout=clusters.PATIENCE), f"stream-{blocks}"
     clusters.create_dataset(running, client, dataset)
     readers = [
-        _Reader(running.client(patience=clusters.PATIENCE), dataset, interval_s, number)
+        _Reader(running.client(timeout=clusters.PATIENCE), dataset, interval_s, number)
         for number, interval_s in enumerate(sizes.stream_intervals_s)
     ]
     threads = [threading.Thread(target=reader.run, daemon=True) for reader in readers]
