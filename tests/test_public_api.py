@@ -1,9 +1,11 @@
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -83,6 +85,17 @@ def test_the_other_public_modules_load(module: str) -> None:
     assert importlib.import_module(module).__doc__
 
 
+def script(name: str) -> ModuleType:
+    """A module of scripts/, which is no package."""
+    path = Path(__file__).parents[1] / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def calls(cls: type) -> dict[str, inspect.Signature]:
     members = inspect.getmembers(cls, inspect.isfunction)
     return {name: inspect.signature(one) for name, one in members if not name.startswith("_")}
@@ -95,6 +108,18 @@ def test_both_clients_have_the_same_calls_with_the_same_arguments() -> None:
         assert signature.parameters == blocking[name].parameters, name
 
 
-def test_every_call_of_the_client_is_documented() -> None:
-    names = set(calls(AsyncClient)) - {"close"}
-    assert [name for name in sorted(names) if not inspect.getdoc(getattr(AsyncClient, name))] == []
+def test_every_call_of_both_clients_is_documented() -> None:
+    for cls in (Client, AsyncClient):
+        assert [name for name in calls(cls) if not inspect.getdoc(getattr(cls, name))] == []
+    assert "await" not in "".join(inspect.getdoc(getattr(Client, n)) or "" for n in calls(Client))
+
+
+def test_the_blocking_client_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = script("blocking_client")
+    assert writer.TARGET.read_text() == writer.source(), "run scripts/blocking_client.py"
+    monkeypatch.setattr(writer, "TARGET", tmp_path / "blocking_calls.py")
+    monkeypatch.setattr(sys, "argv", ["blocking_client.py", "--check"])
+    assert writer.main() == 1
+    monkeypatch.setattr(sys, "argv", ["blocking_client.py"])
+    assert writer.main() == 0
+    assert writer.TARGET.read_text() == writer.source()

@@ -1,7 +1,8 @@
 """The Python client: blocking and async, with results as Arrow, pandas and RDF."""
 
 from galileo.client.async_client import AsyncClient
-from galileo.client.blocking import BlockingLabelBatches, Client, connect
+from galileo.client.blocking import Client, connect
+from galileo.client.blocking_base import BlockingLabelBatches
 from galileo.client.findings import (
     Children,
     Estimate,

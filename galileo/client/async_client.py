@@ -90,6 +90,7 @@ class AsyncClient(AsyncMany):
         await self.close()
 
     async def close(self) -> None:
+        """Closes the connections; a second call does nothing."""
         await self._transport.close()
 
     # --- observations ------------------------------------------------------------------------

@@ -1,0 +1,105 @@
+"""The base of the blocking client: how it waits for the loop's thread, and its iterators."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from galileo.client.async_client import AsyncClient
+from galileo.client.ingestion import Batches, is_stream
+from galileo.client.loop_thread import Handed, LoopThread
+from galileo.client.queries import LabelBatches
+from galileo.client.results import Labels, QueryEnd
+from galileo.labels import LabelSet
+
+Result = TypeVar("Result")
+
+
+class BlockingBase:
+    """Waits for the calls of an `AsyncClient`, which run in the thread of a loop."""
+
+    _loop: LoopThread
+    _client: AsyncClient
+
+    def _run(self, work: Awaitable[Result]) -> Result:
+        return self._loop.run(work)
+
+    def _run_with(self, data: Batches, call: Callable[[Batches], Awaitable[Result]]) -> Result:
+        """Runs a call that takes `data` piece by piece, in the thread that waits for it."""
+        handed = Handed(data) if is_stream(data) else None
+        return self._loop.run(call(data if handed is None else handed), handed=handed)
+
+    def _iterate(self, items: Any) -> Generator[Any, None, None]:
+        """Steps through an async generator; closing the iterator closes it too."""
+        try:
+            while True:
+                try:
+                    item = self._run(anext(items))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            self._loop.end(items)
+
+    def _label_batches(self, batches: LabelBatches) -> BlockingLabelBatches:
+        return BlockingLabelBatches(batches, self._iterate(batches))
+
+
+class BlockingTables(Iterator[pa.Table]):
+    """Observations in pieces; `close` it where it is not read to its end."""
+
+    def __init__(self, labels: LabelSet, steps: Generator[pa.Table, None, None]) -> None:
+        self._labels = labels
+        self._steps = steps
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """Of the pieces, also where there is none."""
+        return self._labels.schema.observation_schema
+
+    def __next__(self) -> pa.Table:
+        return next(self._steps)
+
+    def close(self) -> None:
+        """Ends the reading at the nodes, too; harmless where it has ended."""
+        self._steps.close()
+
+
+class BlockingLabelBatches:
+    """`LabelBatches` for `for`; leave a `with` block or `close` it where it is not read to its end.
+
+    Attributes:
+        end: how far the answer goes; None until all labels were given.
+    """
+
+    def __init__(self, batches: LabelBatches, steps: Generator[Labels, None, None]) -> None:
+        self._batches = batches
+        self._steps = steps
+
+    @property
+    def end(self) -> QueryEnd | None:
+        return self._batches.end
+
+    @property
+    def arrow_schema(self) -> pa.Schema | None:
+        """Of the labels as tables, also where there are none; None until the answer has begun."""
+        schema = self._batches.schema
+        return None if schema is None else Labels.empty(schema).to_arrow().schema
+
+    def __iter__(self) -> BlockingLabelBatches:
+        return self
+
+    def __next__(self) -> Labels:
+        return next(self._steps)
+
+    def __enter__(self) -> BlockingLabelBatches:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the answer at the nodes, too; harmless where it has ended."""
+        self._steps.close()

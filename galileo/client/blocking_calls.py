@@ -1,0 +1,587 @@
+"""The calls of `Client`, written by scripts/blocking_client.py from `AsyncClient`; do not edit.
+
+To add or change a call, edit it in `AsyncClient`, then run
+`.venv/bin/python scripts/blocking_client.py`. Resolve a conflict in this file by running it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from galileo.client.async_samplers import SamplerLike
+from galileo.client.blocking_base import BlockingBase, BlockingLabelBatches, BlockingTables
+from galileo.client.exploration import CHILDREN
+from galileo.client.findings import (
+    Children,
+    Estimate,
+    FeatureSummary,
+    Neighbours,
+    QueryExplanation,
+    Vertex,
+)
+from galileo.client.ingestion import BATCH_ROWS, Batches, Progress
+from galileo.client.many import ManyUpdates
+from galileo.client.moving import MoveProgress
+from galileo.client.results import (
+    Caller,
+    Ccq,
+    CcqInfo,
+    ClusterStatus,
+    Labels,
+    Receipt,
+    RetentionReport,
+    RevokedSampler,
+    SentSampler,
+    Update,
+)
+from galileo.client.sparql_views import SparqlView
+from galileo.client.spool import Spool
+from galileo.client.submitting import Submission, Submitted
+from galileo.labels import LabelSet
+from galileo.model.retention import Retention
+from galileo.model.schema import Schema
+from galileo.model.times import Duration
+from galileo.model.windows import Window
+from galileo.query.builder import QueryLike
+from galileo.rdf.growing import LABELS_MAX
+from galileo.sampler_archives import SamplerArchive
+
+
+class BlockingCalls(BlockingBase):
+    """Every method waits until its call is done; Ctrl-C cancels the call."""
+
+    def ingest(
+        self,
+        dataset: str,
+        data: Batches,
+        *,
+        producer: str | None = None,
+        batch_rows: int = BATCH_ROWS,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        """Stores observations; durable when it returns.
+
+        Args:
+            dataset: its name.
+            data: an Arrow table, batch or reader, a DataFrame, or an iterable of them; columns
+                latitude, longitude, time and the features.
+            producer: name under which the batches are numbered. Ingesting the same data again
+                under the same name and `batch_rows` stores nothing twice. A fresh one if absent.
+            batch_rows: rows per batch; a table is cut into such pieces.
+            progress: called with the rows of each batch that became durable.
+
+        Raises:
+            InvalidObservations: a table does not fit; nothing of that table was stored.
+            TryAgain: a node that must take rows stayed away; ingest the same again later, under
+                `details["producer"]`, or what was stored by then is stored twice.
+        """
+        return self._run_with(
+            data,
+            lambda data: self._client.ingest(
+                dataset, data, producer=producer, batch_rows=batch_rows, progress=progress
+            ),
+        )
+
+    def query(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        sampler: SamplerLike | None = None,
+        progress: Progress | None = None,
+    ) -> Labels:
+        """The labels of all paths that match a CQL2 query, of everything that is stored by now.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            sampler: `galileo.sampler(...)` or `galileo.sampler_archive(...)`, thins them where
+                they are stored.
+            progress: called with the labels of each piece as it comes.
+
+        Raises:
+            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+            UnknownSampler: a node does not have the sampler.
+            SamplerFailed: the sampler raised; `details["traceback"]` says where.
+            NotPermitted, NotContained, SamplerRevoked: it goes along, and is not run.
+        """
+        return self._run(self._client.query(dataset, query, sampler=sampler, progress=progress))
+
+    def query_batches(
+        self, dataset: str, query: QueryLike = "", *, sampler: SamplerLike | None = None
+    ) -> BlockingLabelBatches:
+        """The same, a bounded set of labels at a time; memory stays bounded here and at the nodes.
+
+        Its `end` says, once all labels were given, how far they go and which partitions are
+        missing. What a node that is lost on the way had sent by then was given, too;
+        `end.known(labels)` leaves it out.
+
+        Raises:
+            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+            Unavailable: while it is read: the node that answers was lost. Ask again then, and
+                drop what was given.
+        """
+        return self._label_batches(self._client.query_batches(dataset, query, sampler=sampler))
+
+    def read(
+        self, labels: LabelSet, *, exact: bool = True, progress: Progress | None = None
+    ) -> pa.Table:
+        """The observations behind labels.
+
+        Args:
+            labels: of this cluster.
+            exact: only observations that match the labels' query exactly; else all of their
+                paths, of which some can lie just outside a polygon or an interval.
+            progress: called with the observations of each piece as it comes.
+        """
+        return self._run(self._client.read(labels, exact=exact, progress=progress))
+
+    def read_batches(self, labels: LabelSet, *, exact: bool = True) -> BlockingTables:
+        """The same in pieces, ordered by partition, commit and row; memory stays bounded.
+
+        Where a connection breaks, the next piece comes from another node, and no row twice.
+        """
+        return BlockingTables(labels, self._iterate(self._client.read_batches(labels, exact=exact)))
+
+    def select(
+        self, dataset: str, query: QueryLike = "", *, columns: Sequence[str] = ()
+    ) -> pa.Table:
+        """The observations that match a CQL2 query exactly, found and read in one call.
+
+        What `query` and then `read` give, without the labels; all at once, in any order. Where
+        there are too many for memory, use `query_batches` and `read_batches`.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            columns: of the answer; all where none is named.
+
+        Raises:
+            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+            InputError: there is no such column.
+            Unavailable: a node that may keep some of them cannot be reached.
+        """
+        return self._run(self._client.select(dataset, query, columns=columns))
+
+    def count(self, dataset: str, query: QueryLike = "") -> int:
+        """How many observations match a CQL2 query exactly; errors as `select`."""
+        return self._run(self._client.count(dataset, query))
+
+    def submit(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        interval: Duration,
+        expiration: Duration,
+        sampler: SamplerLike | None = None,
+        compression: str = "none",
+        window: Window | None = None,
+    ) -> Ccq:
+        """Submits a cached continuous query; it is answered until it expires.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            interval: update interval.
+            expiration: from now.
+            sampler: `galileo.sampler(...)` or `galileo.sampler_archive(...)`, thins what is
+                found.
+            compression: of the cache, "none" or "lz4".
+            window: `galileo.Window...`; updates then say which windows their labels belong to,
+                and which of them are over.
+        """
+        return self._run(
+            self._client.submit(
+                dataset,
+                query,
+                interval=interval,
+                expiration=expiration,
+                sampler=sampler,
+                compression=compression,
+                window=window,
+            )
+        )
+
+    def fetch(
+        self, ccq_id: str, *, token: str = "", wait: Duration | None = None, labels_max: int = 0
+    ) -> Update:
+        """What is new for a client that has what `token` says.
+
+        Args:
+            ccq_id: of the CCQ.
+            token: of the last update; empty for everything since the beginning.
+            wait: for how long to wait for something new; at most a minute.
+            labels_max: soft bound of the answer; 0 for the node's own.
+
+        Raises:
+            InvalidToken: it is damaged or of another CCQ.
+            CcqExpired, CcqCancelled, UnknownCcq: there is nothing to fetch from.
+        """
+        return self._run(self._client.fetch(ccq_id, token=token, wait=wait, labels_max=labels_max))
+
+    def watch(
+        self, ccq_id: str, *, token: str = "", labels_max: int = 0, spool: Spool | None = None
+    ) -> Iterator[Update]:
+        """Updates as they come; asking for the next one acknowledges the last.
+
+        One without anything new comes where nothing has for ten seconds, and more is known to have
+        been looked at since the last: its frontier says how far.
+
+        Goes on over crashes of nodes until the CCQ ends, which raises `CcqExpired` or
+        `CcqCancelled`.
+
+        Args:
+            ccq_id: of the CCQ.
+            token: of the last update; empty for everything since the beginning.
+            labels_max: soft bound of an update; 0 for the node's own.
+            spool: stores each update before it is yielded, and begins where it ends, so that a
+                reader that crashes goes on without a gap or a repetition. It has its own token.
+
+        Raises:
+            InputError: the spool is of another CCQ, or a token came beside one that holds some.
+            SpoolConflict: another reader stores into the same spool.
+            TryAgain: the spool cannot be written; it is as it was.
+        """
+        return self._iterate(
+            self._client.watch(ccq_id, token=token, labels_max=labels_max, spool=spool)
+        )
+
+    def sparql_view(
+        self,
+        ccq_id: str,
+        *,
+        token: str = "",
+        spool: Spool | None = None,
+        labels_max: int = LABELS_MAX,
+    ) -> SparqlView:
+        """What a CCQ has found so far as a graph that answers SPARQL, and grows as more comes.
+
+        Holds everything there is when it returns. Its calls are blocking and threads may share
+        it; close it when done.
+
+        Args:
+            ccq_id: of the CCQ.
+            token: of the last update that is not wanted; empty for everything.
+            spool: stores each update before it is added, and is where the view begins, so that
+                one that is opened again needs to fetch only what is new.
+            labels_max: how many labels the graph holds; then following ends, with a reason.
+
+        Raises:
+            InputError: the spool is of another CCQ; or there are more than `labels_max` already.
+            CcqExpired, CcqCancelled, UnknownCcq: there is nothing to follow.
+        """
+        return self._run(
+            self._client.sparql_view(ccq_id, token=token, spool=spool, labels_max=labels_max)
+        )
+
+    def list_ccqs(self) -> list[CcqInfo]:
+        """The CCQs that the cluster answers."""
+        return self._run(self._client.list_ccqs())
+
+    def cancel(self, ccq_id: str) -> None:
+        """Ends a CCQ everywhere; whoever watches it is told."""
+        self._run(self._client.cancel(ccq_id))
+
+    def status(self) -> ClusterStatus:
+        """Every node's state, also of those that do not answer."""
+        return self._run(self._client.status())
+
+    def drain(self, node: str, *, undo: bool = False) -> None:
+        """Has a node give away the continuous queries that it coordinates, and take none on.
+
+        Returns at once; `status` shows the node as "draining" and how many it still coordinates.
+        What it stores stays there. A restart of the node ends it.
+
+        Args:
+            node: its name in the topology.
+            undo: lets it take queries on again.
+
+        Raises:
+            InputError: there is no such node.
+        """
+        self._run(self._client.drain(node, undo=undo))
+
+    def move(self, partition: int, *, to: str) -> Iterator[MoveProgress]:
+        """Moves a partition to another node of its group, while everything goes on.
+
+        Closing the iterator gives it up. What was copied stays, so that the same call goes on from
+        there. What breaks off for a reason that passes is begun again, as long as the client is
+        patient; each bit of progress renews that.
+
+        Args:
+            partition: its number.
+            to: the node that takes it.
+
+        Returns:
+            How far it is, now and then; at last with the stage "done".
+
+        Raises:
+            InputError: there is no such node or partition, the node is of another group, or other
+                nodes do not know it yet.
+            Unavailable: a node cannot be reached.
+            DataDamaged: what the partition's node has is damaged; nothing has moved.
+        """
+        return self._iterate(self._client.move(partition, to=to))
+
+    def topology_json(self) -> str:
+        """Groups, nodes, ranges and partitions, as JSON."""
+        return self._run(self._client.topology_json())
+
+    def submit_many(
+        self, submissions: Sequence[Submission], *, progress: Progress | None = None
+    ) -> list[Submitted]:
+        """Submits many continuous queries; some hundreds share one election and one sync.
+
+        Nothing is evaluated at once: the first updates have what matches already. One that is wrong
+        does not keep the others from being submitted. Whoever repeats the call with the same
+        submissions, which have their ids, submits nothing twice.
+
+        Args:
+            submissions: what to submit.
+            progress: called with the number of those that were answered.
+
+        Returns:
+            What became of each, in their order.
+        """
+        return self._run(self._client.submit_many(submissions, progress=progress))
+
+    def fetch_many(
+        self, tokens: Mapping[str, str], *, wait: Duration | None = None, labels_max: int = 0
+    ) -> ManyUpdates:
+        """What is new for many queries, as `fetch` says it for one.
+
+        Args:
+            tokens: of the last updates, by the ids of the queries.
+            wait: for how long to wait until there is something new for any; at most a minute.
+            labels_max: soft bound of each node's answer; 0 for the node's own.
+        """
+        return self._run(self._client.fetch_many(tokens, wait=wait, labels_max=labels_max))
+
+    def watch_many(
+        self, tokens: Mapping[str, str], *, labels_max: int = 0
+    ) -> Iterator[ManyUpdates]:
+        """Updates of many queries as they come; asking for the next ones acknowledges the last.
+
+        Updates without news of any query come where nothing has for ten seconds, and more is known
+        to have been looked at for some that had news before: `frontiers` says how far.
+
+        Queries that are over are named among the errors once. Ends when all are.
+
+        Args:
+            tokens: of the last updates, by the ids of the queries.
+            labels_max: soft bound of each node's answer; 0 for the node's own.
+        """
+        return self._iterate(self._client.watch_many(tokens, labels_max=labels_max))
+
+    def send_sampler(self, archive: SamplerArchive) -> SentSampler:
+        """Has every node keep the code of a sampler; `query` and `submit` do it by themselves.
+
+        Args:
+            archive: from `galileo.sampler_archive`.
+
+        Raises:
+            NotPermitted: the administrator of a node does not allow it.
+            NotContained: a node cannot run it where it reaches nothing.
+            SamplerRevoked: this very code was revoked.
+            InvalidArchive: it is none.
+        """
+        return self._run(self._client.send_sampler(archive))
+
+    def sent_samplers(self) -> list[SentSampler]:
+        """The samplers that were sent, oldest first; revoked ones are there, too."""
+        return self._run(self._client.sent_samplers())
+
+    def revoke_sampler(self, digest: str) -> RevokedSampler:
+        """Ends every use of a sampler that was sent, at all nodes and for good.
+
+        Continuous queries that use it fail with `SamplerRevoked`, and its processes end.
+
+        Args:
+            digest: of its archive, or the beginning of it.
+
+        Raises:
+            UnknownSampler: there is none.
+            InputError: several begin so.
+        """
+        return self._run(self._client.revoke_sampler(digest))
+
+    def create_dataset(self, schema: Schema, *, retention: Retention | None = None) -> None:
+        """Creates a dataset.
+
+        Args:
+            schema: of it.
+            retention: for how long observations are kept; None: for ever. Set in a second step:
+                where that fails the dataset is there and keeps everything until `set_retention`.
+
+        Raises:
+            DatasetExists: the name is taken; `details["same"]` says whether by this schema.
+        """
+        self._run(self._client.create_dataset(schema, retention=retention))
+
+    def set_retention(self, dataset: str, retention: Retention | None) -> None:
+        """Says for how long a dataset's observations are kept; every node learns of it.
+
+        Args:
+            dataset: its name.
+            retention: None keeps everything from now on.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        self._run(self._client.set_retention(dataset, retention))
+
+    def retention(self, dataset: str) -> Retention | None:
+        """The retention policy of a dataset; None where everything is kept.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        return self._run(self._client.retention(dataset))
+
+    def apply_retention(self, dataset: str) -> tuple[RetentionReport, ...]:
+        """Does at once what the dataset's retention demands, which nodes else do in their time.
+
+        Returns:
+            A report of each node, also of those that could not be reached.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        return self._run(self._client.apply_retention(dataset))
+
+    def datasets(self) -> list[Schema]:
+        """The schemas of all datasets."""
+        return self._run(self._client.datasets())
+
+    def schema(self, dataset: str) -> Schema:
+        """The schema of a dataset.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        return self._run(self._client.schema(dataset))
+
+    def whoami(self) -> Caller:
+        """Who this client is to the cluster, and its quotas, as one node counts them."""
+        return self._run(self._client.whoami())
+
+    def explain(self, dataset: str, query: QueryLike = "") -> QueryExplanation:
+        """How a query is answered, found by answering it: whom it asks, what they look at."""
+        return self._run(self._client.explain(dataset, query))
+
+    def nearest(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        latitude: float,
+        longitude: float,
+        k: int = 10,
+        within_m: float | None = None,
+    ) -> Neighbours:
+        """The k observations nearest to a point, of those that match the query exactly.
+
+        Distances are those of DWITHIN. Of observations equally far away the earlier come first,
+        then those farther south, farther west, and with lesser feature values in schema order,
+        missing ones last.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            latitude: degrees, -90 to 90.
+            longitude: degrees, -180 to 180.
+            k: how many at most, up to 100,000.
+            within_m: none farther away than so many metres, if given.
+        """
+        return self._run(
+            self._client.nearest(
+                dataset, query, latitude=latitude, longitude=longitude, k=k, within_m=within_m
+            )
+        )
+
+    def summarise(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        feature: str,
+        bins: int | Sequence[float] | None = None,
+    ) -> FeatureSummary:
+        """Statistics of a feature over the observations under the paths that match.
+
+        They are counted in the graphs, by what labels say: exact for conditions on features; a
+        block at the edge of a region or an interval counts as a whole.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            feature: indexed, of type float, int or bool; a bool counts as 0 and 1.
+            bins: of a histogram: so many of equal width between the extremes, or their edges.
+        """
+        return self._run(self._client.summarise(dataset, query, feature=feature, bins=bins))
+
+    def children(
+        self,
+        dataset: str,
+        vertex: str | Sequence[Any] = "",
+        *,
+        order: Sequence[str] | None = None,
+        limit: int = CHILDREN,
+        after: Any = None,
+    ) -> Children:
+        """The vertices below one of the metadata graph, with the paths and observations of each.
+
+        Args:
+            dataset: its name.
+            vertex: its values from the root down, or its text such as "9xjqb/2012-03-01T06:00:00Z";
+                empty for the root.
+            order: of the levels "geohash", "datetime" and indexed features, all or some.
+            limit: children of this page, up to 100,000.
+            after: the last value of the page before (`Children.last`).
+        """
+        return self._run(
+            self._client.children(dataset, vertex, order=order, limit=limit, after=after)
+        )
+
+    def tree(
+        self,
+        dataset: str,
+        vertex: str | Sequence[Any] = "",
+        *,
+        order: Sequence[str] | None = None,
+        depth: int | None = None,
+    ) -> Iterator[Vertex]:
+        """Walks the vertices below one, each before its own children, asking as it goes.
+
+        Args:
+            dataset: its name.
+            vertex: as in `children`.
+            order: likewise.
+            depth: levels below the vertex; None for all. Each vertex above the last level is
+                one call.
+        """
+        return self._iterate(self._client.tree(dataset, vertex, order=order, depth=depth))
+
+    def estimate(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        feature: str | None = None,
+        quantiles: Sequence[float] = (),
+    ) -> Estimate:
+        """Bounds on the number of matching paths, from what one node knows of all.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            feature: whose quantiles are wanted; indexed, with numbers.
+            quantiles: shares from 0 to 1, such as 0.5 for the median.
+        """
+        return self._run(
+            self._client.estimate(dataset, query, feature=feature, quantiles=quantiles)
+        )
