@@ -7,6 +7,7 @@ processes (nodes, Spark's Python workers, the command line) that need only a par
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from galileo.version import VERSION
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from galileo.samplers import sampler as sampler
 
 __version__ = VERSION
+
+# gRPC reads it when it is imported; `galileo.wire.forks` says why.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _HOMES = {
     "AsyncClient": "galileo.client",

@@ -29,6 +29,7 @@ from galileo.dht.topology import even_ranges
 from galileo.errors import InputError, Unavailable
 from galileo.model.times import Duration
 from galileo.spark.runtime import RuntimeDir
+from galileo.wire import forks
 from galileo.wire.channel import open_blocking_channel
 from galileo.wire.keys import NO_KEYS, Keys, without_token
 
@@ -257,9 +258,11 @@ class LocalCluster:
         """Starts all nodes, and waits until they serve and have heard of each other.
 
         Raises:
-            InputError: another program has the ports or the directory.
+            InputError: another program has the ports or the directory, or this process was
+                forked while gRPC ran.
             Unavailable: a node does not start; with the end of its log.
         """
+        forks.check()
         # Where none of its nodes was ever started, what there is of an evaluator is another's.
         self._refused = not any(node.was_started for node in self.nodes)
         self._expect_unused()

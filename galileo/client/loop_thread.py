@@ -18,8 +18,13 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Generic, TypeVar
 
 from galileo.errors import Cancelled, InputError
+from galileo.wire import forks
 
 CLOSE_TIMEOUT_S = 5.0
+_OF_THE_PARENT = (
+    "this client was made before its process was forked, and works only in the process that made "
+    "it; connect again in this one"
+)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -128,10 +133,7 @@ class LoopThread:
         if self._is_closed:
             return "this client is closed; connect again"
         if self._is_forked:
-            return (
-                "this client was made before its process was forked, and does not work in the new "
-                "one; connect again there"
-            )
+            return forks.FORKED if forks.is_cut_off() else _OF_THE_PARENT
         if self._is_inside:
             return (
                 "a callback cannot use the client whose call it belongs to, for that waits for the "

@@ -18,6 +18,7 @@ from galileo.client.pauses import PAUSE_S as PAUSE_S
 from galileo.client.pauses import Pauses, Timing
 from galileo.dht.topology import Topology, is_address
 from galileo.errors import GalileoError, InputError, TryAgain, Unavailable
+from galileo.wire import forks
 from galileo.wire.channel import Channels
 from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
@@ -163,6 +164,7 @@ class Transport:
         self.addresses = list(dict.fromkeys([*kept, *named]))
 
     def _channel(self, address: str) -> grpc.aio.Channel:
+        forks.check()
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop

@@ -15,6 +15,7 @@ import grpc.aio
 
 from galileo import spans
 from galileo.errors import ConfigError
+from galileo.wire import forks
 from galileo.wire.keys import NO_KEYS, KeyReader, Keys, ReadKeys
 from galileo.wire.origins import origin
 
@@ -157,16 +158,14 @@ def open_channel(address: str, keys: Keys = NO_KEYS) -> grpc.aio.Channel:
 
     Raises:
         ConfigError: they cannot be used, or a token would travel unencrypted.
+        InputError: this process was forked while gRPC ran.
     """
     return _opened(address, KeyReader(keys))
 
 
 def _opened(address: str, reader: KeyReader) -> grpc.aio.Channel:
     found = reader.read()
-    if found.credentials is None:
-        channel = grpc.aio.insecure_channel(address, options=_OPENED)
-    else:
-        channel = grpc.aio.secure_channel(address, found.credentials, options=_OPENED)
+    channel = _connected(grpc.aio, found, address=address)
     return _carried(channel, found, reader.keys, address=address)
 
 
@@ -177,11 +176,15 @@ def open_blocking_channel(address: str, keys: Keys = NO_KEYS) -> grpc.Channel:
     of the keys is replaced proves what the one before it in this process did.
     """
     found = _reader(keys).read()
-    if found.credentials is None:
-        channel = grpc.insecure_channel(address, options=_OPENED)
-    else:
-        channel = grpc.secure_channel(address, found.credentials, options=_OPENED)
+    channel = _connected(grpc, found, address=address)
     return _carried(channel, found, keys, address=address)
+
+
+def _connected(library: Any, found: ReadKeys, *, address: str) -> Any:
+    """A channel of `grpc` or of `grpc.aio`."""
+    if found.credentials is None:
+        return forks.opened(lambda: library.insecure_channel(address, options=_OPENED))
+    return forks.opened(lambda: library.secure_channel(address, found.credentials, options=_OPENED))
 
 
 @functools.lru_cache(_READERS_MAX)
@@ -200,6 +203,7 @@ class Channels:
     def __init__(
         self, keys: Keys = NO_KEYS, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
+        forks.check()
         self._keys = keys
         self._reader = KeyReader(keys)
         self._monotonic = monotonic
@@ -212,7 +216,8 @@ class Channels:
         return len(self._open)
 
     def get(self, address: str) -> grpc.aio.Channel:
-        """The channel to an address. Raises ConfigError as `open_channel`."""
+        """The channel to an address; errors as `open_channel`."""
+        forks.check()
         if self._keys != NO_KEYS:
             self._look()
         if address not in self._open:
@@ -237,6 +242,8 @@ class Channels:
         self._open.clear()
 
     async def close(self) -> None:
+        if forks.is_cut_off():
+            return  # They are the other process's.
         await self.close_oldest(0)
         while self._retired:
             await self._retired.pop().close()

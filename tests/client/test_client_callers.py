@@ -1,4 +1,4 @@
-"""From where the blocking client is called: callbacks, iterators, forks, and programs that end."""
+"""From where the blocking client is called: callbacks, iterators, and programs that end."""
 
 from __future__ import annotations
 
@@ -32,28 +32,6 @@ next(pieces)
 answer = client.query_batches(sys.argv[1])
 next(answer)
 print("read")
-"""
-# No channel is open when it forks, for gRPC does not survive every fork.
-FORKED = """
-import os
-import signal
-import galileo
-import galileo.errors
-
-client = galileo.connect("127.0.0.1:1")
-child = os.fork()
-if not child:
-    signal.alarm(50)
-    with client:
-        try:
-            client.datasets()
-        except galileo.errors.InputError as error:
-            os._exit(7 if "connect again there" in error.message else 2)
-        finally:
-            client.close()
-    os._exit(1)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-client.close()
 """
 
 
@@ -164,13 +142,6 @@ def test_an_iterator_that_is_dropped_in_the_thread_of_the_loop_is_closed() -> No
 
         in_time(lambda: client._run(drop()))
         assert ended.wait(TIMEOUT_S)
-
-
-def test_a_forked_process_is_told_to_connect_again() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED], timeout=TIMEOUT_S, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
 
 
 def test_closing_ends_every_call_however_many_are_just_made() -> None:
