@@ -20,6 +20,7 @@ Samplers are found by the entry-point group `galileo.samplers`.
 
 from __future__ import annotations
 
+import inspect
 import json
 import secrets
 import traceback
@@ -216,7 +217,8 @@ def load(spec: SamplerSpec) -> Sampler:
         close = nearest_name(spec.name, list(found))
         hint = f"; did you mean {close!r}?" if close else "."
         raise UnknownSampler(
-            f"expected a sampler of {sorted(found)}, got {spec.name!r}{hint} "
+            f"sampler {spec.name!r} is not installed{hint} "
+            f"Installed: {', '.join(sorted(found)) or 'none'}. "
             "Install its distribution on every node (the built-in ones: galileo-samplers)"
         )
     return construct(found[spec.name].load(), spec)
@@ -228,6 +230,7 @@ def construct(made_by: Any, spec: SamplerSpec) -> Sampler:
     Raises:
         InputError: the class refuses the options, or is no sampler.
     """
+    _check_options(made_by, spec)
     try:
         made = made_by(**spec.options)
     except TypeError as error:
@@ -244,6 +247,28 @@ def construct(made_by: Any, spec: SamplerSpec) -> Sampler:
         )
     _check_columns(made, spec.name)
     return made
+
+
+def _check_options(made_by: Any, spec: SamplerSpec) -> None:
+    """Refuses options that the constructor does not have, or lacks."""
+    try:
+        parameters = inspect.signature(made_by).parameters.values()
+    except (TypeError, ValueError):  # Not every callable tells its parameters.
+        return
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return
+    names = [
+        one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    options = f"its options are {', '.join(names)}" if names else "it has no options"
+    for name in spec.options:
+        if name not in names:
+            close = nearest_name(name, names)
+            hint = f" (did you mean {close!r}?)" if close else ""
+            raise InputError(f"sampler {spec.name!r} has no option {name!r}{hint}; {options}")
+    for one in parameters:
+        if one.name in names and one.default is one.empty and one.name not in spec.options:
+            raise InputError(f"sampler {spec.name!r} needs the option {one.name!r}; {options}")
 
 
 def _check_columns(made: Sampler, name: str) -> None:

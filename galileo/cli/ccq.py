@@ -39,7 +39,7 @@ def ccq() -> None:
 @click.argument("dataset")
 @click.argument("query", default="")
 @click.option("--interval", default="1s", show_default=True, help="Update interval.")
-@click.option("--expiration", default="1h", show_default=True, help="Time until it ends.")
+@click.option("--expiration", default="30d", show_default=True, help="Time until it ends.")
 @sampler_options
 @click.option(
     "--compression",
@@ -107,7 +107,7 @@ def submit(
 @click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--dataset", help="Of lines that name none.")
 @click.option("--interval", default="1s", show_default=True, help="Of lines that name none.")
-@click.option("--expiration", default="1h", show_default=True, help="Of lines that name none.")
+@click.option("--expiration", default="30d", show_default=True, help="Of lines that name none.")
 @click.option("--key", help="Lines without an id get KEY-1, KEY-2 and so on by their number.")
 @json_option
 @click.pass_obj

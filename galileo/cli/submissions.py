@@ -27,7 +27,7 @@ class Defaults:
 
     dataset: str | None = None
     interval: str = "1s"
-    expiration: str = "1h"
+    expiration: str = "30d"
     key: str | None = None
 
 

@@ -24,13 +24,16 @@ from galileo.client.queries import LabelBatches
 from galileo.client.results import (
     Ccq,
     CcqInfo,
+    CcqLike,
     ClusterStatus,
     Labels,
     Receipt,
     Update,
+    ccq_id_of,
 )
 from galileo.client.sparql_views import SparqlView, open_view
 from galileo.client.spool import Spool
+from galileo.client.submitting import EXPIRATION, INTERVAL
 from galileo.client.transport import Transport
 from galileo.cursor import Cursor
 from galileo.errors import InputError, TryAgain
@@ -236,8 +239,8 @@ class AsyncClient(AsyncMany):
         dataset: str,
         query: QueryLike = "",
         *,
-        interval: Duration,
-        expiration: Duration,
+        interval: Duration = INTERVAL,
+        expiration: Duration = EXPIRATION,
         sampler: SamplerLike | None = None,
         compression: str = "none",
         window: Window | None = None,
@@ -247,8 +250,9 @@ class AsyncClient(AsyncMany):
         Args:
             dataset: its name.
             query: CQL2.
-            interval: update interval.
-            expiration: from now.
+            interval: how often new matches are looked for.
+            expiration: how long from now it runs. A query that is no longer wanted should be
+                cancelled, for until then the cluster evaluates it and keeps its labels.
             sampler: `galileo.sampler(...)` or `galileo.sampler_archive(...)`, thins what is
                 found.
             compression: of the cache, "none" or "lz4".
@@ -278,12 +282,12 @@ class AsyncClient(AsyncMany):
         return ccq
 
     async def fetch(
-        self, ccq_id: str, *, token: str = "", wait: Duration | None = None, labels_max: int = 0
+        self, ccq: CcqLike, *, token: str = "", wait: Duration | None = None, labels_max: int = 0
     ) -> Update:
         """What is new for a client that has what `token` says.
 
         Args:
-            ccq_id: of the CCQ.
+            ccq: the continuous query, or its id.
             token: of the last update; empty for everything since the beginning.
             wait: for how long to wait for something new; at most a minute.
             labels_max: soft bound of the answer; 0 for the node's own.
@@ -293,11 +297,11 @@ class AsyncClient(AsyncMany):
             CcqExpired, CcqCancelled, UnknownCcq: there is nothing to fetch from.
         """
         wait_s = 0.0 if wait is None else seconds(wait)
-        request = watching.request(ccq_id, token, wait_s=wait_s, labels_max=labels_max)
+        request = watching.request(ccq_id_of(ccq), token, wait_s=wait_s, labels_max=labels_max)
         return await self._fetching.fetch(request)
 
     async def watch(
-        self, ccq_id: str, *, token: str = "", labels_max: int = 0, spool: Spool | None = None
+        self, ccq: CcqLike, *, token: str = "", labels_max: int = 0, spool: Spool | None = None
     ) -> AsyncIterator[Update]:
         """Updates as they come; asking for the next one acknowledges the last.
 
@@ -308,7 +312,7 @@ class AsyncClient(AsyncMany):
         `CcqCancelled`.
 
         Args:
-            ccq_id: of the CCQ.
+            ccq: the continuous query, or its id.
             token: of the last update; empty for everything since the beginning.
             labels_max: soft bound of an update; 0 for the node's own.
             spool: stores each update before it is yielded, and begins where it ends, so that a
@@ -319,7 +323,7 @@ class AsyncClient(AsyncMany):
             SpoolConflict: another reader stores into the same spool.
             TryAgain: the spool cannot be written; it is as it was.
         """
-        held = ""
+        ccq_id, held = ccq_id_of(ccq), ""
         if spool is not None:
             held = spool.token
             token = _first_token(spool, ccq_id, held=held, given=token)
@@ -375,7 +379,7 @@ class AsyncClient(AsyncMany):
 
     async def sparql_view(
         self,
-        ccq_id: str,
+        ccq: CcqLike,
         *,
         token: str = "",
         spool: Spool | None = None,
@@ -387,7 +391,7 @@ class AsyncClient(AsyncMany):
         it; close it when done.
 
         Args:
-            ccq_id: of the CCQ.
+            ccq: the continuous query, or its id.
             token: of the last update that is not wanted; empty for everything.
             spool: stores each update before it is added, and is where the view begins, so that
                 one that is opened again needs to fetch only what is new.
@@ -397,7 +401,9 @@ class AsyncClient(AsyncMany):
             InputError: the spool is of another CCQ; or there are more than `labels_max` already.
             CcqExpired, CcqCancelled, UnknownCcq: there is nothing to follow.
         """
-        return await open_view(self, ccq_id, token=token, spool=spool, labels_max=labels_max)
+        return await open_view(
+            self, ccq_id_of(ccq), token=token, spool=spool, labels_max=labels_max
+        )
 
     async def list_ccqs(self) -> list[CcqInfo]:
         """The CCQs that the cluster answers."""
@@ -408,9 +414,9 @@ class AsyncClient(AsyncMany):
         )
         return [decode.ccq_info(value) for value in reply.ccqs]
 
-    async def cancel(self, ccq_id: str) -> None:
+    async def cancel(self, ccq: CcqLike) -> None:
         """Ends a CCQ everywhere; whoever watches it is told."""
-        request = continuous_pb2.CancelRequest(ccq_id=ccq_id)
+        request = continuous_pb2.CancelRequest(ccq_id=ccq_id_of(ccq))
         await self._transport.call(
             lambda channel: continuous_pb2_grpc.ContinuousStub(channel).Cancel(
                 request, timeout=TIMEOUT_S

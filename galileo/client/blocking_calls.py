@@ -29,6 +29,7 @@ from galileo.client.results import (
     Caller,
     Ccq,
     CcqInfo,
+    CcqLike,
     ClusterStatus,
     Labels,
     Receipt,
@@ -39,7 +40,7 @@ from galileo.client.results import (
 )
 from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import Spool
-from galileo.client.submitting import Submission, Submitted
+from galileo.client.submitting import EXPIRATION, INTERVAL, Submission, Submitted
 from galileo.labels import LabelSet
 from galileo.model.retention import Retention
 from galileo.model.schema import Schema
@@ -175,8 +176,8 @@ class BlockingCalls(BlockingBase):
         dataset: str,
         query: QueryLike = "",
         *,
-        interval: Duration,
-        expiration: Duration,
+        interval: Duration = INTERVAL,
+        expiration: Duration = EXPIRATION,
         sampler: SamplerLike | None = None,
         compression: str = "none",
         window: Window | None = None,
@@ -186,8 +187,9 @@ class BlockingCalls(BlockingBase):
         Args:
             dataset: its name.
             query: CQL2.
-            interval: update interval.
-            expiration: from now.
+            interval: how often new matches are looked for.
+            expiration: how long from now it runs. A query that is no longer wanted should be
+                cancelled, for until then the cluster evaluates it and keeps its labels.
             sampler: `galileo.sampler(...)` or `galileo.sampler_archive(...)`, thins what is
                 found.
             compression: of the cache, "none" or "lz4".
@@ -207,12 +209,12 @@ class BlockingCalls(BlockingBase):
         )
 
     def fetch(
-        self, ccq_id: str, *, token: str = "", wait: Duration | None = None, labels_max: int = 0
+        self, ccq: CcqLike, *, token: str = "", wait: Duration | None = None, labels_max: int = 0
     ) -> Update:
         """What is new for a client that has what `token` says.
 
         Args:
-            ccq_id: of the CCQ.
+            ccq: the continuous query, or its id.
             token: of the last update; empty for everything since the beginning.
             wait: for how long to wait for something new; at most a minute.
             labels_max: soft bound of the answer; 0 for the node's own.
@@ -221,10 +223,10 @@ class BlockingCalls(BlockingBase):
             InvalidToken: it is damaged or of another CCQ.
             CcqExpired, CcqCancelled, UnknownCcq: there is nothing to fetch from.
         """
-        return self._run(self._client.fetch(ccq_id, token=token, wait=wait, labels_max=labels_max))
+        return self._run(self._client.fetch(ccq, token=token, wait=wait, labels_max=labels_max))
 
     def watch(
-        self, ccq_id: str, *, token: str = "", labels_max: int = 0, spool: Spool | None = None
+        self, ccq: CcqLike, *, token: str = "", labels_max: int = 0, spool: Spool | None = None
     ) -> Iterator[Update]:
         """Updates as they come; asking for the next one acknowledges the last.
 
@@ -235,7 +237,7 @@ class BlockingCalls(BlockingBase):
         `CcqCancelled`.
 
         Args:
-            ccq_id: of the CCQ.
+            ccq: the continuous query, or its id.
             token: of the last update; empty for everything since the beginning.
             labels_max: soft bound of an update; 0 for the node's own.
             spool: stores each update before it is yielded, and begins where it ends, so that a
@@ -247,12 +249,12 @@ class BlockingCalls(BlockingBase):
             TryAgain: the spool cannot be written; it is as it was.
         """
         return self._iterate(
-            self._client.watch(ccq_id, token=token, labels_max=labels_max, spool=spool)
+            self._client.watch(ccq, token=token, labels_max=labels_max, spool=spool)
         )
 
     def sparql_view(
         self,
-        ccq_id: str,
+        ccq: CcqLike,
         *,
         token: str = "",
         spool: Spool | None = None,
@@ -264,7 +266,7 @@ class BlockingCalls(BlockingBase):
         it; close it when done.
 
         Args:
-            ccq_id: of the CCQ.
+            ccq: the continuous query, or its id.
             token: of the last update that is not wanted; empty for everything.
             spool: stores each update before it is added, and is where the view begins, so that
                 one that is opened again needs to fetch only what is new.
@@ -275,16 +277,16 @@ class BlockingCalls(BlockingBase):
             CcqExpired, CcqCancelled, UnknownCcq: there is nothing to follow.
         """
         return self._run(
-            self._client.sparql_view(ccq_id, token=token, spool=spool, labels_max=labels_max)
+            self._client.sparql_view(ccq, token=token, spool=spool, labels_max=labels_max)
         )
 
     def list_ccqs(self) -> list[CcqInfo]:
         """The CCQs that the cluster answers."""
         return self._run(self._client.list_ccqs())
 
-    def cancel(self, ccq_id: str) -> None:
+    def cancel(self, ccq: CcqLike) -> None:
         """Ends a CCQ everywhere; whoever watches it is told."""
-        self._run(self._client.cancel(ccq_id))
+        self._run(self._client.cancel(ccq))
 
     def status(self) -> ClusterStatus:
         """Every node's state, also of those that do not answer."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from galileo import rdf
 from galileo.client import geo_files, html, plots
 from galileo.cursor import ORIGIN, Cursor, Stretch
+from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.windows import Window, WindowChange, instant
 from galileo.rdf import Cancellation, LabelGraph, SparqlResult
@@ -204,6 +205,26 @@ class Ccq:
     @property
     def coordinator(self) -> str:
         return self.info.coordinator
+
+
+CcqLike: TypeAlias = str | Ccq | CcqInfo
+"""A continuous query, or its id."""
+
+
+def ccq_id_of(ccq: CcqLike) -> str:
+    """The id of a continuous query.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if isinstance(ccq, Ccq | CcqInfo):
+        return ccq.id
+    if isinstance(ccq, str):
+        return ccq
+    raise InputError(
+        "expected a continuous query, as submit and list_ccqs return it, or its id, such as "
+        f"'ccq-8c1f...', got {ccq!r}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

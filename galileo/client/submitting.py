@@ -32,6 +32,11 @@ SUBMISSIONS_PER_CALL = 500
 CALL_BYTES_MAX = 4 << 20
 CALLS_IN_FLIGHT_MAX = 4
 
+INTERVAL = "1s"
+EXPIRATION = "30d"
+"""Of a query that names none: an alarm that ends within hours ends unnoticed, and one that nobody
+reads must end at last, since its evaluation and its labels take room."""
+
 
 def _new_id() -> str:
     return f"ccq-{uuid.uuid4().hex}"
@@ -48,8 +53,8 @@ class Submission:
 
     dataset: str
     query: QueryLike = ""
-    interval: Duration = "1s"
-    expiration: Duration = "1h"
+    interval: Duration = INTERVAL
+    expiration: Duration = EXPIRATION
     sampler: SamplerSpec | SamplerArchive | None = None
     compression: str = "none"
     window: Window | None = None

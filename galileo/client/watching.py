@@ -10,7 +10,7 @@ from typing import Any
 from galileo.client import decode
 from galileo.client.results import Update
 from galileo.cursor import Cursor
-from galileo.errors import DeadlineExceeded
+from galileo.errors import DeadlineExceeded, InputError
 from galileo.packing import FORMAT_VERSION
 from galileo.wire.pb import continuous_pb2
 
@@ -23,6 +23,10 @@ SILENCE_S = 30.0
 def request(
     ccq_id: str, token: str, *, wait_s: float, labels_max: int
 ) -> continuous_pb2.FetchRequest:
+    if not isinstance(token, str):
+        raise InputError(f"expected the token of an update (update.token), got {token!r}")
+    if not isinstance(labels_max, int) or labels_max < 0:
+        raise InputError(f"expected labels_max as a whole number, or 0, got {labels_max!r}")
     return continuous_pb2.FetchRequest(
         ccq_id=ccq_id,
         token=token,

@@ -33,6 +33,8 @@ FEATURES_MAX = 256
 ARROW_SCHEMAS_KEPT = 256
 """Making one takes longer than everything else about a small answer's labels."""
 DATASETS_NAMED_MAX = 20
+SHORTENED_MIN = 3
+"""Letters of a name that begins another one."""
 TIME_BUCKET_MIN_S = 1.0
 TIME_BUCKET_MAX_S = 366 * 86400.0
 
@@ -68,7 +70,7 @@ class Feature:
             raise InvalidSchema(f"the feature name {self.name!r} is taken by Galileo; use another")
         if self.type not in ARROW_TYPES:
             raise InvalidSchema(
-                f"expected a type of {sorted(ARROW_TYPES)} for feature {self.name!r}, "
+                f"expected the type float, int, text or bool for feature {self.name!r}, "
                 f"got {self.type!r}"
             )
 
@@ -233,9 +235,11 @@ def dataset_name(name: object) -> str:
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str | None:
-    """The likeliest of `names` for a misspelt one, None where none is close."""
+    """The likeliest of `names` for a misspelt or shortened one, None where none is close."""
     by_lower = {candidate.lower(): candidate for candidate in names}
-    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1)
+    if not close and len(name) >= SHORTENED_MIN:
+        close = [one for one in by_lower if one.startswith(name.lower())][:1]
     return by_lower[close[0]] if close else None
 
 
@@ -245,8 +249,8 @@ def unknown_dataset(name: str, names: Sequence[str]) -> UnknownDataset:
     hint = f"; did you mean {close!r}?" if close else "."
     known = ", ".join(names[:DATASETS_NAMED_MAX]) or "none yet"
     return UnknownDataset(
-        f"expected a dataset that exists ({known}), got {name!r}{hint} "
-        "Create it first with create_dataset, galileo create or galileo ingest --create",
+        f"dataset {name!r} does not exist{hint} Datasets: {known}. "
+        "Create it first with create_dataset or galileo create",
         nearest=close,
     )
 

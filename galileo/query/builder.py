@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol, TypeAlias, final
 
@@ -33,6 +34,9 @@ class HasGeoInterface(Protocol):
 
 
 Place: TypeAlias = BaseGeometry | HasGeoInterface | str | Sequence[float] | dict[str, Any]
+
+_UNITS_M = {"m": 1.0, "km": 1000.0}
+_DISTANCE = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS_M)})\s*")
 
 _NO_TRUTH = (
     "a condition is true or false of each observation, not by itself: join conditions by &, | "
@@ -56,6 +60,12 @@ class _Combinable:
 
     def __or__(self, other: _Combinable) -> Condition:
         return _joined("or", self, other)
+
+    def __rand__(self, other: object) -> NoReturn:
+        raise _no_operand("&", other)
+
+    def __ror__(self, other: object) -> NoReturn:
+        raise _no_operand("|", other)
 
     def __invert__(self) -> Condition:
         return Condition({"op": "not", "args": [self.tree]})
@@ -239,17 +249,33 @@ def within(region: Place, *, edge: bool = True) -> Condition:
     return Condition({"op": name, "args": [{"property": GEOMETRY}, _geometry(region)]})
 
 
-def near(latitude: float, longitude: float, metres: float) -> Condition:
-    """The observation lies at most so many metres from a point, along a great circle."""
-    point = {"type": "Point", "coordinates": [_number(longitude), _number(latitude)]}
-    return Condition({"op": "dwithin", "args": [{"property": GEOMETRY}, point, _number(metres)]})
+def near(latitude: float, longitude: float, distance: float | str) -> Condition:
+    """The observation lies at most so far from a point, along a great circle.
+
+    Args:
+        latitude: degrees, -90 to 90.
+        longitude: degrees, -180 to 180; up to 360 is taken, too.
+        distance: metres, or a text with a unit: "500m", "50km".
+
+    Raises:
+        InputError: one of them is no number, or out of its range.
+    """
+    point = [_degrees("longitude", longitude, 360), _degrees("latitude", latitude, 90)]
+    place = {"type": "Point", "coordinates": point}
+    args = [{"property": GEOMETRY}, place, _metres(distance)]
+    return Condition({"op": "dwithin", "args": args})
 
 
 def during(start: Instant | None, end: Instant | None) -> Condition:
     """The observation was made at `start` or later, and before `end`; None is an open end.
 
     The end is left out, so that of intervals that follow each other each instant is in one.
+
+    Raises:
+        InputError: a bound is no time, or the start is behind the end.
     """
+    if start is not None and end is not None and micros(start) > micros(end):
+        raise InputError(f"expected a start before the end, got {start!r} and {end!r}")
     bounds = [
         {"op": op, "args": [{"property": DATETIME}, {"timestamp": iso(micros(bound))}]}
         for op, bound in ((">=", start), ("<", end))
@@ -267,15 +293,20 @@ def geohash(pattern: str) -> Condition:
 
 def _joined(op: str, left: _Combinable, right: _Combinable) -> Condition:
     if not isinstance(right, _Combinable):
-        raise InputError(
-            f"expected a condition on both sides of {'&' if op == 'and' else '|'}, got {right!r}; "
-            "put comparisons in parentheses: (f.x > 1) & (f.y < 2)"
-        )
+        raise _no_operand("&" if op == "and" else "|", right)
     parts: list[Any] = []
     for tree in (left.tree, right.tree):
         same = isinstance(tree, dict) and tree.get("op") == op
         parts += tree["args"] if same else [tree]
     return Condition({"op": op, "args": parts})
+
+
+def _no_operand(sign: str, operand: object) -> InputError:
+    """Python reads `f.x > 1 & f.y < 2` as `f.x > (1 & f.y) < 2`."""
+    return InputError(
+        f"expected a condition on both sides of {sign}, got {operand!r}; "
+        f"put comparisons in parentheses: (f.x > 1) {sign} (f.y < 2)"
+    )
 
 
 def _literal(value: Any, *, about: str) -> Any:
@@ -312,6 +343,26 @@ def _number(value: Any) -> int | float:
         number: int | float = plain
         return number
     raise InputError(f"expected a finite number, got {value!r}")
+
+
+def _degrees(name: str, value: Any, bound: int) -> int | float:
+    number = _number(value)
+    if abs(number) > bound:
+        raise InputError(f"expected a {name} from -{bound} to {bound} degrees, got {value!r}")
+    return number
+
+
+def _metres(distance: Any) -> int | float:
+    written = _DISTANCE.fullmatch(distance) if isinstance(distance, str) else None
+    if written:
+        return float(written[1]) * _UNITS_M[written[2]]
+    try:
+        metres = _number(distance)
+    except InputError:
+        metres = -1
+    if metres < 0:
+        raise InputError(f"expected a distance in metres, or such as '50km', got {distance!r}")
+    return metres
 
 
 def _geometry(region: Place) -> Any:

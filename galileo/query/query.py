@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -140,6 +141,8 @@ def parse(source: str | dict[str, Any], schema: Schema) -> Query:
     return _kept(source, schema) if len(source) <= KEPT_CHARACTERS else _parsed(source, schema)
 
 
+_PATH = re.compile(r" at \$[^ ]* of the query$")
+"""The place in CQL2 JSON, which a text is read as."""
 _GROWTH = 16
 """How many times as long as its source a query's canonical JSON can be, which nodes exchange."""
 _KEPT = 64
@@ -160,6 +163,10 @@ def _parsed(source: str, schema: Schema) -> Query:
         query = Query(schema, bind(raw, schema))
     except UnknownProperty as error:
         raise _pointing(error, source) from None
+    except QuerySyntaxError as error:
+        if source.lstrip().startswith("{"):
+            raise
+        raise QuerySyntaxError(_PATH.sub("", error.message), **error.details) from None
     _check_canonical(query, long=len(source) * _GROWTH > syntax.TEXT_MAX)
     return query
 
@@ -180,7 +187,9 @@ def _levels(node: Node) -> int:
 
 
 def _pointing(error: UnknownProperty, source: str) -> UnknownProperty:
-    """The same error with the place of the name in the text."""
+    """The same error with the place of the name in the text, which people read; not in JSON."""
+    if source.lstrip().startswith("{"):
+        return error
     position = syntax.find_name(source, error.details["property"])
     if position is None:
         return error

@@ -94,7 +94,7 @@ def told(error: GalileoError, context: Context) -> GalileoError:
     """The error as the caller may know it: names of datasets only where all are granted to it."""
     if isinstance(error, UnknownDataset) and getattr(context, "is_restricted", False):
         return UnknownDataset(
-            "expected a dataset that exists, got another name; datasets() lists those that you "
+            "the dataset does not exist, or you may not use it; datasets() lists those that you "
             "may use"
         )
     return error

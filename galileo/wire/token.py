@@ -24,6 +24,7 @@ from galileo.model.windows import HELD_MAX, Told
 VERSION = 1
 VERSION_WITH_WINDOWS = 2
 TOKEN_CHARS_MAX = 1 << 20
+SHOWN_CHARS = 40
 NOTHING_TOLD = Told()
 _CHECKSUM_BYTES = 4
 _NUMBER_BITS_MAX = 63
@@ -139,6 +140,10 @@ def _unzigzag(value: int) -> int:
     return value // 2 if value % 2 == 0 else -(value // 2) - 1
 
 
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…")
+
+
 def _checked(text: str) -> bytes:
     """The body of the token, once its checksum and version are right."""
     if len(text) > TOKEN_CHARS_MAX:
@@ -146,9 +151,7 @@ def _checked(text: str) -> bytes:
     try:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidToken(f"expected a resume token, got text that is no base64: {error}") from (
-            error
-        )
+        raise InvalidToken(f"{_shown(text)} is no resume token") from error
     body, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
     if not body or google_crc32c.value(body) != int.from_bytes(checksum, "big"):
         raise InvalidToken("expected a resume token as it was given out, got a damaged one")

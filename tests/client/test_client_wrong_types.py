@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import galileo
+from galileo.cli.ccq import ccq as ccq_commands
 from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.observations import normalise
@@ -78,6 +80,12 @@ class Grid:
         (lambda c, d: c.nearest(d, latitude=40, longitude=3, within_m="5km"), "metres, got '5km'"),
         (lambda c, d: c.summarise(d, feature="temperature", bins=4.5), "bins, or their edges"),
         (lambda c, d: c.estimate(d, feature="temperature", quantiles=0.5), "a list of quantiles"),
+        (lambda c, _: c.fetch(123), r"a continuous query, as submit .* its id, .* got 123"),
+        (lambda c, _: list(c.watch(None)), "its id, .* got None"),
+        (lambda c, _: c.cancel(["ccq-1"]), "its id, "),
+        (lambda c, _: c.sparql_view(FRAME), "its id, "),
+        (lambda c, _: c.fetch("ccq-1", token=7), r"token of an update \(update.token\), got 7"),
+        (lambda c, _: c.fetch("ccq-1", labels_max="3"), "labels_max as a whole number"),
         (lambda c, d: c.query(d).where([True]), "2 truth values, one for each label"),
         (lambda c, d: c.query(d).where("temperature > 2"), "2 truth values, one for each label"),
         (lambda c, d: galileo.to_xarray(c.select(d).to_pandas()), "Arrow table, .* a DataFrame"),
@@ -151,3 +159,25 @@ def test_geometries_are_no_column() -> None:
         normalise(SCHEMA, frame)
     plain = frame.assign(latitude=frame.geometry.y, longitude=frame.geometry.x)
     assert normalise(SCHEMA, plain.drop(columns="geometry")).num_rows == 2
+
+
+def test_a_continuous_query_is_named_by_itself(client: galileo.Client, dataset: str) -> None:
+    ccq = client.submit(dataset)
+    [info] = [one for one in client.list_ccqs() if one.id == ccq.id]
+    assert info.interval_s == 1
+    assert client.fetch(ccq).token == client.fetch(info).token
+    assert len(next(client.watch(ccq)).labels) == len(ccq.initial) == 2
+    with client.sparql_view(ccq) as view:
+        assert len(view) == 2
+    client.cancel(ccq)
+
+
+def test_both_surfaces_have_the_same_defaults() -> None:
+    """An alarm that ends after an hour ends unnoticed."""
+    python = inspect.signature(galileo.Client.submit).parameters
+    many = inspect.signature(galileo.Submission).parameters
+    for name in ("interval", "expiration"):
+        for command in (ccq_commands.commands["submit"], ccq_commands.commands["submit-many"]):
+            [option] = [one for one in command.params if one.name == name]
+            assert option.default == python[name].default == many[name].default
+    assert many["expiration"].default == "30d"

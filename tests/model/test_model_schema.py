@@ -92,7 +92,7 @@ def test_a_reserved_feature_name_is_refused(name: str) -> None:
 
 
 def test_an_unknown_feature_type_is_refused() -> None:
-    with pytest.raises(InvalidSchema, match=r"expected a type of \['bool', 'float', 'int', 'text'"):
+    with pytest.raises(InvalidSchema, match="the type float, int, text or bool"):
         Feature("t", type="double")  # type: ignore[arg-type]
 
 
@@ -160,3 +160,11 @@ def test_arrow_types_are_those_of_the_store() -> None:
     schema = Schema("nam", [Feature("a"), Feature("b", type="int"), Feature("c", type="text")])
     kinds = [schema.observation_schema.field(name).type for name in "abc"]
     assert kinds == [pa.float64(), pa.int64(), pa.string()]
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("lat", "latitude"), ("Temprature", "temperature"), ("nods", None), ("t", None), ("x", None)],
+)
+def test_the_nearest_name_is_near_or_begins_so(name: str, nearest: str | None) -> None:
+    assert nearest_name(name, ["latitude", "temperature", "snow"]) == nearest

@@ -213,7 +213,9 @@ async def test_a_batch_number_has_63_bits(
 async def test_an_unknown_dataset_is_named_with_the_nearest(
     cluster: Any, make_observations: Make
 ) -> None:
-    with pytest.raises(UnknownDataset, match=r"got 'nan'; did you mean 'nam'\?") as refused:
+    with pytest.raises(
+        UnknownDataset, match=r"'nan' does not exist; did you mean 'nam'\?"
+    ) as refused:
         await cluster["a"].ingest.ingest("nan", make_observations(5), producer="p", batch=0)
     assert refused.value.details["nearest"] == "nam"
 

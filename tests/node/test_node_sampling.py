@@ -191,7 +191,9 @@ async def test_a_sampler_that_raises_fails_its_query(filled: Any, at: str) -> No
 
 
 async def test_a_sampler_that_is_not_there_or_refuses_is_told(filled: Any) -> None:
-    with pytest.raises(UnknownSampler, match="got 'reservior'; did you mean 'reservoir'"):
+    with pytest.raises(
+        UnknownSampler, match="'reservior' is not installed; did you mean 'reservoir'"
+    ):
         await sampled(filled, SamplerSpec("reservior", {"n": 5}))
     with pytest.raises(InputError, match="expected n as a whole number"):
         await sampled(filled, SamplerSpec("reservoir", {"n": 0}))

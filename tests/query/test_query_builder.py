@@ -167,6 +167,11 @@ def observations(places: list[tuple[float, float]]) -> Any:
         (lambda: galileo.within(7), "a region as"),
         (lambda: galileo.within(shapely.Point(1, float("inf"))), "finite coordinates"),
         (lambda: galileo.near(True, 3, 4), "a finite number"),
+        (lambda: galileo.near(-105, 40, 4), "a latitude from -90 to 90 degrees, got -105"),
+        (lambda: galileo.near(40, 400, 4), "a longitude from -360 to 360 degrees, got 400"),
+        (lambda: galileo.near(40, 40, "50 miles"), "in metres, or such as '50km', got '50 miles'"),
+        (lambda: galileo.near(40, 40, -1), "in metres, or such as '50km', got -1"),
+        (lambda: galileo.during("2012-03-02", "2012-03-01"), "a start before the end, got '2012"),
         (lambda: galileo.during("now", None), "expected a time"),
         (lambda: query_text(7), "a query as CQL2 text or as a condition"),
     ],
@@ -176,9 +181,28 @@ def test_a_misuse_says_what_to_write(wrong: Any, message: str) -> None:
         wrong()
 
 
-def test_an_operand_without_parentheses_is_noticed() -> None:
-    with pytest.raises((InputError, TypeError)):
-        f.count > 1 & f.raining  # noqa: B015
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: f.count > 1 & f.raining,
+        lambda: f.count > 1 | f.raining,
+        lambda: f.count > 1 & f.station == "a",
+        lambda: f.station == "a" | f.station == "b",
+        lambda: f.count > 1.5 & (f.count < 3),
+    ],
+)
+def test_an_operand_without_parentheses_is_noticed(wrong: Any) -> None:
+    with pytest.raises(InputError, match=r"put comparisons in parentheses: \(f.x > 1\)"):
+        wrong()
+
+
+def test_a_distance_may_have_a_unit() -> None:
+    assert galileo.near(40, -105, "50km") == galileo.near(40, -105, " 50000 m ")
+    assert str(galileo.near(40, -105, "1.5 km")) == str(galileo.near(40, -105, 1500.0))
+
+
+def test_an_empty_interval_is_no_mistake() -> None:
+    assert "datetime <" in str(galileo.during("2012-03-01", "2012-03-01"))
 
 
 def test_wrong_names_are_found_where_the_query_is_asked() -> None:

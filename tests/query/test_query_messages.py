@@ -106,6 +106,18 @@ def test_json_that_is_no_cql2(source, path, message):
     assert error.message.startswith(message)
 
 
+def test_what_was_built_or_written_as_json_is_not_pointed_at():
+    error = refused('{"op": ">", "args": [{"property": "temprature"}, 2]}', UnknownProperty)
+    assert error.message.endswith("station, raining")
+
+
+@pytest.mark.parametrize("text", ["BBOX(geometry, 1, 2, 3, 4)", "count = 1 AND 5"])
+def test_a_text_is_not_told_of_places_in_json(text):
+    error = refused(text, QuerySyntaxError)
+    assert "$" not in error.message
+    assert error.details["path"].startswith("$")
+
+
 def test_text_that_is_no_condition():
     assert "expected a condition, got 5.0" in refused("5", QuerySyntaxError).message
 

@@ -225,7 +225,7 @@ def test_what_does_not_exist_names_nothing_that_was_not_granted(guarded: Guarded
             assert "rain" not in str(told.value)
         later = galileo.Submission("x", "", interval="1s", expiration="1m")
         [outcome] = client.submit_many([later])
-        assert "expected a dataset that exists" in str(outcome)
+        assert "the dataset does not exist" in str(outcome)
         assert "rain" not in str(outcome)
 
 

@@ -254,7 +254,7 @@ def test_wrong_options_are_named(
 
 
 def test_a_wrong_dataset_is_named(load: Any) -> None:
-    with pytest.raises(AnalysisException, match="expected a dataset that exists"):
+    with pytest.raises(AnalysisException, match="does not exist"):
         load("nowhere")
 
 

@@ -63,6 +63,11 @@ def sealed(body: bytes) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
+def test_any_other_text_is_named():
+    with pytest.raises(InvalidToken, match=r"^'bogus' is no resume token; fetch with the token of"):
+        token.decode("bogus", ccq_id="q")
+
+
 def test_a_newer_version_is_named():
     with pytest.raises(InvalidToken, match="version 1 or 2, got 3"):
         token.decode(sealed(bytes([3]) + b"\x01q\x00"), ccq_id="q")
