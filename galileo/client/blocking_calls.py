@@ -171,6 +171,51 @@ class BlockingCalls(BlockingBase):
         """How many observations match a CQL2 query exactly; errors as `select`."""
         return self._run(self._client.count(dataset, query))
 
+    def status(self) -> ClusterStatus:
+        """Every node's state, also of those that do not answer."""
+        return self._run(self._client.status())
+
+    def drain(self, node: str, *, undo: bool = False) -> None:
+        """Has a node give away the continuous queries that it coordinates, and take none on.
+
+        Returns at once; `status` shows the node as "draining" and how many it still coordinates.
+        What it stores stays there. A restart of the node ends it.
+
+        Args:
+            node: its name in the topology.
+            undo: lets it take queries on again.
+
+        Raises:
+            InputError: there is no such node.
+        """
+        self._run(self._client.drain(node, undo=undo))
+
+    def move(self, partition: int, *, to: str) -> Iterator[MoveProgress]:
+        """Moves a partition to another node of its group, while everything goes on.
+
+        Closing the iterator gives it up. What was copied stays, so that the same call goes on from
+        there. What breaks off for a reason that passes is begun again, as long as the client is
+        patient; each bit of progress renews that.
+
+        Args:
+            partition: its number.
+            to: the node that takes it.
+
+        Returns:
+            How far it is, now and then; at last with the stage "done".
+
+        Raises:
+            InputError: there is no such node or partition, the node is of another group, or other
+                nodes do not know it yet.
+            Unavailable: a node cannot be reached.
+            DataDamaged: what the partition's node has is damaged; nothing has moved.
+        """
+        return self._iterate(self._client.move(partition, to=to))
+
+    def topology_json(self) -> str:
+        """Groups, nodes, ranges and partitions, as JSON."""
+        return self._run(self._client.topology_json())
+
     def submit(
         self,
         dataset: str,
@@ -287,51 +332,6 @@ class BlockingCalls(BlockingBase):
     def cancel(self, ccq: CcqLike) -> None:
         """Ends a CCQ everywhere; whoever watches it is told."""
         self._run(self._client.cancel(ccq))
-
-    def status(self) -> ClusterStatus:
-        """Every node's state, also of those that do not answer."""
-        return self._run(self._client.status())
-
-    def drain(self, node: str, *, undo: bool = False) -> None:
-        """Has a node give away the continuous queries that it coordinates, and take none on.
-
-        Returns at once; `status` shows the node as "draining" and how many it still coordinates.
-        What it stores stays there. A restart of the node ends it.
-
-        Args:
-            node: its name in the topology.
-            undo: lets it take queries on again.
-
-        Raises:
-            InputError: there is no such node.
-        """
-        self._run(self._client.drain(node, undo=undo))
-
-    def move(self, partition: int, *, to: str) -> Iterator[MoveProgress]:
-        """Moves a partition to another node of its group, while everything goes on.
-
-        Closing the iterator gives it up. What was copied stays, so that the same call goes on from
-        there. What breaks off for a reason that passes is begun again, as long as the client is
-        patient; each bit of progress renews that.
-
-        Args:
-            partition: its number.
-            to: the node that takes it.
-
-        Returns:
-            How far it is, now and then; at last with the stage "done".
-
-        Raises:
-            InputError: there is no such node or partition, the node is of another group, or other
-                nodes do not know it yet.
-            Unavailable: a node cannot be reached.
-            DataDamaged: what the partition's node has is damaged; nothing has moved.
-        """
-        return self._iterate(self._client.move(partition, to=to))
-
-    def topology_json(self) -> str:
-        """Groups, nodes, ranges and partitions, as JSON."""
-        return self._run(self._client.topology_json())
 
     def submit_many(
         self, submissions: Sequence[Submission], *, progress: Progress | None = None

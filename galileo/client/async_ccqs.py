@@ -1,0 +1,242 @@
+"""The calls of `AsyncClient` about one continuous query: submitted, fetched, watched, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+from galileo.client import decode, watching
+from galileo.client.async_many import AsyncMany
+from galileo.client.async_samplers import SamplerLike
+from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
+from galileo.client.fetching import Fetching
+from galileo.client.results import (
+    Ccq,
+    CcqInfo,
+    CcqLike,
+    Update,
+    ccq_id_of,
+)
+from galileo.client.sparql_views import SparqlView, open_view
+from galileo.client.spool import Spool
+from galileo.client.submitting import EXPIRATION, INTERVAL
+from galileo.cursor import Cursor
+from galileo.errors import InputError, TryAgain
+from galileo.model.times import Duration, seconds
+from galileo.model.windows import Window
+from galileo.query.builder import QueryLike, query_text
+from galileo.rdf.growing import LABELS_MAX
+from galileo.wire.pb import (
+    continuous_pb2,
+    continuous_pb2_grpc,
+)
+
+
+class AsyncCcqs(AsyncMany):
+    """A continuous query is named by its id, or by what `submit` returned."""
+
+    _fetching: Fetching
+
+    async def submit(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        interval: Duration = INTERVAL,
+        expiration: Duration = EXPIRATION,
+        sampler: SamplerLike | None = None,
+        compression: str = "none",
+        window: Window | None = None,
+    ) -> Ccq:
+        """Submits a cached continuous query; it is answered until it expires.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            interval: how often new matches are looked for.
+            expiration: how long from now it runs. A query that is no longer wanted should be
+                cancelled, for until then the cluster evaluates it and keeps its labels.
+            sampler: `galileo.sampler(...)` or `galileo.sampler_archive(...)`, thins what is
+                found.
+            compression: of the cache, "none" or "lz4".
+            window: `galileo.Window...`; updates then say which windows their labels belong to,
+                and which of them are over.
+        """
+        chosen = await self._at_hand(sampler)
+        request = continuous_pb2.SubmitRequest(
+            ccq_id=f"ccq-{uuid.uuid4().hex}",
+            dataset=dataset,
+            query=query_text(query),
+            interval_s=seconds(interval),
+            expiration_s=seconds(expiration),
+            sampler_json=chosen.to_json() if chosen else "",
+            compression=compression,
+            window_json=window.to_json() if window else "",
+        )
+
+        async def attempt(channel: grpc.aio.Channel) -> Ccq:
+            call = continuous_pb2_grpc.ContinuousStub(channel).Submit(
+                request, timeout=ANSWER_TIMEOUT_S
+            )
+            return await decode.collect_submission(call)
+
+        ccq = await self._transport.call(attempt)
+        self._fetching.learn(ccq.id, ccq.info.coordinator_address)
+        return ccq
+
+    async def fetch(
+        self, ccq: CcqLike, *, token: str = "", wait: Duration | None = None, labels_max: int = 0
+    ) -> Update:
+        """What is new for a client that has what `token` says.
+
+        Args:
+            ccq: the continuous query, or its id.
+            token: of the last update; empty for everything since the beginning.
+            wait: for how long to wait for something new; at most a minute.
+            labels_max: soft bound of the answer; 0 for the node's own.
+
+        Raises:
+            InvalidToken: it is damaged or of another CCQ.
+            CcqExpired, CcqCancelled, UnknownCcq: there is nothing to fetch from.
+        """
+        wait_s = 0.0 if wait is None else seconds(wait)
+        request = watching.request(ccq_id_of(ccq), token, wait_s=wait_s, labels_max=labels_max)
+        return await self._fetching.fetch(request)
+
+    async def watch(
+        self, ccq: CcqLike, *, token: str = "", labels_max: int = 0, spool: Spool | None = None
+    ) -> AsyncIterator[Update]:
+        """Updates as they come; asking for the next one acknowledges the last.
+
+        One without anything new comes where nothing has for ten seconds, and more is known to have
+        been looked at since the last: its frontier says how far.
+
+        Goes on over crashes of nodes until the CCQ ends, which raises `CcqExpired` or
+        `CcqCancelled`.
+
+        Args:
+            ccq: the continuous query, or its id.
+            token: of the last update; empty for everything since the beginning.
+            labels_max: soft bound of an update; 0 for the node's own.
+            spool: stores each update before it is yielded, and begins where it ends, so that a
+                reader that crashes goes on without a gap or a repetition. It has its own token.
+
+        Raises:
+            InputError: the spool is of another CCQ, or a token came beside one that holds some.
+            SpoolConflict: another reader stores into the same spool.
+            TryAgain: the spool cannot be written; it is as it was.
+        """
+        ccq_id, held = ccq_id_of(ccq), ""
+        if spool is not None:
+            held = spool.token
+            token = _first_token(spool, ccq_id, held=held, given=token)
+        told: Cursor | None = None
+        async with aclosing(self._watch_on(ccq_id, token, labels_max=labels_max)) as updates:
+            async for update in updates:
+                # After news that do not tell of all that was there, it is news how far it is.
+                is_further = told is not None and not told.covers(update.frontier)
+                if update.is_news or is_further:
+                    if spool is not None:
+                        await asyncio.to_thread(spool.store, ccq_id, update, after=held)
+                        held = update.token
+                    told = update.frontier
+                    yield update
+
+    async def _watch_on(self, ccq_id: str, token: str, *, labels_max: int) -> Any:
+        """All answers of a watch, over crashes of nodes."""
+        while True:
+            updates = self._watch_once(ccq_id, token, labels_max=labels_max)
+            try:
+                async for update in updates:
+                    token = update.token
+                    yield update
+            except TryAgain:
+                await asyncio.sleep(watching.PAUSE_S)
+            finally:
+                await updates.aclose()
+
+    async def _watch_once(self, ccq_id: str, token: str, *, labels_max: int) -> Any:
+        """One watch stream at one node, until it breaks."""
+
+        async def open_watch(channel: grpc.aio.Channel) -> tuple[Any, Update]:
+            call = continuous_pb2_grpc.ContinuousStub(channel).Watch()
+            try:
+                request = watching.request(ccq_id, token, wait_s=0.0, labels_max=labels_max)
+                return call, await watching.asked(call, request)
+            except BaseException:
+                call.cancel()
+                raise
+
+        call, update = await self._transport.open(open_watch)
+        try:
+            while True:
+                yield update
+                request = watching.request(
+                    ccq_id, update.token, wait_s=watching.WAIT_S, labels_max=labels_max
+                )
+                update = await watching.asked(call, request)
+        except grpc.RpcError as error:
+            raise decode.watch_error(error) from error
+        finally:
+            call.cancel()
+
+    async def sparql_view(
+        self,
+        ccq: CcqLike,
+        *,
+        token: str = "",
+        spool: Spool | None = None,
+        labels_max: int = LABELS_MAX,
+    ) -> SparqlView:
+        """What a CCQ has found so far as a graph that answers SPARQL, and grows as more comes.
+
+        Holds everything there is when it returns. Its calls are blocking and threads may share
+        it; close it when done.
+
+        Args:
+            ccq: the continuous query, or its id.
+            token: of the last update that is not wanted; empty for everything.
+            spool: stores each update before it is added, and is where the view begins, so that
+                one that is opened again needs to fetch only what is new.
+            labels_max: how many labels the graph holds; then following ends, with a reason.
+
+        Raises:
+            InputError: the spool is of another CCQ; or there are more than `labels_max` already.
+            CcqExpired, CcqCancelled, UnknownCcq: there is nothing to follow.
+        """
+        return await open_view(
+            self, ccq_id_of(ccq), token=token, spool=spool, labels_max=labels_max
+        )
+
+    async def list_ccqs(self) -> list[CcqInfo]:
+        """The CCQs that the cluster answers."""
+        reply = await self._transport.call(
+            lambda channel: continuous_pb2_grpc.ContinuousStub(channel).List(
+                continuous_pb2.ListRequest(), timeout=TIMEOUT_S
+            )
+        )
+        return [decode.ccq_info(value) for value in reply.ccqs]
+
+    async def cancel(self, ccq: CcqLike) -> None:
+        """Ends a CCQ everywhere; whoever watches it is told."""
+        request = continuous_pb2.CancelRequest(ccq_id=ccq_id_of(ccq))
+        await self._transport.call(
+            lambda channel: continuous_pb2_grpc.ContinuousStub(channel).Cancel(
+                request, timeout=TIMEOUT_S
+            )
+        )
+
+
+def _first_token(spool: Spool, ccq_id: str, *, held: str, given: str) -> str:
+    """Where a watch into a spool begins that holds what a token says."""
+    spool.check(ccq_id)
+    if given and held not in ("", given):
+        raise InputError(
+            f"expected no token, since the spool {spool.path} says what it holds; leave it out"
+        )
+    return held or given
