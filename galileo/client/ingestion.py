@@ -17,6 +17,7 @@ from galileo.client.results import Receipt
 from galileo.client.transport import Transport
 from galileo.cursor import ORIGIN
 from galileo.errors import GalileoError, InputError, InvalidObservations
+from galileo.formats.source import within_bytes
 from galileo.model.observations import Observations, normalise
 from galileo.model.schema import Schema
 from galileo.wire.bulk import Bulk, BulkStub, stream_of
@@ -108,7 +109,8 @@ async def _batches(
                 raise _no_table(given)
             table = normalise(schema, given)
             for start in range(0, table.num_rows, batch_rows):
-                yield table.slice(start, batch_rows)
+                for batch in within_bytes(table.slice(start, batch_rows)):
+                    yield batch
 
 
 async def _each(data: Batches) -> AsyncGenerator[Observations, None]:

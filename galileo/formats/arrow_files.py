@@ -10,15 +10,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from galileo.errors import InputError
-from galileo.formats.columns import ColumnReader, coordinates_of, typed_variables
+from galileo.formats.columns import (
+    ColumnReader,
+    check_decoded,
+    check_width,
+    coordinates_of,
+    typed_variables,
+)
+from galileo.formats.conversion import is_text
 from galileo.formats.mapping import Mapping
 
-PARQUET_BATCH_ROWS = 65_536
+PIECE_ROWS = 65_536
 ARROW_FILE_MAGIC = b"ARROW1"
 
 
 def open_parquet(path: Path, mapping: Mapping) -> ColumnReader:
     with _readable(path, "Parquet"), pq.ParquetFile(path) as file:
+        check_width(path, len(file.schema_arrow.names))
         infos, names = typed_variables(file.schema_arrow), file.schema_arrow.names
         rows = file.metadata.num_rows
     return ColumnReader(
@@ -30,9 +38,18 @@ def open_parquet(path: Path, mapping: Mapping) -> ColumnReader:
 
 
 def _scan_parquet(path: Path, wanted: Sequence[str]) -> Iterator[pa.Table]:
-    with _readable(path, "Parquet"), pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(PARQUET_BATCH_ROWS, columns=list(wanted)):
-            yield _sound(batch, wanted)
+    with _readable(path, "Parquet"), _open_parquet(path) as file:
+        for batch in file.iter_batches(PIECE_ROWS, columns=list(wanted)):
+            yield from _sound(path, batch, wanted)
+
+
+@contextmanager
+def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    """The file, with texts kept once where it has them once: a few bytes may stand for many."""
+    with pq.ParquetFile(path) as file:
+        texts = [field.name for field in file.schema_arrow if is_text(field.type)]
+    with pq.ParquetFile(path, read_dictionary=texts) as file:
+        yield file
 
 
 def open_arrow(path: Path, mapping: Mapping) -> ColumnReader:
@@ -40,6 +57,7 @@ def open_arrow(path: Path, mapping: Mapping) -> ColumnReader:
         schema = (
             pa.ipc.open_file(file).schema if _is_file(path) else pa.ipc.open_stream(file).schema
         )
+        check_width(path, len(schema.names))
         infos, names = typed_variables(schema), schema.names
     return ColumnReader(
         coordinates_of(mapping, names),
@@ -52,7 +70,7 @@ def open_arrow(path: Path, mapping: Mapping) -> ColumnReader:
 def _scan_arrow(path: Path, wanted: Sequence[str]) -> Iterator[pa.Table]:
     with _readable(path, "Arrow IPC"), pa.OSFile(str(path)) as file:
         for batch in _batches(path, file):
-            yield _sound(batch, wanted)
+            yield from _sound(path, batch, wanted)
 
 
 def _batches(path: Path, file: pa.NativeFile) -> Iterator[pa.RecordBatch]:
@@ -69,17 +87,22 @@ def _is_file(path: Path) -> bool:
         return file.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC
 
 
-def _sound(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.Table:
+def _sound(path: Path, batch: pa.RecordBatch, wanted: Sequence[str]) -> Iterator[pa.Table]:
     """The columns, checked to their last value: Arrow trusts offsets and texts as they stand."""
     table = pa.Table.from_batches([batch]).select(list(wanted))
     table.validate(full=True)
-    return table
+    for start in range(0, table.num_rows, PIECE_ROWS):
+        piece = table.slice(start, PIECE_ROWS)
+        check_decoded(path, piece)
+        yield piece
 
 
 @contextmanager
 def _readable(path: Path, format_name: str) -> Iterator[None]:
     try:
         yield
+    except MemoryError as error:
+        raise InputError(f"{path} needs more memory than there is: {error}") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise

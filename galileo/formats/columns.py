@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -20,12 +21,17 @@ from galileo.formats.conversion import (
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import table_of
 from galileo.formats.selection import VariableInfo
+from galileo.model.observations import text_bytes
 from galileo.model.schema import nearest_name
 from galileo.model.times import TIME_TYPE, micros
 
 LATITUDES = ("latitude", "lat", "y")
 LONGITUDES = ("longitude", "lon", "long", "lng", "x")
 TIMES = ("time", "datetime", "timestamp", "valid_time", "valid", "date_time", "date")
+COLUMNS_MAX = 4096
+"""Of a file. A dataset has at most 256 features, and every column of a file costs time."""
+DECODED_BYTES_MAX = 256 << 20
+"""Of the texts of one column and piece, where the file stores equal texts once."""
 IDENTIFIER_ROWS_MIN = 20
 IDENTIFIER_SHARE = 0.5
 
@@ -126,6 +132,26 @@ def _time(source: str | None, names: Sequence[str]) -> str:
         parts = [name for name in names if name.lower() in TIME_PARTS]
         return ",".join(sorted(parts, key=lambda name: TIME_PARTS.index(name.lower())))
     return _usual("time", TIMES, names=names)
+
+
+def check_width(path: Path, columns: int) -> None:
+    """Refuses a file of too many columns."""
+    if columns > COLUMNS_MAX:
+        raise InputError(
+            f"expected at most {COLUMNS_MAX:,} columns in {path}, got {columns:,}; write those "
+            "that you need to a file of their own, or make rows of the others"
+        )
+
+
+def check_decoded(path: Path, table: pa.Table) -> None:
+    """Refuses dictionaries that a small file makes many bytes of, before they are decoded."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        size = sum(text_bytes(chunk) for chunk in column.chunks)
+        if size > DECODED_BYTES_MAX:
+            raise InputError(
+                f"expected at most {DECODED_BYTES_MAX:,} bytes of texts in {table.num_rows:,} rows "
+                f"of column {name!r} of {path}, got {size:,}; shorten the texts or leave them out"
+            )
 
 
 def typed_variables(schema: pa.Schema) -> tuple[VariableInfo, ...]:

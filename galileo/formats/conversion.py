@@ -17,11 +17,13 @@ from galileo.model.schema import ARROW_TYPES, FeatureType
 from galileo.model.times import MICROS, TIME_TYPE, time_column
 
 EPOCH_UNITS_US = {"epoch_s": MICROS, "epoch_ms": MICROS // 1000}
+SHOWN_MAX = 40
+"""Characters of a value in a message."""
 TIME_PARTS = ("year", "month", "day", "hour", "minute", "second")
 
 _NUMBER = {
     "int": r"^-?[0-9]{1,18}$",
-    "float": r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$",
+    "float": r"^[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|(?i:inf|infinity))$",
     "bool": r"^(?i:true|false)$",
 }
 _EPOCH = re.compile(r"(epoch_s|epoch_ms)\s*\(\s*(.+?)\s*\)")
@@ -87,7 +89,23 @@ def converted(column: pa.Array, kind: FeatureType, *, name: str, first_row: int)
         raise InvalidObservations(
             f"expected {kind} values in {name!r}, got {column.type}; map another variable"
         ) from error
+    if is_text(column.type) and kind == "float":
+        _refuse_overflow(column, values, name=name, first_row=first_row)
     return nan_to_null(values)
+
+
+def _refuse_overflow(texts: pa.Array, values: pa.Array, *, name: str, first_row: int) -> None:
+    """Refuses numbers that Arrow reads as an infinity that the text does not write."""
+    is_inf = pc.is_inf(values)
+    if not pc.any(is_inf).as_py():
+        return
+    row = pc.and_(is_inf, pc.match_substring_regex(texts, "[0-9]")).index(pa.scalar(True)).as_py()
+    if row >= 0:
+        raise InvalidObservations(
+            f"expected numbers that 64-bit floats can hold in {name!r}, got "
+            f"{texts[row].as_py()[:SHOWN_MAX]!r} in row {first_row + row}; correct the file",
+            row=first_row + row,
+        )
 
 
 def _unsigned(column: pa.Array, kind: FeatureType) -> pa.Array:

@@ -7,6 +7,7 @@ import gzip
 import io
 import itertools
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 
 from galileo.errors import InputError
-from galileo.formats.columns import ColumnReader, coordinates_of, is_identifier
+from galileo.formats.columns import ColumnReader, check_width, coordinates_of, is_identifier
 from galileo.formats.conversion import guess_type, one_array
 from galileo.formats.mapping import Mapping
 from galileo.formats.selection import VariableInfo
@@ -28,6 +29,7 @@ COMMENT = "#"
 BLOCK_BYTES = 4 << 20
 HEADER_LINES_MAX = 1000
 SAMPLE_ROWS_MAX = 200_000
+SAMPLE_BYTES_MAX = 64 << 20
 ROW_ESTIMATE_BYTES = 1 << 20
 
 
@@ -43,7 +45,7 @@ class Header:
 def open_delimited(path: Path, mapping: Mapping) -> ColumnReader:
     """A reader of a CSV file. Lines before the header that start with `#` are skipped.
 
-    Types are guessed from the first `SAMPLE_ROWS_MAX` rows.
+    Types are guessed from the first `SAMPLE_ROWS_MAX` rows or `SAMPLE_BYTES_MAX` bytes.
 
     Raises:
         InputError: it is no text, or its header names a column twice or none.
@@ -68,8 +70,9 @@ def read_header(path: Path) -> Header:
 
 def _header(path: Path, line: str, *, number: int) -> Header:
     delimiter = max(DELIMITERS, key=line.count)
+    check_width(path, line.count(delimiter) + 1)
     names = tuple(name.strip() for name in next(csv.reader([line], delimiter=delimiter)))
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise InputError(f"expected each column of {path} once, got {', '.join(twice)} again")
     return Header(number, delimiter, names)
@@ -131,12 +134,13 @@ def _readable(path: Path) -> Iterator[None]:
 def _sampled(path: Path, header: Header) -> tuple[tuple[VariableInfo, ...], int | None]:
     """What the columns hold, and the number of rows if the sample was the whole file."""
     tables: list[pa.Table] = []
-    rows = 0
+    rows = size = 0
     scan = _scan(path, header, wanted=header.names)
     for table in scan:
         tables.append(table)
         rows += table.num_rows
-        if rows >= SAMPLE_ROWS_MAX:
+        size += table.nbytes
+        if rows >= SAMPLE_ROWS_MAX or size >= SAMPLE_BYTES_MAX:
             break
     whole = next(scan, None) is None
     if not tables:

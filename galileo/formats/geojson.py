@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from galileo.errors import InputError
+from galileo.errors import InputError, InvalidObservations
 from galileo.formats.columns import (
     ColumnReader,
+    check_width,
     coordinates_of,
     is_identifier,
     typed_variables,
@@ -24,7 +26,13 @@ from galileo.formats.mapping import Mapping
 from galileo.formats.selection import VariableInfo
 
 FILE_BYTES_MAX = 1 << 30
+NESTING_MAX = 64
+"""Of arrays and objects; Arrow's parser recurses, and deep nesting overflows its stack."""
+SCAN_BYTES = 16 << 20
 ELEVATION = "elevation"
+
+_STEPS = np.zeros(256, np.int8)
+_STEPS[[ord("["), ord("{")]], _STEPS[[ord("]"), ord("}")]] = 1, -1
 
 
 def open_geojson(path: Path, mapping: Mapping) -> ColumnReader:
@@ -69,6 +77,7 @@ def _features(path: Path) -> pa.StructArray:
         )
     try:
         data.decode()  # Arrow would take any bytes for a text
+        _check_nesting(path, data)
         document = _parsed(data)
         as_given = pa.schema(_texts_as_given(field) for field in document.schema)
         if as_given != document.schema:
@@ -87,6 +96,36 @@ def _features(path: Path) -> pa.StructArray:
     if not pa.types.is_struct(features.type):
         raise InputError(f"expected features with properties in {path}, got {features.type}")
     return features
+
+
+def _check_nesting(path: Path, data: bytes) -> None:
+    """Refuses what nests too deeply to be parsed, without parsing it."""
+    # Without escapes, a quotation mark begins or ends a text.
+    plain = np.frombuffer(data.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
+    depth, is_text = 0, False
+    for start in range(0, len(plain), SCAN_BYTES):
+        part = plain[start : start + SCAN_BYTES]
+        in_text = np.logical_xor.accumulate(part == ord('"')) ^ is_text
+        steps = _STEPS[part]
+        depths = depth + np.cumsum(steps[(steps != 0) & ~in_text], dtype=np.int64)
+        if len(depths) and depths.max() > NESTING_MAX:
+            raise InputError(
+                f"expected arrays and objects within each other at most {NESTING_MAX} deep in "
+                f"{path}, got more; GeoJSON of points needs 5"
+            )
+        depth, is_text = int(depths[-1]) if len(depths) else depth, bool(in_text[-1])
+
+
+def _refuse_overflow(path: Path, columns: dict[str, pa.Array]) -> None:
+    """JSON has no infinity: where one comes out, the file has a number beyond 64-bit floats."""
+    for name, column in columns.items():
+        if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
+            row = pc.is_inf(column).index(pa.scalar(True)).as_py()
+            raise InvalidObservations(
+                f"expected numbers that 64-bit floats can hold in {name!r} of {path}, got a larger "
+                f"one in feature {row}; correct the file",
+                row=row,
+            )
 
 
 def _parsed(data: bytes, *, schema: pa.Schema | None = None) -> pa.Table:
@@ -119,7 +158,10 @@ def _flat(path: Path, features: pa.StructArray) -> pa.Table:
     columns = {name: column for name, column in columns.items() if name not in ("", None)}
     if "id" in members:
         columns.setdefault("id", members["id"])
-    return pa.table(columns | _position(path, geometry))
+    columns |= _position(path, geometry)
+    check_width(path, len(columns))
+    _refuse_overflow(path, columns)
+    return pa.table(columns)
 
 
 def _members(array: pa.StructArray) -> dict[str, pa.Array]:

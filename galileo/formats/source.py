@@ -27,10 +27,12 @@ from galileo.model.schema import ARROW_TYPES, COORDINATES, Feature, FeatureType,
 from galileo.model.times import Duration
 
 BATCH_ROWS = 65_536
+BATCH_BYTES_MAX = 32 << 20
+"""Of a batch in Arrow; one that is wide or has long texts has fewer rows for it."""
 DEFAULT_INDEXED_MAX = 32
 
 # Part of every digest. Raise it with any change to the order of rows or to how values are read.
-READING_VERSION = 2
+READING_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Source:
         if rows_max < 1:
             raise InputError(f"expected batches of at least 1 row, got {rows_max}")
         self.skipped = 0
-        return _rebatched(self._tables(), rows_max=rows_max)
+        return rebatched(self._tables(), rows_max=rows_max)
 
     def digest(self, rows_max: int = BATCH_ROWS) -> str:
         """Name of this way to read this file: of its bytes, bindings and batch size.
@@ -265,22 +267,38 @@ def _valid(table: pa.Table, name: str) -> Any:
     return table.column(name).is_valid().to_numpy()
 
 
-def _rebatched(tables: Iterator[pa.Table], *, rows_max: int) -> Iterator[pa.Table]:
-    """The same rows in tables of `rows_max`, whatever the sizes that they come in."""
+def rebatched(tables: Iterator[pa.Table], *, rows_max: int) -> Iterator[pa.Table]:
+    """The same rows in tables of `rows_max`; of fewer, where those have too many bytes."""
     waiting: list[pa.Table] = []
-    rows = 0
+    rows = size = 0
     for table in tables:
         waiting.append(table)
         rows += table.num_rows
-        if rows < rows_max:
+        size += table.nbytes
+        if rows < rows_max and size < BATCH_BYTES_MAX:
             continue
         joined = pa.concat_tables(waiting)
-        whole = rows - rows % rows_max
+        whole = rows if size >= BATCH_BYTES_MAX else rows - rows % rows_max
         for start in range(0, whole, rows_max):
-            yield joined.slice(start, rows_max).combine_chunks()
+            yield from _combined(joined.slice(start, min(rows_max, whole - start)))
         waiting, rows = [joined.slice(whole)], rows - whole
+        size = waiting[0].nbytes
     if rows:
-        yield pa.concat_tables(waiting).combine_chunks()
+        yield from _combined(pa.concat_tables(waiting))
+
+
+def _combined(table: pa.Table) -> Iterator[pa.Table]:
+    return (piece.combine_chunks() for piece in within_bytes(table))
+
+
+def within_bytes(table: pa.Table) -> Iterator[pa.Table]:
+    """The rows in halves, quarters and so on of at most `BATCH_BYTES_MAX`, or of one row."""
+    if table.num_rows <= 1 or table.nbytes <= BATCH_BYTES_MAX:
+        yield table
+        return
+    half = table.num_rows // 2
+    yield from within_bytes(table.slice(0, half))
+    yield from within_bytes(table.slice(half))
 
 
 def _content_digest(path: Path) -> str:

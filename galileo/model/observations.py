@@ -207,7 +207,7 @@ def _decoded(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
 
 def _refuse_long(values: pa.ChunkedArray, name: str) -> None:
     """Refuses texts that take few bytes only as long as equal ones are kept once."""
-    size = sum(_text_bytes(chunk) for chunk in values.chunks)
+    size = sum(text_bytes(chunk) for chunk in values.chunks)
     if size > TEXT_BYTES_MAX:
         raise InvalidObservations(
             f"expected at most {TEXT_BYTES_MAX:,} bytes of texts in column {name!r}, got {size:,}; "
@@ -215,7 +215,7 @@ def _refuse_long(values: pa.ChunkedArray, name: str) -> None:
         )
 
 
-def _text_bytes(values: pa.Array) -> int:
+def text_bytes(values: pa.Array) -> int:
     """Bytes of the texts of all rows; 0 where none is kept once for several."""
     if pa.types.is_string_view(values.type):
         return int(_view_lengths(values).sum())

@@ -229,9 +229,9 @@ def test_a_batch_number_used_twice(client: galileo.Client, dataset: str, told: T
 def test_a_batch_above_the_limit_of_a_message(
     client: galileo.Client, dataset: str, told: Told
 ) -> None:
-    wide = frame(8).assign(station="x" * (MESSAGE_BYTES_MAX // 8))
-    with told.refusal("a batch of 64 MB", errors.MessageTooLarge) as caught:
-        client.ingest(dataset, wide, batch_rows=1_000_000)
+    wide = frame(1).assign(station="x" * MESSAGE_BYTES_MAX)
+    with told.refusal("a row of 64 MB", errors.MessageTooLarge) as caught:
+        client.ingest(dataset, wide)
     assert "send smaller batches" in caught[0].message
 
 

@@ -135,3 +135,33 @@ def test_texts_that_point_outside_of_the_file_are_refused(tmp_path: Path) -> Non
     path.write_bytes(before + np.array([0, 1 << 30], np.int32).tobytes() + behind)
     with pytest.raises(InputError, match="expected a whole"):
         list(open_source(path, format="arrow").batches())
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_few_bytes_that_stand_for_very_long_texts_are_refused(tmp_path: Path, format: str) -> None:
+    rows = 70_000
+    codes = pa.array(np.zeros(rows, np.int32))
+    columns = {
+        "latitude": np.zeros(rows),
+        "longitude": np.zeros(rows),
+        "time": pa.array(np.zeros(rows, np.int64)).cast(pa.timestamp("us")),
+        "t": np.zeros(rows),
+        "note": pa.DictionaryArray.from_arrays(codes, pa.array(["x" * 100_000])),
+    }
+    path, table = tmp_path / "small", pa.table(columns)
+    if format == "parquet":
+        pq.write_table(table, path, compression="zstd", store_schema=False)
+    else:
+        feather.write_feather(table, path, compression="zstd")
+    assert path.stat().st_size < 200_000
+    with pytest.raises(InputError, match=r"bytes of texts in 65,536 rows of column 'note'"):
+        list(open_source(path).batches())
+    mapping = Mapping.parse(["t=t"])
+    assert sum(map(len, open_source(path, mapping=mapping).batches())) == rows
+
+
+def test_a_file_of_too_many_columns_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "wide"
+    feather.write_feather(pa.table({f"c{number}": [1] for number in range(5000)}), path)
+    with pytest.raises(InputError, match=r"expected at most 4,096 columns in .*, got 5,000"):
+        open_source(path)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from galileo.errors import InputError, InvalidObservations, UnknownProperty
 from galileo.formats import Mapping, delimited, open_source, suggest_schema
+from galileo.formats import source as source_module
 
 
 def read(path: Path, *texts: str) -> pa.Table:
@@ -172,3 +173,33 @@ def test_reads_what_pandas_reads(
             pd.Series(expected[name].to_numpy(), dtype=float),
             check_exact=True,
         )
+
+
+def test_a_header_of_too_many_columns_is_refused(path: Path) -> None:
+    path.write_text(",".join(f"c{number}" for number in range(300_000)) + "\n")
+    with pytest.raises(InputError, match=r"expected at most 4,096 columns in .*, got 300,000"):
+        open_source(path)
+
+
+def test_long_texts_make_batches_of_fewer_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "BATCH_BYTES_MAX", 100_000)
+    lines = [f"1,2,2020-01-01,{row},{'x' * 3000}\n" for row in range(100)]
+    path.write_text("lat,lon,time,t,note\n" + "".join(lines))
+    batches = list(open_source(path).batches())
+    assert max(batch.nbytes for batch in batches) <= 100_000
+    assert pa.concat_tables(batches).column("t").to_pylist() == list(range(100))
+    assert [len(batch) for batch in batches] == [len(one) for one in open_source(path).batches()]
+
+
+def test_a_column_with_an_infinity_is_one_of_numbers(path: Path) -> None:
+    path.write_text("lat,lon,time,t\n1,2,2020-01-01,-inf\n1,2,2020-01-01,1.5\n1,2,2020-01-01,Inf\n")
+    assert read(path).column("t").to_pylist() == [float("-inf"), 1.5, float("inf")]
+
+
+@pytest.mark.parametrize("number", ["1e999", "9" * 400])
+def test_a_number_beyond_floats_is_refused(path: Path, number: str) -> None:
+    path.write_text(f"lat,lon,time,t\n1,2,2020-01-01,1.5\n1,2,2020-01-01,{number}\n")
+    with pytest.raises(
+        InvalidObservations, match=r"64-bit floats can hold in 't', got .* in row 1"
+    ):
+        read(path)

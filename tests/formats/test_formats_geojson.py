@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from galileo.errors import InputError
-from galileo.formats import Mapping, open_source
+from galileo.formats import Mapping, geojson, open_source
 
 
 def point(position: list[float] | None, **properties: Any) -> dict[str, Any]:
@@ -127,3 +127,26 @@ def test_types_of_geometries_that_are_no_texts_are_refused(path: Path, kind: Any
     write(path, point([1, 2], time=0) | {"geometry": {"type": kind, "coordinates": [1, 2]}})
     with pytest.raises(InputError, match="expected points"):
         read(path)
+
+
+@pytest.mark.parametrize("brackets", ["[]", "{}"])
+def test_deep_nesting_is_refused_before_it_is_parsed(path: Path, brackets: str) -> None:
+    opening, closing = ("[", "]") if brackets == "[]" else ('{"a":', "}")
+    path.write_text('{"features":' + opening * 200_000 + "1" + closing * 200_000 + "}")
+    with pytest.raises(InputError, match="within each other at most 64 deep"):
+        open_source(path)
+
+
+def test_brackets_in_texts_are_no_nesting(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(geojson, "SCAN_BYTES", 7)
+    note = '[{"\\' * 100
+    write(path, point([1, 2], time=0, mag=4, note=note), point([1, 2], time=0, mag=4, note="\\"))
+    assert read(path).column("note").to_pylist() == [note, "\\"]
+
+
+@pytest.mark.parametrize("number", ["9" * 2000, "-1e999", "1e400"])
+def test_numbers_beyond_floats_are_refused(path: Path, number: str) -> None:
+    write(path, point([1, 2], time=0, mag=1.5), point([1, 2], time=0, mag=2.5))
+    path.write_text(path.read_text().replace("2.5", number))
+    with pytest.raises(InputError, match=r"GeoJSON|64-bit floats"):
+        open_source(path)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from galileo.errors import InputError, InvalidObservations, InvalidSchema, UnknownProperty
 from galileo.formats import Mapping, Source, open_source, suggest_schema
-from galileo.formats.source import DEFAULT_INDEXED_MAX, _rebatched
+from galileo.formats.source import DEFAULT_INDEXED_MAX, rebatched
 from galileo.model.observations import normalise
 from galileo.model.schema import Feature, Schema
 
@@ -142,7 +142,7 @@ def test_batches_are_full_whatever_the_pieces(pieces: list[int], rows_max: int) 
     def arriving() -> Iterator[pa.Table]:
         yield from tables
 
-    batches = list(_rebatched(arriving(), rows_max=rows_max))
+    batches = list(rebatched(arriving(), rows_max=rows_max))
     assert [n for batch in batches for n in batch.column("n").to_pylist()] == list(
         range(sum(pieces))
     )
