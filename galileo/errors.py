@@ -8,7 +8,49 @@ A message says what was expected, what came, and what to do.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What to do about an error, in the words of each way to call a cluster."""
+
+    python: str
+    command: str
+
+
+REMEDIES = {
+    "token": Remedy(
+        "pass token= or token_file= to galileo.connect, or set GALILEO_TOKEN_FILE or GALILEO_TOKEN",
+        "name a file of it by --token-file, or set GALILEO_TOKEN_FILE or GALILEO_TOKEN",
+    ),
+    "tls": Remedy(
+        "pass the directory of your certificates to galileo.connect as tls=, or set GALILEO_TLS",
+        "name the directory of your certificates by --tls, or set GALILEO_TLS",
+    ),
+    "no_tls": Remedy(
+        "connect without tls= and GALILEO_TLS, or correct the address",
+        "leave out --tls and GALILEO_TLS, or correct the address",
+    ),
+    "insecure": Remedy(
+        "pass tls= to galileo.connect, or insecure=True if the network is trusted",
+        "name the certificates by --tls, or add --insecure if the network is trusted",
+    ),
+    "create_dataset": Remedy(
+        "create it first with create_dataset",
+        "create it first with galileo create or galileo ingest --create",
+    ),
+    "list_ccqs": Remedy(
+        "list_ccqs() returns those that run",
+        "galileo ccq list shows those that run",
+    ),
+    "send_sampler": Remedy(
+        "send it first with send_sampler",
+        "send it first with galileo sampler send",
+    ),
+}
+"""By the name that an error carries as `details["remedy"]`."""
 
 
 class GalileoError(Exception):
@@ -16,6 +58,7 @@ class GalileoError(Exception):
 
     Attributes:
         kind: stable name of the error, the same on the wire, in logs and in `--json` output.
+        message: what is wrong, in words for every caller; `str` adds the remedy as for Python.
         details: facts a program can act on (an address, a position, a delay), JSON-like.
     """
 
@@ -25,6 +68,22 @@ class GalileoError(Exception):
         super().__init__(message)
         self.message = message
         self.details: dict[str, Any] = details
+
+    def __str__(self) -> str:
+        return self._worded(self.remedy.python if self.remedy else "")
+
+    @property
+    def remedy(self) -> Remedy | None:
+        """What to do, where it differs between Python and the command line."""
+        return REMEDIES.get(str(self.details.get("remedy")))
+
+    @property
+    def command_message(self) -> str:
+        """The message, and the remedy as for the command line."""
+        return self._worded(self.remedy.command if self.remedy else "")
+
+    def _worded(self, remedy: str) -> str:
+        return f"{self.message}; {remedy}" if remedy else self.message
 
 
 # --- fix the input ---------------------------------------------------------------------------

@@ -44,3 +44,20 @@ def test_message_and_details_survive_a_process_boundary(cls: type[GalileoError])
     assert type(again) is cls
     assert (again.message, str(again)) == (error.message, error.message)
     assert again.details == {"after_s": 1.5, "address": "node-1:7070"}
+
+
+def test_a_remedy_is_worded_for_python_and_for_the_command_line() -> None:
+    error = errors.UnknownCcq("no node knows it", remedy="list_ccqs")
+    assert str(error) == "no node knows it; list_ccqs() returns those that run"
+    assert error.command_message == "no node knows it; galileo ccq list shows those that run"
+    assert error.message == "no node knows it"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    unknown = errors.GalileoError("no", remedy="of a newer node")
+    assert str(unknown) == unknown.command_message == "no"
+
+
+def test_no_message_names_a_call_in_python_on_the_command_line() -> None:
+    for remedy in errors.REMEDIES.values():
+        assert "()" not in remedy.command
+        assert "connect" not in remedy.command
+        assert "--" not in remedy.python

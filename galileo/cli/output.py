@@ -136,12 +136,12 @@ def exit_status(error: GalileoError) -> int:
 
 def _tell(error: GalileoError, *, as_json: bool) -> None:
     if as_json:
-        told = {"kind": error.kind, "message": error.message, "details": error.details}
+        told = {"kind": error.kind, "message": error.command_message, "details": error.details}
         click.echo(redacted(to_json({"error": told})), err=True)
     else:
         if trace := error.details.get("traceback"):
             click.echo(redacted(str(trace)).rstrip("\n"), err=True)
-        click.echo(f"galileo: {redacted(error.message)} [{error.kind}]", err=True)
+        click.echo(f"galileo: {redacted(error.command_message)} [{error.kind}]", err=True)
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], title: str) -> Table:

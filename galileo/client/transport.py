@@ -8,7 +8,7 @@ answer: its node may run elsewhere by now.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -17,14 +17,16 @@ from galileo import requests, spans
 from galileo.client.pauses import PAUSE_S as PAUSE_S
 from galileo.client.pauses import Pauses, Timing
 from galileo.dht.topology import Topology, is_address
-from galileo.errors import GalileoError, InputError, TryAgain, Unavailable
-from galileo.wire import forks
+from galileo.errors import ConfigError, GalileoError, InputError, TryAgain, Unavailable
+from galileo.wire import forks, tls_probe
 from galileo.wire.channel import Channels
 from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
 from galileo.wire.status import error_of_rpc
 
 TOPOLOGY_TIMEOUT_S = 5.0
+_REFUSED = "Connection refused"
+"""By gRPC, where nothing listens."""
 
 Result = TypeVar("Result")
 
@@ -61,6 +63,7 @@ class Transport:
         self.patience_s = patience_s
         self.timing = timing or Timing()
         keys.check()
+        self._is_tls = keys.is_tls
         self._channels = Channels(keys)
         self._knows_all = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -127,7 +130,7 @@ class Transport:
 
     async def _once(self, attempt: Callable[[grpc.aio.Channel], Awaitable[Result]]) -> Result:
         """One try at each address until one answers, be it with an error of its own."""
-        problems = []
+        problems: dict[str, str] = {}
         for address in list(self.addresses):
             try:
                 result = await attempt(self._channel(address))
@@ -135,16 +138,32 @@ class Transport:
                 error = error_of_rpc(rpc_error, asked=address)
                 if not _is_unreachable(error, address):
                     raise error from rpc_error
-                problems.append(str(error))
+                problems[address] = str(error)
                 self.demote(address)
                 continue
             await self._learn(address)
             return result
+        await self._check_tls(problems)
         raise Unavailable(
             f"no node could be reached at {', '.join(self.addresses)}; check that the cluster "
-            f"runs (galileo status) and that the addresses are right. Last: {problems[-1]}",
+            f"runs and that the addresses are right. Last: {problems.popitem()[1]}",
             addresses=self.addresses,
         )
+
+    async def _check_tls(self, problems: Mapping[str, str]) -> None:
+        """Raises ConfigError where a node that failed speaks TLS and this client does not, or the
+        reverse: no further try can help.
+        """
+        addresses = [one for one, problem in problems.items() if _REFUSED not in problem]
+        answers = await asyncio.gather(*map(tls_probe.speaks_tls, addresses))
+        for address, speaks_tls in zip(addresses, answers, strict=True):
+            if speaks_tls is None or speaks_tls == self._is_tls:
+                continue
+            if speaks_tls:
+                problem, remedy = "expects TLS, and this client connects without", "tls"
+            else:
+                problem, remedy = "does not speak TLS, and this client expects it", "no_tls"
+            raise ConfigError(f"the node at {address} {problem}", address=address, remedy=remedy)
 
     async def _learn(self, address: str) -> None:
         if self._knows_all:

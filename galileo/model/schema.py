@@ -249,9 +249,9 @@ def unknown_dataset(name: str, names: Sequence[str]) -> UnknownDataset:
     hint = f"; did you mean {close!r}?" if close else "."
     known = ", ".join(names[:DATASETS_NAMED_MAX]) or "none yet"
     return UnknownDataset(
-        f"dataset {name!r} does not exist{hint} Datasets: {known}. "
-        "Create it first with create_dataset or galileo create",
+        f"dataset {name!r} does not exist{hint} Datasets: {known}",
         nearest=close,
+        remedy="create_dataset",
     )
 
 

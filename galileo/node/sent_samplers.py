@@ -403,5 +403,6 @@ def _facts_of(records: dict[str, bytes]) -> dict[str, SentSampler]:
 def _unknown(digest: str) -> UnknownSampler:
     return UnknownSampler(
         f"expected a sampler that was sent, got the digest {digest[:64]!r}, which no node in reach "
-        "has; send it first (client.send_sampler, galileo sampler send)"
+        "has",
+        remedy="send_sampler",
     )

@@ -67,10 +67,7 @@ def _token_of(context: Context) -> str:
     for key, value in context.invocation_metadata() or ():
         if key == TOKEN_KEY and isinstance(value, str) and value.startswith(TOKEN_SCHEME):
             return value[len(TOKEN_SCHEME) :]
-    raise Unauthenticated(
-        "expected a token, got none; name it by galileo.connect(..., token_file=...), in "
-        "GALILEO_TOKEN_FILE or in GALILEO_TOKEN"
-    )
+    raise Unauthenticated("expected a token that proves who calls, got none", remedy="token")
 
 
 def _node_of(context: Context) -> str:

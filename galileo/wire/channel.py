@@ -259,9 +259,8 @@ def _carried(channel: Channel, found: ReadKeys, keys: Keys, *, address: str) -> 
     token = found.token
     if token and not (keys.is_tls or keys.insecure or is_loopback(address)):
         raise ConfigError(
-            f"expected TLS to send a token to {address}, or everybody in between could read it; "
-            "name the certificates, or say that the network is trusted by insecure = true "
-            "(galileo --insecure)"
+            f"expected TLS to send a token to {address}, or everybody in between could read it",
+            remedy="insecure",
         )
     carrying: Any = Carrying(channel, token)
     return carrying  # type: ignore[no-any-return]

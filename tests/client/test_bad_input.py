@@ -248,7 +248,7 @@ def test_an_unknown_dataset(client: galileo.Client, dataset: str, told: Told) ->
         client.submit(wrong, interval="1s", expiration="1h")
     for (error,) in (asked, filled, watched):
         assert f"did you mean '{dataset}'?" in error.message
-        assert "Create it first with create_dataset" in error.message
+        assert str(error).endswith("; create it first with create_dataset")
         assert error.details["nearest"] == dataset
 
 

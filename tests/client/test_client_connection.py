@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
+from proving import Certified
 
 import galileo
-from galileo.errors import InputError
+from galileo.errors import ConfigError, InputError
+from galileo.wire.tls_probe import speaks_tls
 
 
 async def test_a_client_shows_its_addresses_and_no_secret() -> None:
@@ -86,3 +89,28 @@ def test_a_closed_client_says_so(cluster: galileo.LocalCluster) -> None:
 def test_an_address_is_host_and_port(address: str) -> None:
     with pytest.raises(InputError, match=f"expected an address as 'host:port', got '{address}'"):
         galileo.connect(address)
+
+
+def test_a_client_with_tls_hears_at_once_that_a_node_has_none(
+    cluster: galileo.LocalCluster, tmp_path: Path
+) -> None:
+    certificates = Certified.made(tmp_path).of("client", "client")
+    with (
+        galileo.connect(cluster.addresses[0], tls=certificates, timeout="1h") as one,
+        pytest.raises(
+            ConfigError, match=f"{cluster.addresses[0]} does not speak TLS.*without tls="
+        ),
+    ):
+        one.datasets()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request", b"\x16\x03"])
+async def test_what_answers_otherwise_may_speak_anything(answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        assert await speaks_tls(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") is None
+    assert await speaks_tls("127.0.0.1:1") is None

@@ -123,7 +123,7 @@ async def test_facts_add_up(cluster: Any, make_observations: Make) -> None:
 async def test_an_unknown_dataset_is_told_with_those_that_exist(cluster: Any) -> None:
     with pytest.raises(UnknownDataset, match=r"dataset 'nan' does not exist; did you mean 'nam'\?"):
         cluster["a"].catalog.schema("nan")
-    with pytest.raises(UnknownDataset, match=r"'radar' does not exist\. Datasets: nam\. Create"):
+    with pytest.raises(UnknownDataset, match=r"'radar' does not exist\. Datasets: nam; create"):
         cluster["a"].catalog.schema("radar")
 
 

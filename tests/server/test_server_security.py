@@ -206,13 +206,39 @@ def test_certificates_are_checked_on_both_sides(guarded: Guarded, tmp_path: Path
     half = tmp_path / "half"
     shutil.copytree(stranger, half)
     shutil.copy(guarded.client / "authority.pem", half)
-    for tls in (stranger, expired, half, ""):
+    for tls in (stranger, expired, half):
         proof = guarded.tokens.proof("root", tls=tls)
         with (
             Client(guarded.cluster.addresses[0], proof=proof, timeout="0.5s") as client,
             pytest.raises(Unavailable, match="no node could be reached"),
         ):
             client.datasets()
+
+
+def test_who_connects_without_tls_hears_so_at_once(guarded: Guarded) -> None:
+    address = guarded.cluster.addresses[0]
+    proof = guarded.tokens.proof("root")
+    with (
+        Client(address, proof=proof, timeout="1h") as client,
+        pytest.raises(ConfigError, match=f"the node at {address} expects TLS.*as tls="),
+    ):
+        client.datasets()
+    told = CliRunner().invoke(main, ["--node", address, "--timeout", "1h", "datasets"])
+    assert told.exit_code == 2
+    assert f"the node at {address} expects TLS" in told.stderr
+    assert "by --tls, or set GALILEO_TLS" in told.stderr
+
+
+def test_who_lacks_a_token_hears_how_to_name_one(guarded: Guarded) -> None:
+    address = guarded.cluster.addresses[0]
+    with (
+        Client(address, proof=Proof(tls=guarded.client)) as client,
+        pytest.raises(Unauthenticated, match=r"pass token= or token_file= to galileo\.connect"),
+    ):
+        client.datasets()
+    told = CliRunner().invoke(main, ["--node", address, "--tls", str(guarded.client), "datasets"])
+    assert "name a file of it by --token-file" in told.stderr
+    assert "galileo.connect" not in told.stderr
 
 
 def test_what_does_not_exist_names_nothing_that_was_not_granted(guarded: Guarded) -> None:
