@@ -1,7 +1,7 @@
 """Writes galileo/client/blocking_calls.py from `AsyncClient`; `--check` only compares.
 
 Each public method of `AsyncClient` becomes one of the blocking client: the same arguments, the same
-docstring without `await` and `async`, and a body that waits. docs/decisions/0033 says why.
+docstring without `await` and `async`, and a body that waits. docs/dev/decisions/0033 says why.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The process lives under bubblewrap, with namespaces of its own and no capabiliti
 interpreter and the few packages that samplers work with, read-only, has its memory, threads and
 files bounded, and filters its own system calls before any sent code is imported. What it answers
 is a mask of a known length; nothing else of it is ever parsed. See docs/samplers.md for what was
-tried against it, and docs/decisions/0024-containment.md for why it is so.
+tried against it, and docs/dev/decisions/0024-containment.md for why it is so.
 
 The public names load on first use: the contained process imports its own modules from this
 package, and none of its parent's.

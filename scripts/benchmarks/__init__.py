@@ -1,1 +1,1 @@
-"""First figures of Galileo; `scripts/bench` runs them, docs/performance.md explains them."""
+"""First figures of Galileo; `scripts/bench` runs them, docs/dev/performance.md explains them."""

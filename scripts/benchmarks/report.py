@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.figures import Figure, Goal, Spread, digits, quantity
 from benchmarks.machine import Machine
 
-REPEAT = "scripts/bench --all --markdown-file docs/benchmarks.md"
+REPEAT = "scripts/bench --all --markdown-file docs/dev/benchmarks.md"
 
 
 @dataclass(frozen=True, slots=True)

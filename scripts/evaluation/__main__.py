@@ -1,4 +1,4 @@
-"""Repeats the paper's evaluation on this machine, and writes docs/paper.md with its plots."""
+"""Repeats the paper's evaluation on this machine, and writes docs/dev/paper.md with its plots."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _wanted(given: argparse.Namespace, places: Places) -> list[Part]:
 def _places(given: argparse.Namespace) -> Places:
     """Figures of small sizes never come near the documentation, nor among the others."""
     results = given.results or ROOT / "build" / ("paper-quick" if given.quick else "paper")
-    default = results / PAGE if given.quick else ROOT / "docs" / PAGE
+    default = results / PAGE if given.quick else ROOT / "docs" / "dev" / PAGE
     return Places(results, given.page or default)
 
 
@@ -135,7 +135,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--results", type=Path, help="where results are kept (default: build/paper)"
     )
-    parser.add_argument("--page", type=Path, help="the page (default: docs/paper.md)")
+    parser.add_argument("--page", type=Path, help="the page (default: docs/dev/paper.md)")
     parser.add_argument(
         "--directory", type=Path, help="on the disk to be measured (default: the temporary files')"
     )

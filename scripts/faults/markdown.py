@@ -1,4 +1,4 @@
-"""The tables of docs/faults.md, written from a run and never by hand.
+"""The tables of docs/dev/faults.md, written from a run and never by hand.
 
 What stands between two marks is replaced. A scenario that was not run keeps the row that it has, so
 that a part of the table can be renewed.

@@ -1,7 +1,7 @@
 """What fuzzing did so far: executions, CPU time and findings of each target, and the table of it.
 
 The records stand beside the corpora, in `tests/fuzzing/records.json`. The table in
-`docs/fuzzing.md` is made of them and of the kept findings, never typed.
+`docs/dev/fuzzing.md` is made of them and of the kept findings, never typed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fuzzing.targets import Target
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "tests" / "fuzzing" / "records.json"
-PAGE = ROOT / "docs" / "fuzzing.md"
+PAGE = ROOT / "docs" / "dev" / "fuzzing.md"
 BEGIN = "<!-- Written by scripts/fuzz from tests/fuzzing/records.json. -->\n"
 END = "<!-- End of what is written. -->\n"
 

@@ -17,7 +17,7 @@ from benchmarks.figures import Figure, Spread
 from benchmarks.sizes import QUICK, Bench
 from benchmarks.suite import AREAS, Area, run
 
-DOCS = Path(__file__).parents[2] / "docs" / "performance.md"
+DOCS = Path(__file__).parents[2] / "docs" / "dev" / "performance.md"
 END_TIMEOUT_S = 60.0
 
 

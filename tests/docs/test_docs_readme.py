@@ -197,12 +197,13 @@ def test_the_modules_that_are_named_exist(name: str, page: Callable[[str], Any])
 def test_the_index_lists_every_page(page: Callable[[str], Any]) -> None:
     listed = {link for link in page("docs/README.md").links if not link.startswith("..")}
     there = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    there |= {f"dev/{path.name}" for path in (ROOT / "docs" / "dev").glob("*.md")}
     there |= {f"notebooks/{path.name}" for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
-    assert there | {"decisions/README.md"} == listed
+    assert there | {"dev/decisions/README.md"} == listed
 
 
 def test_every_picture_is_shown_and_all_are_small(page: Callable[[str], Any]) -> None:
-    pictures = list((ROOT / "docs" / "img").iterdir())
+    pictures = list((ROOT / "docs").glob("**/img/*"))
     shown = {link.rpartition("/")[2] for name in PAGES for link in page(name).links}
     assert [path.name for path in pictures if path.name not in shown] == []
     assert sum(path.stat().st_size for path in pictures) < PICTURES_BYTES_MAX
@@ -212,8 +213,8 @@ def test_every_picture_is_shown_and_all_are_small(page: Callable[[str], Any]) ->
 
 
 def test_the_decisions_are_listed(page: Callable[[str], Any]) -> None:
-    there = {path.name for path in (ROOT / "docs" / "decisions").glob("0*.md")}
-    assert there == set(page("docs/decisions/README.md").links)
+    there = {path.name for path in (ROOT / "docs" / "dev" / "decisions").glob("0*.md")}
+    assert there == set(page("docs/dev/decisions/README.md").links)
 
 
 def test_every_public_name_is_explained(page: Callable[[str], Any]) -> None:

@@ -261,11 +261,11 @@ def test_a_band_and_a_dashed_line_are_drawn() -> None:
 
 
 def test_results_become_a_page_with_pictures_beside_it(tmp_path: Path) -> None:
-    results, page = tmp_path / "results", tmp_path / "docs" / "paper.md"
+    results, page = tmp_path / "results", tmp_path / "docs" / "dev" / "paper.md"
     for part in told(list(RESULTS)):
         assert part.taken is not None
         stored.save(results, part.taken)
-    page.parent.mkdir()
+    page.parent.mkdir(parents=True)
     program.write_page(program.Places(results, page))
     assert page.read_text() == written(told(list(RESULTS)))
     shown = set(re.findall(r"\(img/(.*?)\)", page.read_text()))
@@ -277,9 +277,9 @@ def test_results_become_a_page_with_pictures_beside_it(tmp_path: Path) -> None:
 
 
 def test_the_documented_page_has_every_section() -> None:
-    text = (ROOT / "docs" / "paper.md").read_text()
+    text = (ROOT / "docs" / "dev" / "paper.md").read_text()
     for part in PARTS:
         assert f"## {part.title}\n" in text
     assert "Small sizes" not in text
-    pictures = (ROOT / "docs" / "img").glob("paper-*.svg")
+    pictures = (ROOT / "docs" / "dev" / "img").glob("paper-*.svg")
     assert sum(path.stat().st_size for path in pictures) < PICTURES_BYTES_MAX

@@ -1,4 +1,4 @@
-"""A few rounds of the scenarios of scripts/chaos that are quick; docs/faults.md tells of more."""
+"""A few rounds of the quick scenarios of scripts/chaos; docs/dev/faults.md describes all."""
 
 from __future__ import annotations
 

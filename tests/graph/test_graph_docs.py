@@ -1,4 +1,4 @@
-"""What docs/graph.md shows must run, and its numbers must be those of the code."""
+"""What docs/dev/graph.md shows must run, and its numbers must be those of the code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.query.query import parse
 
-PAGE = Path(__file__).parents[2] / "docs" / "graph.md"
+PAGE = Path(__file__).parents[2] / "docs" / "dev" / "graph.md"
 SCHEMA = Schema("nam", [Feature(name) for name in ("temperature", "humidity", "wind", "snow")])
 
 

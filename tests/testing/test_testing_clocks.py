@@ -73,7 +73,7 @@ def _seconds_of_an_ingest(client: galileo.Client, count: int) -> float:
 
 
 def test_a_jump_of_a_nodes_clock_ends_no_continuous_query(tmp_path: Path) -> None:
-    """Its expiration is reckoned once, when the node first sees it; docs/protocol.md says so."""
+    """Its expiration is computed once, when the node first sees it (docs/dev/protocol.md)."""
     clock = WallClock(tmp_path / "clock")
     cluster = galileo.LocalCluster(nodes=1, groups=1, directory=tmp_path / "cluster")
     cluster.nodes[0].prefix = clock.prefix
