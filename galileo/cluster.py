@@ -8,6 +8,7 @@ import fcntl
 import functools
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -37,6 +38,8 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 LOG_TAIL_BYTES = 2_000
 PORT_MAX = 65_535
+FREE_PORTS = range(10_000, 32_768)
+PORT_ATTEMPTS_MAX = 1_000
 PORT_TIMEOUT_S = 3.0
 """How long a port may take to become free."""
 ADDRESSES = "addresses.json"
@@ -308,24 +311,9 @@ class LocalCluster:
         for node in self.nodes:
             node.stop()
         if not self._refused:
-            self._stop_evaluator()
+            stop_evaluator(self.evaluator_directory)
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _stop_evaluator(self) -> None:
-        if not self.evaluator_directory.is_dir():
-            return
-        process = RuntimeDir(self.evaluator_directory).holder()
-        if process is None:
-            return
-        with contextlib.suppress(psutil.NoSuchProcess):
-            # A JVM that is only starting does not see that its evaluator is gone.
-            family = [process, *process.children(recursive=True)]
-            process.terminate()
-            _, alive = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
-            for one in alive:
-                one.kill()
-            psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
 
     def client(self, *, timeout: Duration | None = None) -> Client:
         """A client of this cluster; closed with it."""
@@ -449,12 +437,37 @@ class LocalCluster:
         self._config_of(name).write_text(text)
 
 
+def stop_evaluator(directory: Path) -> None:
+    """Ends the evaluator process that was started in a directory, if there is one."""
+    process = RuntimeDir(directory).holder() if directory.is_dir() else None
+    if process is None:
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        # A JVM that is only starting does not see that its evaluator is gone.
+        family = [process, *process.children(recursive=True)]
+        process.terminate()
+        _, alive = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
+        for one in alive:
+            one.kill()
+        psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine at which nothing listens, for processes that are started next.
+
+    They are below those that Linux gives to connections, so none of these takes one meanwhile.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(FREE_PORTS, PORT_ATTEMPTS_MAX):
+        if len(found) == count:
+            return found
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+    raise Unavailable(f"expected {count} free ports of 127.0.0.1, found {len(found)}; close others")
+
+
 def _free_addresses(count: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-    for one in sockets:
-        one.close()
-    return found
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
 def _is_free(address: str) -> bool:

@@ -101,11 +101,16 @@ def inside(traceparent: str) -> Iterator[None]:
         _leave(token)
 
 
-def span(name: str, *, kind: Kind = "inside", **facts: Fact) -> AbstractContextManager[Span]:
-    """A span for what is done within; its child where that is in one, else the first of a trace."""
+def span(
+    name: str, *, kind: Kind = "inside", waited_s: float = 0.0, **facts: Fact
+) -> AbstractContextManager[Span]:
+    """A span for what is done within; its child where that is in one, else the first of a trace.
+
+    It begins `waited_s` before now.
+    """
     if _RECORDERS.one is None:
         return _NOTHING
-    return _Recorded(_RECORDERS.one, name, kind, facts)
+    return _Recorded(_RECORDERS.one, name, kind, facts, waited_s)
 
 
 def child(name: str, *, kind: Kind = "inside", **facts: Fact) -> AbstractContextManager[Span]:
@@ -166,18 +171,27 @@ _NOTHING = _Nothing()
 
 
 class _Recorded:
-    __slots__ = ("_facts", "_kind", "_name", "_recorder", "_span", "_token")
+    __slots__ = ("_facts", "_kind", "_name", "_recorder", "_span", "_token", "_waited_s")
 
-    def __init__(self, recorder: Recorder, name: str, kind: Kind, facts: dict[str, Fact]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        name: str,
+        kind: Kind,
+        facts: dict[str, Fact],
+        waited_s: float = 0.0,
+    ) -> None:
         self._recorder = recorder
         self._name = name
         self._kind = kind
         self._facts = facts
+        self._waited_s = waited_s
 
     def __enter__(self) -> Span:
         parent = _current.get()
+        begun_ns = time.time_ns() - int(1e9 * self._waited_s) if self._waited_s else None
         self._span = self._recorder.begin(
-            self._name, parent=parent, kind=self._kind, begun_ns=None, facts=self._facts
+            self._name, parent=parent, kind=self._kind, begun_ns=begun_ns, facts=self._facts
         )
         self._token = _current.set(self._span.traceparent)
         return self._span

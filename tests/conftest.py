@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import galileo
+from galileo.cluster import stop_evaluator
 
-settings.register_profile(
-    "galileo",
-    deadline=None,
-    max_examples=60,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("galileo")
+EXAMPLES = {"quick": 30, "all": 100}
+for profile, examples in EXAMPLES.items():
+    settings.register_profile(
+        profile,
+        deadline=None,
+        max_examples=examples,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile("quick")
 
 _NUMBERS = itertools.count(1)
 
@@ -43,6 +47,11 @@ def group_of(nodeid: str) -> str:
     """Tests of one group stay in one process, where several run them; else each file does."""
     file = nodeid.partition("::")[0]
     return next((name for name, begins in TOGETHER.items() if file.startswith(begins)), file)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Generates more examples where the slow tests run too (`scripts/test --all`)."""
+    settings.load_profile("all" if config.option.markexpr == "" else "quick")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -80,7 +89,19 @@ def sample_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[galileo.LocalCluster]:
+def evaluator() -> Iterator[dict[str, Any]]:
+    """The section `evaluator` of clusters that share one evaluator process.
+
+    The start of one takes some ten seconds of processor time, so a test has one of its own only
+    if it stops it, counts its jobs or protects it with tokens.
+    """
+    with tempfile.TemporaryDirectory(prefix="galileo-test-evaluator-") as directory:
+        yield {"directory": directory, "idle_exit_s": 900.0}
+        stop_evaluator(Path(directory))
+
+
+@pytest.fixture(scope="session")
+def cluster(evaluator: dict[str, Any]) -> Iterator[galileo.LocalCluster]:
     """Three node processes in two groups, for all tests that leave every node running.
 
     They take samplers that are sent, where this machine can contain them.
@@ -88,7 +109,11 @@ def cluster() -> Iterator[galileo.LocalCluster]:
     A test uses datasets of its own (`fresh_name`) and cancels the continuous queries it submits.
     """
     # However busy this machine is, no node holds another one dead.
-    settings = {"samplers": {"sent": "contained"}, "membership": {"dead_after_s": 60.0}}
+    settings = {
+        "samplers": {"sent": "contained"},
+        "membership": {"dead_after_s": 60.0},
+        "evaluator": evaluator,
+    }
     with galileo.LocalCluster(nodes=3, groups=2, settings=settings) as running:
         yield running
 

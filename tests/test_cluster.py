@@ -133,6 +133,7 @@ def test_ports_are_ports(tmp_path: Path, port: int) -> None:
         galileo.LocalCluster(2, 1, tmp_path, port=port)
 
 
+@pytest.mark.slow
 def test_a_node_that_was_relocated_is_reached_at_its_new_address(tmp_path: Path) -> None:
     with galileo.LocalCluster(1, 1, tmp_path) as cluster:
         (node,) = cluster.nodes
@@ -146,6 +147,7 @@ def test_a_node_that_was_relocated_is_reached_at_its_new_address(tmp_path: Path)
             assert client.status().complete
 
 
+@pytest.mark.slow
 def test_an_evaluator_of_its_own_ends_with_a_cluster_that_was_refused_a_second_start(
     tmp_path: Path,
 ) -> None:
@@ -170,6 +172,7 @@ def test_an_evaluator_of_its_own_ends_with_a_cluster_that_was_refused_a_second_s
             assert not psutil.pid_exists(evaluator.pid)
 
 
+@pytest.mark.slow
 def test_an_address_to_listen_on_that_is_none_is_told_by_the_node(tmp_path: Path) -> None:
     settings = {"node": {"listen": "nowhere"}}
     cluster = galileo.LocalCluster(1, 1, tmp_path, settings=settings)

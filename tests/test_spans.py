@@ -33,10 +33,12 @@ class Notes:
 
     def __init__(self) -> None:
         self.all: list[Noted] = []
+        self.begun_ns: list[int | None] = []
 
     def begin(
         self, name: str, *, parent: str, kind: Kind, begun_ns: int | None, facts: dict[str, Fact]
     ) -> Noted:
+        self.begun_ns.append(begun_ns)
         traceparent = f"00-{1:032x}-{len(self.all) + 1:016x}-01"
         self.all.append(Noted(name, parent, traceparent, kind, facts))
         return self.all[-1]
@@ -77,6 +79,17 @@ def test_an_error_ends_a_span_and_is_named(notes: Notes) -> None:
 def test_what_is_over_is_recorded_under_the_parent_that_is_named(notes: Notes) -> None:
     spans.record("fsync", parent="p", took_s=0.5, error="X", commits=2)
     assert (notes.all[0].parent, notes.all[0].ended) == ("p", ["X"])
+
+
+def test_what_has_waited_begins_before_what_waited_within_it(notes: Notes) -> None:
+    with spans.span("tick", waited_s=0.5):
+        spans.record("due", parent=spans.current(), took_s=0.5)
+    tick_ns, due_ns = notes.begun_ns
+    assert tick_ns is not None
+    assert due_ns is not None
+    assert tick_ns <= due_ns
+    with spans.span("next"):
+        assert notes.begun_ns[-1] is None
 
 
 async def test_tasks_do_not_see_each_others_spans(notes: Notes) -> None:

@@ -112,6 +112,7 @@ def test_the_wheel_says_that_it_is_typed(wheel: Path) -> None:
         assert "galileo/py.typed" in packed.namelist()
 
 
+@pytest.mark.slow
 def test_a_strangers_program_is_strict_against_the_wheel(wheel: Path, tmp_path: Path) -> None:
     """In an environment of its own, which has the wheel before all that this one has."""
     home = tmp_path / "environment"

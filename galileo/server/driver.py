@@ -363,9 +363,10 @@ class Driver:
             self.feed(await self._work(effect))
 
     async def _run_cycle(self, effect: ccq.StartCycle) -> None:
-        with requests.serving(), spans.span("tick", ccqs=len(effect.items)):
+        late_s = self._late_s.pop(effect.cycle_id, 0.0)
+        tick = spans.span("tick", waited_s=late_s, ccqs=len(effect.items))
+        with requests.serving(), tick:
             log.debug("cycle %d of %d CCQs", effect.cycle_id, len(effect.items))
-            late_s = self._late_s.pop(effect.cycle_id, 0.0)
             spans.record("due", parent=spans.current(), took_s=late_s)
             answer = await self._work(effect)
             if spans.is_on():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from faults.bystanders import (
 )
 from faults.registry import Scenario, Trial
 from galileo.client import Ccq
-from galileo.cluster import LocalCluster
+from galileo.cluster import LocalCluster, free_ports
 from galileo.testing.faults.needs import SIGNALS
 
 MIB = 1 << 20
@@ -70,7 +69,7 @@ class Flood:
         )
 
     def run(self, trial: Trial) -> None:
-        metrics = f"127.0.0.1:{free_port()}"
+        metrics = f"127.0.0.1:{free_ports(1)[0]}"
         cluster = LocalCluster(
             1, 1, trial.directory / "cluster", settings={"metrics": {"address": metrics}}
         )
@@ -140,11 +139,6 @@ def _stopped(process: subprocess.Popen[str]) -> Iterator[None]:
         yield
     finally:
         process.send_signal(signal.SIGCONT)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 FLOODS = (

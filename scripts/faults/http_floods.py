@@ -20,9 +20,9 @@ from typing import Literal
 from urllib.parse import quote, urlsplit
 
 from faults.bystanders import PATIENCE, asked, fill, flooding, p99_ms, weighed
-from faults.floods import BEFORE_S, LASTS_S, free_port, judge
+from faults.floods import BEFORE_S, LASTS_S, judge
 from faults.registry import Scenario, Trial
-from galileo.cluster import LocalCluster
+from galileo.cluster import LocalCluster, free_ports
 from galileo.testing.faults.needs import SIGNALS
 
 ROWS = 20_000
@@ -183,7 +183,7 @@ class HttpFlood:
             with endpoint(trial.directory) as (pid, address):
                 self._flood(trial, pid, address, (f"/sparql?query={quote(QUERY)}",))
             return
-        address = f"127.0.0.1:{free_port()}"
+        address = f"127.0.0.1:{free_ports(1)[0]}"
         settings = {"metrics": {"address": address}}
         with LocalCluster(1, 1, trial.directory / "cluster", settings=settings) as cluster:
             client = cluster.client(timeout=PATIENCE)

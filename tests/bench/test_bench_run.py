@@ -31,6 +31,7 @@ def started(environment: dict[str, str], *arguments: str) -> subprocess.Popen[st
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_quick_bench_measures_everything(bench_environment, tmp_path):
     figures_file = tmp_path / "figures.md"
@@ -58,6 +59,7 @@ def test_the_quick_bench_measures_everything(bench_environment, tmp_path):
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]

@@ -23,6 +23,7 @@ import galileo
 from galileo import errors
 from galileo.cli.main import main
 from galileo.cli.output import exit_status
+from galileo.cluster import free_ports
 from galileo.config import load
 
 Fresh = Callable[[str], str]
@@ -426,8 +427,7 @@ def test_a_wrong_configuration_ends_serve_with_2(tmp_path: Path) -> None:
 
 
 def test_up_runs_a_cluster_until_it_is_told_to_stop(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     words = ["up", "--nodes", "1", "--groups", "1", "--port", str(port), "--json"]
     words += ["--set", "limits.ccqs_max=7", "--set", "samplers.sent=contained"]
     with subprocess.Popen(

@@ -27,6 +27,9 @@ Fresh = Callable[[str], str]
 ROWS = 60_000
 IDENTITY = ["partition", "sequence", "row"]
 IO_BYTES = 1 << 14
+WITHIN_ANSWER_BYTES = 1_600_000
+"""An answer takes 2.6 MB, its largest message half of that. So one message has come by then, and
+another one has not, whichever node sends its labels first."""
 
 
 class Line:
@@ -206,7 +209,7 @@ async def test_a_node_lost_before_the_first_labels_is_made_up_for(
 async def test_a_node_lost_later_ends_the_answer_and_says_so(
     cluster: galileo.LocalCluster, line: Line, stored: str
 ) -> None:
-    line.cut_after = 1_000_000
+    line.cut_after = WITHIN_ANSWER_BYTES
     line.may_cut.clear()
     async with galileo.AsyncClient(line.address, cluster.addresses[1]) as client:
         batches = client.query_batches(stored)
@@ -303,7 +306,7 @@ async def test_patience_with_a_read_ends(
 async def test_a_node_that_says_nothing_is_not_waited_for_long(
     line: Line, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.cut_after, line.silent = 1_000_000, True
+    line.cut_after, line.silent = WITHIN_ANSWER_BYTES, True
     async with galileo.AsyncClient(line.address, timeout="500ms") as client:
         batches = client.query_batches(stored)
         await anext(batches)

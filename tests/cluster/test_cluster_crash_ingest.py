@@ -20,6 +20,7 @@ def fragile() -> Iterator[galileo.LocalCluster]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_acknowledged_observations_survive_ten_kills_and_none_is_there_twice(
     fragile: galileo.LocalCluster,

@@ -7,6 +7,8 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,9 +37,9 @@ RETRIES_TOGETHER = 3
 
 
 @pytest.fixture(scope="module")
-def fragile() -> Iterator[galileo.LocalCluster]:
+def fragile(evaluator: dict[str, Any]) -> Iterator[galileo.LocalCluster]:
     # A machine that is busy with something else makes no node miss another one.
-    settings = {"membership": {"dead_after_s": 4.0}}
+    settings = {"membership": {"dead_after_s": 4.0}, "evaluator": evaluator}
     with galileo.LocalCluster(nodes=3, groups=2, settings=settings) as running:
         yield running
 
@@ -208,7 +210,7 @@ def _ingest_values(client: Client, dataset: str, rows: int, *, seed: int) -> Non
     )
 
 
-def test_nothing_new_costs_no_job(fragile: galileo.LocalCluster) -> None:
+def test_nothing_new_costs_no_job(fragile: galileo.LocalCluster, evaluator: dict[str, Any]) -> None:
     """Ten intervals without a commit, for many queries at three nodes: the evaluator runs nothing.
 
     One commit later it does, so what is counted is what one means to count.
@@ -222,15 +224,16 @@ def test_nothing_new_costs_no_job(fragile: galileo.LocalCluster) -> None:
     _ingest_values(client, "quiet", 500, seed=5)
     updates = _wait_for_rest(client, ccqs)
     assert all(len(update.labels) and update.interval_s >= 0.25 for update in updates)
-    before = _settled(fragile)
+    directory = Path(evaluator["directory"])
+    before = _settled(directory)
     time.sleep(2.5)
-    quiet = _jobs(fragile)
+    quiet = _jobs(directory)
     assert (quiet.pid, quiet.jobs) == (before.pid, before.jobs)
     _ingest_values(client, "quiet", 500, seed=6)
     for one, update in zip(ccqs, updates, strict=True):
         assert len(client.fetch(one.id, token=update.token, wait="60s").labels)
         client.cancel(one.id)
-    assert _jobs(fragile).jobs > quiet.jobs
+    assert _jobs(directory).jobs > quiet.jobs
 
 
 def _wait_for_rest(client: Client, ccqs: list[galileo.Ccq]) -> list[Update]:
@@ -253,22 +256,22 @@ def _wait_for_rest(client: Client, ccqs: list[galileo.Ccq]) -> list[Update]:
     return updates
 
 
-def _settled(running: galileo.LocalCluster) -> evaluator_pb2.PingReply:
+def _settled(directory: Path) -> evaluator_pb2.PingReply:
     """The evaluator's counts, once no job has come for two seconds."""
-    counts, since = _jobs(running), time.monotonic()
+    counts, since = _jobs(directory), time.monotonic()
     deadline = since + UPDATE_TIMEOUT_S
     while time.monotonic() - since < 2.0:
         assert time.monotonic() < deadline, "the evaluator does not come to rest"
         time.sleep(0.1)
-        now = _jobs(running)
+        now = _jobs(directory)
         if now.jobs != counts.jobs:
             counts, since = now, time.monotonic()
     return counts
 
 
-def _jobs(running: galileo.LocalCluster) -> evaluator_pb2.PingReply:
+def _jobs(directory: Path) -> evaluator_pb2.PingReply:
     async def ask() -> evaluator_pb2.PingReply:
-        async with EvaluatorHandle(EvaluatorOptions(running.evaluator_directory)) as handle:
+        async with EvaluatorHandle(EvaluatorOptions(directory)) as handle:
             return await handle.ping()
 
     return asyncio.run(ask())

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -33,8 +34,9 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def tight() -> Iterator[LocalCluster]:
-    with LocalCluster(nodes=3, groups=2, settings=SETTINGS) as running:
+def tight(evaluator: dict[str, Any]) -> Iterator[LocalCluster]:
+    settings = SETTINGS | {"evaluator": evaluator}
+    with LocalCluster(nodes=3, groups=2, settings=settings) as running:
         yield running
 
 

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -48,10 +49,12 @@ def command(cluster: LocalCluster, *words: str) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_nodes_restart_move_and_join_and_every_label_comes_once(tmp_path: Path) -> None:
+def test_nodes_restart_move_and_join_and_every_label_comes_once(
+    tmp_path: Path, evaluator: dict[str, Any]
+) -> None:
     """One node comes back elsewhere, the other in its place; a third takes its share."""
     # A machine that is busy with something else makes no node miss another one.
-    settings = {"membership": {"dead_after_s": 4.0}}
+    settings = {"membership": {"dead_after_s": 4.0}, "evaluator": evaluator}
     cluster = LocalCluster(2, 1, tmp_path, settings=settings)
     with cluster:
         one, two = cluster.nodes

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -31,8 +32,9 @@ AGE = "1h"
 
 
 @pytest.fixture(scope="module")
-def keeping() -> Iterator[LocalCluster]:
-    with LocalCluster(nodes=3, groups=2, settings=SETTINGS) as running:
+def keeping(evaluator: dict[str, Any]) -> Iterator[LocalCluster]:
+    settings = SETTINGS | {"evaluator": evaluator}
+    with LocalCluster(nodes=3, groups=2, settings=settings) as running:
         yield running
 
 

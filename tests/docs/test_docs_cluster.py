@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import configparser
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +19,7 @@ from click.testing import CliRunner, Result
 
 import galileo
 from galileo.cli.main import main
+from galileo.cluster import free_ports
 from galileo.model.times import seconds
 
 PAGE = "docs/cluster.md"
@@ -30,23 +29,11 @@ WITHIN_S = 60.0
 SEEN_WITHIN_S = 60.0
 
 
-def free_port() -> int:
-    """A port that is free on all three addresses."""
-    for _ in range(50):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            port = int(first.getsockname()[1])
-            for host in list(HOSTS.values())[1:]:
-                stack.enter_context(socket.create_server((host, port)))
-            return port
-    pytest.skip("no port is free on 127.0.0.1, 127.0.0.2 and 127.0.0.3")
-
-
 class Hosts:
     """The three hosts of the page: their files, and the node that each runs."""
 
     def __init__(self, page: Any, directory: Path) -> None:
-        self.port = free_port()
+        [self.port] = free_ports(1)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._directory = directory
         shown = [text for _, text in page.blocks("toml")][:3]
@@ -107,6 +94,7 @@ def await_states(hosts: Hosts, wanted: dict[str, str], *, within_s: float) -> No
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_three_hosts_are_set_up_one_fails_and_comes_back(hosts: Hosts) -> None:
     everywhere = dict.fromkeys(NAMES, "up")
     await_states(hosts, everywhere, within_s=WITHIN_S)

@@ -60,6 +60,7 @@ def test_an_old_reference_is_noticed(
     assert old.read_text() == writer.reference()
 
 
+@pytest.mark.slow
 def test_it_runs_as_a_script() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--check"], capture_output=True, check=False

@@ -21,6 +21,7 @@ pytest.importorskip("matplotlib")
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 NAMES = [path.stem for path in NOTEBOOKS]
+QUICK = "stations"
 DATASETS = {"nam", "quakes", "stations", "storms"}
 BYTES_MAX = 150_000
 """Of one notebook with all its pictures."""
@@ -57,7 +58,13 @@ def test_these_are_the_tutorials() -> None:
     assert NAMES == ["nam_forecast", "quakes", "stations", "storms"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem == QUICK else [pytest.mark.slow])
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_tutorial_runs_and_shows_what_is_stored(
     path: Path,
     runner: ModuleType,

@@ -53,8 +53,12 @@ def run(page: Any, *, node: str = DOCUMENTED_NODE) -> dict[str, Any]:
 
 
 def test_the_readme_runs_and_finds_something(
-    page: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+    page: Callable[[str], Any],
+    evaluator: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("GALILEO_EVALUATOR__DIRECTORY", evaluator["directory"])
     names = run(page("README.md"))
     assert len(names["labels"]) > 10
     assert len(names["update"].labels) > 0

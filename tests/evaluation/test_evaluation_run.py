@@ -29,6 +29,7 @@ def started(environment: dict[str, str], *arguments: str) -> subprocess.Popen[st
     )
 
 
+@pytest.mark.slow
 def test_a_part_in_small_is_stored_and_told(
     evaluation_environment: dict[str, str], tmp_path: Path
 ) -> None:

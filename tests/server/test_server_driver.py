@@ -11,10 +11,12 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from galileo import spans
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq, Failure, Record
 from galileo.clock import SystemClock
@@ -355,6 +357,37 @@ async def test_work_runs_beside_and_comes_back_as_an_event(bench: Bench) -> None
     await bench.script.until(ccq.FetchAbandoned)
     gate.set()
     assert await bench.script.until(ccq.SequencesConfirmed) == ccq.SequencesConfirmed(7, ORIGIN)
+
+
+async def test_the_span_of_a_late_cycle_begins_when_the_cycle_was_due(bench: Bench) -> None:
+    begun: dict[str, int] = {}
+
+    class Recorder:
+        traceparent = f"00-{1:032x}-{1:016x}-01"
+
+        def begin(self, name: str, *, begun_ns: int | None, **_: Any) -> Recorder:
+            begun[name] = begun_ns or time.time_ns()
+            return self
+
+        def end(self, **_: Any) -> None:
+            """Nothing here looks at it."""
+
+    async def cycle(effect: ccq.StartCycle) -> ccq.CycleFinished:
+        return ccq.CycleFinished(effect.cycle_id, ())
+
+    bench.work[ccq.StartCycle] = cycle
+    bench.script.cycle_due_at = time.monotonic() - 5.0
+    bench.script.answer = lambda event: {ccq.SequencesSeen: [ccq.StartCycle(1, ())]}.get(
+        type(event), []
+    )
+    bench.script.state = SimpleNamespace(counts=SimpleNamespace(ended=[]))  # type: ignore[attr-defined]
+    spans.record_with(Recorder())
+    try:
+        bench.driver.feed(WAKE)
+        await bench.script.until(ccq.CycleFinished)
+    finally:
+        spans.record_with(None)
+    assert begun["tick"] <= begun["due"]
 
 
 async def test_an_abandoned_cycle_is_stopped_and_others_go_on(bench: Bench) -> None:

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import psutil
@@ -22,6 +23,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import galileo
+from galileo.cluster import free_ports
 from galileo.server.memory import memory
 from galileo.server.watch import HEALTH_INTERVAL_S
 from galileo.spark.runtime import RuntimeDir
@@ -72,10 +74,9 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = {"metrics": {"address": f"127.0.0.1:{port}"}}
+def node(evaluator: dict[str, Any]) -> Iterator[Node]:
+    [port] = free_ports(1)
+    settings = {"metrics": {"address": f"127.0.0.1:{port}"}, "evaluator": evaluator}
     with galileo.LocalCluster(nodes=1, groups=1, settings=settings) as running:
         yield Node(running, port)
 
@@ -111,7 +112,9 @@ def schema(name: str) -> galileo.Schema:
     return galileo.Schema(name, [galileo.Feature("rain", "mm")], geohash_precision=2)
 
 
-def test_the_frontier_ages_while_the_evaluator_is_away_and_is_young_again_after(node: Node) -> None:
+def test_the_frontier_ages_while_the_evaluator_is_away_and_is_young_again_after(
+    node: Node, evaluator: dict[str, Any]
+) -> None:
     node.client.create_dataset(schema("aging"))
     made = node.client.submit("aging", "rain > 0", interval="100ms", expiration="1h")
 
@@ -126,10 +129,10 @@ def test_the_frontier_ages_while_the_evaluator_is_away_and_is_young_again_after(
     assert some > 0
     await_that(lambda: matched() == some, "the evaluator is warm")
     await_that(lambda: age_in(node.scrape()) == 0, "nothing lies beyond the cache")
-    evaluator = RuntimeDir(node.cluster.evaluator_directory).holder()
-    assert evaluator is not None
+    process = RuntimeDir(Path(evaluator["directory"])).holder()
+    assert process is not None
     lag_before = node.scrape().value("galileo_ccq_lag_seconds_sum", ccq=made.id)
-    with stopped(evaluator):
+    with stopped(process):
         began = time.monotonic()
         node.client.ingest("aging", observations(10, first=100_000))
         await_that(lambda: age_in(node.scrape()) > 0, "something lies beyond it")
@@ -211,7 +214,7 @@ def test_resident_memory_is_what_the_kernel_says_and_grows_with_what_is_held(nod
 def test_available_memory_and_the_disk_are_those_of_the_machine(node: Node) -> None:
     available = "galileo_memory_available_bytes"
     agrees(lambda: memory().available, lambda scrape: scrape.value(available), node)
-    disk = psutil.disk_usage(str(node.cluster.evaluator_directory))
+    disk = psutil.disk_usage(str(node.cluster.directory))
     assert node.scrape().value("galileo_disk_size_bytes") == disk.total
 
 

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import pandas as pd
@@ -19,11 +20,12 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 import galileo
+from galileo.cluster import free_ports
 from galileo.server.metrics import DEFINITIONS, Measured
 from galileo.server.monitoring import CONNECTIONS_MAX, Monitoring
 from galileo.server.readiness import Readiness
 
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 TIMEOUT_S = 60
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -67,10 +69,10 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = {"metrics": {"address": f"127.0.0.1:{port}", "ccqs_max": 1, "partitions_max": 2}}
+def node(evaluator: dict[str, Any]) -> Iterator[Node]:
+    [port] = free_ports(1)
+    metrics = {"address": f"127.0.0.1:{port}", "ccqs_max": 1, "partitions_max": 2}
+    settings = {"metrics": metrics, "evaluator": evaluator}
     with galileo.LocalCluster(nodes=1, groups=1, settings=settings) as running:
         yield Node(running, port)
 
@@ -246,8 +248,7 @@ def test_a_stopped_node_is_not_alive(node: Node) -> None:
 
 def test_http_and_grpc_agree_that_a_node_waits_for_its_peer() -> None:
     """The other one is never started; after `dead_after_s` the first one is ready without it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     settings = {"metrics": {"address": f"127.0.0.1:{port}"}, "membership": {"dead_after_s": 6.0}}
     cluster = galileo.LocalCluster(nodes=2, groups=1, settings=settings)
     first = cluster.nodes[0]

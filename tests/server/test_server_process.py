@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 import galileo
+from galileo.cluster import free_ports
 
 TIMEOUT_S = 60
 
@@ -28,8 +28,7 @@ def server(*words: str) -> list[str]:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Of a cluster of one node."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     path = tmp_path / "node.toml"
     path.write_text(
         f'[node]\nname = "a"\ndirectory = "{tmp_path / "data"}"\n'

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from proving import Certified, Tokens, tls_section, token_file
 import galileo
 from galileo.cli.main import main
 from galileo.client import Client, Proof
+from galileo.cluster import free_ports
 from galileo.containment import obstacle
 from galileo.errors import Bug, GalileoError
 from galileo.rpc.access import Role
@@ -32,7 +32,7 @@ from galileo.spark.options import EvaluatorOptions
 from galileo.wire.keys import Keys
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 PLANTED = TOKEN_PREFIX + "planted-in-the-environment"
 OF_NOBODY = TOKEN_PREFIX + "planted-of-nobody"
 FORMATS = ("json", "text")
@@ -125,14 +125,6 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
 
 def key_lines(directory: Path) -> list[str]:
     return (directory / "key.pem").read_text().splitlines()[1:-1]
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        bound = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in bound:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in bound]
 
 
 def test_no_secret_is_told_anywhere(planted: Planted) -> None:

@@ -65,7 +65,7 @@ from galileo.wire.pb import (
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
 OTHER = galileo.Schema("wind", [galileo.Feature("speed", "m/s")], geohash_precision=2)
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 PLANTED = TOKEN_PREFIX + "planted-in-the-environment"
 FIRST = """
 class First:

@@ -475,6 +475,7 @@ def test_the_page_runs(
         names["client"].close()
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(
     spark: SparkSession, cluster: galileo.LocalCluster, client: galileo.Client
 ) -> None:

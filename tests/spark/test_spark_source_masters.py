@@ -19,6 +19,7 @@ import pyspark
 import pytest
 
 import galileo
+from galileo.cluster import free_ports
 from galileo.model.times import times_from_micros
 from galileo.spark.gateway import MODULE_OPTIONS
 from galileo.spark.java import find_java
@@ -37,11 +38,6 @@ for word in "$@"; do
 done
 exec {java} "${{words[@]}}"
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -104,7 +100,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[byte
 @contextmanager
 def standalone(launch: Callable[..., tuple[subprocess.Popen[bytes], Path]]) -> Iterator[str]:
     """A master and a worker; the address of the master."""
-    port, worker_port = free_port(), free_port()
+    port, worker_port = free_ports(2)
     address = f"spark://127.0.0.1:{port}"
     place = ("--host", "127.0.0.1", "--webui-port", "0")
     master, log = launch("org.apache.spark.deploy.master.Master", *place, "--port", str(port))
@@ -121,7 +117,7 @@ def standalone(launch: Callable[..., tuple[subprocess.Popen[bytes], Path]]) -> I
 @contextmanager
 def connect(launch: Callable[..., tuple[subprocess.Popen[bytes], Path]]) -> Iterator[str]:
     """A server of Spark Connect with an embedded Spark."""
-    port = free_port()
+    [port] = free_ports(1)
     settings = {
         "spark.master": "local[2]",
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -144,6 +140,7 @@ def lacking(kind: str) -> str | None:
     return f"Spark Connect needs {', '.join(missing)}" if missing else None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["standalone", "connect"])
 def test_a_dataset_is_read_written_and_streamed(

@@ -55,6 +55,7 @@ def kill(job: subprocess.Popen[str]) -> None:
     job.wait(60)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60 + 300 * KILLS)
 def test_each_row_arrives_once_however_often_the_job_is_killed(
     cluster: galileo.LocalCluster,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import galileo
+from galileo.cluster import free_ports
 
 
 class Line:
@@ -45,15 +46,10 @@ class Line:
                 return
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
-
-
 @contextmanager
 def behind_a_line() -> Iterator[tuple[galileo.LocalCluster, Line]]:
     """A node that everybody reaches through a line."""
-    listen = free_port()
+    [listen] = free_ports(1)
     line = Line(listen)
     settings = {"node": {"listen": f"127.0.0.1:{listen}"}}
     try:

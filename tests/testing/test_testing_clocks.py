@@ -72,6 +72,7 @@ def _seconds_of_an_ingest(client: galileo.Client, count: int) -> float:
     return sorted(took_s)[count // 2]
 
 
+@pytest.mark.slow
 def test_a_jump_of_a_nodes_clock_ends_no_continuous_query(tmp_path: Path) -> None:
     """Its expiration is computed once, when the node first sees it (docs/dev/protocol.md)."""
     clock = WallClock(tmp_path / "clock")

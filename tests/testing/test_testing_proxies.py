@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from galileo.cluster import free_ports
 from galileo.testing.faults.proxies import Proxies
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return f"127.0.0.1:{one.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 def echo(server: socket.socket, came: list[bytes]) -> None:

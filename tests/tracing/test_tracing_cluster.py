@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 from collecting import Collector, Told
 
 import galileo
+from galileo.cluster import free_ports
 from galileo.errors import ConfigError
 from galileo.spark.java import find_java
 
@@ -49,8 +49,8 @@ def pair(collector: Collector) -> Iterator[galileo.LocalCluster]:
 
 
 def test_a_node_of_the_command_line_tells_its_spans(collector: Collector, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    [port] = free_ports(1)
+    address = f"127.0.0.1:{port}"
     config = tmp_path / "lone.toml"
     config.write_text(
         f'''

@@ -14,6 +14,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 from collecting import Collector
 
 from galileo import requests, spans
+from galileo.cluster import free_ports
 from galileo.tracing import Tracing, TracingOptions, start_tracing
 from galileo.tracing.recording import CLOSE_TIMEOUT_S, EXPORT_TIMEOUT_S, QUEUE_MAX
 
@@ -90,19 +91,13 @@ def test_a_ratio_is_kept(collector: Collector, start: Start) -> None:
     assert len([one for one in told if one.name == "b"]) == len(told) / 2
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
-
-
 @pytest.mark.parametrize("kind", ["absent", "silent"])
 def test_a_collector_that_does_not_answer_costs_nobody_anything(
     kind: str, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Absent: nobody listens. Silent: somebody does, and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1] if kind == "silent" else free_port()
+        port = listening.getsockname()[1] if kind == "silent" else free_ports(1)[0]
         slowest_s, closing_s = slowest_and_closing_s(start(f"http://127.0.0.1:{port}", 1.0))
     assert slowest_s < EXPORT_TIMEOUT_S / 2
     assert closing_s < 2 * (CLOSE_TIMEOUT_S + EXPORT_TIMEOUT_S)
@@ -128,7 +123,7 @@ def test_a_collector_that_comes_back_is_told_again(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="galileo.tracing.recording")
-    port = free_port()
+    [port] = free_ports(1)
     start(f"http://127.0.0.1:{port}", 1.0)
 
     def told(words: str) -> Callable[[], bool]:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
 
-from galileo.cluster import LocalCluster
+from galileo.cluster import LocalCluster, free_ports
 
 PIECE_BYTES = 64 << 10
 WAITING_MAX = 256
@@ -152,14 +151,9 @@ def proxied(cluster: LocalCluster, *, seed: int = 1) -> Iterator[Proxies]:
     proxies = Proxies(seed=seed)
     try:
         for node in cluster.nodes:
-            behind = f"127.0.0.1:{_free_port()}"
+            behind = f"127.0.0.1:{free_ports(1)[0]}"
             proxies.between(node.address, behind)
             node.listen = behind
         yield proxies
     finally:
         proxies.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
