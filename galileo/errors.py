@@ -223,6 +223,12 @@ class Unavailable(TryAgain):
     kind = "unavailable"
 
 
+class IncompleteAnswer(Unavailable):
+    """A whole answer was asked for, and nodes are away; `details["missing"]` lists partitions."""
+
+    kind = "incomplete_answer"
+
+
 class Overloaded(TryAgain):
     """A named limit (queue, stream, message count) is reached."""
 

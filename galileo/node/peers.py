@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow as pa
 from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import GalileoError
 from galileo.model.retention import NumberedRetention, Retention
+from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
 from galileo.samplers import LABEL
 
@@ -87,12 +88,13 @@ class ReadTask:
     """Row ranges of commits: columns partition, sequence, row, rows (`PARTS_SCHEMA`).
 
     With a column `label` beside them (`NUMBERED_PARTS_SCHEMA`) the observations say in a column of
-    this name which range each is of.
+    this name which range each is of; such a task has no options.
     """
 
     dataset: str
     parts: pa.Table
     query_json: str
+    options: RowOptions = field(default_factory=RowOptions)
 
     @property
     def is_numbered(self) -> bool:

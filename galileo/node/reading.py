@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import Executor
@@ -17,6 +18,8 @@ from galileo.dht import placement
 from galileo.dht.live import LiveTopology
 from galileo.errors import DataDropped, InputError, PartitionMoved, Unavailable
 from galileo.labels import LabelSet
+from galileo.model.rows import FirstRows
+from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
 from galileo.node.parsing import read_query
 from galileo.node.patience import Patience
@@ -56,12 +59,25 @@ class Reading:
     async def read(self, task: ReadTask) -> AsyncGenerator[pa.Table, None]:
         """The observations of all parts, a bounded piece at a time.
 
+        With a limit and an order each node sends its own first observations.
+
         Raises:
+            InputError: the options do not fit the dataset.
             Unavailable: a node that keeps some of them cannot be reached.
             DataDropped: retention has dropped some of them.
             DataDamaged: stored bytes fail their checksum.
         """
-        schema = self._catalog.schema(task.dataset)
+        schema, options = self._catalog.schema(task.dataset), task.options
+        options.check(schema)
+        needed = dataclasses.replace(options, columns=options.needed(schema))
+        tables = self._read_all(dataclasses.replace(task, options=needed), schema)
+        async with aclosing(
+            first_rows(tables, FirstRows(options), executor=self._executor)
+        ) as firsts:
+            async for table in firsts:
+                yield table if task.is_numbered else table.select(options.names(schema))
+
+    async def _read_all(self, task: ReadTask, schema: Schema) -> AsyncGenerator[pa.Table, None]:
         loop, patience = asyncio.get_running_loop(), Patience()
         shares = await loop.run_in_executor(self._executor, self._shares, task)
         while shares:
@@ -96,11 +112,22 @@ class Reading:
         shard.check_own(named)
         _check_not_dropped(shard, task.parts)
         query = await read_query(task.query_json, shard.schema) if task.query_json else None
+        tables = self._read_pieces(shard, task, query)
+        async with aclosing(
+            first_rows(tables, FirstRows(task.options), executor=self._executor)
+        ) as firsts:
+            async for table in firsts:
+                yield table
+
+    async def _read_pieces(
+        self, shard: Shard, task: ReadTask, query: Query | None
+    ) -> AsyncGenerator[pa.Table, None]:
         loop = asyncio.get_running_loop()
+        names = None if task.is_numbered else task.options.names(shard.schema)
         for piece in await loop.run_in_executor(self._executor, _pieces, task.parts):
             table = await loop.run_in_executor(self._executor, _read, shard, piece, query)
             if table.num_rows:
-                yield table
+                yield table if names is None else table.select(names)
 
     def _check_of_cluster(self, partitions: list[int]) -> None:
         if not set(partitions) <= set(self._topology.now.partitions):
@@ -118,8 +145,27 @@ class Reading:
             alike = list(group)
             start, stop = np.searchsorted(partitions, [alike[0], alike[-1] + 1])
             share = parts.slice(start, stop - start)
-            shares.append((node, ReadTask(task.dataset, share, task.query_json)))
+            shares.append((node, dataclasses.replace(task, parts=share)))
         return shares
+
+
+async def first_rows(
+    tables: AsyncGenerator[pa.Table, None], wanted: FirstRows, *, executor: Executor
+) -> AsyncGenerator[pa.Table, None]:
+    """Those rows of tables that are wanted; closes the tables as soon as no more are."""
+    loop = asyncio.get_running_loop()
+    async with aclosing(tables):
+        if wanted.left is None:
+            async for table in tables:
+                yield table
+            return
+        while wanted.left and (table := await anext(tables, None)) is not None:
+            certain = await loop.run_in_executor(executor, wanted.add, table)
+            if certain is not None:
+                yield certain
+    rest = await loop.run_in_executor(executor, wanted.rest)
+    if rest is not None:
+        yield rest
 
 
 def observed(shard: Shard, labels: LabelSet, *, query: Query) -> pa.Table:

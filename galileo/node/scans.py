@@ -445,6 +445,24 @@ class ClusterScans:
         yield tail
 
 
+async def limited(answer: _Answer, labels_max: int) -> _Answer:
+    """The first labels of an answer, then its tail; one that is cut says of no commit that it is
+    answered, and ends the work at all nodes.
+    """
+    async with aclosing(answer) as parts:
+        async for part in parts:
+            if isinstance(part, Tail):
+                yield part
+                return
+            if part.num_rows > labels_max:
+                if labels_max:
+                    yield part.slice(0, labels_max)
+                yield Tail(ORIGIN, frozenset())
+                return
+            labels_max -= part.num_rows
+            yield part
+
+
 async def _together(answers: Sequence[_Answer]) -> _Answer:
     """The labels of several nodes as they come, then the one tail of them all."""
     queue: asyncio.Queue[_Part] = asyncio.Queue(PARTS_WAITING_MAX)

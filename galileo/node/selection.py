@@ -8,9 +8,10 @@ bucket lie wholly within what is asked for, its observations match without being
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence, Set
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -23,12 +24,12 @@ import pyarrow as pa
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.dht.live import LiveTopology
-from galileo.errors import DataDropped, InputError, Unavailable
-from galileo.model.schema import Schema
+from galileo.errors import DataDropped, IncompleteAnswer, InputError
+from galileo.model.rows import TIME, FirstRows, RowOptions
 from galileo.model.times import column_micros
 from galileo.node.catalog import Catalog
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
-from galileo.node.reading import Reading, found_now
+from galileo.node.reading import Reading, first_rows, found_now
 from galileo.node.scans import ClusterScans, Tail
 from galileo.node.shard import Shard
 from galileo.query import Query
@@ -40,8 +41,10 @@ STEP_S = 0.025
 """After so long a step ends with what it has, so that others get their turn."""
 
 _PLACE_AND_TIME = ("latitude", "longitude", "time")
+ALL_ROWS = RowOptions()
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _T = TypeVar("_T")
+Labels = TypeVar("Labels", pa.Table, pa.RecordBatch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,44 +77,70 @@ class Selection:
         self._executor = executor
 
     async def select(
-        self, query: Query, columns: Sequence[str] = (), *, commits: CommitRange | None = None
+        self,
+        query: Query,
+        options: RowOptions = ALL_ROWS,
+        *,
+        commits: CommitRange | None = None,
+        on_missing: Callable[[frozenset[int]], None] | None = None,
     ) -> AsyncGenerator[pa.Table, None]:
-        """The observations that match, of everything committed when it was asked, in any order.
+        """The observations that match, of everything committed when it was asked.
+
+        They come in any order, those of a limit and an order in that. A limit ends the work at
+        this node and at others once it is reached. With an order every node looks at all that
+        matches, except for time buckets that lie behind what it has found, and sends its own first
+        observations.
 
         Args:
             query: bound to its dataset's schema.
-            columns: of the observation schema; all where none is named.
+            options: columns, limit and order.
             commits: of these alone, whenever it is asked: always the same answer.
+            on_missing: called with the partitions of nodes that could not be asked, in place of
+                an error.
 
         Raises:
-            InputError: there is no such column, or no such commit.
-            Unavailable: a node that may keep some of them cannot be reached, or retention dropped
-                what was just found.
+            InputError: the options do not fit the dataset, or there is no such commit.
+            IncompleteAnswer: a node that may keep some of them cannot be reached.
+            Unavailable: retention dropped what was just found.
             DataDropped: retention has dropped some of the commits that were named.
         """
-        names = checked_columns(query.schema, columns)
+        options.check(query.schema)
+        wanted, names = FirstRows(options), options.names(query.schema)
+        work = _Work(query, options, wanted, commits, on_missing)
+        async with aclosing(
+            first_rows(self._all_of(work), wanted, executor=self._executor)
+        ) as tables:
+            async for table in tables:
+                yield table.select(names)
+
+    async def _all_of(self, work: _Work) -> AsyncGenerator[pa.Table, None]:
+        """What may be among the wanted observations."""
+        query, commits = work.query, work.commits
         own, others = self._shares(query, commits)
         if own:
             shard = self._catalog.shard(query.schema.name)
             _check_stored(shard, own, commits)
-            pieces = _Pieces(shard, query, own, names, commits).tables()
+            pieces = _Pieces(shard, work, own).tables()
             async for table in self._stepwise(pieces):
                 yield table
             # What went meanwhile the graph may have forgotten before it was found.
             _check_stored(shard, own, commits)
-        async with aclosing(self._of_others(query, others, commits)) as tables:
+        async with aclosing(self._of_others(work, others)) as tables:
             async for table in tables:
-                yield table.select(names)
+                yield table
 
     async def count(self, query: Query) -> int:
         """How many observations match; errors as `select`. What certainly matches is not read."""
         own, others = self._shares(query, None)
+        # Of what other nodes send, the number of rows is all that is wanted.
+        options = RowOptions(columns=(TIME,))
+        work = _Work(query, options, FirstRows(options))
         found = 0
         if own:
-            pieces = _Pieces(self._catalog.shard(query.schema.name), query, own, (), None).counts()
+            pieces = _Pieces(self._catalog.shard(query.schema.name), work, own).counts()
             async for count in self._stepwise(pieces):
                 found += count
-        async with aclosing(self._of_others(query, others, None)) as tables:
+        async with aclosing(self._of_others(work, others)) as tables:
             async for table in tables:
                 found += table.num_rows
         return found
@@ -136,49 +165,62 @@ class Selection:
                 yield one
 
     async def _of_others(
-        self, query: Query, partitions: frozenset[int], commits: CommitRange | None
+        self, work: _Work, partitions: frozenset[int]
     ) -> AsyncGenerator[pa.Table, None]:
         if not partitions:
             return
+        query, commits = work.query, work.commits
         after, until = (ORIGIN, None) if commits is None else (commits.after, commits.until)
         parts = self._scans.between(query, partitions=partitions, after=after, until=until)
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, Tail):
-                    _check_whole(part)
+                    _check_whole(part, work.on_missing)
                     _check_reached(part, partitions, commits)
                     continue
-                named = part.select(PARTS_SCHEMA.names).cast(PARTS_SCHEMA)
-                task = ReadTask(query.schema.name, named, query.to_json())
+                named = work.wanted_labels(part).select(PARTS_SCHEMA.names).cast(PARTS_SCHEMA)
+                if not named.num_rows:
+                    continue
+                task = ReadTask(query.schema.name, named, query.to_json(), work.rest())
                 with found_now():
                     async with aclosing(self._reading.read(task)) as tables:
                         async for table in tables:
                             yield table
 
 
-def checked_columns(schema: Schema, columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns of an answer; all of the observation schema where none is named.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    """What is looked for, and what is known of it by now."""
 
-    Raises:
-        InputError: there is no such column, or it is named twice.
-    """
-    known = schema.observation_schema.names
-    unknown = [name for name in columns if name not in known]
-    if unknown or len(set(columns)) < len(columns):
-        raise InputError(
-            f"expected columns of dataset {schema.name!r}, each once, of {', '.join(known)}; "
-            f"got {', '.join(columns)}"
-        )
-    return tuple(columns) or tuple(known)
+    query: Query
+    options: RowOptions
+    wanted: FirstRows
+    commits: CommitRange | None = None
+    on_missing: Callable[[frozenset[int]], None] | None = None
+
+    def rest(self) -> RowOptions:
+        """What another node is asked for: no more than is wanted still."""
+        needed = self.options.needed(self.query.schema)
+        return dataclasses.replace(self.options, columns=needed, limit=self.wanted.left)
+
+    def wanted_labels(self, labels: Labels) -> Labels:
+        """Those whose time buckets may hold a wanted observation."""
+        width_us = self.query.schema.time_bucket_us
+        mask = self.wanted.may_hold(column_micros(labels.column("bucket")), width_us)
+        return labels if mask is None else labels.filter(pa.array(mask))
 
 
-def _check_whole(tail: Tail) -> None:
-    if tail.missing:
-        raise Unavailable(
-            f"a node that keeps partitions {sorted(tail.missing)} could not be asked; try again "
-            "when it is back, or ask for labels, which say what is missing",
-            missing=sorted(tail.missing),
-        )
+def _check_whole(tail: Tail, on_missing: Callable[[frozenset[int]], None] | None) -> None:
+    if not tail.missing:
+        return
+    if on_missing is not None:
+        on_missing(tail.missing)
+        return
+    raise IncompleteAnswer(
+        f"a node that keeps partitions {sorted(tail.missing)} could not be asked; try again "
+        "when it is back, or ask for a partial answer, which says what is missing",
+        missing=sorted(tail.missing),
+    )
 
 
 def _check_stored(shard: Shard, own: frozenset[int], commits: CommitRange | None) -> None:
@@ -230,13 +272,24 @@ class _Pieces:
     """What some partitions of a shard hold, piece by piece; None comes where there was nothing."""
 
     shard: Shard
-    query: Query
+    work: _Work
     partitions: frozenset[int]
-    columns: tuple[str, ...]
-    commits: CommitRange | None
+
+    @property
+    def query(self) -> Query:
+        return self.work.query
+
+    @property
+    def commits(self) -> CommitRange | None:
+        return self.work.commits
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.work.options.needed(self.shard.schema)
 
     def tables(self) -> Iterator[pa.Table | None]:
-        if self.query.everything:
+        # With an order the graph rules out what lies behind what has been found.
+        if self.query.everything and not self.work.options.is_top:
             yield from self._whole()
             return
         for found in self._found():
@@ -293,8 +346,9 @@ class _Pieces:
         waiting: list[_Found] = []
         rows = 0
         for piece in pieces:
-            if piece is not None:
-                waiting.append(_Found.of(piece, self.query))
+            labels = None if piece is None else self.work.wanted_labels(piece)
+            if labels is not None and labels.num_rows:
+                waiting.append(_Found.of(labels, self.query))
                 rows += waiting[-1].size
             if rows >= ROWS_PER_TABLE:
                 yield from _Found.joined(waiting).groups()

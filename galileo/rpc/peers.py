@@ -130,8 +130,12 @@ class GrpcPeers:
             query_json=task.query_json,
             local=True,
             numbered=task.is_numbered,
+            columns=task.options.columns,
+            limit=task.options.limit,
+            order_by=task.options.order_by,
         )
-        columns = observed_schema(schema) if task.is_numbered else schema.observation_schema
+        whole = observed_schema(schema)
+        columns = whole if task.is_numbered else task.options.arrow_schema(schema)
         stub = storage_pb2_grpc.StorageStub
         stream = self._stream(node, stub, "Read", request, READ_TIMEOUT_S)
         async with aclosing(stream) as parts:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.labels import from_ipc
+from galileo.model.rows import RowOptions
 from galileo.node.parsing import read_query
 from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
@@ -101,7 +102,8 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         if request.digest:
             query_json = self._node.matching.text(request.dataset, request.digest)
         await self._check_vertices([(request.dataset, query_json)], context)
-        task = ReadTask(request.dataset, from_ipc(request.parts, columns), query_json)
+        parts = from_ipc(request.parts, columns)
+        task = ReadTask(request.dataset, parts, query_json, _row_options(request))
         read = self._node.reading.read_local if request.local else self._node.reading.read
         async with aclosing(read(task)) as tables:
             async for table in tables:
@@ -118,9 +120,12 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             found = await self._node.selection.count(query)
             yield Bulk(storage_pb2.SelectPart(rows=found, last=True), _NOTHING)
             return
-        waiting = _NOTHING
+        waiting, missing = _NOTHING, set[int]()
         selected = self._node.selection.select(
-            query, list(request.columns), commits=_commit_range(request)
+            query,
+            _row_options(request),
+            commits=_commit_range(request),
+            on_missing=missing.update if request.partial else None,
         )
         async with aclosing(selected) as tables:
             async for table in tables:
@@ -128,7 +133,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
                     if waiting.size:
                         yield Bulk(storage_pb2.SelectPart(), waiting)
                     waiting = stream
-        yield Bulk(storage_pb2.SelectPart(last=True), waiting)
+        yield Bulk(storage_pb2.SelectPart(last=True, missing=sorted(missing)), waiting)
 
     @streaming
     async def Scan(  # noqa: N802
@@ -179,6 +184,11 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         answer = await self._node.matching.match(match_task_from_pb(request))
         for reply in replies_of(answer):
             yield reply
+
+
+def _row_options(request: storage_pb2.ReadRequest | storage_pb2.SelectRequest) -> RowOptions:
+    limit = request.limit if request.HasField("limit") else None
+    return RowOptions(tuple(request.columns), limit, request.order_by)
 
 
 def _commit_range(request: storage_pb2.SelectRequest) -> CommitRange | None:

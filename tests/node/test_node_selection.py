@@ -4,13 +4,18 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.errors import DataDropped, InputError, Unavailable
+from galileo.errors import DataDropped, IncompleteAnswer, InputError
+from galileo.model import rows as rows_module
+from galileo.model.rows import RowOptions, sorted_by_time
 from galileo.node import selection
+from galileo.node.peers import ReadTask
 from galileo.query import parse
+from galileo.storage.journal import PartitionJournal
 
 Make = Callable[..., pa.Table]
 
@@ -30,7 +35,7 @@ QUERIES = (
 async def select(
     cluster: Any, query: str = "", *, columns: Sequence[str] = (), at: str = "a"
 ) -> pa.Table:
-    found = cluster[at].selection.select(parse(query, cluster.schema), columns)
+    found = cluster[at].selection.select(parse(query, cluster.schema), RowOptions(tuple(columns)))
     tables = [table async for table in found]
     names = list(columns) or cluster.schema.observation_schema.names
     empty = cluster.schema.observation_schema.empty_table().select(names)
@@ -100,10 +105,106 @@ async def test_columns_that_are_not_there(cluster: Any, columns: tuple[str, ...]
 async def test_a_node_that_is_away_is_an_error(cluster: Any, make_observations: Make) -> None:
     await cluster.ingest(make_observations(300))
     cluster.network.away = {"b"}
-    with pytest.raises(Unavailable, match="a node that keeps partitions"):
+    with pytest.raises(IncompleteAnswer, match="a node that keeps partitions"):
         await select(cluster)
-    with pytest.raises(Unavailable):
+    with pytest.raises(IncompleteAnswer):
         await cluster["a"].selection.count(parse("", cluster.schema))
+
+
+async def test_a_partial_selection_names_the_partitions_that_are_missing(
+    cluster: Any, make_observations: Make
+) -> None:
+    whole = make_observations(300)
+    await cluster.ingest(whole)
+    cluster.network.away = {"b"}
+    missing: set[int] = set()
+    query = parse("", cluster.schema)
+    found = cluster["a"].selection.select(query, on_missing=missing.update)
+    rows = sum([table.num_rows async for table in found])
+    labels = await cluster.ask("")
+    assert missing == set(labels.missing)
+    assert missing
+    assert rows == (await cluster.read(labels)).num_rows < whole.num_rows
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_limits_and_orders_are_those_of_a_dumb_model(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Selected, and read behind labels, at every node; times repeat, so the rest may differ."""
+    random = np.random.default_rng(seed)
+    monkeypatch.setattr(rows_module, "HELD_MIN", int(random.integers(1, 300)))
+    monkeypatch.setattr(selection, "ROWS_PER_TABLE", int(random.integers(20, 500)))
+    monkeypatch.setattr(selection, "LABELS_PER_PIECE", int(random.integers(20, 300)))
+    whole = make_observations(600, seed)
+    for number in range(3):
+        await cluster.ingest(whole.slice(200 * number, 200), batch=number)
+    text = str(random.choice(QUERIES))
+    limit = int(random.choice([0, 1, 7, 150, 1000]))
+    order = str(random.choice(["", "time", "-time"]))
+    columns = [(), ("station",), ("time", "station"), ("station", "temperature")]
+    options = RowOptions(columns[random.integers(len(columns))], limit, order)
+    query = parse(text, cluster.schema)
+    matches = whole.filter(pa.array(query.match_observations(whole)))
+    expected = sorted_by_time(matches, order).slice(0, limit)
+    time_of = dict(zip(*(whole.column(n).to_pylist() for n in ("station", "time")), strict=True))
+    labels = await cluster.ask(text)
+    parts = labels.table.select(["partition", "sequence", "row", "rows"])
+    task = ReadTask("nam", parts, labels.query, options)
+    for node in "abc":
+        for found in (
+            [table async for table in cluster[node].selection.select(query, options)],
+            [table async for table in cluster[node].reading.read(task)],
+        ):
+            assert all(table.column_names == list(options.names(cluster.schema)) for table in found)
+            names = [name for table in found for name in table.column("station").to_pylist()]
+            assert len(names) == len(set(names)) == expected.num_rows
+            assert set(names) <= set(stations(matches))
+            if order:
+                assert [time_of[name] for name in names] == expected.column("time").to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (RowOptions(order_by="temperature"), "expected an order, 'time' or '-time'"),
+        (RowOptions(limit=1_000_001, order_by="time"), "at most 1,000,000 observations"),
+    ],
+)
+async def test_orders_and_limits_that_are_not_offered(
+    cluster: Any, options: RowOptions, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        _ = [
+            table
+            async for table in cluster["a"].selection.select(parse("", cluster.schema), options)
+        ]
+
+
+async def test_an_order_skips_time_buckets_behind_what_was_found(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "HELD_MIN", 0)
+    monkeypatch.setattr(selection, "ROWS_PER_TABLE", 1)
+    monkeypatch.setattr(selection, "LABELS_PER_PIECE", 10)
+    monkeypatch.setattr(selection, "STEP_S", -1.0)
+    whole = sorted_by_time(make_observations(600), "time")
+    for number in range(20):
+        await cluster.ingest(whole.slice(30 * number, 30), batch=number)
+    real, reads = PartitionJournal.read, list[int]()
+
+    def counted(*args: Any, **options: Any) -> pa.Table:
+        reads.append(1)
+        return real(*args, **options)
+
+    monkeypatch.setattr(PartitionJournal, "read", counted)
+    for limit in (600, 3):
+        options = RowOptions(("time",), limit, "time")
+        query = parse("", cluster.schema)
+        _ = [table async for table in cluster["a"].selection.select(query, options)]
+        reads.append(0)
+    most, least = (len(one) for one in "".join(map(str, reads)).split("0")[:2])
+    assert 0 < least < most / 2
 
 
 async def test_what_lies_here_alone_needs_nobody(cluster: Any, make_observations: Make) -> None:

@@ -26,23 +26,29 @@ class QueryRequest(_message.Message):
     DATASET_FIELD_NUMBER: _builtins.int
     QUERY_FIELD_NUMBER: _builtins.int
     SAMPLER_JSON_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     query: _builtins.str
     """CQL2, text or JSON"""
     sampler_json: _builtins.str
     """empty: no sampler"""
+    limit: _builtins.int
+    """labels at most; absent: no limit. An answer cut by it has no frontier"""
     def __init__(
         self,
         *,
         dataset: _builtins.str = ...,
         query: _builtins.str = ...,
         sampler_json: _builtins.str = ...,
+        limit: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "query", b"query", "sampler_json", b"sampler_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "dataset", b"dataset", "limit", b"limit", "query", b"query", "sampler_json", b"sampler_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
 
 Global___QueryRequest: _TypeAlias = QueryRequest  # noqa: Y015
 

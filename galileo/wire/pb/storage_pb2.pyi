@@ -150,6 +150,9 @@ class ReadRequest(_message.Message):
     LOCAL_FIELD_NUMBER: _builtins.int
     NUMBERED_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     parts: _builtins.bytes
     """Arrow IPC stream: partition, sequence, row, rows; and label, if numbered"""
@@ -161,6 +164,14 @@ class ReadRequest(_message.Message):
     """the observations say in a column `label` which of the parts they are of"""
     digest: _builtins.bytes
     """in place of query_json: names a standing query of the receiver"""
+    limit: _builtins.int
+    """absent: no limit"""
+    order_by: _builtins.str
+    """"time", "-time"; matters with a limit alone"""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: all"""
+
     def __init__(
         self,
         *,
@@ -170,12 +181,17 @@ class ReadRequest(_message.Message):
         local: _builtins.bool = ...,
         numbered: _builtins.bool = ...,
         digest: _builtins.bytes = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        limit: _builtins.int | None = ...,
+        order_by: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "digest", b"digest", "local", b"local", "numbered", b"numbered", "parts", b"parts", "query_json", b"query_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "columns", b"columns", "dataset", b"dataset", "digest", b"digest", "limit", b"limit", "local", b"local", "numbered", b"numbered", "order_by", b"order_by", "parts", b"parts", "query_json", b"query_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
 
 Global___ReadRequest: _TypeAlias = ReadRequest  # noqa: Y015
 
@@ -208,11 +224,20 @@ class SelectRequest(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     COUNT_ONLY_FIELD_NUMBER: _builtins.int
     COMMITS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     query: _builtins.str
     """CQL2, text or JSON"""
     count_only: _builtins.bool
     """`rows` alone"""
+    limit: _builtins.int
+    """absent: no limit"""
+    order_by: _builtins.str
+    """"time", "-time"; matters with a limit alone"""
+    partial: _builtins.bool
+    """name the partitions that are missing, in place of an error"""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """none: all"""
@@ -229,12 +254,17 @@ class SelectRequest(_message.Message):
         columns: _abc.Iterable[_builtins.str] | None = ...,
         count_only: _builtins.bool = ...,
         commits: Global___CommitRange | None = ...,
+        limit: _builtins.int | None = ...,
+        order_by: _builtins.str = ...,
+        partial: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "commits", b"commits", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "commits", b"commits", "count_only", b"count_only", "dataset", b"dataset", "query", b"query"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "columns", b"columns", "commits", b"commits", "count_only", b"count_only", "dataset", b"dataset", "limit", b"limit", "order_by", b"order_by", "partial", b"partial", "query", b"query"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
 
 Global___SelectRequest: _TypeAlias = SelectRequest  # noqa: Y015
 
@@ -275,22 +305,28 @@ class SelectPart(_message.Message):
     OBSERVATIONS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
     observations: _builtins.bytes
     """Arrow IPC stream"""
     rows: _builtins.int
     """of a count"""
     last: _builtins.bool
     """nothing follows, so that nobody need wait for the end of the stream"""
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """with `last`: partitions that could not be asked"""
+
     def __init__(
         self,
         *,
         observations: _builtins.bytes = ...,
         rows: _builtins.int = ...,
         last: _builtins.bool = ...,
+        missing: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "observations", b"observations", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "missing", b"missing", "observations", b"observations", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

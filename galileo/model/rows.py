@@ -1,0 +1,176 @@
+"""Which rows of an answer are wanted: the first ones, as they come or by time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.errors import InputError
+from galileo.model.schema import Schema
+from galileo.model.times import column_micros
+
+TIME = "time"
+ORDERS = ("", TIME, f"-{TIME}")
+"""By which observations can be ordered: not at all, the earliest first, the latest first."""
+ORDERED_ROWS_MAX = 1_000_000
+"""A limit in an order; a node holds so many observations to find them."""
+HELD_MIN = 65_536
+"""Rows that are held before the first of them are found."""
+
+Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """Columns, limit and order of observations.
+
+    Attributes:
+        columns: of the answer, in this order; all where none is named.
+        limit: observations at most; None: no limit.
+        order_by: "time" (the earliest first), "-time" (the latest first) or "" (no order). With a
+            limit it says which observations are the first ones. The order of observations of
+            the same time is not defined.
+    """
+
+    columns: tuple[str, ...] = ()
+    limit: int | None = None
+    order_by: str = ""
+
+    @property
+    def is_top(self) -> bool:
+        """Whether all observations have to be looked at to know the first ones."""
+        return self.limit is not None and bool(self.order_by)
+
+    def check(self, schema: Schema) -> None:
+        """Raises InputError where a column, the limit or the order is none."""
+        known = schema.observation_schema.names
+        unknown = [name for name in self.columns if name not in known]
+        if unknown or len(set(self.columns)) < len(self.columns):
+            raise InputError(
+                f"expected columns of dataset {schema.name!r}, each once, of {', '.join(known)}; "
+                f"got {', '.join(map(str, self.columns))}"
+            )
+        if self.order_by not in ORDERS:
+            raise InputError(
+                f"expected an order, 'time' or '-time' (the latest first), got {self.order_by!r}"
+            )
+        if self.limit is not None and self.is_top and self.limit > ORDERED_ROWS_MAX:
+            raise InputError(
+                f"expected a limit of at most {ORDERED_ROWS_MAX:,} observations in an order, got "
+                f"{self.limit:,}; leave out the limit or the order"
+            )
+
+    def names(self, schema: Schema) -> tuple[str, ...]:
+        """The columns of the answer."""
+        return self.columns or tuple(schema.observation_schema.names)
+
+    def needed(self, schema: Schema) -> tuple[str, ...]:
+        """The columns of the answer, and those by which its observations are put in order."""
+        names = self.names(schema)
+        return (*names, TIME) if self.is_top and TIME not in names else names
+
+    def arrow_schema(self, schema: Schema) -> pa.Schema:
+        """Of the answer."""
+        whole = schema.observation_schema
+        return pa.schema([whole.field(name) for name in self.names(schema)])
+
+
+def row_options(columns: Sequence[str], limit: int | None, order_by: str) -> RowOptions:
+    """The options of a call.
+
+    Raises:
+        InputError: a value has the wrong type, or the limit is less than 0.
+    """
+    if isinstance(columns, str):
+        raise InputError(f"expected a list of columns, such as [{columns!r}], got {columns!r}")
+    check_limit(limit)
+    return RowOptions(tuple(columns), limit, order_by)
+
+
+def check_limit(limit: int | None) -> None:
+    """Raises InputError where a limit is no number of rows."""
+    if limit is None:
+        return
+    if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 0:
+        raise InputError(f"expected a limit of 0 or more, or None for all, got {limit!r}")
+
+
+class FirstRows:
+    """Takes the first rows out of tables that come in any order.
+
+    With a limit and an order it holds up to twice the limit of rows, and `HELD_MIN`; else none.
+    """
+
+    def __init__(self, options: RowOptions) -> None:
+        self._options = options
+        self._left = options.limit
+        self._held: list[pa.Table] = []
+        self._rows = 0
+        self._edge_us: int | None = None
+
+    @property
+    def left(self) -> int | None:
+        """How many more of the rows that come are wanted; None: all."""
+        return self._left
+
+    def add(self, table: pa.Table) -> pa.Table | None:
+        """What is certain to be among the first rows now; None where nothing is.
+
+        Args:
+            table: with a column `time`, where the options have a limit and an order.
+        """
+        if self._left is None:
+            return table
+        if not self._options.is_top:
+            first = table.slice(0, self._left)
+            self._left -= first.num_rows
+            return first
+        if self._edge_us is not None:
+            table = table.filter(pa.array(self._is_before(column_micros(table.column(TIME)))))
+        if self._left and table.num_rows:
+            self._held.append(table)
+            self._rows += table.num_rows
+            if self._rows >= 2 * self._left + HELD_MIN:
+                self._compact(self._left)
+        return None
+
+    def rest(self) -> pa.Table | None:
+        """The rows that were held, in their order; None where there are none."""
+        if not self._held or not self._left:
+            return None
+        self._compact(self._left)
+        return self._held[0]
+
+    def may_hold(self, buckets: Times, width_us: int) -> npt.NDArray[np.bool_] | None:
+        """Which time buckets, given by their starts, may hold a wanted row; None: all of them."""
+        if self._edge_us is None:
+            return None
+        is_ascending = self._options.order_by == TIME
+        return self._is_before(buckets if is_ascending else buckets + (width_us - 1))
+
+    def _is_before(self, times: Times) -> npt.NDArray[np.bool_]:
+        """Which times come before that of the last row that is held."""
+        assert self._edge_us is not None
+        if self._options.order_by == TIME:
+            return times < self._edge_us
+        return times > self._edge_us
+
+    def _compact(self, limit: int) -> None:
+        whole = pa.concat_tables(self._held)
+        top = sorted_by_time(whole, self._options.order_by).slice(0, limit)
+        self._held, self._rows = [top], top.num_rows
+        if top.num_rows == limit:
+            self._edge_us = int(column_micros(top.column(TIME).slice(limit - 1))[0])
+
+
+def sorted_by_time(table: pa.Table, order_by: str) -> pa.Table:
+    """The rows in an order of `ORDERS`; those of the same time stay in theirs."""
+    if not order_by:
+        return table
+    direction = "ascending" if order_by == TIME else "descending"
+    return table.take(pc.sort_indices(table, sort_keys=[(TIME, direction)]))
