@@ -36,6 +36,9 @@ _BOOLEANS = {"true": True, "false": False}
 _PLAIN = re.compile(r"[-+.0-9a-z]+")
 """Python would also read numbers with spaces, underscores and the digits of other scripts."""
 _INT_END = 2**63
+MISSING_KEY = "galileo.missing"
+"""In the metadata of an Arrow or Parquet schema: the partitions that a partial answer lacks, as a
+JSON list. An answer without it is complete."""
 
 
 class LabelSet:

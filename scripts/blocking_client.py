@@ -25,7 +25,7 @@ BY_HAND = frozenset({"close"})
 BODIES = {
     "ingest": "self._run_with(data, lambda data: {call})",
     "query_batches": "self._label_batches({call})",
-    "read_batches": "BlockingTables(labels, self._iterate({call}))",
+    "read_batches": "BlockingTables(labels, columns, self._iterate({call}))",
 }
 """What a method returns that neither waits for one result nor steps through an iterator."""
 BLOCKING = {

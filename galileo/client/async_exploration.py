@@ -23,16 +23,24 @@ from galileo.query.builder import QueryLike, query_text
 
 
 class AsyncExploration(ABC):
-    """A partial answer names the partitions that are `missing`; wrong input is an `InputError`."""
+    """A partial answer names the partitions that are `missing`; wrong input is an `InputError`.
+
+    With `require_complete` a partial answer is asked for again as long as the client is patient,
+    and then raises `IncompleteAnswer`.
+    """
 
     _transport: Transport
 
     @abstractmethod
     async def schema(self, dataset: str) -> Schema: ...
 
-    async def explain(self, dataset: str, query: QueryLike = "") -> QueryExplanation:
+    async def explain(
+        self, dataset: str, query: QueryLike = "", *, require_complete: bool = False
+    ) -> QueryExplanation:
         """How a query is answered, found by answering it: whom it asks, what they look at."""
-        return await exploration.explain(self._transport, dataset, query_text(query))
+        return await exploration.explain(
+            self._transport, dataset, query_text(query), require_complete=require_complete
+        )
 
     async def nearest(
         self,
@@ -43,6 +51,7 @@ class AsyncExploration(ABC):
         longitude: float,
         k: int = 10,
         within_m: float | None = None,
+        require_complete: bool = False,
     ) -> Neighbours:
         """The k observations nearest to a point, of those that match the query exactly.
 
@@ -57,6 +66,7 @@ class AsyncExploration(ABC):
             longitude: degrees, -180 to 180.
             k: how many at most, up to 100,000.
             within_m: none farther away than so many metres, if given.
+            require_complete: whether a partial answer is an error.
         """
         request = exploration.nearest_request(
             dataset,
@@ -66,7 +76,9 @@ class AsyncExploration(ABC):
             k=k,
             within_m=within_m,
         )
-        return await exploration.nearest(self._transport, request)
+        return await exploration.nearest(
+            self._transport, request, require_complete=require_complete
+        )
 
     async def summarise(
         self,
@@ -75,6 +87,7 @@ class AsyncExploration(ABC):
         *,
         feature: str,
         bins: int | Sequence[float] | None = None,
+        require_complete: bool = False,
     ) -> FeatureSummary:
         """Statistics of a feature over the observations under the paths that match.
 
@@ -86,9 +99,15 @@ class AsyncExploration(ABC):
             query: CQL2.
             feature: indexed, of type float, int or bool; a bool counts as 0 and 1.
             bins: of a histogram: so many of equal width between the extremes, or their edges.
+            require_complete: whether a partial answer is an error.
         """
         return await exploration.summarise(
-            self._transport, dataset, query_text(query), feature=feature, bins=bins
+            self._transport,
+            dataset,
+            query_text(query),
+            feature=feature,
+            bins=bins,
+            require_complete=require_complete,
         )
 
     async def children(
@@ -99,6 +118,7 @@ class AsyncExploration(ABC):
         order: Sequence[str] | None = None,
         limit: int = CHILDREN,
         after: Any = None,
+        require_complete: bool = False,
     ) -> Children:
         """The vertices below one of the metadata graph, with the paths and observations of each.
 
@@ -109,8 +129,10 @@ class AsyncExploration(ABC):
             order: of the levels "geohash", "datetime" and indexed features, all or some.
             limit: children of this page, up to 100,000.
             after: the last value of the page before (`Children.last`).
+            require_complete: whether a partial answer is an error.
         """
-        tree = Tree.of(self._transport, await self.schema(dataset), order)
+        schema = await self.schema(dataset)
+        tree = Tree.of(self._transport, schema, order, require_complete=require_complete)
         return await tree.children(tree.values(vertex), limit=limit, after=after)
 
     async def tree(
@@ -120,6 +142,7 @@ class AsyncExploration(ABC):
         *,
         order: Sequence[str] | None = None,
         depth: int | None = None,
+        require_complete: bool = False,
     ) -> AsyncIterator[Vertex]:
         """Walks the vertices below one, each before its own children, asking as it goes.
 
@@ -129,8 +152,11 @@ class AsyncExploration(ABC):
             order: likewise.
             depth: levels below the vertex; None for all. Each vertex above the last level is
                 one call.
+            require_complete: whether a partial answer is an error; else a vertex names what is
+                `missing` below it.
         """
-        tree = Tree.of(self._transport, await self.schema(dataset), order)
+        schema = await self.schema(dataset)
+        tree = Tree.of(self._transport, schema, order, require_complete=require_complete)
         async with aclosing(tree.walk(tree.values(vertex), depth=depth)) as vertices:
             async for found in vertices:
                 yield found
@@ -142,6 +168,7 @@ class AsyncExploration(ABC):
         *,
         feature: str | None = None,
         quantiles: Sequence[float] = (),
+        require_complete: bool = False,
     ) -> Estimate:
         """Bounds on the number of matching paths, from what one node knows of all.
 
@@ -150,7 +177,13 @@ class AsyncExploration(ABC):
             query: CQL2.
             feature: whose quantiles are wanted; indexed, with numbers.
             quantiles: shares from 0 to 1, such as 0.5 for the median.
+            require_complete: whether it is an error that commits are not counted yet.
         """
         return await exploration.estimate(
-            self._transport, dataset, query_text(query), feature=feature, quantiles=quantiles
+            self._transport,
+            dataset,
+            query_text(query),
+            feature=feature,
+            quantiles=quantiles,
+            require_complete=require_complete,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from galileo.client.loop_thread import Handed, LoopThread
 from galileo.client.queries import LabelBatches
 from galileo.client.results import Labels, QueryEnd
 from galileo.labels import LabelSet
+from galileo.model.rows import row_options
 
 Result = TypeVar("Result")
 
@@ -50,14 +51,17 @@ class BlockingBase:
 class BlockingTables(Iterator[pa.Table]):
     """Observations in pieces; `close` it where it is not read to its end."""
 
-    def __init__(self, labels: LabelSet, steps: Generator[pa.Table, None, None]) -> None:
+    def __init__(
+        self, labels: LabelSet, columns: Sequence[str], steps: Generator[pa.Table, None, None]
+    ) -> None:
         self._labels = labels
+        self._options = row_options(columns, None, "")
         self._steps = steps
 
     @property
     def arrow_schema(self) -> pa.Schema:
         """Of the pieces, also where there is none."""
-        return self._labels.schema.observation_schema
+        return self._options.arrow_schema(self._labels.schema)
 
     def __next__(self) -> pa.Table:
         return next(self._steps)

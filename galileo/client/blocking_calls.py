@@ -54,123 +54,6 @@ from galileo.sampler_archives import SamplerArchive
 class BlockingCalls(BlockingBase):
     """Every method waits until its call is done; Ctrl-C cancels the call."""
 
-    def ingest(
-        self,
-        dataset: str,
-        data: Batches,
-        *,
-        producer: str | None = None,
-        batch_rows: int = BATCH_ROWS,
-        progress: Progress | None = None,
-    ) -> Receipt:
-        """Stores observations; durable when it returns.
-
-        Args:
-            dataset: its name.
-            data: an Arrow table, batch or reader, a DataFrame, or an iterable of them; columns
-                latitude, longitude, time and the features.
-            producer: name under which the batches are numbered. Ingesting the same data again
-                under the same name and `batch_rows` stores nothing twice. A fresh one if absent.
-            batch_rows: rows per batch; a table is cut into such pieces.
-            progress: called with the rows of each batch that became durable.
-
-        Raises:
-            InvalidObservations: a table does not fit; nothing of that table was stored.
-            TryAgain: a node that must take rows stayed away; ingest the same again later, under
-                `details["producer"]`, or what was stored by then is stored twice.
-        """
-        return self._run_with(
-            data,
-            lambda data: self._client.ingest(
-                dataset, data, producer=producer, batch_rows=batch_rows, progress=progress
-            ),
-        )
-
-    def query(
-        self,
-        dataset: str,
-        query: QueryLike = "",
-        *,
-        sampler: SamplerLike | None = None,
-        progress: Progress | None = None,
-    ) -> Labels:
-        """The labels of all paths that match a CQL2 query, of everything that is stored by now.
-
-        Args:
-            dataset: its name.
-            query: CQL2.
-            sampler: `galileo.sampler(...)` or `galileo.sampler_archive(...)`, thins them where
-                they are stored.
-            progress: called with the labels of each piece as it comes.
-
-        Raises:
-            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
-            UnknownSampler: a node does not have the sampler.
-            SamplerFailed: the sampler raised; `details["traceback"]` says where.
-            NotPermitted, NotContained, SamplerRevoked: it goes along, and is not run.
-        """
-        return self._run(self._client.query(dataset, query, sampler=sampler, progress=progress))
-
-    def query_batches(
-        self, dataset: str, query: QueryLike = "", *, sampler: SamplerLike | None = None
-    ) -> BlockingLabelBatches:
-        """The same, a bounded set of labels at a time; memory stays bounded here and at the nodes.
-
-        Its `end` says, once all labels were given, how far they go and which partitions are
-        missing. What a node that is lost on the way had sent by then was given, too;
-        `end.known(labels)` leaves it out.
-
-        Raises:
-            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
-            Unavailable: while it is read: the node that answers was lost. Ask again then, and
-                drop what was given.
-        """
-        return self._label_batches(self._client.query_batches(dataset, query, sampler=sampler))
-
-    def read(
-        self, labels: LabelSet, *, exact: bool = True, progress: Progress | None = None
-    ) -> pa.Table:
-        """The observations behind labels.
-
-        Args:
-            labels: of this cluster.
-            exact: only observations that match the labels' query exactly; else all of their
-                paths, of which some can lie just outside a polygon or an interval.
-            progress: called with the observations of each piece as it comes.
-        """
-        return self._run(self._client.read(labels, exact=exact, progress=progress))
-
-    def read_batches(self, labels: LabelSet, *, exact: bool = True) -> BlockingTables:
-        """The same in pieces, ordered by partition, commit and row; memory stays bounded.
-
-        Where a connection breaks, the next piece comes from another node, and no row twice.
-        """
-        return BlockingTables(labels, self._iterate(self._client.read_batches(labels, exact=exact)))
-
-    def select(
-        self, dataset: str, query: QueryLike = "", *, columns: Sequence[str] = ()
-    ) -> pa.Table:
-        """The observations that match a CQL2 query exactly, found and read in one call.
-
-        What `query` and then `read` give, without the labels; all at once, in any order. Where
-        there are too many for memory, use `query_batches` and `read_batches`.
-
-        Args:
-            dataset: its name.
-            query: CQL2.
-            columns: of the answer; all where none is named.
-
-        Raises:
-            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
-            InputError: there is no such column.
-            Unavailable: a node that may keep some of them cannot be reached.
-        """
-        return self._run(self._client.select(dataset, query, columns=columns))
-
-    def count(self, dataset: str, query: QueryLike = "") -> int:
-        """How many observations match a CQL2 query exactly; errors as `select`."""
-        return self._run(self._client.count(dataset, query))
-
     def status(self) -> ClusterStatus:
         """Every node's state, also of those that do not answer."""
         return self._run(self._client.status())
@@ -215,6 +98,241 @@ class BlockingCalls(BlockingBase):
     def topology_json(self) -> str:
         """Groups, nodes, ranges and partitions, as JSON."""
         return self._run(self._client.topology_json())
+
+    def ingest(
+        self,
+        dataset: str,
+        data: Batches,
+        *,
+        producer: str | None = None,
+        batch_rows: int = BATCH_ROWS,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        """Stores observations; durable when it returns.
+
+        Args:
+            dataset: its name.
+            data: an Arrow table, batch or reader, a DataFrame, or an iterable of them; columns
+                latitude, longitude, time and the features.
+            producer: name under which the batches are numbered. Ingesting the same data again
+                under the same name and `batch_rows` stores nothing twice. A fresh one if absent.
+            batch_rows: rows per batch; a table is cut into such pieces.
+            progress: called with the rows of each batch that became durable.
+
+        Raises:
+            InvalidObservations: a table does not fit; nothing of that table was stored.
+            TryAgain: a node that must take rows stayed away; ingest the same again later, under
+                `details["producer"]`, or what was stored by then is stored twice.
+        """
+        return self._run_with(
+            data,
+            lambda data: self._client.ingest(
+                dataset, data, producer=producer, batch_rows=batch_rows, progress=progress
+            ),
+        )
+
+    def query(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        limit: int | None = None,
+        sampler: SamplerLike | None = None,
+        require_complete: bool = False,
+        progress: Progress | None = None,
+    ) -> Labels:
+        """The labels of all paths that match a CQL2 query, of everything that is stored by now.
+
+        Where nodes are away the answer is partial: `complete` is False, and `missing` names the
+        partitions that could not be asked.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            limit: labels at most, any of those that match; nodes stop once they are found. An
+                answer that was cut by it has an empty `frontier`.
+            sampler: `galileo.sampler(...)` or `galileo.sampler_archive(...)`, thins them where
+                they are stored.
+            require_complete: whether a partial answer is an error; it is asked for again as long
+                as the client is patient.
+            progress: called with the labels of each piece as it comes.
+
+        Raises:
+            IncompleteAnswer: a complete answer is required, and a node is away.
+            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+            UnknownSampler: a node does not have the sampler.
+            SamplerFailed: the sampler raised; `details["traceback"]` says where.
+            NotPermitted, NotContained, SamplerRevoked: it goes along, and is not run.
+        """
+        return self._run(
+            self._client.query(
+                dataset,
+                query,
+                limit=limit,
+                sampler=sampler,
+                require_complete=require_complete,
+                progress=progress,
+            )
+        )
+
+    def query_batches(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        limit: int | None = None,
+        sampler: SamplerLike | None = None,
+        require_complete: bool = False,
+    ) -> BlockingLabelBatches:
+        """The same, a bounded set of labels at a time; memory stays bounded here and at the nodes.
+
+        Its `end` says, once all labels were given, how far they go and which partitions are
+        missing. What a node that is lost on the way had sent by then was given, too;
+        `end.known(labels)` leaves it out.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            limit: as in `query`.
+            sampler: as in `query`.
+            require_complete: whether a partial answer ends with an error, once all labels that
+                could be found were given.
+
+        Raises:
+            IncompleteAnswer: while it is read, at its end: a complete answer is required, and a
+                node is away.
+            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+            Unavailable: while it is read: the node that answers was lost. Ask again then, and
+                drop what was given.
+        """
+        return self._label_batches(
+            self._client.query_batches(
+                dataset, query, limit=limit, sampler=sampler, require_complete=require_complete
+            )
+        )
+
+    def read(
+        self,
+        labels: LabelSet,
+        *,
+        exact: bool = True,
+        columns: Sequence[str] = (),
+        limit: int | None = None,
+        order_by: str = "",
+        require_complete: bool = False,
+        progress: Progress | None = None,
+    ) -> pa.Table:
+        """The observations behind labels.
+
+        Nodes send the named columns alone. A limit ends their work once it is reached; with an
+        order each node reads all of its observations and sends its own first ones.
+
+        Where the labels are a partial answer, so is the table: `galileo.missing` in the metadata
+        of its schema is then a JSON list of the missing partitions.
+
+        Args:
+            labels: of this cluster.
+            exact: only observations that match the labels' query exactly; else all of their
+                paths, of which some can lie just outside a polygon or an interval.
+            columns: of the answer; all where none is named.
+            limit: observations at most; None: all.
+            order_by: "time" (the earliest first) or "-time" (the latest first); empty: ordered by
+                partition, commit and row. The order of observations of the same time is not
+                defined. Up to a limit of 1,000,000, if there is one.
+            require_complete: whether labels of a partial answer are an error.
+            progress: called with the observations of each piece as it comes.
+
+        Raises:
+            InputError: these are no labels, or there is no such column or order.
+            IncompleteAnswer: a complete answer is required, and the labels are a partial one.
+            Unavailable: a node that keeps some of the observations cannot be reached.
+        """
+        return self._run(
+            self._client.read(
+                labels,
+                exact=exact,
+                columns=columns,
+                limit=limit,
+                order_by=order_by,
+                require_complete=require_complete,
+                progress=progress,
+            )
+        )
+
+    def read_batches(
+        self,
+        labels: LabelSet,
+        *,
+        exact: bool = True,
+        columns: Sequence[str] = (),
+        limit: int | None = None,
+        require_complete: bool = False,
+    ) -> BlockingTables:
+        """The same in pieces, ordered by partition, commit and row; memory stays bounded.
+
+        Where a connection breaks, the next piece comes from another node, and no row twice.
+        Arguments and errors are those of `read`.
+        """
+        return BlockingTables(
+            labels,
+            columns,
+            self._iterate(
+                self._client.read_batches(
+                    labels,
+                    exact=exact,
+                    columns=columns,
+                    limit=limit,
+                    require_complete=require_complete,
+                )
+            ),
+        )
+
+    def select(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        columns: Sequence[str] = (),
+        limit: int | None = None,
+        order_by: str = "",
+        require_complete: bool = True,
+    ) -> pa.Table:
+        """The observations that match a CQL2 query exactly, found and read in one call.
+
+        What `query` and then `read` give, without the labels; all at once. Where there are too
+        many for memory, use `query_batches` and `read_batches`.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            columns: of the answer; all where none is named.
+            limit: observations at most; None: all.
+            order_by: "time" (the earliest first) or "-time" (the latest first); empty: any order.
+                The order of observations of the same time is not defined. Up to a limit of
+                1,000,000, if there is one.
+            require_complete: whether a partial answer is an error, which it is unless False is
+                given. `galileo.missing` in the metadata of a partial table's schema is a JSON list
+                of the missing partitions.
+
+        Raises:
+            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+            InputError: there is no such column or order.
+            IncompleteAnswer: a node that may keep some of them cannot be reached.
+        """
+        return self._run(
+            self._client.select(
+                dataset,
+                query,
+                columns=columns,
+                limit=limit,
+                order_by=order_by,
+                require_complete=require_complete,
+            )
+        )
+
+    def count(self, dataset: str, query: QueryLike = "") -> int:
+        """How many observations match a CQL2 query exactly; always complete, errors as `select`."""
+        return self._run(self._client.count(dataset, query))
 
     def submit(
         self,
@@ -471,9 +589,11 @@ class BlockingCalls(BlockingBase):
         """Who this client is to the cluster, and its quotas, as one node counts them."""
         return self._run(self._client.whoami())
 
-    def explain(self, dataset: str, query: QueryLike = "") -> QueryExplanation:
+    def explain(
+        self, dataset: str, query: QueryLike = "", *, require_complete: bool = False
+    ) -> QueryExplanation:
         """How a query is answered, found by answering it: whom it asks, what they look at."""
-        return self._run(self._client.explain(dataset, query))
+        return self._run(self._client.explain(dataset, query, require_complete=require_complete))
 
     def nearest(
         self,
@@ -484,6 +604,7 @@ class BlockingCalls(BlockingBase):
         longitude: float,
         k: int = 10,
         within_m: float | None = None,
+        require_complete: bool = False,
     ) -> Neighbours:
         """The k observations nearest to a point, of those that match the query exactly.
 
@@ -498,10 +619,17 @@ class BlockingCalls(BlockingBase):
             longitude: degrees, -180 to 180.
             k: how many at most, up to 100,000.
             within_m: none farther away than so many metres, if given.
+            require_complete: whether a partial answer is an error.
         """
         return self._run(
             self._client.nearest(
-                dataset, query, latitude=latitude, longitude=longitude, k=k, within_m=within_m
+                dataset,
+                query,
+                latitude=latitude,
+                longitude=longitude,
+                k=k,
+                within_m=within_m,
+                require_complete=require_complete,
             )
         )
 
@@ -512,6 +640,7 @@ class BlockingCalls(BlockingBase):
         *,
         feature: str,
         bins: int | Sequence[float] | None = None,
+        require_complete: bool = False,
     ) -> FeatureSummary:
         """Statistics of a feature over the observations under the paths that match.
 
@@ -523,8 +652,13 @@ class BlockingCalls(BlockingBase):
             query: CQL2.
             feature: indexed, of type float, int or bool; a bool counts as 0 and 1.
             bins: of a histogram: so many of equal width between the extremes, or their edges.
+            require_complete: whether a partial answer is an error.
         """
-        return self._run(self._client.summarise(dataset, query, feature=feature, bins=bins))
+        return self._run(
+            self._client.summarise(
+                dataset, query, feature=feature, bins=bins, require_complete=require_complete
+            )
+        )
 
     def children(
         self,
@@ -534,6 +668,7 @@ class BlockingCalls(BlockingBase):
         order: Sequence[str] | None = None,
         limit: int = CHILDREN,
         after: Any = None,
+        require_complete: bool = False,
     ) -> Children:
         """The vertices below one of the metadata graph, with the paths and observations of each.
 
@@ -544,9 +679,17 @@ class BlockingCalls(BlockingBase):
             order: of the levels "geohash", "datetime" and indexed features, all or some.
             limit: children of this page, up to 100,000.
             after: the last value of the page before (`Children.last`).
+            require_complete: whether a partial answer is an error.
         """
         return self._run(
-            self._client.children(dataset, vertex, order=order, limit=limit, after=after)
+            self._client.children(
+                dataset,
+                vertex,
+                order=order,
+                limit=limit,
+                after=after,
+                require_complete=require_complete,
+            )
         )
 
     def tree(
@@ -556,6 +699,7 @@ class BlockingCalls(BlockingBase):
         *,
         order: Sequence[str] | None = None,
         depth: int | None = None,
+        require_complete: bool = False,
     ) -> Iterator[Vertex]:
         """Walks the vertices below one, each before its own children, asking as it goes.
 
@@ -565,8 +709,14 @@ class BlockingCalls(BlockingBase):
             order: likewise.
             depth: levels below the vertex; None for all. Each vertex above the last level is
                 one call.
+            require_complete: whether a partial answer is an error; else a vertex names what is
+                `missing` below it.
         """
-        return self._iterate(self._client.tree(dataset, vertex, order=order, depth=depth))
+        return self._iterate(
+            self._client.tree(
+                dataset, vertex, order=order, depth=depth, require_complete=require_complete
+            )
+        )
 
     def estimate(
         self,
@@ -575,6 +725,7 @@ class BlockingCalls(BlockingBase):
         *,
         feature: str | None = None,
         quantiles: Sequence[float] = (),
+        require_complete: bool = False,
     ) -> Estimate:
         """Bounds on the number of matching paths, from what one node knows of all.
 
@@ -583,7 +734,14 @@ class BlockingCalls(BlockingBase):
             query: CQL2.
             feature: whose quantiles are wanted; indexed, with numbers.
             quantiles: shares from 0 to 1, such as 0.5 for the median.
+            require_complete: whether it is an error that commits are not counted yet.
         """
         return self._run(
-            self._client.estimate(dataset, query, feature=feature, quantiles=quantiles)
+            self._client.estimate(
+                dataset,
+                query,
+                feature=feature,
+                quantiles=quantiles,
+                require_complete=require_complete,
+            )
         )

@@ -11,6 +11,7 @@ import grpc.aio
 import numpy as np
 import pyarrow as pa
 
+from galileo.client import completeness
 from galileo.client.findings import (
     Children,
     ConditionStep,
@@ -37,21 +38,25 @@ CHILDREN = 10_000
 """Children of a page, unless told."""
 
 
-async def explain(transport: Transport, dataset: str, query: str) -> QueryExplanation:
+async def explain(
+    transport: Transport, dataset: str, query: str, *, require_complete: bool
+) -> QueryExplanation:
     request = query_pb2.ExplainRequest(dataset=dataset, query=query)
-    reply: query_pb2.ExplainReply = await transport.call(
-        lambda channel: _stub(channel).Explain(request, timeout=TIMEOUT_S)
-    )
-    return QueryExplanation(
-        dataset=dataset,
-        query=reply.query_json,
-        groups=tuple(reply.groups),
-        partitions=tuple(reply.partitions),
-        spared=cursor_from_pb(reply.spared),
-        nodes=tuple(_node(value) for value in reply.nodes),
-        plan_s=reply.plan_s,
-        total_s=reply.total_s,
-    )
+
+    async def attempt(channel: grpc.aio.Channel) -> QueryExplanation:
+        reply = await _stub(channel).Explain(request, timeout=TIMEOUT_S)
+        return QueryExplanation(
+            dataset=dataset,
+            query=reply.query_json,
+            groups=tuple(reply.groups),
+            partitions=tuple(reply.partitions),
+            spared=cursor_from_pb(reply.spared),
+            nodes=tuple(_node(value) for value in reply.nodes),
+            plan_s=reply.plan_s,
+            total_s=reply.total_s,
+        )
+
+    return await completeness.call(transport, attempt, require_complete=require_complete)
 
 
 def _node(value: query_pb2.ExplainedNode) -> NodeExplanation:
@@ -78,13 +83,15 @@ def _node(value: query_pb2.ExplainedNode) -> NodeExplanation:
     )
 
 
-async def nearest(transport: Transport, request: query_pb2.NearestRequest) -> Neighbours:
+async def nearest(
+    transport: Transport, request: query_pb2.NearestRequest, *, require_complete: bool
+) -> Neighbours:
     async def attempt(channel: grpc.aio.Channel) -> Neighbours:
         head, table, tail = await _collect(_stub(channel).Nearest(request, timeout=TIMEOUT_S))
         frontier = cursor_from_pb(tail.frontier)
         return Neighbours(table, head.query_json, frontier, tuple(tail.missing))
 
-    return await transport.call(attempt)
+    return await completeness.call(transport, attempt, require_complete=require_complete)
 
 
 def nearest_request(
@@ -133,6 +140,7 @@ async def summarise(
     *,
     feature: str,
     bins: int | Sequence[float] | None,
+    require_complete: bool,
 ) -> FeatureSummary:
     request = query_pb2.SummariseRequest(dataset=dataset, query=query, feature=feature)
     if isinstance(bins, int | np.integer):
@@ -141,9 +149,15 @@ async def summarise(
         request.count = int(bins)
     elif bins is not None:
         request.edges.edges.extend(_numbers(bins, "a whole number of bins, or their edges"))
-    reply: query_pb2.SummariseReply = await transport.call(
-        lambda channel: _stub(channel).Summarise(request, timeout=TIMEOUT_S)
-    )
+
+    async def attempt(channel: grpc.aio.Channel) -> FeatureSummary:
+        reply = await _stub(channel).Summarise(request, timeout=TIMEOUT_S)
+        return _summary(reply, feature)
+
+    return await completeness.call(transport, attempt, require_complete=require_complete)
+
+
+def _summary(reply: query_pb2.SummariseReply, feature: str) -> FeatureSummary:
     return FeatureSummary(
         feature=feature,
         query=reply.query_json,
@@ -167,6 +181,7 @@ async def estimate(
     *,
     feature: str | None,
     quantiles: Sequence[float],
+    require_complete: bool,
 ) -> Estimate:
     request = query_pb2.EstimateRequest(
         dataset=dataset,
@@ -174,20 +189,22 @@ async def estimate(
         feature=feature or "",
         quantiles=_numbers(quantiles, "a list of quantiles"),
     )
-    reply: query_pb2.EstimateReply = await transport.call(
-        lambda channel: _stub(channel).Estimate(request, timeout=TIMEOUT_S)
-    )
-    return Estimate(
-        query=reply.query_json,
-        low=reply.low,
-        high=reply.high,
-        feature=feature,
-        quantiles=tuple(Quantile(q.share, q.low, q.high, q.value) for q in reply.quantiles),
-        frontier=cursor_from_pb(reply.covered),
-        behind=reply.behind,
-        missing=tuple(reply.missing),
-        node=reply.node,
-    )
+
+    async def attempt(channel: grpc.aio.Channel) -> Estimate:
+        reply = await _stub(channel).Estimate(request, timeout=TIMEOUT_S)
+        return Estimate(
+            query=reply.query_json,
+            low=reply.low,
+            high=reply.high,
+            feature=feature,
+            quantiles=tuple(Quantile(q.share, q.low, q.high, q.value) for q in reply.quantiles),
+            frontier=cursor_from_pb(reply.covered),
+            behind=reply.behind,
+            missing=tuple(reply.missing),
+            node=reply.node,
+        )
+
+    return await completeness.call(transport, attempt, require_complete=require_complete)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +214,21 @@ class Tree:
     transport: Transport
     schema: Schema
     order: tuple[str, ...]
+    require_complete: bool = False
 
     @classmethod
-    def of(cls, transport: Transport, schema: Schema, order: Sequence[str] | None) -> Tree:
+    def of(
+        cls,
+        transport: Transport,
+        schema: Schema,
+        order: Sequence[str] | None,
+        *,
+        require_complete: bool,
+    ) -> Tree:
         if isinstance(order, str):
             raise InputError(f"expected a list of levels, got the text {order!r}")
-        return cls(transport, schema, levels_of(schema) if order is None else tuple(order))
+        levels = levels_of(schema) if order is None else tuple(order)
+        return cls(transport, schema, levels, require_complete)
 
     def values(self, vertex: str | Sequence[Any]) -> tuple[Any, ...]:
         """The values from the root to a vertex, given as such or as its text."""
@@ -236,7 +262,9 @@ class Tree:
                 above=self.text(prefix),
             )
 
-        return await self.transport.call(attempt)
+        return await completeness.call(
+            self.transport, attempt, require_complete=self.require_complete
+        )
 
     async def walk(
         self, prefix: tuple[Any, ...], *, depth: int | None

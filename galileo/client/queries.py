@@ -7,6 +7,7 @@ something else for a while, slows the nodes down and fills nobody's memory.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -19,12 +20,13 @@ import grpc.aio
 import numpy as np
 import pyarrow as pa
 
-from galileo.client import decode
+from galileo.client import completeness, decode
 from galileo.client.ingestion import Progress
 from galileo.client.results import Labels, QueryEnd
 from galileo.client.transport import PAUSE_S, Transport
 from galileo.errors import DeadlineExceeded, GalileoError, InputError, TryAgain, Unavailable
 from galileo.labels import LabelSet, from_ipc
+from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
 from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.codec import cursor_from_pb, table_chunks, table_of
@@ -41,7 +43,11 @@ _Opened: TypeAlias = tuple[Any, Any]
 
 
 async def collected(
-    transport: Transport, request: query_pb2.QueryRequest, *, progress: Progress | None = None
+    transport: Transport,
+    request: query_pb2.QueryRequest,
+    *,
+    require_complete: bool = False,
+    progress: Progress | None = None,
 ) -> Labels:
     """The whole answer, asked for again from the beginning where a node is lost on the way.
 
@@ -62,7 +68,7 @@ async def collected(
         finally:
             call.cancel()
 
-    return await transport.call(attempt)
+    return await completeness.call(transport, attempt, require_complete=require_complete)
 
 
 async def _all_of(call: Any, tell: Progress | None) -> Labels:
@@ -106,6 +112,7 @@ class LabelBatches:
     Args:
         transport: to the cluster.
         request: makes it, when the first labels are asked for.
+        require_complete: whether a partial answer ends with `IncompleteAnswer`.
 
     Attributes:
         end: how far the answer goes; None until all labels were given.
@@ -113,9 +120,13 @@ class LabelBatches:
     """
 
     def __init__(
-        self, transport: Transport, request: Callable[[], Awaitable[query_pb2.QueryRequest]]
+        self,
+        transport: Transport,
+        request: Callable[[], Awaitable[query_pb2.QueryRequest]],
+        *,
+        require_complete: bool = False,
     ) -> None:
-        self._told = _Told()
+        self._told = _Told(require_complete)
         # It does not know this object: dropped half-read, both are gone at once, and the answer
         # ends at the nodes, without waiting for the collector of cycles.
         self._labels = _run(transport, request, self._told)
@@ -143,6 +154,7 @@ class LabelBatches:
 class _Told:
     """What is known of an answer while its labels are given."""
 
+    require_complete: bool = False
     end: QueryEnd | None = None
     schema: Schema | None = None
     given: int = 0
@@ -181,6 +193,8 @@ async def _run(
         raise told.broken(error) from error
     finally:
         call.cancel()
+    if told.require_complete:
+        completeness.check_complete(told.end)
 
 
 async def _open(request: query_pb2.QueryRequest, channel: grpc.aio.Channel) -> _Opened:
@@ -192,24 +206,65 @@ async def _open(request: query_pb2.QueryRequest, channel: grpc.aio.Channel) -> _
         raise
 
 
-async def read_batches(
-    transport: Transport, labels: LabelSet, *, exact: bool
-) -> AsyncGenerator[pa.Table, None]:
-    """The observations behind labels in pieces; see `AsyncClient.read_batches`."""
+async def read(
+    transport: Transport,
+    labels: LabelSet,
+    *,
+    exact: bool,
+    options: RowOptions,
+    progress: Progress | None,
+) -> pa.Table:
+    """The observations behind labels; see `AsyncClient.read`."""
     if not isinstance(labels, LabelSet):
-        raise InputError(
-            f"expected labels, as query gives them, got a {type(labels).__name__}; "
-            "select(dataset, query) finds and reads in one call"
-        )
+        raise _not_labels(labels)
+    schema = labels.schema
+    options.check(schema)
+    needed = dataclasses.replace(
+        options, columns=needed_columns(options.names(schema), options.order_by)
+    )
+    pieces = read_batches(transport, labels, exact=exact, options=needed)
+    tables = [table async for table in telling(pieces, progress)]
+    whole = pa.concat_tables([needed.arrow_schema(schema).empty_table(), *tables])
+    first = sorted_by_time(whole, options.order_by).slice(0, options.limit)
+    return completeness.marked(first.select(options.names(schema)), labels.missing)
+
+
+async def read_batches(
+    transport: Transport, labels: LabelSet, *, exact: bool, options: RowOptions
+) -> AsyncGenerator[pa.Table, None]:
+    """The observations behind labels in pieces; see `AsyncClient.read_batches`.
+
+    With an order each piece is in it, and not all of them together.
+    """
+    if not isinstance(labels, LabelSet):
+        raise _not_labels(labels)
+    options.check(labels.schema)
+    left = options.limit
     parts = await asyncio.to_thread(_parts, labels)
     for chunk in table_chunks(parts, PARTS_PER_READ):
+        if left == 0:
+            return
         request = storage_pb2.ReadRequest(
-            dataset=labels.schema.name, parts=chunk, query_json=labels.query if exact else ""
+            dataset=labels.schema.name,
+            parts=chunk,
+            query_json=labels.query if exact else "",
+            columns=options.columns,
+            limit=left,
+            order_by=options.order_by,
         )
-        reading = _Reading(transport, request, labels.schema.observation_schema)
+        reading = _Reading(transport, request, options.arrow_schema(labels.schema))
         async with aclosing(reading.tables()) as tables:
             async for table in tables:
+                if left is not None and not options.order_by:
+                    left -= table.num_rows
                 yield table
+
+
+def _not_labels(given: object) -> InputError:
+    return InputError(
+        f"expected labels, as query gives them, got a {type(given).__name__}; use "
+        "client.select(dataset, query), which finds and reads observations in one call"
+    )
 
 
 def _parts(labels: LabelSet) -> pa.Table:

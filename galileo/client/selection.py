@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import dataclasses
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
 import pyarrow as pa
 
+from galileo.client.completeness import marked
 from galileo.client.decode import ANSWER_TIMEOUT_S, ended
 from galileo.client.transport import Transport
-from galileo.errors import InputError
+from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
 from galileo.model.schema import Schema
 from galileo.wire.codec import table_of
 from galileo.wire.pb import storage_pb2, storage_pb2_grpc
 
 
 async def select(
-    transport: Transport, schema: Schema, query: str, *, columns: Sequence[str]
+    transport: Transport,
+    schema: Schema,
+    query: str,
+    *,
+    options: RowOptions,
+    require_complete: bool,
 ) -> pa.Table:
     """The observations; see `AsyncClient.select`."""
-    wanted = _answer_schema(schema, columns)
-    request = storage_pb2.SelectRequest(dataset=schema.name, query=query, columns=columns)
+    options.check(schema)
+    names = options.names(schema)
+    needed = dataclasses.replace(options, columns=needed_columns(names, options.order_by))
+    request = storage_pb2.SelectRequest(
+        dataset=schema.name,
+        query=query,
+        columns=needed.columns,
+        limit=options.limit,
+        order_by=options.order_by,
+        partial=not require_complete,
+    )
 
     async def attempt(channel: grpc.aio.Channel) -> pa.Table:
         parts = [part async for part in _parts(channel, request)]
-        return table_of([part.observations for part in parts if part.observations], wanted)
+        chunks = [part.observations for part in parts if part.observations]
+        table = sorted_by_time(table_of(chunks, needed.arrow_schema(schema)), options.order_by)
+        return marked(table.select(names), parts[-1].missing)
 
     return await transport.call(attempt)
 
@@ -53,16 +71,3 @@ async def _parts(
         raise await ended(call)
     finally:
         call.cancel()
-
-
-def _answer_schema(schema: Schema, columns: Sequence[str]) -> pa.Schema:
-    if isinstance(columns, str):
-        raise InputError(f"expected a list of columns, such as [{columns!r}], got {columns!r}")
-    whole = schema.observation_schema
-    unknown = [name for name in columns if name not in whole.names]
-    if unknown:
-        raise InputError(
-            f"expected columns of dataset {schema.name!r}, of {', '.join(whole.names)}; "
-            f"got {', '.join(unknown)}"
-        )
-    return pa.schema([whole.field(name) for name in columns]) if columns else whole

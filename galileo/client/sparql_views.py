@@ -47,7 +47,6 @@ class SparqlView:
         self.ccq_id = ccq_id
         self.graph = graph
         self._token = ""
-        self._missing: tuple[int, ...] = ()
         self._gone: tuple[Stretch, ...] = ()
         self._ended: GalileoError | None = None
         self._changed = threading.Condition()
@@ -73,7 +72,7 @@ class SparqlView:
     @property
     def missing(self) -> tuple[int, ...]:
         """Partitions whose nodes were away at the last update; what they hold comes later."""
-        return self._missing
+        return self.graph.missing
 
     @property
     def gone(self) -> tuple[Stretch, ...]:
@@ -116,7 +115,6 @@ class SparqlView:
         new = self.graph.add(update.labels)
         with self._changed:
             self._token = update.token
-            self._missing = update.labels.missing
             self._gone += update.gone
             self._changed.notify_all()
         return new

@@ -72,7 +72,7 @@ class RowOptions:
     def needed(self, schema: Schema) -> tuple[str, ...]:
         """The columns of the answer, and those by which its observations are put in order."""
         names = self.names(schema)
-        return (*names, TIME) if self.is_top and TIME not in names else names
+        return needed_columns(names, self.order_by) if self.is_top else names
 
     def arrow_schema(self, schema: Schema) -> pa.Schema:
         """Of the answer."""
@@ -90,6 +90,11 @@ def row_options(columns: Sequence[str], limit: int | None, order_by: str) -> Row
         raise InputError(f"expected a list of columns, such as [{columns!r}], got {columns!r}")
     check_limit(limit)
     return RowOptions(tuple(columns), limit, order_by)
+
+
+def needed_columns(names: Sequence[str], order_by: str) -> tuple[str, ...]:
+    """The columns, and the one by which rows are put in an order."""
+    return (*names, TIME) if order_by and TIME not in names else tuple(names)
 
 
 def check_limit(limit: int | None) -> None:

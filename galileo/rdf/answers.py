@@ -138,6 +138,16 @@ class SparqlResult:
         return f"<SparqlResult: {len(self):,} {what}>"
 
     @property
+    def missing(self) -> tuple[int, ...]:
+        """Partitions that the labels lack which it was asked of; see `galileo.Labels.missing`."""
+        return () if self._source is None else self._source.missing
+
+    @property
+    def complete(self) -> bool:
+        """Whether the labels that it was asked of are a complete answer."""
+        return not self.missing
+
+    @property
     def _cells(self) -> list[pa.Array]:
         if self._columns is None:
             self._columns = _split(self._answer.data, width=len(self.variables))

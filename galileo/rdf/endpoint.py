@@ -16,7 +16,7 @@ from galileo.http_server import BoundedHandler, BoundedServer
 from galileo.rdf import protocol
 from galileo.rdf.graphs import OpenGraph
 from galileo.rdf.protocol import Refused, Request
-from galileo.rdf.service import EndpointOptions, Service
+from galileo.rdf.service import MISSING_HEADER, EndpointOptions, Service
 
 DROPPED_BYTES_MAX = 16 << 20
 """Of a body that is too large."""
@@ -116,7 +116,7 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
         try:
             request = self._request()
             self.note_request()
-            media_type, body = self.server.service.answer(
+            answer = self.server.service.answer(
                 request, self.connection, host=str(self.client_address[0])
             )
         except Refused as refused:
@@ -130,8 +130,11 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
                 {"Content-Type": "text/plain; charset=utf-8"},
             )
             return
-        charset = "; charset=utf-8" if media_type.startswith("text/") else ""
-        self._send(HTTPStatus.OK, body, {"Content-Type": media_type + charset, "Vary": "Accept"})
+        charset = "; charset=utf-8" if answer.media_type.startswith("text/") else ""
+        headers = {"Content-Type": answer.media_type + charset, "Vary": "Accept"}
+        if answer.missing:
+            headers[MISSING_HEADER] = ", ".join(map(str, answer.missing))
+        self._send(HTTPStatus.OK, answer.body, headers)
 
     def _request(self) -> Request:
         headers = {name.lower(): value for name, value in self.headers.items()}

@@ -35,6 +35,9 @@ class GrowingGraph(OpenGraph):
         schema: of the dataset.
         labels_max: how many labels it holds; more are refused.
         memory_bytes_max: address space of each process that works for it.
+
+    Attributes:
+        missing: partitions that the labels lack which were added last.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class GrowingGraph(OpenGraph):
         self.labels_max = labels_max
         self._parts: list[LabelSet] = [LabelSet.empty(schema)]
         self._reached = Cursor()
+        self.missing: tuple[int, ...] = ()
         self._adding = threading.Lock()
 
     def __len__(self) -> int:
@@ -58,7 +62,8 @@ class GrowingGraph(OpenGraph):
     @property
     def labels(self) -> LabelSet:
         """All labels that were added, each once."""
-        return LabelSet.concat(self.schema, list(self._parts))
+        whole = LabelSet.concat(self.schema, list(self._parts))
+        return LabelSet(self.schema, whole.table, missing=self.missing)
 
     def add(self, labels: LabelSet) -> int:
         """Adds labels; returns how many were new.
@@ -75,6 +80,7 @@ class GrowingGraph(OpenGraph):
             )
         with self._adding:
             fresh = self._unseen(labels)
+            self.missing = labels.missing
             if not len(fresh):
                 return 0
             if len(self) + len(fresh) > self.labels_max:

@@ -31,6 +31,8 @@ ANSWERS_MIB_MAX = 256
 STOP_TIMEOUT_S = 5.0
 LEFT_MIN_S = 0.001
 """Of a query's time, at its turn."""
+MISSING_HEADER = "Galileo-Missing"
+"""Of an answer over HTTP: the partitions that the graph lacks. Without it the graph is complete."""
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -76,6 +78,15 @@ class EndpointOptions:
             raise InputError("expected room for at least one query, one connection and 1 MiB")
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is sent back; `missing` names the partitions that the graph lacks."""
+
+    media_type: str
+    body: bytes
+    missing: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class Service:
     """What all connections share."""
@@ -90,21 +101,19 @@ class Service:
     def __post_init__(self) -> None:
         self.turns = Turns(self.options.queries_max)
 
-    def answer(
-        self, request: Request, connection: socket.socket, *, host: str
-    ) -> tuple[str, bytes]:
-        """Media type and body of the answer to a request of a host's."""
+    def answer(self, request: Request, connection: socket.socket, *, host: str) -> Answer:
+        """The answer to a request of a host's."""
         self._check_host(request.headers.get("host", ""))
         accept = request.headers.get("accept", "")
         wanted = protocol.understood(request)
         if isinstance(wanted, Tell):
             media_type, form = protocol.chosen(accept, "triples")
-            return media_type, self._told(wanted, form)
+            return Answer(media_type, self._told(wanted, form))
         with self._turn(connection, host) as ask:
             result = ask(wanted.text)
             # Within the turn: so one answer at a time is there both as it came and as it goes.
             media_type, form = protocol.chosen(accept, result.kind)
-            return media_type, result.serialise(form)
+            return Answer(media_type, result.serialise(form), result.missing)
 
     def stop(self) -> None:
         """Ends the queries that run, and waits until they have."""

@@ -1,0 +1,261 @@
+"""The calls of `AsyncClient` that store, find and read observations."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+
+import pyarrow as pa
+
+from galileo.client import completeness, queries, selection
+from galileo.client.async_ccqs import AsyncCcqs
+from galileo.client.async_samplers import SamplerLike
+from galileo.client.ingestion import BATCH_ROWS, Batches, Progress, send_all
+from galileo.client.queries import LabelBatches
+from galileo.client.results import Labels, Receipt
+from galileo.labels import LabelSet
+from galileo.model.rows import check_limit, row_options
+from galileo.query.builder import QueryLike, query_text
+from galileo.samplers import SamplerSpec
+from galileo.wire.pb import query_pb2
+
+
+class AsyncObservations(AsyncCcqs):
+    """What is stored and asked once."""
+
+    _ingest_timeout_s: float
+
+    async def ingest(
+        self,
+        dataset: str,
+        data: Batches,
+        *,
+        producer: str | None = None,
+        batch_rows: int = BATCH_ROWS,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        """Stores observations; durable when it returns.
+
+        Args:
+            dataset: its name.
+            data: an Arrow table, batch or reader, a DataFrame, or an iterable of them; columns
+                latitude, longitude, time and the features.
+            producer: name under which the batches are numbered. Ingesting the same data again
+                under the same name and `batch_rows` stores nothing twice. A fresh one if absent.
+            batch_rows: rows per batch; a table is cut into such pieces.
+            progress: called with the rows of each batch that became durable.
+
+        Raises:
+            InvalidObservations: a table does not fit; nothing of that table was stored.
+            TryAgain: a node that must take rows stayed away; ingest the same again later, under
+                `details["producer"]`, or what was stored by then is stored twice.
+        """
+        schema = await self.schema(dataset)
+        return await send_all(
+            self._transport,
+            schema,
+            data=data,
+            producer=producer or f"client-{uuid.uuid4().hex}",
+            batch_rows=batch_rows,
+            patience_s=self._ingest_timeout_s,
+            progress=progress,
+        )
+
+    async def query(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        limit: int | None = None,
+        sampler: SamplerLike | None = None,
+        require_complete: bool = False,
+        progress: Progress | None = None,
+    ) -> Labels:
+        """The labels of all paths that match a CQL2 query, of everything that is stored by now.
+
+        Where nodes are away the answer is partial: `complete` is False, and `missing` names the
+        partitions that could not be asked.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            limit: labels at most, any of those that match; nodes stop once they are found. An
+                answer that was cut by it has an empty `frontier`.
+            sampler: `galileo.sampler(...)` or `galileo.sampler_archive(...)`, thins them where
+                they are stored.
+            require_complete: whether a partial answer is an error; it is asked for again as long
+                as the client is patient.
+            progress: called with the labels of each piece as it comes.
+
+        Raises:
+            IncompleteAnswer: a complete answer is required, and a node is away.
+            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+            UnknownSampler: a node does not have the sampler.
+            SamplerFailed: the sampler raised; `details["traceback"]` says where.
+            NotPermitted, NotContained, SamplerRevoked: it goes along, and is not run.
+        """
+        check_limit(limit)
+        request = _query_request(dataset, query, await self._at_hand(sampler), limit=limit)
+        return await queries.collected(
+            self._transport, request, require_complete=require_complete, progress=progress
+        )
+
+    def query_batches(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        limit: int | None = None,
+        sampler: SamplerLike | None = None,
+        require_complete: bool = False,
+    ) -> LabelBatches:
+        """The same, a bounded set of labels at a time; memory stays bounded here and at the nodes.
+
+        Its `end` says, once all labels were given, how far they go and which partitions are
+        missing. What a node that is lost on the way had sent by then was given, too;
+        `end.known(labels)` leaves it out.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            limit: as in `query`.
+            sampler: as in `query`.
+            require_complete: whether a partial answer ends with an error, once all labels that
+                could be found were given.
+
+        Raises:
+            IncompleteAnswer: while it is read, at its end: a complete answer is required, and a
+                node is away.
+            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+            Unavailable: while it is read: the node that answers was lost. Ask again then, and
+                drop what was given.
+        """
+
+        async def request() -> query_pb2.QueryRequest:
+            check_limit(limit)
+            return _query_request(dataset, query, await self._at_hand(sampler), limit=limit)
+
+        return LabelBatches(self._transport, request, require_complete=require_complete)
+
+    async def read(
+        self,
+        labels: LabelSet,
+        *,
+        exact: bool = True,
+        columns: Sequence[str] = (),
+        limit: int | None = None,
+        order_by: str = "",
+        require_complete: bool = False,
+        progress: Progress | None = None,
+    ) -> pa.Table:
+        """The observations behind labels.
+
+        Nodes send the named columns alone. A limit ends their work once it is reached; with an
+        order each node reads all of its observations and sends its own first ones.
+
+        Where the labels are a partial answer, so is the table: `galileo.missing` in the metadata
+        of its schema is then a JSON list of the missing partitions.
+
+        Args:
+            labels: of this cluster.
+            exact: only observations that match the labels' query exactly; else all of their
+                paths, of which some can lie just outside a polygon or an interval.
+            columns: of the answer; all where none is named.
+            limit: observations at most; None: all.
+            order_by: "time" (the earliest first) or "-time" (the latest first); empty: ordered by
+                partition, commit and row. The order of observations of the same time is not
+                defined. Up to a limit of 1,000,000, if there is one.
+            require_complete: whether labels of a partial answer are an error.
+            progress: called with the observations of each piece as it comes.
+
+        Raises:
+            InputError: these are no labels, or there is no such column or order.
+            IncompleteAnswer: a complete answer is required, and the labels are a partial one.
+            Unavailable: a node that keeps some of the observations cannot be reached.
+        """
+        if require_complete and isinstance(labels, LabelSet):
+            completeness.check_complete(labels)
+        options = row_options(columns, limit, order_by)
+        return await queries.read(
+            self._transport, labels, exact=exact, options=options, progress=progress
+        )
+
+    async def read_batches(
+        self,
+        labels: LabelSet,
+        *,
+        exact: bool = True,
+        columns: Sequence[str] = (),
+        limit: int | None = None,
+        require_complete: bool = False,
+    ) -> AsyncIterator[pa.Table]:
+        """The same in pieces, ordered by partition, commit and row; memory stays bounded.
+
+        Where a connection breaks, the next piece comes from another node, and no row twice.
+        Arguments and errors are those of `read`.
+        """
+        if require_complete and isinstance(labels, LabelSet):
+            completeness.check_complete(labels)
+        options = row_options(columns, limit, "")
+        pieces = queries.read_batches(self._transport, labels, exact=exact, options=options)
+        async with aclosing(pieces) as tables:
+            async for table in tables:
+                yield table
+
+    async def select(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        columns: Sequence[str] = (),
+        limit: int | None = None,
+        order_by: str = "",
+        require_complete: bool = True,
+    ) -> pa.Table:
+        """The observations that match a CQL2 query exactly, found and read in one call.
+
+        What `query` and then `read` give, without the labels; all at once. Where there are too
+        many for memory, use `query_batches` and `read_batches`.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            columns: of the answer; all where none is named.
+            limit: observations at most; None: all.
+            order_by: "time" (the earliest first) or "-time" (the latest first); empty: any order.
+                The order of observations of the same time is not defined. Up to a limit of
+                1,000,000, if there is one.
+            require_complete: whether a partial answer is an error, which it is unless False is
+                given. `galileo.missing` in the metadata of a partial table's schema is a JSON list
+                of the missing partitions.
+
+        Raises:
+            QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+            InputError: there is no such column or order.
+            IncompleteAnswer: a node that may keep some of them cannot be reached.
+        """
+        options = row_options(columns, limit, order_by)
+        schema = await self.schema(dataset)
+        return await selection.select(
+            self._transport,
+            schema,
+            query_text(query),
+            options=options,
+            require_complete=require_complete,
+        )
+
+    async def count(self, dataset: str, query: QueryLike = "") -> int:
+        """How many observations match a CQL2 query exactly; always complete, errors as `select`."""
+        return await selection.count(self._transport, dataset, query_text(query))
+
+
+def _query_request(
+    dataset: str, query: QueryLike, sampler: SamplerSpec | None, *, limit: int | None
+) -> query_pb2.QueryRequest:
+    return query_pb2.QueryRequest(
+        dataset=dataset,
+        query=query_text(query),
+        sampler_json=sampler.to_json() if sampler else "",
+        limit=limit,
+    )
