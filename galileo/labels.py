@@ -12,6 +12,7 @@ everything inside works on the columns of `Schema.label_schema`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Sequence
 from math import isnan
@@ -178,13 +179,14 @@ class LabelSet:
     def to_arrow(self) -> pa.Table:
         """Columns geohash, time, the indexed features, block, partition, sequence, label.
 
-        `time` is the start of the bucket, UTC; `label` the path label.
+        `time` is the start of the bucket, UTC; `label` the path label. Of a partial answer the
+        schema has metadata: `galileo.missing`, a JSON list of partitions.
         """
         columns = {"geohash": self.geohashes(), "time": self._column("bucket")}
         columns |= {feature.name: self._column(feature.name) for feature in self.schema.indexed}
         columns |= {"block": self.blocks()}
         columns |= {name: self._column(name) for name in ("partition", "sequence")}
-        return pa.table(columns | {"label": self.texts()})
+        return marked(pa.table(columns | {"label": self.texts()}), self.missing)
 
     def to_pandas(self) -> pd.DataFrame:
         """`to_arrow` as a DataFrame."""
@@ -194,6 +196,20 @@ class LabelSet:
     def _column(self, name: str) -> pa.Array:
         column = self.table.column(name).combine_chunks()
         return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def marked(table: pa.Table, missing: Sequence[int]) -> pa.Table:
+    """The table with the missing partitions in the metadata of its schema, if there are any."""
+    if not missing:
+        return table
+    metadata = {**(table.schema.metadata or {}), MISSING_KEY: json.dumps(sorted(missing))}
+    return table.replace_schema_metadata(metadata)
+
+
+def missing_of(table: pa.Table) -> tuple[int, ...]:
+    """The missing partitions that `marked` named."""
+    metadata = table.schema.metadata or {}
+    return tuple(json.loads(metadata.get(MISSING_KEY.encode(), b"[]")))
 
 
 def to_ipc(table: pa.Table, *, compression: str | None = None) -> bytes:

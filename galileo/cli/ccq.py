@@ -341,6 +341,8 @@ def _show(session: Session, update: Update) -> None:
                 "age_s": update.age_s,
                 "interval_s": update.interval_s,
                 "more": update.more,
+                "complete": update.labels.complete,
+                "missing": update.labels.missing,
                 "gone": update.gone,
                 "clock": None if update.clock_us is None else iso(update.clock_us),
                 "windows": [_window_words(one) for one in update.windows],
@@ -387,10 +389,13 @@ def _window_words(one: WindowChange | HeldWindow) -> dict[str, Any]:
     }
 
 
-def show_labels(session: Session, labels: Labels, *, limit: int = LABELS_SHOWN) -> None:
-    """The first labels as a table, and how many there are."""
-    rows = labels.slice(0, min(limit, len(labels))).to_arrow().drop_columns(["label"]).to_pylist()
+def show_labels(
+    session: Session, labels: Labels, *, limit: int = LABELS_SHOWN, wide: bool = False
+) -> None:
+    """The first labels as a table, and how many there are; `wide` with where they are stored."""
+    hidden = ["label"] if wide else ["block", "partition", "sequence", "label"]
+    rows = labels.slice(0, min(limit, len(labels))).to_arrow().drop_columns(hidden).to_pylist()
     session.output.rows(rows)
-    missing = "" if labels.complete else f"; partial: partitions {list(labels.missing)} are away"
     shown = f", the first {limit} shown" if len(labels) > limit else ""
-    session.output.value(None, words=f"{len(labels):,} labels{shown}{missing}")
+    session.output.value(None, words=f"{len(labels):,} labels{shown}")
+    session.output.warn_partial(labels.missing)

@@ -1,7 +1,8 @@
-"""`galileo create`, `ingest`, `query`, `read`: observations in and out."""
+"""`galileo create`, `ingest`, `query`, `read`, `count`: observations in and out."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,14 +15,15 @@ import pyarrow as pa
 from galileo.cli.ccq import LABELS_SHOWN, show_labels
 from galileo.cli.output import Output, failing_well
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.cli.table_streams import FORMATS, STDOUT, format_of, writing
-from galileo.client import Client, Labels, QueryEnd, Receipt
-from galileo.errors import UnknownDataset
+from galileo.client import BlockingLabelBatches, Client, Labels, Receipt
+from galileo.errors import InputError, UnknownDataset
 from galileo.formats import Mapping, Source, open_source, suggest_schema
+from galileo.labels import missing_of
 from galileo.model.observations import normalise
+from galileo.model.rows import row_options
 from galileo.model.schema import Feature, Schema
-from galileo.samplers import SamplerSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -139,18 +141,36 @@ def _output_options(what: str) -> Callable[[F], F]:
     return decorated
 
 
+def _limit_options(command: F) -> F:
+    """`--limit` and `--all`: how much is asked for."""
+    limit = click.option(
+        "--limit",
+        type=click.IntRange(0),
+        help=f"Rows at most. [default: {LABELS_SHOWN} on the screen, else all]",
+    )
+    everything = click.option("--all", "everything", is_flag=True, help="Show all rows.")
+    return limit(everything(command))
+
+
+def _limit(given: int | None, *, everything: bool) -> int | None:
+    """The limit that was asked for.
+
+    Raises:
+        InputError: there is one, and all are asked for.
+    """
+    if given is not None and everything:
+        raise InputError("expected --limit or --all, got both")
+    return given
+
+
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
-@click.option(
-    "--limit",
-    type=click.IntRange(0),
-    default=LABELS_SHOWN,
-    show_default=True,
-    help="Labels to show.",
-)
+@_limit_options
+@click.option("--wide", is_flag=True, help="Show block, partition and sequence, too.")
 @sampler_options
 @_output_options("labels")
+@require_complete_option
 @json_option
 @click.pass_obj
 @failing_well
@@ -159,15 +179,20 @@ def query(
     *,
     dataset: str,
     query: str,
-    limit: int,
+    limit: int | None,
+    everything: bool,
+    wide: bool,
     sampler: SamplerChoice,
     output: str | None,
     file_format: str | None,
+    require_complete: bool,
 ) -> None:
     """Ask once: the labels of all blocks that match a CQL2 query.
 
     With --output they are written as they come, however many there are. With --sampler they are
     thinned where they are stored; --sampler-file sends one along, where the nodes allow it.
+
+    While nodes are away the answer is partial, which standard error says.
 
     \b
     Example:
@@ -175,14 +200,18 @@ def query(
       galileo query nam "temperature > 290" --output - --format csv | head
       galileo query nam --sampler reservoir --option n=1000 --seed 7
     """
-    chosen = sampler.spec()
+    limit = _limit(limit, everything=everything)
+    options: dict[str, Any] = {"sampler": sampler.spec(), "require_complete": require_complete}
     with session.client() as client:
         if output is not None:
+            batches = client.query_batches(dataset, query, limit=limit, **options)
             target = Target(output, file_format)
-            _write_labels(session.output, client, (dataset, query), target, sampler=chosen)
+            _write_labels(session.output, batches, client.schema(dataset), target)
             return
         with session.output.counting(dataset, unit="labels") as come:
-            labels = client.query(dataset, query, sampler=chosen, progress=come)
+            # The screen says how many match in all.
+            asked = limit if session.output.as_json else None
+            labels = client.query(dataset, query, limit=asked, progress=come, **options)
     if session.output.as_json:
         session.output.value(
             {
@@ -191,18 +220,50 @@ def query(
                 "missing": labels.missing,
             }
         )
+        session.output.warn_partial(labels.missing)
     else:
-        show_labels(session, labels, limit=limit)
+        shown = LABELS_SHOWN if limit is None and not everything else limit
+        show_labels(session, labels, limit=len(labels) if shown is None else shown, wide=wide)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Which observations to read."""
+
+    dataset: str
+    query: str
+    columns: tuple[str, ...]
+    order_by: str
+    exact: bool
+    require_complete: bool
+
+    def table(self, client: Client, *, limit: int | None) -> pa.Table:
+        """The first of them, or all."""
+        options: dict[str, Any] = {
+            "columns": self.columns,
+            "limit": limit,
+            "order_by": self.order_by,
+            "require_complete": self.require_complete,
+        }
+        if self.exact:
+            return client.select(self.dataset, self.query, **options)
+        labels = client.query(self.dataset, self.query, require_complete=self.require_complete)
+        return client.read(labels, exact=False, **options)
 
 
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
 @_output_options("observations")
-@click.option("--whole-blocks", is_flag=True, help="All observations of the matching paths.")
+@click.option("--columns", metavar="NAME,NAME,...", help="Columns to read. [default: all]")
 @click.option(
-    "--limit", type=click.IntRange(0), default=LABELS_SHOWN, show_default=True, help="Rows to show."
+    "--order-by",
+    type=click.Choice(("time", "-time")),
+    help="time: the earliest first; -time: the latest first. [default: any order]",
 )
+@_limit_options
+@click.option("--whole-blocks", is_flag=True, help="All observations of the matching paths.")
+@require_complete_option
 @json_option
 @click.pass_obj
 @failing_well
@@ -213,31 +274,72 @@ def read(
     query: str,
     output: str | None,
     file_format: str | None,
+    columns: str | None,
+    order_by: str | None,
+    limit: int | None,
+    everything: bool,
     whole_blocks: bool,
-    limit: int,
+    require_complete: bool,
 ) -> None:
     """Download the observations that match a query.
 
-    With --output they are written as they come, however many there are.
+    The limit, the columns and the order are applied by the nodes. With --output all observations
+    are written as they come, however many there are.
+
+    While nodes are away the answer is partial, which standard error says.
 
     \b
     Example:
       galileo read nam "temperature > 290" --output warm.parquet
+      galileo read nam --columns time,temperature --order-by -time --limit 5
     """
+    limit = _limit(limit, everything=everything)
+    names = tuple(name.strip() for name in columns.split(",")) if columns else ()
+    request = ReadRequest(dataset, query, names, order_by or "", not whole_blocks, require_complete)
     with session.client() as client:
         if output is not None:
-            target = Target(output, file_format)
-            _write_rows(session.output, client, dataset, query, target, exact=not whole_blocks)
+            _write_rows(session.output, client, request, Target(output, file_format), limit=limit)
             return
-        with session.output.counting(dataset, unit="labels") as come:
-            labels = client.query(dataset, query, progress=come)
-        with session.output.counting(dataset, unit="observations") as come:
-            table = client.read(labels, exact=not whole_blocks, progress=come)
-    if session.output.as_json:
-        session.output.value({"rows": table.to_pylist(), "complete": labels.complete})
-        return
-    session.output.rows(table.slice(0, limit).to_pylist())
-    session.output.value(None, words=f"{table.num_rows:,} observations")
+        shown = limit
+        if limit is None and not everything and not session.output.as_json:
+            shown = LABELS_SHOWN
+        # One more says whether there are more.
+        table = request.table(client, limit=None if shown is None else shown + 1)
+    _show_rows(session.output, table, limit=shown)
+
+
+def _show_rows(output: Output, table: pa.Table, *, limit: int | None) -> None:
+    missing, has_more = missing_of(table), limit is not None and table.num_rows > limit
+    table = table.slice(0, limit)
+    if output.as_json:
+        facts = {"more": has_more, "complete": not missing, "missing": missing}
+        output.value({"rows": table.to_pylist(), **facts})
+    else:
+        output.rows(table.to_pylist())
+        rows = f"{table.num_rows:,} observations"
+        words = f"the first {rows}; there are more, which --all shows" if has_more else rows
+        output.value(None, words=words)
+    output.warn_partial(missing)
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("query", default="")
+@json_option
+@click.pass_obj
+@failing_well
+def count(session: Session, *, dataset: str, query: str) -> None:
+    """Count the observations that match a query exactly.
+
+    The count is always complete: where nodes are away, the command fails with exit status 5.
+
+    \b
+    Example:
+      galileo count nam "temperature > 290"
+    """
+    with session.client() as client:
+        counted = client.count(dataset, query)
+    session.output.value({"count": counted}, words=f"{counted:,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,64 +351,87 @@ class Target:
 
 
 def _write_labels(
-    output: Output,
-    client: Client,
-    asked: tuple[str, str],
-    target: Target,
-    *,
-    sampler: SamplerSpec | None,
+    output: Output, batches: BlockingLabelBatches, schema: Schema, target: Target
 ) -> None:
-    dataset, query = asked
-    schema = client.schema(dataset)
     columns = Labels.empty(schema).to_arrow().schema
-    with client.query_batches(dataset, query, sampler=sampler) as batches:
+    with batches:
         tables = (labels.to_arrow() for labels in batches)
-        rows = _write(output, tables, columns, target=target, unit="labels")
-        _tell_written(output, batches.end, target, unit="labels", rows=rows)
+        _write(
+            output, tables, columns, target=target, unit="labels", missing=lambda: _lacks(batches)
+        )
 
 
 def _write_rows(
-    output: Output, client: Client, dataset: str, query: str, target: Target, *, exact: bool
+    output: Output, client: Client, request: ReadRequest, target: Target, *, limit: int | None
 ) -> None:
-    """Reads the observations of each batch of labels while the next one waits."""
-    columns = client.schema(dataset).observation_schema
-    with client.query_batches(dataset, query) as batches:
-        tables = (table for labels in batches for table in client.read_batches(labels, exact=exact))
-        rows = _write(output, tables, columns, target=target, unit="observations")
-        _tell_written(output, batches.end, target, unit="observations", rows=rows)
+    """Reads the observations of each batch of labels while the next one waits.
+
+    With a limit or an order they are read together, since nodes find the first ones.
+    """
+    schema = client.schema(request.dataset)
+    columns = row_options(request.columns, None, "").arrow_schema(schema)
+    if limit is not None or request.order_by:
+        table = request.table(client, limit=limit)
+        missing = missing_of(table)
+        _write(output, [table], columns, target=target, unit="rows", missing=lambda: missing)
+        return
+    found = client.query_batches(
+        request.dataset, request.query, require_complete=request.require_complete
+    )
+    with found as batches:
+        tables = (
+            table
+            for labels in batches
+            for table in client.read_batches(labels, exact=request.exact, columns=request.columns)
+        )
+        lacks = functools.partial(_lacks, batches)
+        _write(output, tables, columns, target=target, unit="rows", missing=lacks)
+
+
+def _lacks(batches: BlockingLabelBatches) -> tuple[int, ...]:
+    """The missing partitions of an answer that was read to its end."""
+    return () if batches.end is None else batches.end.missing
 
 
 def _write(
-    output: Output, tables: Iterable[pa.Table], columns: pa.Schema, *, target: Target, unit: str
-) -> int:
-    """Writes tables as they come; how many rows they had."""
-    rows = 0
+    output: Output,
+    tables: Iterable[pa.Table],
+    columns: pa.Schema,
+    *,
+    target: Target,
+    unit: str,
+    missing: Callable[[], tuple[int, ...]],
+) -> None:
+    """Writes tables as they come, and says how many rows they had.
+
+    Args:
+        output: of the command.
+        tables: to write.
+        columns: of each.
+        target: where to.
+        unit: "labels" or "rows".
+        missing: called behind the last table.
+    """
+    rows, what = 0, "labels" if unit == "labels" else "observations"
     file_format = format_of(target.output, target.format)
     with (
         writing(target.output, columns, format=file_format) as writer,
-        output.progress(unit=unit) as bar,
+        output.progress(unit=what) as bar,
     ):
         task = bar.add_task(target.output, total=None)
         for table in tables:
             writer.write(table)
             rows += table.num_rows
             bar.advance(task, table.num_rows)
-    return rows
-
-
-def _tell_written(
-    output: Output, end: QueryEnd | None, target: Target, *, unit: str, rows: int
-) -> None:
-    missing = end.missing if end is not None else ()
-    note = f"; partitions {list(missing)} are missing" if missing else ""
-    words = f"{rows:,} {unit} written to {target.output}{note}"
-    if target.output == STDOUT:
-        if missing or not output.as_json:
-            click.echo(words, err=True)
-        return
-    kind = "labels" if unit == "labels" else "rows"
-    told = {kind: rows, "complete": not missing, "missing": missing, "file": target.output}
-    output.value(told, words=words)
+        lacking = missing()
+        writer.note_missing(lacking)
+    words = f"{rows:,} {what} written to {target.output}"
+    if target.output != STDOUT:
+        told = {unit: rows, "complete": not lacking, "missing": lacking, "file": target.output}
+        output.value(told, words=words)
+    elif not output.as_json:
+        click.echo(words, err=True)
+    output.warn_partial(lacking)
 
 
 def _feature(text: str) -> Feature:

@@ -9,7 +9,7 @@ import click
 
 from galileo.cli.ccq import LABELS_SHOWN
 from galileo.cli.output import Output, failing_well
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.client.findings import NodeExplanation, QueryExplanation
 from galileo.client.vertices import levels_of, parse_vertex
 from galileo.errors import InputError
@@ -21,10 +21,11 @@ _BAR_CHARS = 40
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
+@require_complete_option
 @json_option
 @click.pass_obj
 @failing_well
-def explain(session: Session, *, dataset: str, query: str) -> None:
+def explain(session: Session, *, dataset: str, query: str, require_complete: bool) -> None:
     """Show how a query is answered: whom it asks, what each rules out and looks at.
 
     \b
@@ -32,12 +33,13 @@ def explain(session: Session, *, dataset: str, query: str) -> None:
       galileo explain nam "temperature > 290 AND S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"
     """
     with session.client() as client:
-        told = client.explain(dataset, query)
+        told = client.explain(dataset, query, require_complete=require_complete)
     if session.output.as_json:
         facts = {"found": told.found, "complete": told.complete, "missing": told.missing}
         session.output.value(_fields(told) | facts)
     else:
         _show_explanation(session.output, told)
+    session.output.warn_partial(told.missing)
 
 
 def _show_explanation(output: Output, told: QueryExplanation) -> None:
@@ -89,6 +91,7 @@ def _node_row(node: NodeExplanation) -> dict[str, Any]:
 @click.option("--longitude", type=float, required=True, help="Of the point, degrees.")
 @click.option("-k", "k", type=int, default=10, show_default=True, help="How many at most.")
 @click.option("--within", type=float, help="None farther away than so many metres.")
+@require_complete_option
 @json_option
 @click.pass_obj
 @failing_well
@@ -101,6 +104,7 @@ def nearest(
     longitude: float,
     k: int,
     within: float | None,
+    require_complete: bool,
 ) -> None:
     """Find the observations nearest to a point, of those that match a query exactly.
 
@@ -110,14 +114,21 @@ def nearest(
     """
     with session.client() as client:
         found = client.nearest(
-            dataset, query, latitude=latitude, longitude=longitude, k=k, within_m=within
+            dataset,
+            query,
+            latitude=latitude,
+            longitude=longitude,
+            k=k,
+            within_m=within,
+            require_complete=require_complete,
         )
+    session.output.warn_partial(found.missing)
     if session.output.as_json:
         rows = found.to_arrow().to_pylist()
         session.output.value({"rows": rows, "complete": found.complete, "missing": found.missing})
         return
     session.output.rows(found.to_arrow().to_pylist())
-    session.output.value(None, words=f"{len(found):,} observations{_partial(found.missing)}")
+    session.output.value(None, words=f"{len(found):,} observations")
 
 
 @click.command()
@@ -126,6 +137,7 @@ def nearest(
 @click.option("--feature", required=True, help="An indexed feature that has numbers.")
 @click.option("--bins", type=int, help="Bins of a histogram, of equal width.")
 @click.option("--edges", metavar="E,E,...", help="Edges of its bins instead.")
+@require_complete_option
 @json_option
 @click.pass_obj
 @failing_well
@@ -137,6 +149,7 @@ def summarise(
     feature: str,
     bins: int | None,
     edges: str | None,
+    require_complete: bool,
 ) -> None:
     """Count observations under the paths that match, with statistics of a feature.
 
@@ -148,7 +161,10 @@ def summarise(
         raise InputError("expected --bins or --edges, got both")
     with session.client() as client:
         wanted = bins if edges is None else _numbers("--edges", edges)
-        told = client.summarise(dataset, query, feature=feature, bins=wanted)
+        told = client.summarise(
+            dataset, query, feature=feature, bins=wanted, require_complete=require_complete
+        )
+    session.output.warn_partial(told.missing)
     if session.output.as_json:
         session.output.value({**_fields(told), "mean": told.mean, "complete": told.complete})
         return
@@ -166,8 +182,6 @@ def summarise(
             for row in told.to_arrow().to_pylist()
         ]
     )
-    if told.missing:
-        session.output.value(None, words=_partial(told.missing).removeprefix("; "))
 
 
 @click.command()
@@ -176,6 +190,7 @@ def summarise(
 @click.option("--order", metavar="LEVEL,...", help="Levels of the tree, from the root down.")
 @click.option("--limit", default=LABELS_SHOWN, show_default=True, help="Children of this page.")
 @click.option("--after", metavar="VERTEX", help="The last child of the page before.")
+@require_complete_option
 @json_option
 @click.pass_obj
 @failing_well
@@ -187,6 +202,7 @@ def drill(
     order: str | None,
     limit: int,
     after: str | None,
+    require_complete: bool,
 ) -> None:
     """List the children of a vertex of the metadata graph, with what hangs under each.
 
@@ -202,13 +218,22 @@ def drill(
     levels = None if order is None else [level.strip() for level in order.split(",")]
     with session.client() as client:
         last = None if after is None else _last(after, client.schema(dataset), levels)
-        found = client.children(dataset, vertex, order=levels, limit=limit, after=last)
+        found = client.children(
+            dataset,
+            vertex,
+            order=levels,
+            limit=limit,
+            after=last,
+            require_complete=require_complete,
+        )
+    session.output.warn_partial(found.missing)
     if session.output.as_json:
         session.output.value(
             {
                 "level": found.level,
                 "children": found.to_arrow().to_pylist(),
                 "more": found.more,
+                "complete": found.complete,
                 "missing": found.missing,
             }
         )
@@ -217,9 +242,7 @@ def drill(
     session.output.rows(rows, title=found.level)
     texts = found.texts()
     more = f"; more with --after {texts[-1].as_py()}" if found.more else ""
-    session.output.value(
-        None, words=f"{len(found):,} of level {found.level}{more}{_partial(found.missing)}"
-    )
+    session.output.value(None, words=f"{len(found):,} of level {found.level}{more}")
 
 
 @click.command()
@@ -227,11 +250,18 @@ def drill(
 @click.argument("query", default="")
 @click.option("--feature", help="Whose quantiles to tell; indexed, with numbers.")
 @click.option("--quantiles", metavar="Q,Q,...", help="From 0 to 1. [default: 0,0.25,0.5,0.75,1]")
+@require_complete_option
 @json_option
 @click.pass_obj
 @failing_well
 def estimate(
-    session: Session, *, dataset: str, query: str, feature: str | None, quantiles: str | None
+    session: Session,
+    *,
+    dataset: str,
+    query: str,
+    feature: str | None,
+    quantiles: str | None,
+    require_complete: bool,
 ) -> None:
     """Estimate how many paths match, from what one node knows of the whole cluster.
 
@@ -242,7 +272,14 @@ def estimate(
     told_of = "0,0.25,0.5,0.75,1" if quantiles is None and feature else quantiles
     shares = _numbers("--quantiles", told_of) if told_of else []
     with session.client() as client:
-        told = client.estimate(dataset, query, feature=feature, quantiles=shares)
+        told = client.estimate(
+            dataset,
+            query,
+            feature=feature,
+            quantiles=shares,
+            require_complete=require_complete,
+        )
+    session.output.warn_partial(told.missing)
     if session.output.as_json:
         facts = {"count": told.count, "error": told.error, "complete": told.complete}
         session.output.value(_fields(told) | facts)
@@ -256,10 +293,7 @@ def estimate(
     behind = f"; {told.behind:,} commits are not counted yet" if told.behind else ""
     session.output.value(
         None,
-        words=(
-            f"{told.low:,} to {told.high:,} paths match, as {told.node} knows"
-            f"{behind}{_partial(told.missing)}"
-        ),
+        words=f"{told.low:,} to {told.high:,} paths match, as {told.node} knows{behind}",
     )
 
 
@@ -279,7 +313,3 @@ def _numbers(option: str, text: str) -> list[float]:
 
 def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in type(value).__slots__}
-
-
-def _partial(missing: tuple[int, ...]) -> str:
-    return f"; partial: partitions {list(missing)} are away" if missing else ""

@@ -11,7 +11,7 @@ import click
 
 from galileo import rdf
 from galileo.cli.output import Output, failing_well
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.cli.sparql_serving import serve
 from galileo.cli.sparql_sources import STDIN, opened
 from galileo.cli.table_files import write_table
@@ -76,6 +76,7 @@ def _ask_options(command: F) -> F:
 @click.argument("source")
 @click.argument("sparql_query", default="")
 @_ask_options
+@require_complete_option
 @json_option
 @click.pass_obj
 @failing_well
@@ -92,6 +93,7 @@ def ask(
     read_file: Path | None,
     timeout: float,
     rows: int,
+    require_complete: bool,
 ) -> None:
     """Ask SPARQL over labels.
 
@@ -108,7 +110,7 @@ def ask(
       galileo sparql ask nam "SELECT ?p { ?p f:temperature ?t } LIMIT 5" --read five.parquet
     """
     text = _query_text(sparql_query, query_file)
-    with opened(session, source, query=query) as graph:
+    with opened(session, source, query=query, require_complete=require_complete) as graph:
         result = graph.sparql(text, timeout_s=timeout, rows_max=rows)
     if blocks:
         named = result.blocks()
@@ -125,10 +127,13 @@ def ask(
 @click.argument("source")
 @click.argument("path", type=_OUTPUT)
 @click.option("--query", default="", help="CQL2; only its result is written.")
+@require_complete_option
 @json_option
 @click.pass_obj
 @failing_well
-def export(session: Session, *, source: str, path: Path, query: str) -> None:
+def export(
+    session: Session, *, source: str, path: Path, query: str, require_complete: bool
+) -> None:
     """Write labels as RDF to a file, which can be asked and served again.
 
     PATH ends in .nt, .ttl, .rdf or .jsonld. SOURCE is as of `galileo sparql ask`.
@@ -139,7 +144,7 @@ def export(session: Session, *, source: str, path: Path, query: str) -> None:
     """
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"expected a file ending in {', '.join(SUFFIXES)}, got {path.name!r}")
-    with opened(session, source, query=query) as graph:
+    with opened(session, source, query=query, require_complete=require_complete) as graph:
         data = graph.serialise(format=SUFFIXES[path.suffix.lower()])
     _write(session.output, data, path)
 
@@ -181,6 +186,7 @@ def _download(session: Session, result: SparqlResult, path: Path) -> None:
         table = client.read(labels)
     write_table(table, path)
     told = {"labels": len(labels), "rows": table.num_rows, "file": str(path)}
+    told |= {"complete": result.complete, "missing": result.missing}
     session.output.value(told, words=f"{table.num_rows:,} observations written to {path}")
 
 
@@ -196,8 +202,10 @@ def _write(output: Output, data: bytes, path: Path | None) -> None:
 
 def _show(output: Output, result: SparqlResult) -> None:
     if result.kind == "boolean":
-        output.value({"boolean": bool(result)}, words="yes" if result else "no")
+        value = {"boolean": bool(result), "complete": result.complete, "missing": result.missing}
+        output.value(value, words="yes" if result else "no")
     elif result.kind == "triples":
-        output.value({"ntriples": result.triples}, words=result.triples)
+        value = {"ntriples": result.triples, "complete": result.complete, "missing": result.missing}
+        output.value(value, words=result.triples)
     else:
         output.rows(result.rows, empty="No solutions.")

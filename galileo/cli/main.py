@@ -70,6 +70,7 @@ COMMANDS = {
         "galileo.cli.data:query", "Ask once: the labels of all blocks that match a CQL2 query."
     ),
     "read": Later("galileo.cli.data:read", "Download the observations that match a query."),
+    "count": Later("galileo.cli.data:count", "Count the observations that match a query exactly."),
     "restore": Later(
         "galileo.cli.maintenance:restore",
         "Make a node's DIRECTORY, which must not exist, out of the backup SOURCE.",

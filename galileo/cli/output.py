@@ -20,12 +20,13 @@ from rich.text import Text
 
 from galileo.cli import EXIT_INTERRUPTED
 from galileo.cursor import Cursor
-from galileo.errors import Bug, GalileoError, Gone, InputError, TryAgain
+from galileo.errors import Bug, GalileoError, Gone, IncompleteAnswer, InputError, TryAgain
 from galileo.redaction import redacted
 
 EXIT_INPUT = 2
 EXIT_TRY_AGAIN = 3
 EXIT_GONE = 4
+EXIT_INCOMPLETE = 5
 EXIT_BUG = 70
 PIPED_WIDTH = 4096
 """Where nobody watches, tables are as wide as they must be, so that ids stay in one piece."""
@@ -69,6 +70,16 @@ class Output:
             self._console.print(table_of(rows, title))
         elif empty:
             self._console.print(empty, markup=False)
+
+    def warn_partial(self, missing: Sequence[int]) -> None:
+        """Says on standard error what an answer lacks, also beside JSON; nothing if it is whole."""
+        if missing:
+            partitions = ", ".join(map(str, missing))
+            click.echo(
+                f"galileo: partial answer: partitions {partitions} are missing, because their "
+                "nodes are away (see galileo status)",
+                err=True,
+            )
 
     @contextlib.contextmanager
     def counting(self, what: str, *, unit: str) -> Iterator[Callable[[int], None]]:
@@ -124,8 +135,9 @@ def _fail(error: GalileoError) -> NoReturn:
 
 
 def exit_status(error: GalileoError) -> int:
-    """2 fix the input, 3 try again, 4 it is over, 70 a bug, 1 anything else."""
+    """2 fix the input, 3 try again, 4 it is over, 5 incomplete, 70 a bug, 1 anything else."""
     statuses = {
+        IncompleteAnswer: EXIT_INCOMPLETE,
         InputError: EXIT_INPUT,
         TryAgain: EXIT_TRY_AGAIN,
         Gone: EXIT_GONE,

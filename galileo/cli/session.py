@@ -54,3 +54,14 @@ def json_option(command: F) -> F:
     )
     decorated: F = option(command)
     return decorated
+
+
+def require_complete_option(command: F) -> F:
+    """`--require-complete`, of commands whose answer is partial while nodes are away."""
+    option = click.option(
+        "--require-complete",
+        is_flag=True,
+        help="Fail with exit status 5 where nodes are away, in place of a partial answer.",
+    )
+    decorated: F = option(command)
+    return decorated

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from galileo.cli.output import failing_well
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.cli.sparql_sources import opened
 from galileo.errors import GalileoError
 from galileo.rdf import Endpoint, EndpointOptions
@@ -69,6 +69,7 @@ def _endpoint_options(command: F) -> F:
     help="Where a continuous query's updates are stored, so that a restart goes on.",
 )
 @_endpoint_options
+@require_complete_option
 @json_option
 @click.pass_obj
 @failing_well
@@ -87,6 +88,7 @@ def serve(
     queries: int,
     connections: int,
     answers_mib: int,
+    require_complete: bool,
 ) -> None:
     """Serve labels to any SPARQL client over HTTP, until Ctrl-C.
 
@@ -115,7 +117,15 @@ def serve(
     def stale(error: GalileoError) -> None:
         click.echo(f"{source} is served as it is, nothing more comes: {error}", err=True)
 
-    with opened(session, source, query=query, spool=spool, on_end=stale) as graph:
+    source_graph = opened(
+        session,
+        source,
+        query=query,
+        spool=spool,
+        require_complete=require_complete,
+        on_end=stale,
+    )
+    with source_graph as graph:
         graph.load()
         with Endpoint(graph, options) as endpoint:
             session.output.value({"url": endpoint.url}, words=f"serving {source} at {endpoint.url}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 
 from galileo.cli.session import Session
 from galileo.client import SparqlView, Spool
+from galileo.client.completeness import incomplete
 from galileo.errors import Cancelled, GalileoError, InputError
 from galileo.labels import LabelSet
 from galileo.rdf import FileGraph, LabelGraph, OpenGraph
@@ -36,6 +37,7 @@ def opened(
     *,
     query: str = "",
     spool: Path | None = None,
+    require_complete: bool = False,
     on_end: Callable[[GalileoError], None] | None = None,
 ) -> Iterator[OpenGraph]:
     """The graph of a source; that of a continuous query grows until it is closed.
@@ -45,6 +47,7 @@ def opened(
         source: a dataset's name, a continuous query's id, or the path of an RDF file or spool.
         query: CQL2 for a dataset.
         spool: of a continuous query, to begin with and to store in.
+        require_complete: whether it is an error that nodes are away.
         on_end: called, by a thread of its own, where the graph of a continuous query grows no more
             before it is closed.
 
@@ -62,7 +65,9 @@ def opened(
             client = stack.enter_context(session.client())
             held = stack.enter_context(Spool(spool)) if spool else None
             view = stack.enter_context(client.sparql_view(source, spool=held))
-            _tell_missing(view.missing)
+            if require_complete and view.missing:
+                raise incomplete(view.missing)
+            session.output.warn_partial(view.missing)
             if view.gone:
                 click.echo(f"retention dropped {len(view.gone)} stretches of commits", err=True)
             if on_end is not None:
@@ -71,24 +76,20 @@ def opened(
         elif Path(source).suffix.lower() in SUFFIXES:
             yield stack.enter_context(FileGraph(source))
         else:
-            yield stack.enter_context(LabelGraph(_labels(session, source, query)))
+            labels = _labels(session, source, query, require_complete=require_complete)
+            yield stack.enter_context(LabelGraph(labels))
 
 
-def _labels(session: Session, source: str, query: str) -> LabelSet:
+def _labels(session: Session, source: str, query: str, *, require_complete: bool) -> LabelSet:
     if not is_file(source):
         with session.client() as client:
-            labels = client.query(source, query)
-        _tell_missing(labels.missing)
+            labels = client.query(source, query, require_complete=require_complete)
+        session.output.warn_partial(labels.missing)
         return labels
     if not Path(source).is_file():
         raise InputError(f"expected a spool, there is no file at {source}")
     with Spool(source) as held:
         return held.labels()
-
-
-def _tell_missing(partitions: Sequence[int]) -> None:
-    if partitions:
-        click.echo(f"partial: partitions {list(partitions)} are away", err=True)
 
 
 def _await_end(view: SparqlView, on_end: Callable[[GalileoError], None]) -> None:

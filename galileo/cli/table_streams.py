@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -16,6 +17,7 @@ import pyarrow.parquet
 from galileo.client.geo_files import GeoJsonWriter, GeoParquetWriter
 from galileo.client.json_lines import json_lines
 from galileo.errors import InputError
+from galileo.labels import MISSING_KEY
 
 STDOUT = "-"
 SUFFIXES = {
@@ -43,6 +45,13 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
+class PartialWriter(Writer, Protocol):
+    """A writer whose file can say what a partial answer lacks."""
+
+    def note_missing(self, missing: Sequence[int]) -> None:
+        """Names the missing partitions in the metadata of the file, where its format has some."""
+
+
 def format_of(output: str, given: str | None) -> str:
     """The format to write: the one given, else by the file's name; JSON lines on standard output.
 
@@ -63,7 +72,7 @@ def format_of(output: str, given: str | None) -> str:
 
 
 @contextlib.contextmanager
-def writing(output: str, schema: pa.Schema, *, format: str) -> Iterator[Writer]:
+def writing(output: str, schema: pa.Schema, *, format: str) -> Iterator[PartialWriter]:
     """A writer of tables of one schema; the file has its name once all of it is written.
 
     Raises:
@@ -72,7 +81,13 @@ def writing(output: str, schema: pa.Schema, *, format: str) -> Iterator[Writer]:
     try:
         with _sink(output) as sink:
             writer = _Grouped(_WRITERS[format](sink, schema), schema)
-            yield writer
+            try:
+                yield writer
+            except BaseException:
+                # Else a Parquet writer writes its end when it is collected, to a closed file.
+                with contextlib.suppress(OSError, ValueError, pa.ArrowException):
+                    writer.abandon()
+                raise
             writer.close()
     except OSError as error:
         if isinstance(error, BrokenPipeError):
@@ -116,9 +131,25 @@ class _Grouped:
         if self._rows >= GROUP_ROWS:
             self._hand_on()
 
+    def note_missing(self, missing: Sequence[int]) -> None:
+        if not missing:
+            return
+        self._hand_on()
+        told = {MISSING_KEY: json.dumps(list(missing))}
+        if isinstance(self._writer, pyarrow.parquet.ParquetWriter | GeoParquetWriter):
+            self._writer.add_key_value_metadata(told)
+        elif isinstance(self._writer, pa.ipc.RecordBatchFileWriter):
+            nothing = pa.RecordBatch.from_pylist([], schema=self._schema)
+            self._writer.write_batch(nothing, custom_metadata=told)
+
     def close(self) -> None:
         self._hand_on()
         self._writer.close()
+
+    def abandon(self) -> None:
+        """Ends a Parquet file without the rows that wait; other formats write nothing then."""
+        if isinstance(self._writer, pyarrow.parquet.ParquetWriter | GeoParquetWriter):
+            self._writer.close()
 
     def _hand_on(self) -> None:
         if self._rows:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 import grpc.aio
-import pyarrow as pa
 
 from galileo.client.transport import Transport
 from galileo.errors import IncompleteAnswer
-from galileo.labels import MISSING_KEY
 
 
 class Partial(Protocol):
@@ -64,11 +61,3 @@ async def call(
         return answer
 
     return await transport.call(checked)
-
-
-def marked(table: pa.Table, missing: Sequence[int]) -> pa.Table:
-    """The table with the missing partitions in the metadata of its schema, if there are any."""
-    if not missing:
-        return table
-    metadata = {**(table.schema.metadata or {}), MISSING_KEY: json.dumps(sorted(missing))}
-    return table.replace_schema_metadata(metadata)

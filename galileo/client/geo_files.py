@@ -200,6 +200,10 @@ class GeoParquetWriter:
         self._file.add_key_value_metadata({"geo": told})
         self._file.close()
 
+    def add_key_value_metadata(self, metadata: dict[str, str]) -> None:
+        """Adds to the metadata of the file, as pyarrow's writer does."""
+        self._file.add_key_value_metadata(metadata)
+
 
 class GeoJsonWriter:
     """A FeatureCollection, piece by piece; arguments as `GeoParquetWriter`."""

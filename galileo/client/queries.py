@@ -25,7 +25,7 @@ from galileo.client.ingestion import Progress
 from galileo.client.results import Labels, QueryEnd
 from galileo.client.transport import PAUSE_S, Transport
 from galileo.errors import DeadlineExceeded, GalileoError, InputError, TryAgain, Unavailable
-from galileo.labels import LabelSet, from_ipc
+from galileo.labels import LabelSet, from_ipc, marked
 from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
 from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
@@ -226,7 +226,7 @@ async def read(
     tables = [table async for table in telling(pieces, progress)]
     whole = pa.concat_tables([needed.arrow_schema(schema).empty_table(), *tables])
     first = sorted_by_time(whole, options.order_by).slice(0, options.limit)
-    return completeness.marked(first.select(options.names(schema)), labels.missing)
+    return marked(first.select(options.names(schema)), labels.missing)
 
 
 async def read_batches(

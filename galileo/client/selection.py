@@ -9,9 +9,9 @@ from typing import Any
 import grpc.aio
 import pyarrow as pa
 
-from galileo.client.completeness import marked
 from galileo.client.decode import ANSWER_TIMEOUT_S, ended
 from galileo.client.transport import Transport
+from galileo.labels import marked
 from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
 from galileo.model.schema import Schema
 from galileo.wire.codec import table_of

@@ -179,7 +179,7 @@ def test_what_a_file_offers_can_be_listed(run: Run, csv: Path) -> None:
 def test_query_shows_some_labels_and_counts_all(run: Run, dataset: str) -> None:
     shown = run("query", dataset, "temperature > 290", "--limit", "3").stdout
     assert f"{WARM} labels, the first 3 shown" in shown
-    assert shown.count(dataset) == 3
+    assert shown.count("2014-03-01") == 3
     assert "partial" not in shown
 
 
@@ -231,12 +231,57 @@ def test_results_go_to_standard_output_line_by_line(run: Run, dataset: str, comm
 
 def test_read_prints_observations(run: Run, dataset: str) -> None:
     shown = run("read", dataset, "temperature > 290", "--limit", "2").stdout
-    assert f"{WARM} observations" in shown
+    assert "the first 2 observations; there are more, which --all shows" in shown
     assert shown.count("2014-03-01") == 2
+    assert f"\n{WARM} observations" in run("read", dataset, "temperature > 290", "--all").stdout
     rows = values(run("read", dataset, "temperature > 290", "--json"))["rows"]
     expected = frame()[frame()["temperature"] > 290]
     assert sorted(row["temperature"] for row in rows) == sorted(expected["temperature"])
     assert {row["time"] for row in rows} == set(expected["time"])
+
+
+@pytest.mark.parametrize("more", [(), ("--whole-blocks",)])
+def test_read_asks_for_the_first_rows_and_some_columns_alone(
+    run: Run, dataset: str, more: tuple[str, ...]
+) -> None:
+    words = ("read", dataset, "--columns", "time, temperature", "--order-by", "-time", "--json")
+    told = values(run(*words, "--limit", "5", *more))
+    assert (told["more"], told["complete"], told["missing"]) == (True, True, [])
+    assert [list(row) for row in told["rows"]] == [["time", "temperature"]] * 5
+    expected = sorted(frame()["time"], reverse=True)[:5]
+    assert [row["time"] for row in told["rows"]] == expected
+    nothing = values(run(*words, "--limit", "0", *more))
+    assert (nothing["rows"], nothing["more"]) == ([], True)
+    everything = values(run(*words, *more))
+    assert (len(everything["rows"]), everything["more"]) == (ROWS, False)
+
+
+def test_read_writes_the_first_rows_to_a_file(run: Run, dataset: str, tmp_path: Path) -> None:
+    path = tmp_path / "first.parquet"
+    words = ("--order-by", "time", "--limit", "7", "--columns", "time,wind_speed")
+    run("read", dataset, *words, "--output", str(path))
+    table = pyarrow.parquet.read_table(path)
+    assert table.column_names == ["time", "wind_speed"]
+    times = [f"{time:%Y-%m-%dT%H:%M:%SZ}" for time in table.column("time").to_pylist()]
+    assert times == sorted(frame()["time"])[:7]
+
+
+def test_limits_columns_and_orders_that_make_no_sense(run: Run, dataset: str) -> None:
+    told = run("read", dataset, "--limit", "1", "--all", fails=2).stderr
+    assert "expected --limit or --all, got both" in told
+    assert "expected columns of dataset" in run("read", dataset, "--columns", "x", fails=2).stderr
+    assert "--order-by" in run("read", dataset, "--order-by", "temperature", fails=2).stderr
+
+
+def test_count_is_exact(run: Run, dataset: str) -> None:
+    assert run("count", dataset, "temperature > 290").stdout == f"{WARM}\n"
+    assert values(run("count", dataset, "--json")) == {"count": ROWS}
+
+
+def test_query_shows_where_labels_are_stored_if_asked(run: Run, dataset: str) -> None:
+    assert "partition" not in run("query", dataset, "--limit", "1").stdout
+    assert "partition" in run("query", dataset, "--limit", "1", "--wide").stdout
+    assert len(values(run("query", dataset, "--limit", "4", "--json"))["labels"]) == 4
 
 
 def test_whole_blocks_have_more(run: Run, dataset: str) -> None:
@@ -255,7 +300,8 @@ def test_sparql_selects_asks_and_constructs(run: Run, dataset: str) -> None:
     assert values(run("sparql", dataset, count, *warm, "--json")) == [{"n": WARM}]
     assert f" {WARM} " in run("sparql", dataset, count, *warm).stdout
     ask = "ASK { ?p f:temperature ?t FILTER(?t > 1000) }"
-    assert values(run("sparql", dataset, ask, "--json")) == {"boolean": False}
+    told = {"boolean": False, "complete": True, "missing": []}
+    assert values(run("sparql", dataset, ask, "--json")) == told
     assert run("sparql", dataset, ask).stdout == "no\n"
     triples = "CONSTRUCT { ?p f:temperature ?t } WHERE { ?p f:temperature ?t }"
     assert len(values(run("sparql", dataset, triples, *warm, "--json"))["ntriples"]) > 100

@@ -157,28 +157,6 @@ def test_continuous_queries_and_spools_are_sources(
         client.cancel(ccq.id)
 
 
-def test_what_an_answer_lacks_is_told(fresh_name: Callable[[str], str], tmp_path: Path) -> None:
-    with galileo.LocalCluster(nodes=2, groups=2) as pair:
-        client, name = pair.client(), fresh_name("halved")
-        client.create_dataset(
-            galileo.Schema(name, [galileo.Feature("temperature", "K")], geohash_precision=4)
-        )
-        client.ingest(name, frame())
-        ccq = client.submit(name, "temperature > 290", interval="1h", expiration="2h")
-        client.close()
-        near = ["--node", pair.addresses[0], "--timeout", "60s", "sparql"]
-        pair.nodes[1].kill()
-        for words in (
-            ("ask", name, COUNT, "--json"),
-            ("ask", ccq.id, COUNT, "--json"),
-            ("export", name, str(tmp_path / "half.ttl"), "--json"),
-        ):
-            done = CliRunner().invoke(main, [*near, *words])
-            assert done.exit_code == 0, done.output
-            assert "partial: partitions" in done.stderr, words
-            json.loads(done.stdout)
-
-
 def test_the_ontology_is_printed(run: Run) -> None:
     assert run("ontology").stdout == rdf.ontology()
     assert value(run("ontology", "--json")) == {"turtle": rdf.ontology()}

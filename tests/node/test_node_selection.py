@@ -224,7 +224,7 @@ async def between(
     every = frozenset(cluster[at].topology.partitions)
     found = cluster[at].selection.select(
         parse(query, cluster.schema),
-        ("station",),
+        RowOptions(("station",)),
         commits=selection.CommitRange(every, after, until),
     )
     return sorted([name async for table in found for name in table.column(0).to_pylist()])

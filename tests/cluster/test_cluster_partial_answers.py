@@ -1,0 +1,228 @@
+"""A node is killed: every way to read says which partitions the answer lacks."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+from click.testing import CliRunner, Result
+
+import galileo
+from galileo.cli.main import main
+from galileo.errors import IncompleteAnswer
+from galileo.labels import missing_of
+from galileo.rdf import Endpoint, EndpointOptions
+
+ROWS = 200
+COUNT = "SELECT (COUNT(?p) AS ?n) WHERE { ?p f:temperature ?t }"
+
+
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(3)
+    return pd.DataFrame(
+        {
+            "latitude": np.round(rng.uniform(-60, 60, ROWS), 3),
+            "longitude": np.round(rng.uniform(-170, 170, ROWS), 3),
+            "time": [f"2014-03-01T{hour:02d}:30:00Z" for hour in rng.integers(0, 24, ROWS)],
+            "temperature": np.round(rng.uniform(250, 310, ROWS), 1),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Halved:
+    """A cluster of two nodes, one of which was killed.
+
+    Attributes:
+        rows: observations that are left.
+        missing: the partitions of the other node.
+        labels: of everything, as they are found now.
+    """
+
+    address: str
+    client: galileo.Client
+    ccq_id: str
+    rows: int
+    missing: tuple[int, ...]
+    labels: galileo.Labels
+
+
+@pytest.fixture(scope="module")
+def halved() -> Iterator[Halved]:
+    with galileo.LocalCluster(nodes=2, groups=2) as pair:
+        with pair.client() as client:
+            features = [galileo.Feature("temperature", "K")]
+            client.create_dataset(galileo.Schema("air", features, geohash_precision=4))
+            client.ingest("air", frame())
+            ccq = client.submit("air", interval="1h", expiration="2h")
+        pair.nodes[1].kill()
+        with galileo.connect(pair.addresses[0], timeout="30s") as patient:
+            labels = patient.query("air")
+        rows = int(np.sum(labels.table.column("rows").to_numpy()))
+        with galileo.connect(pair.addresses[0], timeout="500ms") as client:
+            yield Halved(pair.addresses[0], client, ccq.id, rows, labels.missing, labels)
+
+
+def test_what_is_left_is_less_than_everything(halved: Halved) -> None:
+    assert 0 < halved.rows < ROWS
+    assert halved.missing == (4, 5, 6, 7)
+
+
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "query": lambda c, **o: c.query("air", **o),
+    "nearest": lambda c, **o: c.nearest("air", latitude=0.0, longitude=0.0, k=ROWS, **o),
+    "summarise": lambda c, **o: c.summarise("air", feature="temperature", **o),
+    "children": lambda c, **o: c.children("air", **o),
+    "explain": lambda c, **o: c.explain("air", **o),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_answers_name_what_is_missing(halved: Halved, name: str) -> None:
+    answer = ANSWERS[name](halved.client)
+    assert not answer.complete
+    assert answer.missing == halved.missing
+    assert "missing" in repr(answer) or name in ("children", "explain")
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_complete_answer_can_be_required(halved: Halved, name: str) -> None:
+    with pytest.raises(IncompleteAnswer, match="4, 5, 6, 7") as caught:
+        ANSWERS[name](halved.client, require_complete=True)
+    assert caught.value.details["missing"] == list(halved.missing)
+
+
+def test_batches_of_labels_say_so_at_their_end(halved: Halved) -> None:
+    with halved.client.query_batches("air") as batches:
+        assert sum(len(labels) for labels in batches) == len(halved.labels)
+        assert batches.end is not None
+        assert batches.end.missing == halved.missing
+    with (
+        halved.client.query_batches("air", require_complete=True) as batches,
+        pytest.raises(IncompleteAnswer),
+    ):
+        list(batches)
+
+
+def test_observations_behind_partial_labels_say_so(halved: Halved) -> None:
+    client, labels = halved.client, halved.labels
+    table = client.read(labels)
+    assert (table.num_rows, missing_of(table)) == (halved.rows, halved.missing)
+    for read in (client.read, client.read_batches):
+        with pytest.raises(IncompleteAnswer):
+            list(read(labels, require_complete=True))
+    assert missing_of(labels.to_arrow()) == halved.missing
+
+
+def test_a_selection_is_complete_unless_a_partial_one_is_accepted(halved: Halved) -> None:
+    with pytest.raises(IncompleteAnswer):
+        halved.client.select("air")
+    table = halved.client.select("air", require_complete=False)
+    assert (table.num_rows, missing_of(table)) == (halved.rows, halved.missing)
+    first = halved.client.select("air", require_complete=False, limit=3, order_by="-time")
+    assert (first.num_rows, missing_of(first)) == (3, halved.missing)
+
+
+def test_as_many_rows_as_a_limit_wants_are_complete_without_the_other_node(halved: Halved) -> None:
+    assert halved.client.select("air", limit=3).num_rows == 3
+    with pytest.raises(IncompleteAnswer):
+        halved.client.select("air", limit=halved.rows + 1)
+
+
+def test_a_count_is_always_complete(halved: Halved) -> None:
+    with pytest.raises(IncompleteAnswer):
+        halved.client.count("air")
+
+
+def test_vertices_of_a_tree_name_what_is_missing(halved: Halved) -> None:
+    [vertex, *_] = halved.client.tree("air", depth=1)
+    assert vertex.missing == halved.missing
+    with pytest.raises(IncompleteAnswer):
+        list(halved.client.tree("air", depth=1, require_complete=True))
+
+
+def test_sparql_answers_and_endpoints_name_what_is_missing(halved: Halved) -> None:
+    assert halved.labels.sparql(COUNT).missing == halved.missing
+    graph = galileo.rdf.LabelGraph(halved.labels)
+    with graph, Endpoint(graph, EndpointOptions(port=0)) as endpoint:
+        asked = urllib.parse.urlencode({"query": COUNT})
+        with urllib.request.urlopen(f"{endpoint.url}?{asked}") as answer:
+            assert answer.headers["Galileo-Missing"] == "4, 5, 6, 7"
+
+
+def run(halved: Halved, *words: str) -> Result:
+    near = ["--node", halved.address, "--timeout", "500ms"]
+    return CliRunner().invoke(main, [*near, *words])
+
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "query": ("query", "air"),
+    "read": ("read", "air", "--all"),
+    "read --whole-blocks": ("read", "air", "--whole-blocks"),
+    "nearest": ("nearest", "air", "--latitude", "0", "--longitude", "0"),
+    "summarise": ("summarise", "air", "--feature", "temperature"),
+    "drill": ("drill", "air"),
+    "explain": ("explain", "air"),
+    "sparql": ("sparql", "air", COUNT),
+}
+WARNING = "partial answer: partitions 4, 5, 6, 7 are missing"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("json_flag", [(), ("--json",)])
+def test_commands_warn_on_standard_error(
+    halved: Halved, name: str, json_flag: tuple[str, ...]
+) -> None:
+    done = run(halved, *COMMANDS[name], *json_flag)
+    assert (done.exit_code, WARNING in done.stderr) == (0, True), done.output
+    if json_flag and name != "sparql":
+        told = json.loads(done.stdout)
+        assert (told["complete"], told["missing"]) == (False, list(halved.missing))
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "count"])
+def test_commands_fail_where_a_complete_answer_is_required(halved: Halved, name: str) -> None:
+    words = (*COMMANDS[name], "--require-complete") if name in COMMANDS else ("count", "air")
+    done = run(halved, *words, "--json")
+    assert done.exit_code == 5, done.output
+    assert json.loads(done.stderr.splitlines()[-1])["error"]["kind"] == "incomplete_answer"
+
+
+@pytest.mark.parametrize("command", ["query", "read"])
+@pytest.mark.parametrize("suffix", [".parquet", ".geoparquet", ".arrow", ".csv"])
+def test_written_files_say_what_is_missing(
+    halved: Halved, tmp_path: Path, command: str, suffix: str
+) -> None:
+    path = tmp_path / f"half{suffix}"
+    done = run(halved, command, "air", "--output", str(path), "--json")
+    assert (done.exit_code, WARNING in done.stderr) == (0, True), done.output
+    told = json.loads(done.stdout)
+    assert (told["complete"], told["missing"]) == (False, list(halved.missing))
+    if suffix.endswith("parquet"):
+        metadata = pyarrow.parquet.read_metadata(path).metadata
+        assert json.loads(metadata[b"galileo.missing"]) == list(halved.missing)
+    elif suffix == ".arrow":
+        with pyarrow.ipc.open_file(path) as reader:
+            last = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
+        assert json.loads(last.custom_metadata[b"galileo.missing"]) == list(halved.missing)
+        assert pyarrow.feather.read_table(path).num_rows > 0
+    required = run(halved, command, "air", "--output", str(path), "--require-complete")
+    assert required.exit_code == 5
+
+
+def test_graphs_of_continuous_queries_and_exports_warn(halved: Halved, tmp_path: Path) -> None:
+    target = str(tmp_path / "half.ttl")
+    for words in (("sparql", halved.ccq_id, COUNT), ("sparql", "export", "air", target)):
+        done = run(halved, *words, "--json")
+        assert (done.exit_code, WARNING in done.stderr) == (0, True), done.output
+        assert run(halved, *words, "--require-complete").exit_code == 5
