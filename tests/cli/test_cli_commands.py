@@ -458,7 +458,10 @@ def test_each_branch_of_errors_has_its_exit_status(
     branch: type[errors.GalileoError], status: int
 ) -> None:
     family = [cls for cls in errors.by_kind().values() if issubclass(cls, branch)]
-    assert {exit_status(cls("x")) for cls in family} == {status}
+    own = {errors.IncompleteAnswer: 5}
+    assert {cls: exit_status(cls("x")) for cls in family} == {
+        cls: own.get(cls, status) for cls in family
+    }
 
 
 def test_a_wrong_configuration_ends_serve_with_2(tmp_path: Path) -> None:
