@@ -56,6 +56,7 @@ def test_the_commands_are_these() -> None:
         *("certs client", "certs init", "certs node"),
         *("completion", "config check"),
         *(
+            "count",
             "create",
             "datasets",
             "doctor",
