@@ -103,9 +103,15 @@ class FileApart:
         return rows
 
     def variables(self) -> Sequence[VariableInfo]:
+        return self._infos("variables")
+
+    def coordinate_variables(self) -> Sequence[VariableInfo]:
+        return self._infos("coordinates")
+
+    def _infos(self, which: str) -> list[VariableInfo]:
         return [
             VariableInfo(**one | {"dims": tuple(one["dims"]), "aliases": tuple(one["aliases"])})
-            for one in self._described["variables"]
+            for one in self._described[which]
         ]
 
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:

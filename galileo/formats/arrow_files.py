@@ -34,6 +34,7 @@ def open_parquet(path: Path, mapping: Mapping) -> ColumnReader:
         infos,
         rows,
         lambda wanted: _scan_parquet(path, wanted),
+        mapping,
     )
 
 
@@ -64,6 +65,7 @@ def open_arrow(path: Path, mapping: Mapping) -> ColumnReader:
         infos,
         None,
         lambda wanted: _scan_arrow(path, wanted),
+        mapping,
     )
 
 

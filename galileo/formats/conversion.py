@@ -30,11 +30,52 @@ _EPOCH = re.compile(r"(epoch_s|epoch_ms)\s*\(\s*(.+?)\s*\)")
 
 
 def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """A column in one piece, dictionaries decoded."""
+    """A column in one piece, dictionaries and views decoded."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(pa.string()) if pa.types.is_string_view(column.type) else column
+
+
+def without(column: pa.Array, sentinels: Sequence[str]) -> pa.Array:
+    """The column, null where it holds one of the sentinels, as a text or as the same number.
+
+    A number is compared in the column's own precision: -999.9 is the 32-bit float nearest to it.
+    """
+    if pa.types.is_decimal(column.type) or column.type == pa.float16():
+        column = column.cast(pa.float64() if pa.types.is_decimal(column.type) else pa.float32())
+    for sentinel in sentinels:
+        found = _equal(column, sentinel)
+        if found is not None:
+            column = pc.if_else(pc.fill_null(found, False), pa.scalar(None, column.type), column)
+    return column
+
+
+def _equal(column: pa.Array, sentinel: str) -> pa.Array | None:
+    """Where a column holds the sentinel; None where it can nowhere."""
+    number = float(sentinel) if re.fullmatch(_NUMBER["float"], sentinel) else None
+    if is_text(column.type):
+        same = pc.equal(column, pa.scalar(sentinel, column.type))
+        if number is None:
+            return same
+        is_number = pc.match_substring_regex(column, _NUMBER["float"])
+        numbers = _unsigned(pc.if_else(is_number, column, pa.scalar(None, column.type)), "float")
+        return pc.or_kleene(same, pc.equal(pc.cast(numbers, pa.float64()), number))
+    if number is None or not (
+        pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    ):
+        return None
+    if pa.types.is_floating(column.type):
+        return pc.equal(column, pa.scalar(number, column.type))
+    if not number.is_integer():
+        return None
+    exact = int(sentinel) if re.fullmatch(r"[-+]?[0-9]+", sentinel) else int(number)
+    try:
+        return pc.equal(column, pa.scalar(exact, column.type))
+    except (OverflowError, pa.ArrowInvalid):  # The column's integers are narrower.
+        return None
 
 
 def guess_type(column: pa.Array) -> FeatureType:

@@ -19,7 +19,7 @@ import pyarrow.csv as pv
 
 from galileo.errors import InputError
 from galileo.formats.columns import ColumnReader, check_width, coordinates_of, is_identifier
-from galileo.formats.conversion import guess_type, one_array
+from galileo.formats.conversion import guess_type, one_array, without
 from galileo.formats.mapping import Mapping
 from galileo.formats.selection import VariableInfo
 
@@ -51,12 +51,13 @@ def open_delimited(path: Path, mapping: Mapping) -> ColumnReader:
         InputError: it is no text, or its header names a column twice or none.
     """
     header = read_header(path)
-    infos, rows = _sampled(path, header)
+    infos, rows = _sampled(path, header, mapping=mapping)
     return ColumnReader(
         coordinates_of(mapping, header.names),
         infos,
         _rows_about(path) if rows is None else rows,
         lambda wanted: _scan(path, header, wanted=wanted),
+        mapping,
     )
 
 
@@ -131,7 +132,9 @@ def _readable(path: Path) -> Iterator[None]:
         raise InputError(f"{path} cannot be read to its end: {error}") from error
 
 
-def _sampled(path: Path, header: Header) -> tuple[tuple[VariableInfo, ...], int | None]:
+def _sampled(
+    path: Path, header: Header, *, mapping: Mapping
+) -> tuple[tuple[VariableInfo, ...], int | None]:
     """What the columns hold, and the number of rows if the sample was the whole file."""
     tables: list[pa.Table] = []
     rows = size = 0
@@ -146,7 +149,10 @@ def _sampled(path: Path, header: Header) -> tuple[tuple[VariableInfo, ...], int 
     if not tables:
         return tuple(VariableInfo(name, type="text", default=False) for name in header.names), 0
     sample = pa.concat_tables(tables)
-    infos = tuple(_info(name, one_array(sample.column(name)), whole=whole) for name in header.names)
+    infos = tuple(
+        _info(name, without(one_array(sample.column(name)), mapping.sentinels(name)), whole=whole)
+        for name in header.names
+    )
     return infos, rows if whole else None
 
 

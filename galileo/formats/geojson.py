@@ -51,7 +51,7 @@ def open_geojson(path: Path, mapping: Mapping) -> ColumnReader:
     def scan(wanted: Sequence[str]) -> list[pa.Table]:
         return [table.select(list(wanted))]
 
-    return ColumnReader(where, _infos(table), table.num_rows, scan)
+    return ColumnReader(where, _infos(table), table.num_rows, scan, mapping)
 
 
 def _infos(table: pa.Table) -> tuple[VariableInfo, ...]:

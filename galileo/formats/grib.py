@@ -92,6 +92,9 @@ class GribReader:
         member = VariableInfo(MEMBER, description="ensemble member", type="int")
         return [*infos, member] if self._members else infos
 
+    def coordinate_variables(self) -> Sequence[VariableInfo]:
+        return []
+
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
         steps: dict[Step, dict[str, Field]] = defaultdict(dict)
         for field in self._fields:

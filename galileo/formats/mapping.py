@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+import datetime as dt
+from collections.abc import Iterable
+from collections.abc import Mapping as AbstractMapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from galileo.errors import InputError
 from galileo.model.schema import COORDINATES
 
-Floats = npt.NDArray[np.float64]
-
 CONSTANT = "@"
-ZERO_CELSIUS_K = 273.15
+
+Sources: TypeAlias = "Mapping | AbstractMapping[str, Any] | Iterable[str] | str"
+"""Of features: a mapping, or `{"temperature": "2t"}`, or texts such as `temperature=2t`."""
+Sentinels: TypeAlias = "float | str | AbstractMapping[str, Any] | Iterable[float | str]"
+"""Values that mean a missing one: in all variables, or by variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,16 @@ class Mapping:
     """How the variables of a file become the columns of a dataset.
 
     Args:
-        features: pairs of a feature and its source: a variable's name, or one of `FUNCTIONS`
-            applied to names, as in `hypot(u10, v10)`. Empty: by name, or everything there is.
-        latitude: name of the variable that holds it; None finds it by its usual names.
+        features: pairs of a feature and its source: a variable's name, or an expression of names
+            (`galileo.formats.expressions`), as in `hypot(u10, v10)`. Empty: by name, or
+            everything there is.
+        latitude: the variable that holds it, or its number for every row; None finds it by its
+            usual names. In tables any expression of columns.
         longitude: the same.
         time: the same; several names separated by commas are year, month, day and so on;
             `epoch_s(x)` and `epoch_ms(x)` read numbers of seconds and milliseconds.
         constant_time: the time of every row, for files that do not say it.
+        missing: pairs of a variable and a value that means a missing one in it; no name: in all.
     """
 
     features: tuple[tuple[str, str], ...] = ()
@@ -38,6 +41,34 @@ class Mapping:
     longitude: str | None = None
     time: str | None = None
     constant_time: str | None = None
+    missing: tuple[tuple[str, str], ...] = ()
+
+    @staticmethod
+    def of(sources: Sources | None, missing: Sentinels | None = None) -> Mapping:
+        """A mapping of what a caller gives for it.
+
+        Raises:
+            InputError: it is none.
+        """
+        if isinstance(sources, Mapping):
+            found = sources
+        elif isinstance(sources, AbstractMapping):
+            found = Mapping.parse(
+                f"{name}={_source_text(value)}" for name, value in sources.items()
+            )
+        elif isinstance(sources, str):
+            found = Mapping.parse([sources])
+        else:
+            found = Mapping.parse(sources or ())
+        return replace(found, missing=found.missing + tuple(_sentinels(missing)))
+
+    @property
+    def is_empty(self) -> bool:
+        return self == Mapping()
+
+    def sentinels(self, name: str) -> tuple[str, ...]:
+        """The values that mean a missing one in a variable of that full name."""
+        return tuple(value for variable, value in self.missing if variable in ("", name))
 
     @staticmethod
     def parse(texts: Iterable[str]) -> Mapping:
@@ -66,73 +97,33 @@ class Mapping:
         )
 
 
+def _source_text(source: Any) -> str:
+    if isinstance(source, dt.datetime):
+        return f"{CONSTANT}{source.isoformat()}"
+    return str(source)
+
+
+def _sentinels(missing: Sentinels | None) -> Iterable[tuple[str, str]]:
+    """Pairs as in `Mapping.missing`; a text may name its variable, `temp=-9999`."""
+    if missing is None:
+        return
+    if isinstance(missing, AbstractMapping):
+        for name, values in missing.items():
+            yield from ((str(name), value) for _, value in _sentinels(values))
+    elif isinstance(missing, str):
+        name, _, value = missing.rpartition("=")
+        yield name.strip(), value.strip()
+    elif isinstance(missing, Iterable):
+        for one in missing:
+            yield from _sentinels(one)
+    else:
+        yield "", str(missing)
+
+
 def _pair(text: str) -> tuple[str, str]:
+    if not isinstance(text, str):
+        raise InputError(f"expected a mapping such as 'temperature=2t', got {text!r}")
     feature, sign, source = text.partition("=")
     if not sign or not feature.strip() or not source.strip():
         raise InputError(f"expected a mapping such as temperature=2t, got {text!r}")
     return feature.strip(), source.strip()
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A conversion that a mapping may name: of `arity` arrays, elementwise, NaN stays NaN."""
-
-    arity: int
-    apply: Callable[..., Floats]
-    unit: str | None = None
-
-
-def _hypot(u: Floats, v: Floats) -> Floats:
-    return np.hypot(u, v)
-
-
-def _celsius_to_kelvin(values: Floats) -> Floats:
-    return values + ZERO_CELSIUS_K
-
-
-def _fahrenheit_to_kelvin(values: Floats) -> Floats:
-    return (values - 32.0) * 5.0 / 9.0 + ZERO_CELSIUS_K
-
-
-FUNCTIONS = {
-    "hypot": Function(2, _hypot),
-    "wind_speed": Function(2, _hypot),
-    "celsius_to_kelvin": Function(1, _celsius_to_kelvin, "K"),
-    "fahrenheit_to_kelvin": Function(1, _fahrenheit_to_kelvin, "K"),
-}
-
-_CALL = re.compile(r"\s*(\w+)\s*\((.*)\)\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """A variable (`function` is empty) or a function of variables."""
-
-    function: str
-    arguments: tuple[str, ...]
-
-    def __str__(self) -> str:
-        if not self.function:
-            return self.arguments[0]
-        return f"{self.function}({', '.join(self.arguments)})"
-
-    def evaluate(self, *arguments: Any) -> Floats:
-        return FUNCTIONS[self.function].apply(*arguments)
-
-
-def parse_expression(text: str) -> Expression:
-    """The expression of a mapping's right-hand side.
-
-    A text that calls none of `FUNCTIONS` is a name, for columns may be called `Temp (C)`.
-
-    Raises:
-        InputError: a function has the wrong number of arguments.
-    """
-    call = _CALL.fullmatch(text)
-    if call is None or call[1] not in FUNCTIONS:
-        return Expression("", (text.strip(),))
-    arguments = tuple(part.strip() for part in call[2].split(","))
-    arity = FUNCTIONS[call[1]].arity
-    if len(arguments) != arity or not all(arguments):
-        raise InputError(f"expected {arity} variables in {call[1]}(...), got {text!r}")
-    return Expression(call[1], arguments)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ import pyarrow as pa
 
 from galileo.errors import InputError
 from galileo.formats.mapping import Mapping
-from galileo.formats.netcdf_grid import Grid, find_grid, moments
+from galileo.formats.netcdf_grid import Grid, find_grid, moments, with_constants
 from galileo.formats.optional import library
 from galileo.formats.reader import table_of
 from galileo.formats.selection import VariableInfo, qualified
-from galileo.model.schema import FEATURES_MAX, FeatureType
+from galileo.model.schema import COORDINATES, FEATURES_MAX, FeatureType
 from galileo.model.times import TIME_TYPE
 
 CLASSIC_MAGIC = b"CDF"
@@ -53,29 +53,59 @@ def open_netcdf(path: Path, mapping: Mapping) -> NetcdfReader:
         ConfigError: xarray or netCDF4 is not installed.
     """
     xarray = library("xarray", purpose="reading NetCDF")
-    netcdf4 = library("netCDF4", purpose="reading NetCDF")
-    with _readable(path, xarray), _open(path, xarray) as dataset:
-        grid = find_grid(dataset, mapping)
+    fills = library("netCDF4", purpose="reading NetCDF").default_fillvals
+    return _reader(lambda: _open(path, xarray), mapping, default_fills=fills)
+
+
+def read_dataset(dataset: Any, mapping: Mapping) -> NetcdfReader:
+    """A reader of an xarray Dataset, decoded or not.
+
+    What xarray has read from a file is what a file of that content would give, but for values that
+    were never written: only the file's own reader knows those.
+    """
+    return _reader(lambda: nullcontext(dataset), mapping, default_fills={})
+
+
+Opened = Callable[[], AbstractContextManager[Any]]
+
+
+def _reader(open: Opened, mapping: Mapping, *, default_fills: dict[str, Any]) -> NetcdfReader:
+    with open() as dataset:
+        dataset, named = with_constants(dataset, mapping)
+        grid = find_grid(dataset, named)
+        places = [
+            replace(_info(dataset[name], name, default=False), role=role)
+            for role, name in zip(
+                COORDINATES, (grid.latitude, grid.longitude, grid.time), strict=True
+            )
+            if name in dataset.variables
+        ]
         offered = _offered(dataset, grid)
-    return NetcdfReader(path, grid, offered=offered, libraries=(xarray, netcdf4))
+    return NetcdfReader(
+        open, grid, mapping=mapping, offered=offered, places=places, default_fills=default_fills
+    )
 
 
 class NetcdfReader:
-    """A `Reader` over the slabs of one file."""
+    """A `Reader` over the slabs of one file or Dataset."""
 
     def __init__(
         self,
-        path: Path,
+        open: Opened,
         grid: Grid,
         *,
+        mapping: Mapping,
         offered: Sequence[tuple[VariableInfo, Cut]],
-        libraries: tuple[Any, Any],
+        places: Sequence[VariableInfo],
+        default_fills: dict[str, Any],
     ) -> None:
-        self._path = path
+        self._open = open
         self._grid = grid
+        self._mapping = mapping
         self._infos = [info for info, _ in offered]
         self._cuts = {info.name: cut for info, cut in offered}
-        self._xarray, self._netcdf4 = libraries
+        self._places = places
+        self._default_fills = default_fills
 
     @property
     def rows(self) -> int:
@@ -84,10 +114,14 @@ class NetcdfReader:
     def variables(self) -> Sequence[VariableInfo]:
         return self._infos
 
+    def coordinate_variables(self) -> Sequence[VariableInfo]:
+        return self._places
+
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
         rows_max = max(1, SLAB_VALUES_MAX // max(1, len(names)))
-        with _readable(self._path, self._xarray), _open(self._path, self._xarray) as dataset:
-            place = _Place(dataset, self._grid, default_fills=self._netcdf4.default_fillvals)
+        with self._open() as dataset:
+            dataset, _ = with_constants(dataset, self._mapping)
+            place = _Place(dataset, self._grid, default_fills=self._default_fills)
             for window in windows(self._grid, rows_max=rows_max):
                 columns = [
                     pa.array(self._read(dataset, self._cuts[name], window=window), from_pandas=True)
@@ -98,7 +132,7 @@ class NetcdfReader:
     def _read(self, dataset: Any, cut: Cut, *, window: Window) -> Any:
         variable = dataset[cut.variable]
         part = variable.isel({**dict(cut.at), **_along(variable, window)})
-        values = _measured(part.values, variable, default_fills=self._netcdf4.default_fillvals)
+        values = _measured(part.values, variable, default_fills=self._default_fills)
         return _spread(values, part.dims, grid=self._grid, window=window)
 
 
@@ -329,14 +363,17 @@ def _level_texts(dataset: Any, dim: str, *, size: int) -> list[str]:
 @contextmanager
 def _open(path: Path, xarray: Any) -> Iterator[Any]:
     """The file with values unpacked on demand and never kept; times stay numbers."""
-    with xarray.open_dataset(
-        path,
-        engine="netcdf4",
-        decode_times=False,
-        decode_timedelta=False,
-        decode_coords="all",
-        cache=False,
-    ) as dataset:
+    with (
+        _readable(path),
+        xarray.open_dataset(
+            path,
+            engine="netcdf4",
+            decode_times=False,
+            decode_timedelta=False,
+            decode_coords="all",
+            cache=False,
+        ) as dataset,
+    ):
         _check_claims(path, dataset)
         yield dataset
 
@@ -354,7 +391,7 @@ def _check_claims(path: Path, dataset: Any) -> None:
 
 
 @contextmanager
-def _readable(path: Path, xarray: Any) -> Iterator[None]:
+def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, UnicodeDecodeError) as error:

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations, UnknownProperty
+from galileo.formats.columns import USUAL_NAMES, advice
+from galileo.formats.expressions import Literal, parse
 from galileo.formats.mapping import Mapping
 from galileo.formats.optional import library
-from galileo.model.schema import nearest_name
-from galileo.model.times import TIME_TYPE, micros, times_from_micros
+from galileo.formats.selection import listed
+from galileo.model.schema import COORDINATES, nearest_name
+from galileo.model.times import TIME_TYPE, micros, time_column, times_from_micros
 
 # Usual names in lower case, the best first; XLAT, XLONG, Times and XTIME are WRF's.
-LATITUDES = ("latitude", "lat", "xlat", "xlat_m", "nav_lat")
-LONGITUDES = ("longitude", "lon", "xlong", "xlong_m", "nav_lon")
-TIMES = ("valid_time", "time", "times", "xtime")
-LATITUDE_UNITS = ("degrees_north", "degree_north", "degrees_n", "degree_n")
-LONGITUDE_UNITS = ("degrees_east", "degree_east", "degrees_e", "degree_e")
+# x and y are often distances on a map here.
+_LATITUDES, _LONGITUDES = (
+    tuple(name for group in USUAL_NAMES[coordinate] for name in group if name not in ("x", "y"))
+    for coordinate in ("latitude", "longitude")
+)
+LATITUDES = (*_LATITUDES, "xlat", "xlat_m", "nav_lat")
+LONGITUDES = (*_LONGITUDES, "xlong", "xlong_m", "nav_lon")
+TIMES = (
+    *("valid_time", "time", "times", "xtime"),
+    *(name for group in USUAL_NAMES["time"][1:] for name in group if name != "valid_time"),
+)
+LATITUDE_UNITS = ("degrees_north", "degree_north", "degrees_n", "degree_n", "degreesn", "degreen")
+LONGITUDE_UNITS = ("degrees_east", "degree_east", "degrees_e", "degree_e", "degreese", "degreee")
 SINCE = " since "
 DEFAULT_CALENDAR = "standard"
 
@@ -69,13 +80,28 @@ def find_grid(dataset: Any, mapping: Mapping) -> Grid:
     return Grid(latitude, longitude, time, constant, dims, shape, place_dims)
 
 
+def with_constants(dataset: Any, mapping: Mapping) -> tuple[Any, Mapping]:
+    """The dataset with a scalar variable for each coordinate that the mapping gives as a number."""
+    for coordinate in COORDINATES[:2]:
+        source = getattr(mapping, coordinate)
+        if source is None or source in dataset.variables:
+            continue
+        expression = parse(source)
+        if isinstance(expression, Literal) and not isinstance(expression.value, str):
+            name = f"{coordinate} of every row"
+            dataset = dataset.assign_coords({name: float(expression.value)})
+            mapping = replace(mapping, **{coordinate: name})  # type: ignore[arg-type]
+    return dataset, mapping
+
+
 def _check_known(dataset: Any, name: str) -> None:
     if name not in dataset.variables:
         names = [str(known) for known in dataset.variables]
         close = nearest_name(name, names)
-        hint = f"; did you mean {close!r}?" if close else ""
+        hint = f"; did you mean {close!r}?" if close else "."
         raise UnknownProperty(
-            f"expected a variable of {', '.join(names)}, got {name!r}{hint}", nearest=close
+            f"there is no variable {name!r}{hint} The variables are {listed(names)}",
+            nearest=close,
         )
 
 
@@ -86,9 +112,9 @@ def _best(
     names = [str(name) for name in dataset.variables if fits(dataset[name])]
     if not names:
         raise InputError(
-            f"expected a variable for the {coordinate}, with the standard_name or the units that "
-            f"the CF conventions ask for, among {', '.join(map(str, dataset.variables))}; name "
-            f"it: {coordinate}=VARIABLE"
+            f"found no variable for the {coordinate}, with the standard_name or the units that the "
+            f"CF conventions ask for; name it with {advice(coordinate, 'VARIABLE')}. The variables "
+            f"are {listed([str(name) for name in dataset.variables])}"
         )
     ranks = {name: rank for rank, name in enumerate(usual)}
 
@@ -129,7 +155,17 @@ def _is_time(variable: Any) -> bool:
         return False
     if variable.dtype.kind == "S":
         return bool(variable.name.lower() in TIMES)
-    return SINCE in str(variable.attrs.get("units", ""))
+    if variable.dtype.kind == "M" or _is_cftime(variable):
+        return True
+    return SINCE in str(variable.attrs.get("units", "")).lower()
+
+
+def _is_cftime(variable: Any) -> bool:
+    """Whether it holds dates that xarray has decoded for a calendar other than ours."""
+    if variable.dtype.kind != "O" or not variable.size:
+        return False
+    first = variable.values.flat[0]
+    return type(first).__module__.partition(".")[0] == "cftime"
 
 
 def moments(values: Any, variable: Any) -> pa.Array:
@@ -143,6 +179,8 @@ def moments(values: Any, variable: Any) -> pa.Array:
         InvalidObservations: the units are none, or a date of the file's calendar does not
             exist in ours, such as 30 February.
     """
+    if values.dtype.kind == "M":
+        return time_column(pa.array(values.ravel(), from_pandas=True))
     unique, inverse = np.unique(values, return_inverse=True)
     known = np.ones(len(unique), dtype=np.bool_)
     if unique.dtype.kind == "f":
@@ -164,9 +202,12 @@ def moments(values: Any, variable: Any) -> pa.Array:
 
 def _texts(values: Any, variable: Any) -> list[str]:
     """ISO 8601 texts; one pass over distinct times, not over rows."""
+    if values.dtype.kind == "O":
+        return [date.isoformat() for date in values]
     if values.dtype.kind == "S":
         return [value.decode().strip().replace("_", "T") for value in values]
     cftime = library("cftime", purpose="reading NetCDF times")
     calendar = variable.attrs.get("calendar", DEFAULT_CALENDAR)
-    dates = cftime.num2date(values, variable.attrs["units"], calendar=calendar)
+    units = str(variable.attrs["units"]).lower()
+    dates = cftime.num2date(values, units, calendar=calendar)
     return [date.isoformat() for date in np.atleast_1d(dates)]

@@ -23,6 +23,10 @@ class Reader(Protocol):
         """What the file offers, coordinates excepted, in the file's order."""
         ...
 
+    def coordinate_variables(self) -> Sequence[VariableInfo]:
+        """What of the file the coordinates of rows come from; nothing where the format says it."""
+        ...
+
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
         """All rows, in an order that depends on nothing but the file and `names`.
 

@@ -98,13 +98,16 @@ def main() -> None:
 
 def _opened(request: dict[str, Any]) -> Reader:
     raw = request["mapping"]
-    raw["features"] = tuple(tuple(pair) for pair in raw["features"])
+    for name in ("features", "missing"):
+        raw[name] = tuple(tuple(pair) for pair in raw[name])
     return _OPENERS[request["format"]](Path(request["path"]), FileMapping(**raw))
 
 
 def _description(reader: Reader) -> bytes:
     variables = [asdict(one) for one in reader.variables()]
-    return json.dumps({"rows": reader.rows, "variables": variables}).encode()
+    coordinates = [asdict(one) for one in reader.coordinate_variables()]
+    described = {"rows": reader.rows, "variables": variables, "coordinates": coordinates}
+    return json.dumps(described).encode()
 
 
 def _send_tables(answers: Answers, reader: Reader, names: list[str]) -> None:

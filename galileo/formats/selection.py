@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from galileo.errors import InputError, UnknownProperty
-from galileo.formats.mapping import FUNCTIONS
+from galileo.formats.expressions import FUNCTIONS
 from galileo.model.schema import FEATURES_MAX, RESERVED, FeatureType, nearest_name
 
 CANDIDATES_SHOWN_MAX = 12
@@ -35,6 +35,7 @@ class VariableInfo:
             is the best feature name.
         default: whether it becomes a feature when no mapping is given.
         identifier: whether nearly every row has a value of its own, such as an id or a URL.
+        role: the coordinate that it is for; empty for what may be a feature.
     """
 
     name: str
@@ -45,6 +46,7 @@ class VariableInfo:
     aliases: tuple[str, ...] = ()
     default: bool = True
     identifier: bool = False
+    role: str = ""
 
 
 def qualified(base: str, qualifiers: Qualifiers) -> str:
@@ -76,7 +78,7 @@ def resolve(variables: Sequence[VariableInfo], text: str) -> VariableInfo:
     if found:
         raise InputError(
             f"{text!r} fits {len(found)} variables of the file; name one of them: "
-            f"{_listed([variable.name for variable in found])}"
+            f"{listed([variable.name for variable in found])}"
         )
     raise _unknown(variables, text)
 
@@ -86,13 +88,14 @@ def _unknown(variables: Sequence[VariableInfo], text: str) -> UnknownProperty:
     close = nearest_name(text, names)
     hint = f"did you mean {close!r}? " if close else ""
     return UnknownProperty(
-        f"expected a variable of the file or one of {', '.join(sorted(FUNCTIONS))} applied to "
-        f"some, got {text!r}; {hint}The file offers {_listed(names)}",
+        f"expected a variable, or an expression of some with + - * / and "
+        f"{', '.join(sorted(FUNCTIONS))}, got {text!r}; {hint}There are {listed(names)}",
         nearest=close,
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
     more = len(names) - CANDIDATES_SHOWN_MAX
     shown = ", ".join(names[:CANDIDATES_SHOWN_MAX])
     return f"{shown} and {more} more" if more > 0 else shown or "nothing"
@@ -119,7 +122,7 @@ def default_features(variables: Sequence[VariableInfo]) -> tuple[tuple[str, str]
     if not 1 <= len(chosen) <= FEATURES_MAX:
         raise InputError(
             f"expected 1 to {FEATURES_MAX} variables to take as features, found {len(chosen)}; "
-            f"map those that you want. The file offers {_listed([v.name for v in variables])}"
+            f"map those that you want. The file offers {listed([v.name for v in variables])}"
         )
     bases = [_base(variable) for variable in chosen]
     features: list[str] = []

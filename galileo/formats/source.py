@@ -19,8 +19,18 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.errors import InputError, InvalidSchema
-from galileo.formats.conversion import converted, one_array
-from galileo.formats.mapping import FUNCTIONS, Expression, Mapping, parse_expression
+from galileo.formats.conversion import one_array, without
+from galileo.formats.expressions import (
+    Columns,
+    Expression,
+    Name,
+    kind_of,
+    names,
+    parse,
+    renamed,
+    unit_of,
+)
+from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Reader, table_of
 from galileo.formats.selection import VariableInfo, default_features, feature_name, resolve
 from galileo.model.schema import ARROW_TYPES, COORDINATES, Feature, FeatureType, Schema
@@ -118,6 +128,7 @@ class Source:
             "features": [[b.feature, b.type, str(b.expression or "")] for b in self.bindings],
             "place": [self.mapping.latitude, self.mapping.longitude],
             "time": [self.mapping.time, self.mapping.constant_time],
+            "missing": self.mapping.missing,
             "schema": self._schema.to_json() if self._schema else "",
             "rows_max": rows_max,
         }
@@ -125,14 +136,28 @@ class Source:
         return f"file-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def _tables(self) -> Iterator[pa.Table]:
-        names = _names_read(self.bindings)
+        missing = self._missing()
         first_row = 0
-        for raw in self._reader.tables(names):
-            table = _featured(raw, self.bindings, first_row=first_row)
+        for raw in self._reader.tables(_names_read(self.bindings)):
+            table = _featured(raw, self.bindings, first_row=first_row, missing=missing)
             first_row += raw.num_rows
             kept = table.filter(pa.array(_present(table, self.bindings)))
             self.skipped += table.num_rows - kept.num_rows
             yield kept
+
+    def _missing(self) -> Mapping:
+        """The mapping with full names of variables for its sentinels.
+
+        Raises:
+            InputError: a sentinel is for a variable that there is not.
+        """
+        coordinates = {one.name for one in self._reader.coordinate_variables()} | {*COORDINATES}
+        variables = self._reader.variables()
+        pairs = [
+            (name if not name or name in coordinates else resolve(variables, name).name, value)
+            for name, value in self.mapping.missing
+        ]
+        return Mapping(missing=tuple(pairs))
 
 
 def suggest_schema(
@@ -152,7 +177,7 @@ def suggest_schema(
     free = [
         binding.feature
         for binding in source.bindings
-        if binding.expression and binding.expression.arguments[0] not in identifiers
+        if binding.expression and not identifiers & {*names(binding.expression)}
     ]
     indexed = chosen or set(free[:DEFAULT_INDEXED_MAX])
     features = [
@@ -167,18 +192,25 @@ def suggest_schema(
 
 def _bound(feature: Feature, text: str, *, variables: Sequence[VariableInfo]) -> Binding:
     """A feature without a given type, bound to an expression."""
-    expression = parse_expression(text)
-    infos = [resolve(variables, argument) for argument in expression.arguments]
-    names = tuple(info.name for info in infos)
-    if not expression.function:
-        return Binding(feature.name, infos[0].type, infos[0].units, Expression("", names))
-    unit = FUNCTIONS[expression.function].unit
+    is_name = any(variable.name == text for variable in variables)
+    expression = Name(text) if is_name else _parsed(text, variables)
+    found = {name: resolve(variables, name) for name in names(expression)}
     return Binding(
         feature.name,
-        "float",
-        infos[0].units if unit is None else unit,
-        Expression(expression.function, names),
+        kind_of(expression, {name: info.type for name, info in found.items()}),
+        unit_of(expression, {name: info.units for name, info in found.items()}),
+        renamed(expression, {name: info.name for name, info in found.items()}),
     )
+
+
+def _parsed(text: str, variables: Sequence[VariableInfo]) -> Expression:
+    """An expression; a text that is none may still be a name with other characters."""
+    try:
+        return parse(text)
+    except InputError:
+        if any(variable.name.startswith(text) for variable in variables):
+            return Name(text)
+        raise
 
 
 def _bound_to_schema(
@@ -224,43 +256,38 @@ def _by_feature_name(variables: Sequence[VariableInfo]) -> dict[str, str]:
 
 
 def _names_read(bindings: Sequence[Binding]) -> tuple[str, ...]:
-    names = [name for b in bindings if b.expression for name in b.expression.arguments]
-    return tuple(dict.fromkeys(names))
+    read = [name for b in bindings if b.expression for name in names(b.expression)]
+    return tuple(dict.fromkeys(read))
 
 
-def _featured(raw: pa.Table, bindings: Sequence[Binding], *, first_row: int) -> pa.Table:
-    coordinates = [raw.column(position) for position in range(len(COORDINATES))]
-    names = raw.column_names[len(COORDINATES) :]
-    columns = dict(zip(names, raw.columns[len(COORDINATES) :], strict=True))
+def _featured(
+    raw: pa.Table, bindings: Sequence[Binding], *, first_row: int, missing: Mapping
+) -> pa.Table:
+    arrays = [
+        without(one_array(column), missing.sentinels(name))
+        for name, column in zip(raw.column_names, raw.columns, strict=True)
+    ]
+    count = len(COORDINATES)
+    by_name = dict(zip(raw.column_names[count:], arrays[count:], strict=True))
+    columns = Columns(by_name, rows=raw.num_rows, first_row=first_row)
     features = [
-        _feature_column(b, columns, rows=raw.num_rows, first_row=first_row) for b in bindings
+        pa.nulls(raw.num_rows, ARROW_TYPES[b.type])
+        if b.expression is None
+        else columns.evaluate(b.expression, b.type)
+        for b in bindings
     ]
-    return table_of(coordinates, features, names=[b.feature for b in bindings])
-
-
-def _feature_column(
-    binding: Binding, columns: dict[str, Any], *, rows: int, first_row: int
-) -> pa.Array:
-    expression = binding.expression
-    if expression is None:
-        return pa.nulls(rows, ARROW_TYPES[binding.type])
-    arrays = [(name, one_array(columns[name])) for name in expression.arguments]
-    if not expression.function:
-        name, array = arrays[0]
-        return converted(array, binding.type, name=name, first_row=first_row)
-    numbers = [
-        converted(array, "float", name=name, first_row=first_row).to_numpy(zero_copy_only=False)
-        for name, array in arrays
-    ]
-    values = pa.array(expression.evaluate(*numbers), from_pandas=True)
-    return converted(values, binding.type, name=str(expression), first_row=first_row)
+    return table_of(arrays[:count], features, names=[b.feature for b in bindings])
 
 
 def _present(table: pa.Table, bindings: Sequence[Binding]) -> Any:
-    """Rows that say where and when and have a value in at least one feature."""
+    """Rows that say where and when and have a value in at least one feature.
+
+    What is the same in every row, such as the name of a station, does not count.
+    """
     known = [_valid(table, name) for name in COORDINATES]
-    features = [_valid(table, b.feature) for b in bindings if b.expression is not None]
-    return np.logical_and.reduce(known) & np.logical_or.reduce(features)
+    features = [_valid(table, b.feature) for b in bindings if b.expression and names(b.expression)]
+    present = np.logical_and.reduce(known)
+    return present & np.logical_or.reduce(features) if features else present
 
 
 def _valid(table: pa.Table, name: str) -> Any:

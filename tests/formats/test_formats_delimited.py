@@ -203,3 +203,53 @@ def test_a_number_beyond_floats_is_refused(path: Path, number: str) -> None:
         InvalidObservations, match=r"64-bit floats can hold in 't', got .* in row 1"
     ):
         read(path)
+
+
+STATION = "when,temp,wind\n2020-01-01,-9999,3\n2020-01-02,5,---\n2020-01-03,-9999.0,---\n"
+
+
+def test_one_station_has_its_place_and_name_from_the_mapping(path: Path) -> None:
+    path.write_text(STATION)
+    mapping = Mapping.of(
+        [
+            "time=when",
+            "latitude=39.1",
+            "longitude=-105.5",
+            'station="A12"',
+            "t=temp * 2",
+            "wind=wind",
+        ],
+        missing=["temp=-9999", "---"],
+    )
+    source = open_source(path, mapping=mapping)
+    features = suggest_schema(source, "x").features
+    assert [(one.name, one.type) for one in features] == [
+        ("station", "text"),
+        ("t", "float"),
+        ("wind", "int"),
+    ]
+    rows = pa.concat_tables(source.batches()).drop_columns("time").to_pylist()
+    place = {"latitude": 39.1, "longitude": -105.5, "station": "A12"}
+    assert rows == [place | {"t": None, "wind": 3}, place | {"t": 10.0, "wind": None}]
+    assert source.skipped == 1
+
+
+def test_a_sentinel_of_an_unknown_variable_is_refused(path: Path) -> None:
+    path.write_text(STATION)
+    mapping = Mapping.of(["time=when", "latitude=1", "longitude=2", "t=temp"], missing="tmp=-9999")
+    with pytest.raises(UnknownProperty, match="'temp'"):
+        list(open_source(path, mapping=mapping).batches())
+
+
+def test_several_columns_that_could_be_a_coordinate_are_refused(path: Path) -> None:
+    path.write_text("lat,lon,long,time,t\n1,2,3,2020-01-01,4\n")
+    with pytest.raises(InputError, match=r"longitude: lon, long; .*--map longitude=lon "):
+        open_source(path)
+    assert read(path, "longitude=long", "t=t").column("longitude").to_pylist() == [3.0]
+
+
+def test_the_best_of_the_usual_names_is_taken(path: Path) -> None:
+    path.write_text("x,y,Lat,Lon,valid,Timestamp,t\n7,8,1,2,2021-01-01,2020-01-01,4\n")
+    table = read(path)
+    assert table.column("latitude").to_pylist() == [1.0]
+    assert table.column("time").to_pylist() == [dt.datetime(2020, 1, 1, tzinfo=dt.UTC)]

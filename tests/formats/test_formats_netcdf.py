@@ -410,3 +410,16 @@ def test_a_classic_file_that_claims_more_than_it_has_is_refused(path: Path) -> N
     path.write_bytes(data.replace(length, b"lon\0" + (1 << 24).to_bytes(4), 1))
     with pytest.raises(InputError, match="expected a whole NetCDF file"):
         read(path)
+
+
+def test_units_in_capitals_and_a_place_from_the_mapping(path: Path) -> None:
+    with writing(path, time=2) as dataset:
+        put(dataset, "when", ("time",), [0.0, 24.0], units="HOURS SINCE 2020-01-01")
+        put(dataset, "t", ("time",), [1.0, -9999.0])
+        put(dataset, "u", ("time",), [1.0, 2.0])
+    mapping = Mapping.of(["latitude=39.1", "longitude=-105", "t=t", "u=u / 2"], missing="t=-9999")
+    source = open_source(path, mapping=mapping)
+    assert pa.concat_tables(source.batches()).to_pylist() == [
+        {"latitude": 39.1, "longitude": -105.0, "time": utc(2020, 1, 1), "t": 1.0, "u": 0.5},
+        {"latitude": 39.1, "longitude": -105.0, "time": utc(2020, 1, 2), "t": None, "u": 1.0},
+    ]

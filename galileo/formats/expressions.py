@@ -1,0 +1,354 @@
+"""Expressions of a mapping: names, numbers, texts, arithmetic and functions over whole columns.
+
+    wind = hypot(u10, v10)    depth = nullif(snow_depth, -9999) / 100    station = "A12"
+
+A name is what a file calls a variable, such as `10u` or `t@isobaricInhPa:850`; one with other
+characters stands in backquotes: `` `Temp (C)` * 2 ``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.errors import InputError
+from galileo.formats.conversion import converted, without
+from galileo.model.schema import FeatureType
+
+Floats = npt.NDArray[np.float64]
+
+ZERO_CELSIUS_K = 273.15
+TOKENS_MAX = 200
+ARGUMENTS_MAX = 16
+NULLIF, COALESCE, NEGATIVE = "nullif", "coalesce", "negative"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A variable."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number or a text, the same in every row."""
+
+    value: float | int | str
+
+    def __str__(self) -> str:
+        return f'"{self.value}"' if isinstance(self.value, str) else repr(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function, or an operator, of expressions."""
+
+    function: str
+    arguments: tuple[Expression, ...]
+
+    def __str__(self) -> str:
+        texts = [str(argument) for argument in self.arguments]
+        if self.function in _POWERS:
+            return f"({texts[0]} {self.function} {texts[1]})"
+        return f"{self.function}({', '.join(texts)})"
+
+
+Expression: TypeAlias = Name | Literal | Call
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of float arrays, elementwise; NaN is a missing value.
+
+    Attributes:
+        least: number of arguments; `most` likewise.
+        apply: None for those that keep the type of their arguments.
+        unit: of the result; None for that of the first variable.
+    """
+
+    least: int
+    most: int
+    apply: Callable[..., Floats] | None
+    unit: str | None = None
+
+
+def _hypot(u: Floats, v: Floats) -> Floats:
+    return np.hypot(u, v)
+
+
+def _celsius_to_kelvin(values: Floats) -> Floats:
+    return values + ZERO_CELSIUS_K
+
+
+def _fahrenheit_to_kelvin(values: Floats) -> Floats:
+    return (values - 32.0) * 5.0 / 9.0 + ZERO_CELSIUS_K
+
+
+def _divide(dividend: Floats, divisor: Floats) -> Floats:
+    """The quotient, missing where the divisor is 0."""
+    return dividend / np.where(divisor == 0, np.nan, divisor)
+
+
+FUNCTIONS = {
+    "hypot": Function(2, 2, _hypot),
+    "wind_speed": Function(2, 2, _hypot),
+    "celsius_to_kelvin": Function(1, 1, _celsius_to_kelvin, "K"),
+    "fahrenheit_to_kelvin": Function(1, 1, _fahrenheit_to_kelvin, "K"),
+    NULLIF: Function(2, ARGUMENTS_MAX, None),
+    COALESCE: Function(2, ARGUMENTS_MAX, None),
+}
+_OPERATORS = {
+    "+": Function(2, 2, np.add),
+    "-": Function(2, 2, np.subtract),
+    "*": Function(2, 2, np.multiply),
+    "/": Function(2, 2, _divide),
+    NEGATIVE: Function(1, 1, np.negative),
+}
+_POWERS = {"+": 1, "-": 1, "*": 2, "/": 2}
+_UNARY_POWER = 3
+
+
+# --- parsing ---------------------------------------------------------------------------------
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+    (?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w@.]))
+    | (?P<name>\w+(?:\.\w+)*(?:@\w+(?::-?[\w.]+(?:-\d[\w.]*)?)?)*)
+    | `(?P<quoted>[^`]+)`
+    | "(?P<text>[^"]*)"
+    | '(?P<single>[^']*)'
+    | (?P<sign>[-+*/(),])
+    )""",
+    re.VERBOSE,
+)
+Token = tuple[str, str]
+_END: Token = ("end", "")
+
+
+def parse(text: str) -> Expression:
+    """The expression that a text writes.
+
+    Raises:
+        InputError: it writes none; says where, and what was expected there.
+    """
+    parser = _Parser(text, list(_tokens(text)))
+    expression = parser.expression(0)
+    parser.expect("end", "")
+    return expression
+
+
+def _tokens(text: str) -> Iterator[Token]:
+    position, count = 0, 0
+    end = len(text.rstrip())
+    while position < end:
+        match = _TOKEN.match(text, position)
+        if match is None or match.lastgroup is None:
+            raise InputError(
+                f"expected a name, a number, a text in quotation marks or one of + - * / ( ) at "
+                f"character {position + 1} of {text!r}; write other names in backquotes: `Temp (C)`"
+            )
+        count += 1
+        if count > TOKENS_MAX:
+            raise InputError(f"expected an expression of at most {TOKENS_MAX} words, got more")
+        yield match.lastgroup, match[match.lastgroup]
+        position = match.end()
+
+
+class _Parser:
+    """Operator precedence over tokens."""
+
+    def __init__(self, text: str, tokens: list[Token]) -> None:
+        self._text = text
+        self._tokens = [*reversed(tokens)]
+
+    def expression(self, power: int) -> Expression:
+        """Up to an operator that binds no more tightly than `power`."""
+        left = self._operand()
+        while self._next[0] == "sign" and _POWERS.get(self._next[1], 0) > power:
+            operator = self._take()[1]
+            left = Call(operator, (left, self.expression(_POWERS[operator])))
+        return left
+
+    def expect(self, kind: str, text: str) -> None:
+        if self._take() != (kind, text):
+            wanted = f"{text!r}" if text else "an operator or the end"
+            raise InputError(f"expected {wanted} in the expression {self._text!r}")
+
+    def _operand(self) -> Expression:
+        kind, text = self._take()
+        if kind == "number":
+            return Literal(int(text) if text.isdigit() else float(text))
+        if kind in ("text", "single"):
+            return Literal(text)
+        if kind == "quoted":
+            return Name(text)
+        if kind == "name":
+            return self._call(text) if self._next == ("sign", "(") else Name(text)
+        if (kind, text) == ("sign", "-"):
+            return _negated(self.expression(_UNARY_POWER))
+        if (kind, text) == ("sign", "("):
+            inner = self.expression(0)
+            self.expect("sign", ")")
+            return inner
+        raise InputError(f"expected a name, a number or a text in the expression {self._text!r}")
+
+    def _call(self, name: str) -> Expression:
+        if name not in FUNCTIONS:
+            raise InputError(
+                f"expected one of the functions {', '.join(sorted(FUNCTIONS))}, got {name!r} in "
+                f"{self._text!r}"
+            )
+        self._take()
+        arguments: list[Expression] = []
+        if self._next != ("sign", ")"):
+            arguments.append(self.expression(0))
+        while self._next == ("sign", ","):
+            self._take()
+            arguments.append(self.expression(0))
+        self.expect("sign", ")")
+        _check_arguments(name, arguments, text=self._text)
+        return Call(name, tuple(arguments))
+
+    @property
+    def _next(self) -> Token:
+        return self._tokens[-1] if self._tokens else _END
+
+    def _take(self) -> Token:
+        return self._tokens.pop() if self._tokens else _END
+
+
+def _negated(operand: Expression) -> Expression:
+    if isinstance(operand, Literal) and not isinstance(operand.value, str):
+        return Literal(-operand.value)
+    return Call(NEGATIVE, (operand,))
+
+
+def _check_arguments(name: str, arguments: list[Expression], *, text: str) -> None:
+    function = FUNCTIONS[name]
+    if not function.least <= len(arguments) <= function.most:
+        count = f"{function.least}"
+        if function.most != function.least:
+            count = f"{function.least} to {function.most}"
+        raise InputError(
+            f"expected {count} arguments of {name}(...), got {len(arguments)} in {text!r}"
+        )
+    if name == NULLIF and not all(isinstance(one, Literal) for one in arguments[1:]):
+        raise InputError(
+            "expected numbers or texts behind the first argument of nullif, such as "
+            f"nullif(t, -9999), got {text!r}"
+        )
+
+
+# --- names and types -------------------------------------------------------------------------
+
+
+def names(expression: Expression) -> tuple[str, ...]:
+    """The variables that an expression reads, each once."""
+    if isinstance(expression, Call):
+        return tuple(dict.fromkeys(name for one in expression.arguments for name in names(one)))
+    return (expression.text,) if isinstance(expression, Name) else ()
+
+
+def renamed(expression: Expression, new: Mapping[str, str]) -> Expression:
+    """The expression with other names of its variables."""
+    if isinstance(expression, Call):
+        return Call(expression.function, tuple(renamed(one, new) for one in expression.arguments))
+    return Name(new[expression.text]) if isinstance(expression, Name) else expression
+
+
+def kind_of(expression: Expression, kinds: Mapping[str, FeatureType]) -> FeatureType:
+    """The type of the values, from those of the variables.
+
+    Raises:
+        InputError: `coalesce` mixes texts or truth values with others.
+    """
+    if isinstance(expression, Name):
+        return kinds[expression.text]
+    if isinstance(expression, Literal):
+        value = expression.value
+        return "text" if isinstance(value, str) else "int" if isinstance(value, int) else "float"
+    if expression.function == NULLIF:
+        return kind_of(expression.arguments[0], kinds)
+    if expression.function != COALESCE:
+        return "float"
+    found = {kind_of(argument, kinds) for argument in expression.arguments}
+    if len(found) > 1 and not found <= {"int", "float"}:
+        raise InputError(f"expected values of one type in {expression}, got {sorted(found)}")
+    return found.pop() if len(found) == 1 else "float"
+
+
+def unit_of(expression: Expression, units: Mapping[str, str]) -> str:
+    """The unit of the values where it is known: arithmetic may change it."""
+    if isinstance(expression, Name):
+        return units[expression.text]
+    if isinstance(expression, Literal) or expression.function in _OPERATORS:
+        return ""
+    unit = FUNCTIONS[expression.function].unit
+    return unit_of(expression.arguments[0], units) if unit is None else unit
+
+
+def _keeps_type(expression: Expression) -> bool:
+    return not isinstance(expression, Call) or expression.function in (NULLIF, COALESCE)
+
+
+# --- values ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The variables of some rows, as their file has them.
+
+    Attributes:
+        first_row: number of the first of them within the file, for messages.
+    """
+
+    arrays: Mapping[str, pa.Array]
+    rows: int
+    first_row: int
+
+    def evaluate(self, expression: Expression, kind: FeatureType) -> pa.Array:
+        """The values of an expression, of the Arrow type of `kind`.
+
+        Raises:
+            InvalidObservations: a value does not fit the type; names the row.
+        """
+        if isinstance(expression, Literal):
+            constant = self._converted(pa.array([expression.value]), kind, expression)
+            return pa.repeat(constant[0], self.rows)
+        if isinstance(expression, Name):
+            return self._converted(self.arrays[expression.text], kind, expression)
+        if expression.function == COALESCE:
+            return pc.coalesce(*(self.evaluate(one, kind) for one in expression.arguments))
+        if expression.function == NULLIF:
+            first, *others = expression.arguments
+            values = (
+                self.arrays[first.text]
+                if isinstance(first, Name)
+                else self.evaluate(first, kind if _keeps_type(first) else "float")
+            )
+            sentinels = [str(one.value) for one in others if isinstance(one, Literal)]
+            return self._converted(without(values, sentinels), kind, expression)
+        return self._converted(self._computed(expression), kind, expression)
+
+    def _computed(self, call: Call) -> pa.Array:
+        function = _OPERATORS.get(call.function) or FUNCTIONS[call.function]
+        assert function.apply is not None, "the others are handled by type"
+        numbers: list[Any] = [
+            self.evaluate(one, "float").to_numpy(zero_copy_only=False) for one in call.arguments
+        ]
+        with np.errstate(all="ignore"):
+            return pa.array(function.apply(*numbers), from_pandas=True)
+
+    def _converted(self, array: pa.Array, kind: FeatureType, source: Expression) -> pa.Array:
+        return converted(array, kind, name=str(source), first_row=self.first_row)
