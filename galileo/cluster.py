@@ -12,31 +12,21 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import psutil
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from galileo.client import Client, Proof
-from galileo.config import NODE_ENVIRONMENT
 from galileo.dht.topology import even_ranges
 from galileo.errors import InputError, Unavailable
+from galileo.local_node import START_TIMEOUT_S, STOP_TIMEOUT_S, LocalNode
 from galileo.model.times import Duration
 from galileo.spark.runtime import RuntimeDir
 from galileo.wire import forks
-from galileo.wire.channel import open_blocking_channel
-from galileo.wire.keys import NO_KEYS, Keys, without_token
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 15.0
-LOG_TAIL_BYTES = 2_000
 PORT_MAX = 65_535
 FREE_PORTS = range(10_000, 32_768)
 PORT_ATTEMPTS_MAX = 1_000
@@ -46,136 +36,6 @@ ADDRESSES = "addresses.json"
 """The file that remembers them."""
 JOINED = "joined.json"
 """The file that remembers to which groups nodes were added."""
-
-
-class LocalNode:
-    """One node process of a `LocalCluster`.
-
-    Attributes:
-        name: of the node.
-        address: "127.0.0.1:port", at which others reach it.
-        listen: where it listens, if not there; empty otherwise.
-        log: file of its log.
-        was_started: whether this object has started it, be it that it runs or not.
-        prefix: words before those of its command when it is started, of a program that runs the
-            rest in its own place, such as ("env", "TZ=UTC").
-    """
-
-    def __init__(
-        self,
-        name: str,
-        address: str,
-        *,
-        config: Path,
-        write_config: Callable[[], object],
-        listen: str = "",
-        keys: Keys = NO_KEYS,
-    ) -> None:
-        self.name = name
-        self.address = address
-        self.log = config.with_suffix(".log")
-        self.listen = listen
-        self.prefix: tuple[str, ...] = ()
-        self._config = config
-        self._write_config = write_config
-        self.was_started = False
-        self._keys = keys
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __repr__(self) -> str:
-        return f"<LocalNode {self.name} at {self.address}, {'up' if self.running else 'down'}>"
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self.running else None
-
-    def start(self) -> None:
-        """Starts the process; `wait` until it serves."""
-        if self.running:
-            return
-        if not self.was_started:
-            # Not before, for it may be the file of a cluster that runs.
-            self._write_config()
-            self.was_started = True
-        command = [*self.prefix, sys.executable, "-m", "galileo.server"]
-        elsewhere = ["--set", f"node.listen={self.listen}"] if self.listen else []
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, *elsewhere, "--config", str(self._config), "--parent", str(os.getpid())],
-                env={**NODE_ENVIRONMENT, **without_token(os.environ)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def wait(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Returns when the node serves.
-
-        Raises:
-            Unavailable: it ended, or does not serve in time; with the end of its log.
-        """
-        deadline = time.monotonic() + timeout_s
-        while not self._serves():
-            if not self.running or time.monotonic() > deadline:
-                raise Unavailable(
-                    f"node {self.name} did not start; the end of its log {self.log}:\n"
-                    f"{self._log_tail()}"
-                )
-            time.sleep(0.05)
-
-    def kill(self) -> None:
-        """SIGKILL: the process is gone at once."""
-        self._signal(signal.SIGKILL)
-        self._reap()
-
-    def stop(self) -> None:
-        """SIGTERM, and SIGKILL where that takes too long."""
-        self._signal(signal.SIGTERM)
-        self._reap()
-
-    def pause(self) -> None:
-        """SIGSTOP: alive for TCP, silent for everybody."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def restart(self) -> None:
-        """Starts it again on its data, and waits until it serves."""
-        if self.running:
-            self.stop()
-        self.start()
-        self.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self.running:
-            self._process.send_signal(number)
-
-    def _reap(self) -> None:
-        if self._process is None:
-            return
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(STOP_TIMEOUT_S)
-
-    def _serves(self) -> bool:
-        with open_blocking_channel(self.address, self._keys) as channel:
-            try:
-                stub = health_pb2_grpc.HealthStub(channel)
-                reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
-            except grpc.RpcError:
-                return False
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
-
-    def _log_tail(self) -> str:
-        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
 
 class LocalCluster:
@@ -192,6 +52,11 @@ class LocalCluster:
         proof: with which its clients say who they are, where `settings` have nodes ask.
 
     Use it in a `with` block, which starts and stops the processes.
+
+    Example:
+        >>> with galileo.LocalCluster(nodes=3) as cluster:  # doctest: +SKIP
+        ...     print(cluster.client().datasets())
+        []
     """
 
     def __init__(
@@ -240,10 +105,12 @@ class LocalCluster:
 
     @property
     def addresses(self) -> list[str]:
+        """Of its nodes, "host:port" each, as `connect` takes them."""
         return [node.address for node in self.nodes]
 
     @property
     def evaluator_directory(self) -> Path:
+        """Where the process that evaluates continuous queries keeps its files."""
         return self.directory / "evaluator"
 
     def __enter__(self) -> LocalCluster:
@@ -264,6 +131,10 @@ class LocalCluster:
             InputError: another program has the ports or the directory, or this process was
                 forked while gRPC ran.
             Unavailable: a node does not start; with the end of its log.
+
+        Example:
+            >>> cluster = galileo.LocalCluster(nodes=1, groups=1)
+            >>> cluster.start()  # doctest: +SKIP
         """
         forks.check()
         # Where none of its nodes was ever started, what there is of an evaluator is another's.
@@ -301,7 +172,12 @@ class LocalCluster:
                     time.sleep(0.05)
 
     def stop(self) -> None:
-        """Stops everything; removes the directory where it is temporary."""
+        """Stops everything; removes the directory where it is temporary.
+
+        Example:
+            >>> cluster = galileo.LocalCluster(nodes=1, groups=1)
+            >>> cluster.stop()
+        """
         for client in self._clients:
             client.close()
         self._clients.clear()
@@ -316,7 +192,13 @@ class LocalCluster:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def client(self, *, timeout: Duration | None = None) -> Client:
-        """A client of this cluster; closed with it."""
+        """A client of this cluster; closed with it.
+
+        Example:
+            >>> client = cluster.client(timeout="1m")
+            >>> client.count("weather")
+            4
+        """
         client = Client(*self.addresses, timeout=timeout, proof=self._proof)
         self._clients.append(client)
         return client
@@ -326,6 +208,10 @@ class LocalCluster:
 
         Raises:
             InputError: there is none.
+
+        Example:
+            >>> cluster.node("node-2").running
+            True
         """
         for node in self.nodes:
             if node.name == name:
@@ -340,6 +226,12 @@ class LocalCluster:
 
         Raises:
             InputError: there is no such group.
+
+        Example:
+            >>> cluster = galileo.LocalCluster(nodes=1, groups=1)
+            >>> cluster.join(group=0).name
+            'node-2'
+            >>> cluster.stop()
         """
         if not 0 <= group < len(self._topology["groups"]):
             raise InputError(f"expected a group from 0 on, got {group}")
@@ -380,6 +272,11 @@ class LocalCluster:
 
         Raises:
             InputError: it runs, or there is no such node.
+
+        Example:
+            >>> cluster.node("node-2").stop()  # doctest: +SKIP
+            >>> cluster.relocate("node-2")  # doctest: +SKIP
+            >>> cluster.node("node-2").start()  # doctest: +SKIP
         """
         node = self.node(name)
         if node.running:

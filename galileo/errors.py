@@ -60,6 +60,13 @@ class GalileoError(Exception):
         kind: stable name of the error, the same on the wire, in logs and in `--json` output.
         message: what is wrong, in words for every caller; `str` adds the remedy as for Python.
         details: facts a program can act on (an address, a position, a delay), JSON-like.
+
+    Example:
+        >>> try:
+        ...     client.count("wether")
+        ... except galileo.GalileoError as error:
+        ...     print(error.kind, error.details["nearest"])
+        unknown_dataset weather
     """
 
     kind: ClassVar[str] = "error"

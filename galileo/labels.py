@@ -72,11 +72,23 @@ class LabelSet:
 
     @classmethod
     def empty(cls, schema: Schema) -> LabelSet:
+        """No labels, of a dataset.
+
+        Example:
+            >>> len(galileo.Labels.empty(labels.schema))
+            0
+        """
         return cls(schema, schema.label_schema.empty_table())
 
     @classmethod
     def concat(cls, schema: Schema, parts: Sequence[LabelSet]) -> LabelSet:
-        """All labels of `parts`; frontier, missing and query are not carried over."""
+        """All labels of `parts`; frontier, missing and query are not carried over.
+
+        Example:
+            >>> parts = list(client.query_batches("weather"))
+            >>> len(galileo.Labels.concat(labels.schema, parts))
+            4
+        """
         tables = [part.table for part in parts if len(part)]
         try:
             return cls(
@@ -101,6 +113,7 @@ class LabelSet:
 
     @property
     def cells(self) -> geohash.Cells:
+        """The geohash cell of each label as a number; `geohashes` gives texts."""
         return np.asarray(self.table.column("cell").to_numpy(), dtype=np.uint64)
 
     @property
@@ -110,10 +123,12 @@ class LabelSet:
 
     @property
     def partitions(self) -> npt.NDArray[np.int32]:
+        """The partition that stores each label's observations."""
         return np.asarray(self.table.column("partition").to_numpy(), dtype=np.int32)
 
     @property
     def sequences(self) -> npt.NDArray[np.int64]:
+        """The commit of that partition that brought each label."""
         return np.asarray(self.table.column("sequence").to_numpy(), dtype=np.int64)
 
     @property
@@ -122,6 +137,13 @@ class LabelSet:
         return np.asarray(self.table.column("row").to_numpy(), dtype=np.int32)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> LabelSet:
+        """The labels for which a mask is true, one truth value for each label.
+
+        Example:
+            >>> warm = labels.to_pandas()["temperature"].to_numpy() > 290
+            >>> len(labels.where(warm))
+            2
+        """
         try:
             return self._with(self.table.filter(pa.array(mask)))
         except (pa.ArrowException, TypeError) as error:
@@ -130,27 +152,60 @@ class LabelSet:
             ) from error
 
     def slice(self, start: int, stop: int) -> LabelSet:
+        """The labels from a place to before another; nothing is copied.
+
+        Example:
+            >>> len(labels.slice(0, 3))
+            3
+        """
         return self._with(self.table.slice(start, stop - start))
 
     def after(self, cursor: Cursor) -> LabelSet:
-        """The labels whose commits lie past `cursor`."""
+        """The labels whose commits lie past `cursor`.
+
+        Example:
+            >>> len(labels.after(labels.frontier))
+            0
+        """
         return self.where(cursor.past(self.partitions, self.sequences))
 
     def until(self, cursor: Cursor) -> LabelSet:
-        """The labels whose commits lie at or before `cursor`."""
+        """The labels whose commits lie at or before `cursor`.
+
+        Example:
+            >>> len(labels.until(labels.frontier))
+            4
+        """
         return self.where(~cursor.past(self.partitions, self.sequences))
 
     def only(self, names: Collection[str]) -> LabelSet:
-        """The same labels with those of their columns that are named; nothing is copied."""
+        """The same labels with those of their columns that are named; nothing is copied.
+
+        Example:
+            >>> labels.only({"station"}).table.column_names
+            ['station']
+        """
         return self._with(self.table.select([n for n in self.table.column_names if n in names]))
 
     def in_commit_order(self) -> LabelSet:
-        """Sorted by partition, then sequence, then row."""
+        """Sorted by partition, then sequence, then row.
+
+        Example:
+            >>> ordered = labels.in_commit_order()
+            >>> ordered.partitions.tolist() == sorted(labels.partitions.tolist())
+            True
+        """
         order = np.lexsort((self.rows, self.sequences, self.partitions))
         return self._with(self.table.take(pa.array(order)))
 
     def answering(self, *, frontier: Cursor, missing: Iterable[int] = (), query: str) -> LabelSet:
-        """The same labels as the answer to `query` up to `frontier`."""
+        """The same labels as the answer to `query` up to `frontier`.
+
+        Example:
+            >>> empty = galileo.Labels.empty(labels.schema)
+            >>> empty.answering(frontier=labels.frontier, missing=[3], query="true").complete
+            False
+        """
         return type(self)(self.schema, self.table, frontier=frontier, missing=missing, query=query)
 
     def _with(self, table: pa.Table) -> LabelSet:
@@ -161,16 +216,32 @@ class LabelSet:
     # --- what people see ---------------------------------------------------------------------
 
     def geohashes(self) -> pa.Array:
+        """The geohash of each label's cell.
+
+        Example:
+            >>> sorted(set(labels.geohashes().to_pylist()))
+            ['9xj', '9xq', 'u33']
+        """
         return geohash.to_text(self.cells, self.schema.geohash_precision)
 
     def blocks(self) -> pa.Array:
-        """The block id of each label, `nam/9xjqb/2012-03-01T06:00:00Z`."""
+        """The block id of each label, `nam/9xjqb/2012-03-01T06:00:00Z`.
+
+        Example:
+            >>> labels.blocks()[0].as_py().startswith("weather/")
+            True
+        """
         return pc.binary_join_element_wise(
             self.schema.name, self.geohashes(), iso_column(self.buckets), "/"
         )
 
     def texts(self) -> pa.Array:
-        """The path label of each row."""
+        """The path label of each row.
+
+        Example:
+            >>> labels.texts()[0].as_py().startswith("weather/")
+            True
+        """
         levels = [level_texts(self._column(f.name), f) for f in self.schema.indexed]
         numbers = [self._column(n).cast(pa.string()) for n in ("partition", "sequence", "row")]
         leaf = pc.binary_join_element_wise("p", pc.binary_join_element_wise(*numbers, "."), "")
@@ -181,6 +252,10 @@ class LabelSet:
 
         `time` is the start of the bucket, UTC; `label` the path label. Of a partial answer the
         schema has metadata: `galileo.missing`, a JSON list of partitions.
+
+        Example:
+            >>> labels.to_arrow().column_names[:4]
+            ['geohash', 'time', 'temperature', 'station']
         """
         columns = {"geohash": self.geohashes(), "time": self._column("bucket")}
         columns |= {feature.name: self._column(feature.name) for feature in self.schema.indexed}
@@ -189,7 +264,12 @@ class LabelSet:
         return marked(pa.table(columns | {"label": self.texts()}), self.missing)
 
     def to_pandas(self) -> pd.DataFrame:
-        """`to_arrow` as a DataFrame."""
+        """`to_arrow` as a DataFrame.
+
+        Example:
+            >>> sorted(labels.to_pandas()["temperature"])[-1]
+            292.5
+        """
         frame: pd.DataFrame = self.to_arrow().to_pandas()
         return frame
 

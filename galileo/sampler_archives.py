@@ -69,6 +69,11 @@ class SamplerArchive:
         entry: its class, `module:Class`.
         digest: SHA-256 of `data`, hexadecimal.
         data: the canonical zip, manifest included.
+
+    Example:
+        >>> archive = galileo.sampler_archive("thin.py")
+        >>> archive.name, archive.entry
+        ('thin', 'thin:Thin')
     """
 
     name: str
@@ -83,6 +88,11 @@ class SamplerArchive:
         Raises:
             InvalidArchive: it is too large, has members that it may not have, or is not what its
                 manifest says.
+
+        Example:
+            >>> archive = galileo.sampler_archive("thin.py")
+            >>> galileo.SamplerArchive.from_bytes(archive.data).digest == archive.digest
+            True
         """
         members = dict(_read(data))
         if MANIFEST not in members:
@@ -108,6 +118,10 @@ def sampler_archive(
 
     Raises:
         InvalidArchive: there is no one sampler in it, or it contains what an archive may not.
+
+    Example:
+        >>> galileo.sampler_archive("thin.py").name
+        'thin'
     """
     place = Path(path)
     try:

@@ -140,6 +140,10 @@ class SamplerSpec:
         seed: of every choice.
         archive: digest of the code of a sampler that was sent; empty: it is installed.
         code: that archive, for a client to send before it names the digest; does not travel.
+
+    Example:
+        >>> galileo.sampler("uniform", seed=7, fraction=0.1)
+        SamplerSpec(name='uniform', options={'fraction': 0.1}, seed=7, archive='')
     """
 
     name: str
@@ -149,6 +153,12 @@ class SamplerSpec:
     code: SamplerArchive | None = field(default=None, compare=False, repr=False)
 
     def to_json(self) -> str:
+        """As JSON text, which `from_json` reads.
+
+        Example:
+            >>> galileo.sampler("uniform", seed=7, fraction=0.1).to_json()
+            '{"name":"uniform","options":{"fraction":0.1},"seed":7}'
+        """
         raw: dict[str, Any] = {"name": self.name, "options": dict(self.options), "seed": self.seed}
         if self.archive:
             raw["archive"] = self.archive
@@ -156,6 +166,13 @@ class SamplerSpec:
 
     @staticmethod
     def from_json(text: str) -> SamplerSpec:
+        """The inverse of `to_json`.
+
+        Example:
+            >>> spec = galileo.sampler("uniform", fraction=0.1)
+            >>> galileo.SamplerSpec.from_json(spec.to_json()) == spec
+            True
+        """
         try:
             raw = json.loads(text)
             name, archive = str(raw["name"]), str(raw.get("archive", ""))
@@ -183,6 +200,11 @@ def sampler(name: str | SamplerArchive, *, seed: int | None = None, **options: A
         name: its entry-point name; or the archive of one that goes along with the query.
         seed: for a reproducible choice; drawn at random when absent.
         options: handed to the sampler's constructor; JSON values.
+
+    Example:
+        >>> labels = client.query("weather", sampler=galileo.sampler("uniform", fraction=1.0))
+        >>> len(labels)
+        4
     """
     try:
         json.dumps(options)

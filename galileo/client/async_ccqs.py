@@ -66,6 +66,11 @@ class AsyncCcqs(AsyncMany):
             compression: of the cache, "none" or "lz4".
             window: `galileo.Window...`; updates then say which windows their labels belong to,
                 and which of them are over.
+
+        Example:
+            >>> ccq = await client.submit("weather", "temperature > 290", interval="5s")
+            >>> len(ccq.initial)
+            2
         """
         chosen = await self._at_hand(sampler)
         request = continuous_pb2.SubmitRequest(
@@ -103,6 +108,11 @@ class AsyncCcqs(AsyncMany):
         Raises:
             InvalidToken: it is damaged or of another CCQ.
             CcqExpired, CcqCancelled, UnknownCcq: there is nothing to fetch from.
+
+        Example:
+            >>> update = await client.fetch(ccq, token=ccq.token)
+            >>> len(update.labels), update.more
+            (0, False)
         """
         wait_s = 0.0 if wait is None else seconds(wait)
         request = watching.request(ccq_id_of(ccq), token, wait_s=wait_s, labels_max=labels_max)
@@ -130,6 +140,12 @@ class AsyncCcqs(AsyncMany):
             InputError: the spool is of another CCQ, or a token came beside one that holds some.
             SpoolConflict: another reader stores into the same spool.
             TryAgain: the spool cannot be written; it is as it was.
+
+        Example:
+            >>> async for update in client.watch(ccq):
+            ...     print(len(update.labels))
+            ...     break
+            2
         """
         ccq_id, held = ccq_id_of(ccq), ""
         if spool is not None:
@@ -208,13 +224,24 @@ class AsyncCcqs(AsyncMany):
         Raises:
             InputError: the spool is of another CCQ; or there are more than `labels_max` already.
             CcqExpired, CcqCancelled, UnknownCcq: there is nothing to follow.
+
+        Example:
+            >>> view = await client.sparql_view(ccq)
+            >>> len(view)
+            2
+            >>> view.close()
         """
         return await open_view(
             self, ccq_id_of(ccq), token=token, spool=spool, labels_max=labels_max
         )
 
     async def list_ccqs(self) -> list[CcqInfo]:
-        """The CCQs that the cluster answers."""
+        """The CCQs that the cluster answers.
+
+        Example:
+            >>> ccq.id in {info.id for info in await client.list_ccqs()}
+            True
+        """
         reply = await self._transport.call(
             lambda channel: continuous_pb2_grpc.ContinuousStub(channel).List(
                 continuous_pb2.ListRequest(), timeout=TIMEOUT_S
@@ -223,7 +250,12 @@ class AsyncCcqs(AsyncMany):
         return [decode.ccq_info(value) for value in reply.ccqs]
 
     async def cancel(self, ccq: CcqLike) -> None:
-        """Ends a CCQ everywhere; whoever watches it is told."""
+        """Ends a CCQ everywhere; whoever watches it is told.
+
+        Example:
+            >>> ccq = await client.submit("weather")
+            >>> await client.cancel(ccq)
+        """
         request = continuous_pb2.CancelRequest(ccq_id=ccq_id_of(ccq))
         await self._transport.call(
             lambda channel: continuous_pb2_grpc.ContinuousStub(channel).Cancel(

@@ -37,6 +37,11 @@ class AsyncClient(AsyncObservations):
             60 seconds for an ingest.
         proof: who the client is, for clusters that ask; see docs/security.md. What it leaves
             open is read from GALILEO_TOKEN, GALILEO_TOKEN_FILE and GALILEO_TLS.
+
+    Example:
+        >>> async with galileo.AsyncClient("127.0.0.1:7701") as client:
+        ...     print(await client.count("weather"))
+        4
     """
 
     def __init__(
@@ -64,13 +69,24 @@ class AsyncClient(AsyncObservations):
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections; a second call does nothing."""
+        """Closes the connections; a second call does nothing.
+
+        Example:
+            >>> client = galileo.AsyncClient("127.0.0.1:7701")
+            >>> await client.close()
+        """
         await self._transport.close()
 
     # --- the cluster -------------------------------------------------------------------------
 
     async def status(self) -> ClusterStatus:
-        """Every node's state, also of those that do not answer."""
+        """Every node's state, also of those that do not answer.
+
+        Example:
+            >>> status = await client.status()
+            >>> [node.state for node in status.nodes]
+            ['up', 'up', 'up']
+        """
         reply = await self._transport.call(
             lambda channel: cluster_pb2_grpc.ClusterStub(channel).Status(
                 cluster_pb2.StatusRequest(), timeout=TIMEOUT_S
@@ -90,6 +106,10 @@ class AsyncClient(AsyncObservations):
 
         Raises:
             InputError: there is no such node.
+
+        Example:
+            >>> await client.drain("node-3")
+            >>> await client.drain("node-3", undo=True)
         """
         request = cluster_pb2.DrainRequest(node=node, undo=undo)
         await self._transport.call(
@@ -115,11 +135,21 @@ class AsyncClient(AsyncObservations):
                 nodes do not know it yet.
             Unavailable: a node cannot be reached.
             DataDamaged: what the partition's node has is damaged; nothing has moved.
+
+        Example:
+            >>> async for progress in client.move(3, to="node-3"):  # doctest: +SKIP
+            ...     print(progress.stage)
         """
         return moving.move(self._transport, partition, to=to)
 
     async def topology_json(self) -> str:
-        """Groups, nodes, ranges and partitions, as JSON."""
+        """Groups, nodes, ranges and partitions, as JSON.
+
+        Example:
+            >>> import json
+            >>> len(json.loads(await client.topology_json())["groups"])
+            2
+        """
         reply = await self._transport.call(
             lambda channel: cluster_pb2_grpc.ClusterStub(channel).Topology(
                 cluster_pb2.TopologyRequest(), timeout=TIMEOUT_S

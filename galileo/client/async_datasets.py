@@ -27,6 +27,10 @@ class AsyncDatasets(AsyncExploration):
 
         Raises:
             DatasetExists: the name is taken; `details["same"]` says whether by this schema.
+
+        Example:
+            >>> schema = galileo.Schema("weather-rain", [galileo.Feature("depth", unit="mm")])
+            >>> await client.create_dataset(schema, retention=galileo.Retention("30d"))
         """
         if not isinstance(schema, Schema):
             raise InputError(
@@ -52,6 +56,10 @@ class AsyncDatasets(AsyncExploration):
 
         Raises:
             UnknownDataset: there is none of that name.
+
+        Example:
+            >>> await client.set_retention("weather", galileo.Retention(bytes=50 << 30))
+            >>> await client.set_retention("weather", None)
         """
         if not isinstance(retention, Retention | None):
             raise InputError(f"expected galileo.Retention('30d') or None, got {retention!r}")
@@ -69,6 +77,10 @@ class AsyncDatasets(AsyncExploration):
 
         Raises:
             UnknownDataset: there is none of that name.
+
+        Example:
+            >>> await client.retention("weather") is None
+            True
         """
         request = cluster_pb2.GetRetentionRequest(dataset=dataset)
         reply = await self._transport.call(
@@ -86,6 +98,11 @@ class AsyncDatasets(AsyncExploration):
 
         Raises:
             UnknownDataset: there is none of that name.
+
+        Example:
+            >>> reports = await client.apply_retention("weather")
+            >>> sum(report.files for report in reports)
+            0
         """
         request = cluster_pb2.ApplyRetentionRequest(dataset=dataset)
         reply = await self._transport.call(
@@ -96,7 +113,12 @@ class AsyncDatasets(AsyncExploration):
         return tuple(decode.retention_report(one) for one in reply.reports)
 
     async def datasets(self) -> list[Schema]:
-        """The schemas of all datasets."""
+        """The schemas of all datasets.
+
+        Example:
+            >>> "weather" in {schema.name for schema in await client.datasets()}
+            True
+        """
         request = cluster_pb2.ListDatasetsRequest()
         reply = await self._transport.call(
             lambda channel: cluster_pb2_grpc.ClusterStub(channel).ListDatasets(
@@ -112,6 +134,11 @@ class AsyncDatasets(AsyncExploration):
 
         Raises:
             UnknownDataset: there is none of that name.
+
+        Example:
+            >>> schema = await client.schema("weather")
+            >>> [feature.name for feature in schema.features]
+            ['temperature', 'station']
         """
         if not isinstance(dataset, str):
             raise InputError(f"expected the name of a dataset, got a {type(dataset).__name__}")
@@ -122,7 +149,13 @@ class AsyncDatasets(AsyncExploration):
         return self._schemas[dataset]
 
     async def whoami(self) -> Caller:
-        """Who this client is to the cluster, and its quotas, as one node counts them."""
+        """Who this client is to the cluster, and its quotas, as one node counts them.
+
+        Example:
+            >>> caller = await client.whoami()
+            >>> caller.name
+            ''
+        """
         reply = await self._transport.call(
             lambda channel: cluster_pb2_grpc.ClusterStub(channel).Status(
                 cluster_pb2.StatusRequest(caller=True), timeout=TIMEOUT_S

@@ -37,7 +37,13 @@ class AsyncExploration(ABC):
     async def explain(
         self, dataset: str, query: QueryLike = "", *, require_complete: bool = False
     ) -> QueryExplanation:
-        """How a query is answered, found by answering it: whom it asks, what they look at."""
+        """How a query is answered, found by answering it: whom it asks, what they look at.
+
+        Example:
+            >>> explanation = await client.explain("weather", "temperature > 290")
+            >>> explanation.found
+            2
+        """
         return await exploration.explain(
             self._transport, dataset, query_text(query), require_complete=require_complete
         )
@@ -67,6 +73,11 @@ class AsyncExploration(ABC):
             k: how many at most, up to 100,000.
             within_m: none farther away than so many metres, if given.
             require_complete: whether a partial answer is an error.
+
+        Example:
+            >>> nearest = await client.nearest("weather", latitude=52, longitude=13, k=1)
+            >>> nearest.to_pandas()["station"].to_list()
+            ['EDDB']
         """
         request = exploration.nearest_request(
             dataset,
@@ -100,6 +111,11 @@ class AsyncExploration(ABC):
             feature: indexed, of type float, int or bool; a bool counts as 0 and 1.
             bins: of a histogram: so many of equal width between the extremes, or their edges.
             require_complete: whether a partial answer is an error.
+
+        Example:
+            >>> summary = await client.summarise("weather", feature="temperature")
+            >>> summary.mean
+            287.625
         """
         return await exploration.summarise(
             self._transport,
@@ -130,6 +146,11 @@ class AsyncExploration(ABC):
             limit: children of this page, up to 100,000.
             after: the last value of the page before (`Children.last`).
             require_complete: whether a partial answer is an error.
+
+        Example:
+            >>> page = await client.children("weather", order=["station"])
+            >>> page.texts().to_pylist()
+            ['EDDB', 'KCYS', 'KDEN']
         """
         schema = await self.schema(dataset)
         tree = Tree.of(self._transport, schema, order, require_complete=require_complete)
@@ -154,6 +175,13 @@ class AsyncExploration(ABC):
                 one call.
             require_complete: whether a partial answer is an error; else a vertex names what is
                 `missing` below it.
+
+        Example:
+            >>> async for vertex in client.tree("weather", order=["station"]):
+            ...     print(vertex.value, vertex.observations)
+            EDDB 1
+            KCYS 1
+            KDEN 2
         """
         schema = await self.schema(dataset)
         tree = Tree.of(self._transport, schema, order, require_complete=require_complete)
@@ -178,6 +206,11 @@ class AsyncExploration(ABC):
             feature: whose quantiles are wanted; indexed, with numbers.
             quantiles: shares from 0 to 1, such as 0.5 for the median.
             require_complete: whether it is an error that commits are not counted yet.
+
+        Example:
+            >>> estimate = await client.estimate("weather", "temperature > 290")
+            >>> estimate.low <= 2 <= estimate.high
+            True
         """
         return await exploration.estimate(
             self._transport,

@@ -37,6 +37,12 @@ class AsyncMany(AsyncSamplers):
 
         Returns:
             What became of each, in their order.
+
+        Example:
+            >>> conditions = ["temperature > 290", "station = 'KDEN'"]
+            >>> alarms = [galileo.Submission("weather", one) for one in conditions]
+            >>> [submitted.error for submitted in await client.submit_many(alarms)]
+            [None, None]
         """
         refused = dict[str, GalileoError]()
         sent = [await self._ready(one, refused) for one in submissions]
@@ -71,6 +77,11 @@ class AsyncMany(AsyncSamplers):
             tokens: of the last updates, by the ids of the queries.
             wait: for how long to wait until there is something new for any; at most a minute.
             labels_max: soft bound of each node's answer; 0 for the node's own.
+
+        Example:
+            >>> updates = await client.fetch_many({ccq.id: ""})
+            >>> len(updates[ccq.id].labels)
+            2
         """
         wait_s = 0.0 if wait is None else seconds(wait)
         return await self._many.fetch(tokens, wait_s=wait_s, labels_max=labels_max)
@@ -88,6 +99,12 @@ class AsyncMany(AsyncSamplers):
         Args:
             tokens: of the last updates, by the ids of the queries.
             labels_max: soft bound of each node's answer; 0 for the node's own.
+
+        Example:
+            >>> async for updates in client.watch_many({ccq.id: ""}):
+            ...     print(len(updates[ccq.id].labels))
+            ...     break
+            2
         """
         left, rest = dict[str, Stand](tokens), dict[str, Stand]()
         told = dict[str, Cursor]()

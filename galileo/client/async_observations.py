@@ -50,6 +50,11 @@ class AsyncObservations(AsyncCcqs):
             InvalidObservations: a table does not fit; nothing of that table was stored.
             TryAgain: a node that must take rows stayed away; ingest the same again later, under
                 `details["producer"]`, or what was stored by then is stored twice.
+
+        Example:
+            >>> receipt = await client.ingest("weather", frame, producer="march-2014")
+            >>> receipt.rows, receipt.duplicate_rows
+            (4, 4)
         """
         schema = await self.schema(dataset)
         return await send_all(
@@ -94,6 +99,11 @@ class AsyncObservations(AsyncCcqs):
             UnknownSampler: a node does not have the sampler.
             SamplerFailed: the sampler raised; `details["traceback"]` says where.
             NotPermitted, NotContained, SamplerRevoked: it goes along, and is not run.
+
+        Example:
+            >>> labels = await client.query("weather", "temperature > 290")
+            >>> len(labels), labels.complete
+            (2, True)
         """
         check_limit(limit)
         request = _query_request(dataset, query, await self._at_hand(sampler), limit=limit)
@@ -130,6 +140,14 @@ class AsyncObservations(AsyncCcqs):
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
             Unavailable: while it is read: the node that answers was lost. Ask again then, and
                 drop what was given.
+
+        Example:
+            >>> batches = client.query_batches("weather", galileo.f.station == "KDEN")
+            >>> async for labels in batches:
+            ...     print(len(labels))
+            2
+            >>> batches.end.complete
+            True
         """
 
         async def request() -> query_pb2.QueryRequest:
@@ -173,6 +191,12 @@ class AsyncObservations(AsyncCcqs):
             InputError: these are no labels, or there is no such column or order.
             IncompleteAnswer: a complete answer is required, and the labels are a partial one.
             Unavailable: a node that keeps some of the observations cannot be reached.
+
+        Example:
+            >>> labels = await client.query("weather", "temperature > 290")
+            >>> table = await client.read(labels)
+            >>> sorted(table["temperature"].to_pylist())
+            [291.0, 292.5]
         """
         if require_complete and isinstance(labels, LabelSet):
             completeness.check_complete(labels)
@@ -194,6 +218,13 @@ class AsyncObservations(AsyncCcqs):
 
         Where a connection breaks, the next piece comes from another node, and no row twice.
         Arguments and errors are those of `read`.
+
+        Example:
+            >>> rows = 0
+            >>> async for table in client.read_batches(labels):
+            ...     rows += table.num_rows
+            >>> rows
+            4
         """
         if require_complete and isinstance(labels, LabelSet):
             completeness.check_complete(labels)
@@ -234,6 +265,11 @@ class AsyncObservations(AsyncCcqs):
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
             InputError: there is no such column or order.
             IncompleteAnswer: a node that may keep some of them cannot be reached.
+
+        Example:
+            >>> table = await client.select("weather", "station = 'KDEN'", columns=["temperature"])
+            >>> sorted(table["temperature"].to_pylist())
+            [288.0, 291.0]
         """
         options = row_options(columns, limit, order_by)
         schema = await self.schema(dataset)
@@ -246,7 +282,12 @@ class AsyncObservations(AsyncCcqs):
         )
 
     async def count(self, dataset: str, query: QueryLike = "") -> int:
-        """How many observations match a CQL2 query exactly; always complete, errors as `select`."""
+        """How many observations match a CQL2 query exactly; always complete, errors as `select`.
+
+        Example:
+            >>> await client.count("weather", "temperature > 290")
+            2
+        """
         return await selection.count(self._transport, dataset, query_text(query))
 
 

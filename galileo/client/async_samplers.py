@@ -40,6 +40,12 @@ class AsyncSamplers(AsyncDatasets):
             NotContained: a node cannot run it where it reaches nothing.
             SamplerRevoked: this very code was revoked.
             InvalidArchive: it is none.
+
+        Example:
+            >>> archive = galileo.sampler_archive("thin.py")
+            >>> sent = await client.send_sampler(archive)
+            >>> sent.name
+            'thin'
         """
         request = samplers_pb2.SendSamplerRequest(archive=archive.data, sent_by=_sender())
         reply = await self._transport.call(
@@ -51,7 +57,14 @@ class AsyncSamplers(AsyncDatasets):
         return decode.sent_sampler(reply.sampler)
 
     async def sent_samplers(self) -> list[SentSampler]:
-        """The samplers that were sent, oldest first; revoked ones are there, too."""
+        """The samplers that were sent, oldest first; revoked ones are there, too.
+
+        Example:
+            >>> await client.send_sampler(galileo.sampler_archive("thin.py"))
+            SentSampler(...)
+            >>> "thin" in {sent.name for sent in await client.sent_samplers()}
+            True
+        """
         reply = await self._transport.call(
             lambda channel: samplers_pb2_grpc.SamplersStub(channel).List(
                 samplers_pb2.ListSamplersRequest(), timeout=TIMEOUT_S
@@ -70,6 +83,12 @@ class AsyncSamplers(AsyncDatasets):
         Raises:
             UnknownSampler: there is none.
             InputError: several begin so.
+
+        Example:
+            >>> sent = await client.send_sampler(galileo.sampler_archive("thin_once.py"))
+            >>> revoked = await client.revoke_sampler(sent.digest)
+            >>> revoked.away
+            ()
         """
         request = samplers_pb2.RevokeSamplerRequest(digest=await self._whole_digest(digest))
 

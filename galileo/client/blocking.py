@@ -32,6 +32,11 @@ def connect(
         tls: a directory with certificate.pem, key.pem and authority.pem, as `galileo certs`
             makes it; else from GALILEO_TLS.
         insecure: whether the token may travel unencrypted to other machines.
+
+    Example:
+        >>> with galileo.connect("127.0.0.1:7701") as client:
+        ...     print(client.count("weather"))
+        4
     """
     proof = Proof(token, token_file, tls, insecure)
     return Client(address, *more, timeout=timeout, proof=proof)
@@ -48,6 +53,11 @@ class Client(BlockingCalls):
             when absent, and a minute for what is ingested.
         proof: who the client is, for clusters that ask; see docs/security.md. What it leaves
             open is read from GALILEO_TOKEN, GALILEO_TOKEN_FILE and GALILEO_TLS.
+
+    Example:
+        >>> with galileo.Client("127.0.0.1:7701", timeout="30s") as client:
+        ...     print(len(client.query("weather", "temperature > 290")))
+        2
     """
 
     def __init__(
@@ -73,7 +83,12 @@ class Client(BlockingCalls):
         self.close()
 
     def close(self) -> None:
-        """Ends every call that is under way with `Cancelled`; again is harmless."""
+        """Ends every call that is under way with `Cancelled`; again is harmless.
+
+        Example:
+            >>> client = galileo.connect("127.0.0.1:7701")
+            >>> client.close()
+        """
         self._loop.close(self._client.close())
 
 

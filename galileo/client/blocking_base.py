@@ -84,6 +84,7 @@ class BlockingLabelBatches:
 
     @property
     def end(self) -> QueryEnd | None:
+        """How far the answer goes; None until all labels were given."""
         return self._batches.end
 
     @property
@@ -105,5 +106,11 @@ class BlockingLabelBatches:
         self.close()
 
     def close(self) -> None:
-        """Ends the answer at the nodes, too; harmless where it has ended."""
+        """Ends the answer at the nodes, too; harmless where it has ended.
+
+        Example:
+            >>> batches = client.query_batches("weather")
+            >>> first = next(batches)
+            >>> batches.close()
+        """
         self._steps.close()

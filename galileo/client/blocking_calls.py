@@ -55,7 +55,13 @@ class BlockingCalls(BlockingBase):
     """Every method waits until its call is done; Ctrl-C cancels the call."""
 
     def status(self) -> ClusterStatus:
-        """Every node's state, also of those that do not answer."""
+        """Every node's state, also of those that do not answer.
+
+        Example:
+            >>> status = client.status()
+            >>> [node.state for node in status.nodes]
+            ['up', 'up', 'up']
+        """
         return self._run(self._client.status())
 
     def drain(self, node: str, *, undo: bool = False) -> None:
@@ -70,6 +76,10 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             InputError: there is no such node.
+
+        Example:
+            >>> client.drain("node-3")
+            >>> client.drain("node-3", undo=True)
         """
         self._run(self._client.drain(node, undo=undo))
 
@@ -92,11 +102,21 @@ class BlockingCalls(BlockingBase):
                 nodes do not know it yet.
             Unavailable: a node cannot be reached.
             DataDamaged: what the partition's node has is damaged; nothing has moved.
+
+        Example:
+            >>> for progress in client.move(3, to="node-3"):  # doctest: +SKIP
+            ...     print(progress.stage)
         """
         return self._iterate(self._client.move(partition, to=to))
 
     def topology_json(self) -> str:
-        """Groups, nodes, ranges and partitions, as JSON."""
+        """Groups, nodes, ranges and partitions, as JSON.
+
+        Example:
+            >>> import json
+            >>> len(json.loads(client.topology_json())["groups"])
+            2
+        """
         return self._run(self._client.topology_json())
 
     def ingest(
@@ -123,6 +143,11 @@ class BlockingCalls(BlockingBase):
             InvalidObservations: a table does not fit; nothing of that table was stored.
             TryAgain: a node that must take rows stayed away; ingest the same again later, under
                 `details["producer"]`, or what was stored by then is stored twice.
+
+        Example:
+            >>> receipt = client.ingest("weather", frame, producer="march-2014")
+            >>> receipt.rows, receipt.duplicate_rows
+            (4, 4)
         """
         return self._run_with(
             data,
@@ -163,6 +188,11 @@ class BlockingCalls(BlockingBase):
             UnknownSampler: a node does not have the sampler.
             SamplerFailed: the sampler raised; `details["traceback"]` says where.
             NotPermitted, NotContained, SamplerRevoked: it goes along, and is not run.
+
+        Example:
+            >>> labels = client.query("weather", "temperature > 290")
+            >>> len(labels), labels.complete
+            (2, True)
         """
         return self._run(
             self._client.query(
@@ -204,6 +234,14 @@ class BlockingCalls(BlockingBase):
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
             Unavailable: while it is read: the node that answers was lost. Ask again then, and
                 drop what was given.
+
+        Example:
+            >>> batches = client.query_batches("weather", galileo.f.station == "KDEN")
+            >>> for labels in batches:
+            ...     print(len(labels))
+            2
+            >>> batches.end.complete
+            True
         """
         return self._label_batches(
             self._client.query_batches(
@@ -246,6 +284,12 @@ class BlockingCalls(BlockingBase):
             InputError: these are no labels, or there is no such column or order.
             IncompleteAnswer: a complete answer is required, and the labels are a partial one.
             Unavailable: a node that keeps some of the observations cannot be reached.
+
+        Example:
+            >>> labels = client.query("weather", "temperature > 290")
+            >>> table = client.read(labels)
+            >>> sorted(table["temperature"].to_pylist())
+            [291.0, 292.5]
         """
         return self._run(
             self._client.read(
@@ -272,6 +316,13 @@ class BlockingCalls(BlockingBase):
 
         Where a connection breaks, the next piece comes from another node, and no row twice.
         Arguments and errors are those of `read`.
+
+        Example:
+            >>> rows = 0
+            >>> for table in client.read_batches(labels):
+            ...     rows += table.num_rows
+            >>> rows
+            4
         """
         return BlockingTables(
             labels,
@@ -318,6 +369,11 @@ class BlockingCalls(BlockingBase):
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
             InputError: there is no such column or order.
             IncompleteAnswer: a node that may keep some of them cannot be reached.
+
+        Example:
+            >>> table = client.select("weather", "station = 'KDEN'", columns=["temperature"])
+            >>> sorted(table["temperature"].to_pylist())
+            [288.0, 291.0]
         """
         return self._run(
             self._client.select(
@@ -331,7 +387,12 @@ class BlockingCalls(BlockingBase):
         )
 
     def count(self, dataset: str, query: QueryLike = "") -> int:
-        """How many observations match a CQL2 query exactly; always complete, errors as `select`."""
+        """How many observations match a CQL2 query exactly; always complete, errors as `select`.
+
+        Example:
+            >>> client.count("weather", "temperature > 290")
+            2
+        """
         return self._run(self._client.count(dataset, query))
 
     def submit(
@@ -358,6 +419,11 @@ class BlockingCalls(BlockingBase):
             compression: of the cache, "none" or "lz4".
             window: `galileo.Window...`; updates then say which windows their labels belong to,
                 and which of them are over.
+
+        Example:
+            >>> ccq = client.submit("weather", "temperature > 290", interval="5s")
+            >>> len(ccq.initial)
+            2
         """
         return self._run(
             self._client.submit(
@@ -385,6 +451,11 @@ class BlockingCalls(BlockingBase):
         Raises:
             InvalidToken: it is damaged or of another CCQ.
             CcqExpired, CcqCancelled, UnknownCcq: there is nothing to fetch from.
+
+        Example:
+            >>> update = client.fetch(ccq, token=ccq.token)
+            >>> len(update.labels), update.more
+            (0, False)
         """
         return self._run(self._client.fetch(ccq, token=token, wait=wait, labels_max=labels_max))
 
@@ -410,6 +481,12 @@ class BlockingCalls(BlockingBase):
             InputError: the spool is of another CCQ, or a token came beside one that holds some.
             SpoolConflict: another reader stores into the same spool.
             TryAgain: the spool cannot be written; it is as it was.
+
+        Example:
+            >>> for update in client.watch(ccq):
+            ...     print(len(update.labels))
+            ...     break
+            2
         """
         return self._iterate(
             self._client.watch(ccq, token=token, labels_max=labels_max, spool=spool)
@@ -438,17 +515,33 @@ class BlockingCalls(BlockingBase):
         Raises:
             InputError: the spool is of another CCQ; or there are more than `labels_max` already.
             CcqExpired, CcqCancelled, UnknownCcq: there is nothing to follow.
+
+        Example:
+            >>> view = client.sparql_view(ccq)
+            >>> len(view)
+            2
+            >>> view.close()
         """
         return self._run(
             self._client.sparql_view(ccq, token=token, spool=spool, labels_max=labels_max)
         )
 
     def list_ccqs(self) -> list[CcqInfo]:
-        """The CCQs that the cluster answers."""
+        """The CCQs that the cluster answers.
+
+        Example:
+            >>> ccq.id in {info.id for info in client.list_ccqs()}
+            True
+        """
         return self._run(self._client.list_ccqs())
 
     def cancel(self, ccq: CcqLike) -> None:
-        """Ends a CCQ everywhere; whoever watches it is told."""
+        """Ends a CCQ everywhere; whoever watches it is told.
+
+        Example:
+            >>> ccq = client.submit("weather")
+            >>> client.cancel(ccq)
+        """
         self._run(self._client.cancel(ccq))
 
     def submit_many(
@@ -466,6 +559,12 @@ class BlockingCalls(BlockingBase):
 
         Returns:
             What became of each, in their order.
+
+        Example:
+            >>> conditions = ["temperature > 290", "station = 'KDEN'"]
+            >>> alarms = [galileo.Submission("weather", one) for one in conditions]
+            >>> [submitted.error for submitted in client.submit_many(alarms)]
+            [None, None]
         """
         return self._run(self._client.submit_many(submissions, progress=progress))
 
@@ -478,6 +577,11 @@ class BlockingCalls(BlockingBase):
             tokens: of the last updates, by the ids of the queries.
             wait: for how long to wait until there is something new for any; at most a minute.
             labels_max: soft bound of each node's answer; 0 for the node's own.
+
+        Example:
+            >>> updates = client.fetch_many({ccq.id: ""})
+            >>> len(updates[ccq.id].labels)
+            2
         """
         return self._run(self._client.fetch_many(tokens, wait=wait, labels_max=labels_max))
 
@@ -494,6 +598,12 @@ class BlockingCalls(BlockingBase):
         Args:
             tokens: of the last updates, by the ids of the queries.
             labels_max: soft bound of each node's answer; 0 for the node's own.
+
+        Example:
+            >>> for updates in client.watch_many({ccq.id: ""}):
+            ...     print(len(updates[ccq.id].labels))
+            ...     break
+            2
         """
         return self._iterate(self._client.watch_many(tokens, labels_max=labels_max))
 
@@ -508,11 +618,24 @@ class BlockingCalls(BlockingBase):
             NotContained: a node cannot run it where it reaches nothing.
             SamplerRevoked: this very code was revoked.
             InvalidArchive: it is none.
+
+        Example:
+            >>> archive = galileo.sampler_archive("thin.py")
+            >>> sent = client.send_sampler(archive)
+            >>> sent.name
+            'thin'
         """
         return self._run(self._client.send_sampler(archive))
 
     def sent_samplers(self) -> list[SentSampler]:
-        """The samplers that were sent, oldest first; revoked ones are there, too."""
+        """The samplers that were sent, oldest first; revoked ones are there, too.
+
+        Example:
+            >>> client.send_sampler(galileo.sampler_archive("thin.py"))
+            SentSampler(...)
+            >>> "thin" in {sent.name for sent in client.sent_samplers()}
+            True
+        """
         return self._run(self._client.sent_samplers())
 
     def revoke_sampler(self, digest: str) -> RevokedSampler:
@@ -526,6 +649,12 @@ class BlockingCalls(BlockingBase):
         Raises:
             UnknownSampler: there is none.
             InputError: several begin so.
+
+        Example:
+            >>> sent = client.send_sampler(galileo.sampler_archive("thin_once.py"))
+            >>> revoked = client.revoke_sampler(sent.digest)
+            >>> revoked.away
+            ()
         """
         return self._run(self._client.revoke_sampler(digest))
 
@@ -539,6 +668,10 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             DatasetExists: the name is taken; `details["same"]` says whether by this schema.
+
+        Example:
+            >>> schema = galileo.Schema("weather-rain", [galileo.Feature("depth", unit="mm")])
+            >>> client.create_dataset(schema, retention=galileo.Retention("30d"))
         """
         self._run(self._client.create_dataset(schema, retention=retention))
 
@@ -551,6 +684,10 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             UnknownDataset: there is none of that name.
+
+        Example:
+            >>> client.set_retention("weather", galileo.Retention(bytes=50 << 30))
+            >>> client.set_retention("weather", None)
         """
         self._run(self._client.set_retention(dataset, retention))
 
@@ -559,6 +696,10 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             UnknownDataset: there is none of that name.
+
+        Example:
+            >>> client.retention("weather") is None
+            True
         """
         return self._run(self._client.retention(dataset))
 
@@ -570,11 +711,21 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             UnknownDataset: there is none of that name.
+
+        Example:
+            >>> reports = client.apply_retention("weather")
+            >>> sum(report.files for report in reports)
+            0
         """
         return self._run(self._client.apply_retention(dataset))
 
     def datasets(self) -> list[Schema]:
-        """The schemas of all datasets."""
+        """The schemas of all datasets.
+
+        Example:
+            >>> "weather" in {schema.name for schema in client.datasets()}
+            True
+        """
         return self._run(self._client.datasets())
 
     def schema(self, dataset: str) -> Schema:
@@ -582,17 +733,34 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             UnknownDataset: there is none of that name.
+
+        Example:
+            >>> schema = client.schema("weather")
+            >>> [feature.name for feature in schema.features]
+            ['temperature', 'station']
         """
         return self._run(self._client.schema(dataset))
 
     def whoami(self) -> Caller:
-        """Who this client is to the cluster, and its quotas, as one node counts them."""
+        """Who this client is to the cluster, and its quotas, as one node counts them.
+
+        Example:
+            >>> caller = client.whoami()
+            >>> caller.name
+            ''
+        """
         return self._run(self._client.whoami())
 
     def explain(
         self, dataset: str, query: QueryLike = "", *, require_complete: bool = False
     ) -> QueryExplanation:
-        """How a query is answered, found by answering it: whom it asks, what they look at."""
+        """How a query is answered, found by answering it: whom it asks, what they look at.
+
+        Example:
+            >>> explanation = client.explain("weather", "temperature > 290")
+            >>> explanation.found
+            2
+        """
         return self._run(self._client.explain(dataset, query, require_complete=require_complete))
 
     def nearest(
@@ -620,6 +788,11 @@ class BlockingCalls(BlockingBase):
             k: how many at most, up to 100,000.
             within_m: none farther away than so many metres, if given.
             require_complete: whether a partial answer is an error.
+
+        Example:
+            >>> nearest = client.nearest("weather", latitude=52, longitude=13, k=1)
+            >>> nearest.to_pandas()["station"].to_list()
+            ['EDDB']
         """
         return self._run(
             self._client.nearest(
@@ -653,6 +826,11 @@ class BlockingCalls(BlockingBase):
             feature: indexed, of type float, int or bool; a bool counts as 0 and 1.
             bins: of a histogram: so many of equal width between the extremes, or their edges.
             require_complete: whether a partial answer is an error.
+
+        Example:
+            >>> summary = client.summarise("weather", feature="temperature")
+            >>> summary.mean
+            287.625
         """
         return self._run(
             self._client.summarise(
@@ -680,6 +858,11 @@ class BlockingCalls(BlockingBase):
             limit: children of this page, up to 100,000.
             after: the last value of the page before (`Children.last`).
             require_complete: whether a partial answer is an error.
+
+        Example:
+            >>> page = client.children("weather", order=["station"])
+            >>> page.texts().to_pylist()
+            ['EDDB', 'KCYS', 'KDEN']
         """
         return self._run(
             self._client.children(
@@ -711,6 +894,13 @@ class BlockingCalls(BlockingBase):
                 one call.
             require_complete: whether a partial answer is an error; else a vertex names what is
                 `missing` below it.
+
+        Example:
+            >>> for vertex in client.tree("weather", order=["station"]):
+            ...     print(vertex.value, vertex.observations)
+            EDDB 1
+            KCYS 1
+            KDEN 2
         """
         return self._iterate(
             self._client.tree(
@@ -735,6 +925,11 @@ class BlockingCalls(BlockingBase):
             feature: whose quantiles are wanted; indexed, with numbers.
             quantiles: shares from 0 to 1, such as 0.5 for the median.
             require_complete: whether it is an error that commits are not counted yet.
+
+        Example:
+            >>> estimate = client.estimate("weather", "temperature > 290")
+            >>> estimate.low <= 2 <= estimate.high
+            True
         """
         return self._run(
             self._client.estimate(

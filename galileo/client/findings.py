@@ -105,10 +105,16 @@ class QueryExplanation:
 
     @property
     def complete(self) -> bool:
+        """Whether every node that had to be asked answered."""
         return not self.missing
 
     def to_arrow(self) -> pa.Table:
-        """One row per node, without its conditions."""
+        """One row per node, without its conditions.
+
+        Example:
+            >>> client.explain("weather").to_arrow().num_rows
+            3
+        """
         names = [name for name in NodeExplanation.__slots__ if name not in ("steps", "partitions")]
         columns = {name: [getattr(node, name) for node in self.nodes] for name in names}
         return pa.table(columns | {"partitions": [len(node.partitions) for node in self.nodes]})
@@ -148,12 +154,26 @@ class Neighbours:
 
     @property
     def complete(self) -> bool:
+        """Whether every partition that could hold a nearer observation was asked."""
         return not self.missing
 
     def to_arrow(self) -> pa.Table:
+        """The observations, nearest first, with a column `distance_m`.
+
+        Example:
+            >>> client.nearest("weather", latitude=40, longitude=-105, k=2).to_arrow().num_rows
+            2
+        """
         return self.table
 
     def to_pandas(self) -> pd.DataFrame:
+        """`to_arrow` as a DataFrame.
+
+        Example:
+            >>> nearest = client.nearest("weather", latitude=40, longitude=-105, k=1)
+            >>> nearest.to_pandas()["distance_m"].to_list()
+            [0.0]
+        """
         frame: pd.DataFrame = self.table.to_pandas()
         return frame
 
@@ -208,6 +228,7 @@ class FeatureSummary:
 
     @property
     def complete(self) -> bool:
+        """Whether every partition that could hold a match was asked."""
         return not self.missing
 
     def _repr_html_(self) -> str:
@@ -216,7 +237,13 @@ class FeatureSummary:
         return html.card(f"Summary of {self.feature}", facts, rows=self.to_arrow().to_pylist())
 
     def to_arrow(self) -> pa.Table:
-        """The histogram: columns `low`, `high`, `observations`."""
+        """The histogram: columns `low`, `high`, `observations`.
+
+        Example:
+            >>> summary = client.summarise("weather", feature="temperature", bins=2)
+            >>> summary.to_arrow()["observations"].to_pylist()
+            [1, 3]
+        """
         low, high = pa.array(self.edges[:-1], pa.float64()), pa.array(self.edges[1:], pa.float64())
         counts = pa.array(self.counts, pa.int64())
         return pa.table({"low": low, "high": high, "observations": counts})
@@ -251,6 +278,7 @@ class Vertex:
 
     @property
     def value(self) -> Any:
+        """Of its own level, the last of its path."""
         return self.path[-1]
 
 
@@ -281,6 +309,7 @@ class Children:
 
     @property
     def level(self) -> str:
+        """The level of the children, such as "geohash" or a feature's name."""
         return self.order[len(self.prefix)]
 
     @property
@@ -294,12 +323,24 @@ class Children:
         return self.table.column("value")[-1].as_py() if len(self) else None
 
     def texts(self) -> pa.Array:
-        """The children as texts that `children` and `tree` take."""
+        """The children as texts that `children` and `tree` take.
+
+        Example:
+            >>> client.children("weather", order=["station"]).texts().to_pylist()
+            ['EDDB', 'KCYS', 'KDEN']
+        """
         values = self.table.column("value").combine_chunks()
         texts = value_texts(values, self.schema, level=self.level)
         return pc.binary_join_element_wise(self.above, texts, "/") if self.prefix else texts
 
     def vertices(self) -> Iterator[Vertex]:
+        """The children one by one.
+
+        Example:
+            >>> page = client.children("weather", order=["station"])
+            >>> [vertex.value for vertex in page.vertices()]
+            ['EDDB', 'KCYS', 'KDEN']
+        """
         columns = [self.table.column(name).to_pylist() for name in self.table.column_names]
         for value, paths, observations, text in zip(
             *columns, self.texts().to_pylist(), strict=True
@@ -308,10 +349,21 @@ class Children:
             yield Vertex(path, self.level, paths, observations, text, self.missing)
 
     def to_arrow(self) -> pa.Table:
-        """The table with the children's texts in a first column, `vertex`."""
+        """The table with the children's texts in a first column, `vertex`.
+
+        Example:
+            >>> client.children("weather", order=["station"]).to_arrow()["observations"].to_pylist()
+            [1, 1, 2]
+        """
         return self.table.add_column(0, "vertex", self.texts())
 
     def to_pandas(self) -> pd.DataFrame:
+        """`to_arrow` as a DataFrame.
+
+        Example:
+            >>> len(client.children("weather", order=["station"]).to_pandas())
+            3
+        """
         frame: pd.DataFrame = self.to_arrow().to_pandas()
         return frame
 

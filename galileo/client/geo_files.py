@@ -64,6 +64,9 @@ def write_geoparquet(data: GeoData | Iterable[GeoData], path: str | os.PathLike[
     Raises:
         InputError: there is nothing to draw in a table, or no piece at all comes of what does not
             say which columns it would have.
+
+    Example:
+        >>> galileo.write_geoparquet(client.select("weather"), "weather.parquet")
     """
     _write(data, path, GeoParquetWriter)
 
@@ -73,12 +76,20 @@ def write_geojson(data: GeoData | Iterable[GeoData], path: str | os.PathLike[str
 
     Positions are in the geometries, all other columns in the properties: times as ISO 8601, and
     what is missing or not finite as null.
+
+    Example:
+        >>> galileo.write_geojson(client.select("weather"), "weather.geojson")
     """
     _write(data, path, GeoJsonWriter)
 
 
 def to_geojson(data: GeoData) -> str:
-    """Labels or observations as one GeoJSON FeatureCollection; see `write_geojson`."""
+    """Labels or observations as one GeoJSON FeatureCollection; see `write_geojson`.
+
+    Example:
+        >>> galileo.to_geojson(labels)[:27]
+        '{"type":"FeatureCollection"'
+    """
     sink = BytesIO()
     for writer, table in _pieces(data, sink, GeoJsonWriter):
         writer.write(table)
@@ -90,6 +101,11 @@ def to_geopandas(data: GeoData) -> Any:
 
     Raises:
         ConfigError: geopandas is not installed; it comes with `galileo-store[plots]`.
+
+    Example:
+        >>> frame = galileo.to_geopandas(client.select("weather"))
+        >>> frame.geometry.geom_type.unique().tolist()
+        ['Point']
     """
     try:
         import geopandas

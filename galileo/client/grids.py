@@ -73,6 +73,11 @@ def to_xarray(data: LabelSet | pa.Table, schema: Schema | None = None) -> Any:
     Raises:
         InputError: a coordinate is missing.
         ConfigError: xarray is not installed; it comes with `galileo-store[formats]`.
+
+    Example:
+        >>> array = galileo.to_xarray(client.select("weather"), client.schema("weather"))
+        >>> array["temperature"].attrs["units"]
+        'K'
     """
     try:
         import xarray

@@ -211,6 +211,10 @@ class ManyUpdates(Mapping[str, Update]):
 
         Raises:
             InputError: there are several datasets, and none was named.
+
+        Example:
+            >>> client.fetch_many({ccq.id: ""}).to_arrow().num_rows
+            2
         """
         found = [(i, one, one.answer.schema(one.value.schema)) for i, one in self._found.items()]
         schemas = {schema.name: schema for _, _, schema in found}

@@ -36,6 +36,10 @@ class Proof:
 
         Raises:
             InputError: a token and a file of one were told.
+
+        Example:
+            >>> galileo.client.Proof(token="secret").keys().token
+            'secret'
         """
         known = os.environ if environment is None else environment
         token, token_file = self.token, str(self.token_file)

@@ -133,10 +133,12 @@ class LabelBatches:
 
     @property
     def end(self) -> QueryEnd | None:
+        """How far the answer goes; None until all labels were given."""
         return self._told.end
 
     @property
     def schema(self) -> Schema | None:
+        """The dataset's; None until the answer has begun."""
         return self._told.schema
 
     def __aiter__(self) -> LabelBatches:
@@ -146,7 +148,14 @@ class LabelBatches:
         return await anext(self._labels)
 
     async def aclose(self) -> None:
-        """Ends the answer at the nodes, too; harmless where it has ended."""
+        """Ends the answer at the nodes, too; harmless where it has ended.
+
+        Example:
+            >>> async with galileo.AsyncClient("127.0.0.1:7701") as client:
+            ...     batches = client.query_batches("weather")
+            ...     first = await anext(batches)
+            ...     await batches.aclose()
+        """
         await self._labels.aclose()
 
 

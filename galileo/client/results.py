@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 
 class Labels(LabelSet):
-    """A label set that can be explored, as a graph or on a map, before any data is read."""
+    """A label set that can be explored, as a graph or on a map, before any data is read.
+
+    Example:
+        >>> labels = client.query("weather", "temperature > 290")
+        >>> labels.to_pandas()["station"].to_list()
+        ['KDEN', 'KCYS']
+    """
 
     __slots__ = ("_graph",)
 
@@ -34,15 +40,30 @@ class Labels(LabelSet):
 
         Raises:
             ConfigError: geopandas is not installed; it comes with `galileo-store[plots]`.
+
+        Example:
+            >>> frame = labels.to_geopandas()
+            >>> frame.crs.to_epsg()
+            4326
         """
         return geo_files.to_geopandas(self)
 
     def plot(self, by: str | None = None, *, ax: Any = None, cmap: str = "") -> Any:
-        """Draws a map of the cells; see `galileo.client.plots.plot_map`."""
+        """Draws a map of the cells; see `galileo.client.plots.plot_map`.
+
+        Example:
+            >>> axes = labels.plot("temperature")
+            >>> axes.figure.savefig("map.png")
+        """
         return plots.plot_map(self, by, ax=ax, cmap=cmap)
 
     def plot_time(self, by: str | None = None, *, ax: Any = None) -> Any:
-        """Draws observations, or a feature, by time; see `galileo.client.plots.plot_time`."""
+        """Draws observations, or a feature, by time; see `galileo.client.plots.plot_time`.
+
+        Example:
+            >>> axes = labels.plot_time("temperature")
+            >>> axes.figure.savefig("time.png")
+        """
         return plots.plot_time(self, by, ax=ax)
 
     def _repr_html_(self) -> str:
@@ -52,7 +73,13 @@ class Labels(LabelSet):
         return html.card(title, {"partitions missing:": self.missing}, rows=rows, of=len(self))
 
     def rdf(self) -> Graph:
-        """The labels as an RDF graph; see docs/rdf.md for its terms."""
+        """The labels as an RDF graph; see docs/rdf.md for its terms.
+
+        Example:
+            >>> graph = labels.rdf()
+            >>> len(graph) > len(labels)
+            True
+        """
         return rdf.to_graph(self)
 
     def sparql(
@@ -71,6 +98,11 @@ class Labels(LabelSet):
             InputError: the text is no SPARQL, or asks for what is refused (SERVICE, updates).
             DeadlineExceeded: it took longer than `timeout_s`.
             Cancelled: by `cancel`, from another thread.
+
+        Example:
+            >>> answer = labels.sparql("SELECT ?t { ?label f:temperature ?t } ORDER BY ?t LIMIT 1")
+            >>> answer.to_pandas()["t"].to_list()
+            [279.0]
         """
         graph: LabelGraph | None = getattr(self, "_graph", None)
         if graph is None:
@@ -99,7 +131,14 @@ class QueryEnd:
         return not self.missing
 
     def known(self, labels: LabelSet) -> LabelSet:
-        """Those of the labels that belong to partitions which are not missing."""
+        """Those of the labels that belong to partitions which are not missing.
+
+        Example:
+            >>> batches = client.query_batches("weather")
+            >>> parts = list(batches)
+            >>> sum(len(batches.end.known(part)) for part in parts)
+            4
+        """
         gone = set(self.missing)
         return labels.until(Cursor({p: s for p, s in self.frontier.items() if p not in gone}))
 
@@ -115,6 +154,11 @@ class Receipt:
         duplicate_rows: of `rows`, those that an earlier attempt had stored already.
         reached: the last commit of each partition that took rows.
         producer: name under which the batches are recognised when sent again.
+
+    Example:
+        >>> receipt = client.ingest("weather", frame, producer="march-2014")
+        >>> receipt.rows
+        4
     """
 
     rows: int
@@ -193,6 +237,11 @@ class Ccq:
 
     `coordinator` names the node that runs it, at the time of submission. `windows` and `clock_us`
     are those of the initial result, as of an `Update`.
+
+    Example:
+        >>> ccq = client.submit("weather", "temperature > 290")
+        >>> client.fetch(ccq, token=ccq.token).is_news
+        False
     """
 
     id: str
@@ -204,6 +253,7 @@ class Ccq:
 
     @property
     def coordinator(self) -> str:
+        """The node that ran the query when it was submitted."""
         return self.info.coordinator
 
 
@@ -245,6 +295,11 @@ class Update:
             belong to, and of those that are over now; empty where the query has none.
         clock_us: the event clock, microseconds since 1970-01-01 UTC: the start of the newest
             time bucket that was committed. None: there is none yet, or the query has no windows.
+
+    Example:
+        >>> update = client.fetch(ccq)
+        >>> len(update.labels), update.clock
+        (2, None)
     """
 
     labels: Labels
@@ -274,7 +329,14 @@ class Update:
         return html.card("Update", facts) + self.labels._repr_html_()
 
     def in_window(self, change: WindowChange) -> Labels:
-        """Its labels that belong to a window."""
+        """Its labels that belong to a window.
+
+        Example:
+            >>> hourly = client.submit("weather", window=galileo.Window.tumbling("1h"))
+            >>> update = client.fetch(hourly)
+            >>> len(update.in_window(update.windows[0]))
+            1
+        """
         buckets = self.labels.buckets
         inside = self.labels.where((buckets >= change.start_us) & (buckets < change.end_us))
         assert isinstance(inside, Labels)
@@ -366,6 +428,8 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
+    """Every node's state, also of those that do not answer."""
+
     nodes: tuple[NodeStatus, ...] = field(default=())
 
     @property

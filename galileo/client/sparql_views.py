@@ -92,15 +92,30 @@ class SparqlView:
         rows_max: int = ROWS_MAX,
         cancel: Cancellation | None = None,
     ) -> SparqlResult:
-        """Answers a query over what has come; see `galileo.rdf.sparql` for limits and errors."""
+        """Answers a query over what has come; see `galileo.rdf.sparql` for limits and errors.
+
+        Example:
+            >>> answer = view.sparql("SELECT ?t { ?label f:temperature ?t } ORDER BY ?t")
+            >>> answer.to_pandas()["t"].to_list()
+            [291.0, 292.5]
+        """
         return self.graph.sparql(text, timeout_s=timeout_s, rows_max=rows_max, cancel=cancel)
 
     def cancel(self) -> None:
-        """Stops the queries that run or wait; the view goes on."""
+        """Stops the queries that run or wait; the view goes on.
+
+        Example:
+            >>> view.cancel()
+        """
         self.graph.cancel()
 
     def wait(self, *, labels: int, timeout_s: float) -> bool:
-        """Waits until so many labels are held; whether they came in time."""
+        """Waits until so many labels are held; whether they came in time.
+
+        Example:
+            >>> view.wait(labels=2, timeout_s=60)
+            True
+        """
         with self._changed:
             return self._changed.wait_for(
                 lambda: len(self) >= labels or self._ended is not None, timeout_s
@@ -111,6 +126,10 @@ class SparqlView:
 
         Raises:
             InputError: it is of another dataset, or the graph is full; then nothing is added.
+
+        Example:
+            >>> view.apply(client.fetch(ccq, token=view.token))
+            0
         """
         new = self.graph.add(update.labels)
         with self._changed:
@@ -120,7 +139,11 @@ class SparqlView:
         return new
 
     def close(self) -> None:
-        """Ends the following, and the process; again is harmless."""
+        """Ends the following, and the process; again is harmless.
+
+        Example:
+            >>> view.close()
+        """
         if (follower := self._follower) is not None:
             loop = follower.get_loop()
             if not loop.is_closed():

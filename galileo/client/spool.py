@@ -79,6 +79,7 @@ class HeldWindow:
 
     @property
     def end(self) -> dt.datetime:
+        """As a time in UTC; the window does not contain it."""
         return instant(self.end_us)
 
 
@@ -108,6 +109,12 @@ class Spool:
 
     Raises:
         InputError: the file is something else, or was written by a later version.
+
+    Example:
+        >>> with galileo.Spool("warm.spool") as spool:
+        ...     update = next(client.watch(ccq, spool=spool))
+        ...     print(len(spool))
+        2
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -134,6 +141,12 @@ class Spool:
         self.close()
 
     def close(self) -> None:
+        """Closes the file; what is stored stays.
+
+        Example:
+            >>> spool = galileo.Spool("warm.spool")
+            >>> spool.close()
+        """
         with self._lock:
             self._database.close()
 
@@ -172,6 +185,9 @@ class Spool:
             InputError: the spool is of another CCQ.
             SpoolConflict: another reader has stored something since this one looked.
             TryAgain: the disk refused; the spool is as it was.
+
+        Example:
+            >>> spool.store(ccq.id, client.fetch(ccq, token=spool.token))
         """
         labels = update.labels
         with self._transaction() as database:
@@ -208,7 +224,12 @@ class Spool:
         return tuple(Stretch(*row) for row in rows)
 
     def windows(self) -> tuple[HeldWindow, ...]:
-        """All windows that the updates have told of, ascending by start."""
+        """All windows that the updates have told of, ascending by start.
+
+        Example:
+            >>> spool.windows()
+            ()
+        """
         rows = self._all("SELECT start, end, labels, closed FROM windows ORDER BY start")
         return tuple(_held(row) for row in rows)
 
@@ -217,6 +238,13 @@ class Spool:
 
         Raises:
             InputError: no update has told of one.
+
+        Example:
+            >>> hourly = client.submit("weather", window=galileo.Window.tumbling("1h"))
+            >>> with galileo.Spool("hourly.spool") as spool:
+            ...     spool.store(hourly.id, client.fetch(hourly))
+            ...     print(spool.window("2014-03-01T06:00:00Z").labels)
+            1
         """
         start_us = micros(start)
         rows = self._all("SELECT start, end, labels, closed FROM windows WHERE start = ?", start_us)
@@ -228,7 +256,11 @@ class Spool:
         return _held(rows[0])
 
     def check(self, ccq_id: str) -> None:
-        """Raises `InputError` where the spool holds another CCQ's updates."""
+        """Raises `InputError` where the spool holds another CCQ's updates.
+
+        Example:
+            >>> spool.check(ccq.id)
+        """
         held = self.ccq_id
         if held and held != ccq_id:
             raise InputError(
@@ -237,7 +269,12 @@ class Spool:
             )
 
     def updates(self, *, after: int = 0) -> Iterator[SpooledUpdate]:
-        """The updates held whose number lies past `after`, one at a time."""
+        """The updates held whose number lies past `after`, one at a time.
+
+        Example:
+            >>> [len(update.labels) for update in spool.updates()]
+            [2]
+        """
         while found := self._all(f"{_NEXT} WHERE number > ? ORDER BY number LIMIT 1", after):
             after = found[0][0]
             yield self._update(*found[0])
@@ -247,6 +284,10 @@ class Spool:
 
         Raises:
             InputError: it never held any, so nobody knows their schema.
+
+        Example:
+            >>> client.read(spool.labels()).num_rows
+            2
         """
         held = self._all("SELECT schema, query FROM reader")
         if not held:
@@ -284,6 +325,11 @@ class Spool:
         """Drops the updates up to a number; the token stays, so they do not come again.
 
         What `windows` says of them stays, too.
+
+        Example:
+            >>> spool.forget(until=spool.last_number)
+            >>> len(spool)
+            0
         """
         with self._transaction() as database:
             database.execute("DELETE FROM updates WHERE number <= ?", (until,))

@@ -49,6 +49,11 @@ class Submission:
     Attributes:
         id: drawn at random where it is left out. Submitting the same id again is harmless, and
             says how things stand.
+
+    Example:
+        >>> [submitted] = client.submit_many([galileo.Submission("weather", "temperature > 290")])
+        >>> submitted.error is None
+        True
     """
 
     dataset: str
@@ -59,18 +64,6 @@ class Submission:
     compression: str = "none"
     window: Window | None = None
     id: str = field(default_factory=_new_id)
-
-    def to_pb(self) -> continuous_pb2.SubmitRequest:
-        return continuous_pb2.SubmitRequest(
-            ccq_id=self.id,
-            dataset=self.dataset,
-            query=query_text(self.query),
-            interval_s=seconds(self.interval),
-            expiration_s=seconds(self.expiration),
-            sampler_json=self.sampler.to_json() if isinstance(self.sampler, SamplerSpec) else "",
-            compression=self.compression,
-            window_json=self.window.to_json() if self.window else "",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +90,20 @@ class Submitted:
         return self.info.coordinator if self.info else ""
 
 
+def _request(submission: Submission) -> continuous_pb2.SubmitRequest:
+    spec = submission.sampler
+    return continuous_pb2.SubmitRequest(
+        ccq_id=submission.id,
+        dataset=submission.dataset,
+        query=query_text(submission.query),
+        interval_s=seconds(submission.interval),
+        expiration_s=seconds(submission.expiration),
+        sampler_json=spec.to_json() if isinstance(spec, SamplerSpec) else "",
+        compression=submission.compression,
+        window_json=submission.window.to_json() if submission.window else "",
+    )
+
+
 async def submit_many(
     transport: Transport,
     submissions: Sequence[Submission | Submitted],
@@ -112,7 +119,7 @@ async def submit_many(
             done[place] = one
             continue
         try:
-            requests[place] = one.to_pb()
+            requests[place] = _request(one)
         except GalileoError as error:
             done[place] = Submitted(one.id, error=error)
     if progress is not None and len(requests) < len(submissions):

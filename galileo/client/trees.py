@@ -19,6 +19,12 @@ class TreeView:
     Args:
         vertices: at most `limit` of them are asked for.
         limit: how many are shown.
+
+    Example:
+        >>> print(galileo.TreeView(client.tree("weather", order=["station"])))
+        ├── station EDDB  1 paths, 1 observations
+        ├── station KCYS  1 paths, 1 observations
+        └── station KDEN  2 paths, 2 observations
     """
 
     def __init__(self, vertices: Iterable[Vertex], *, limit: int = VERTICES_SHOWN) -> None:

@@ -25,6 +25,10 @@ class Retention:
             dropped. None: no bound.
         past_readers: whether commits may be dropped that a live continuous query's reader has
             not fetched. Its next answer then names them.
+
+    Example:
+        >>> galileo.Retention("30d", bytes=50 << 30).age_s
+        2592000.0
     """
 
     age_s: float | None
@@ -60,9 +64,21 @@ class Retention:
         object.__setattr__(self, "past_readers", bool(past_readers))
 
     def to_dict(self) -> dict[str, Any]:
+        """As JSON values, which `from_dict` reads.
+
+        Example:
+            >>> galileo.Retention("1d").to_dict()
+            {'age_s': 86400.0, 'bytes': None, 'past_readers': False}
+        """
         return {"age_s": self.age_s, "bytes": self.bytes, "past_readers": self.past_readers}
 
     def to_json(self) -> str:
+        """As JSON text, which `from_json` reads.
+
+        Example:
+            >>> galileo.Retention("1d").to_json()
+            '{"age_s": 86400.0, "bytes": null, "past_readers": false}'
+        """
         return json.dumps(self.to_dict(), sort_keys=True)
 
     @staticmethod
@@ -71,6 +87,10 @@ class Retention:
 
         Raises:
             InputError: the text is another.
+
+        Example:
+            >>> galileo.Retention.from_json(galileo.Retention("1d").to_json()).age_s
+            86400.0
         """
         try:
             raw = json.loads(text)
@@ -80,6 +100,12 @@ class Retention:
 
     @staticmethod
     def from_dict(raw: dict[str, Any]) -> Retention:
+        """The inverse of `to_dict`.
+
+        Example:
+            >>> galileo.Retention.from_dict(galileo.Retention("1d").to_dict()).age_s
+            86400.0
+        """
         try:
             return Retention(raw["age_s"], bytes=raw["bytes"], past_readers=raw["past_readers"])
         except (KeyError, TypeError) as error:

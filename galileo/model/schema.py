@@ -54,6 +54,10 @@ class Feature:
         unit: as people write it ("K", "%", "m/s"); for display and RDF.
         type: "float" (64 bits), "int" (64 bits), "text" or "bool".
         indexed: whether it is a level of the metadata graph, so that queries can use it.
+
+    Example:
+        >>> galileo.Feature("station", type="text").indexed
+        True
     """
 
     name: str
@@ -76,6 +80,7 @@ class Feature:
 
     @property
     def arrow_type(self) -> pa.DataType:
+        """The Arrow type of its column."""
         return ARROW_TYPES[self.type]
 
 
@@ -110,6 +115,13 @@ class Schema:
         features: in the order of the metadata graph's levels (paper, III.B).
         geohash_precision: characters of a block's cell, 1 to 12.
         time_bucket_us: width of a block in time, microseconds.
+
+    Example:
+        >>> temperature = galileo.Feature("temperature", unit="K")
+        >>> note = galileo.Feature("note", type="text", indexed=False)
+        >>> schema = galileo.Schema("air", [temperature, note], time_bucket="6h")
+        >>> [feature.name for feature in schema.indexed]
+        ['temperature']
     """
 
     name: str
@@ -148,6 +160,7 @@ class Schema:
 
     @property
     def indexed(self) -> tuple[Feature, ...]:
+        """The features that queries can use."""
         return tuple(feature for feature in self.features if feature.indexed)
 
     @property
@@ -155,10 +168,21 @@ class Schema:
         return tuple((feature.name, feature.type) for feature in self.features if feature.indexed)
 
     def feature(self, name: str) -> Feature | None:
+        """The feature of that name; None where there is none.
+
+        Example:
+            >>> client.schema("weather").feature("temperature").unit
+            'K'
+        """
         return next((feature for feature in self.features if feature.name == name), None)
 
     def nearest(self, name: str) -> str | None:
-        """The feature name most like `name`, for messages about a wrong one."""
+        """The feature name most like `name`, for messages about a wrong one.
+
+        Example:
+            >>> client.schema("weather").nearest("temprature")
+            'temperature'
+        """
         return nearest_name(name, [feature.name for feature in self.features])
 
     @property
@@ -185,6 +209,12 @@ class Schema:
         return _label_schema(self._levels)
 
     def to_dict(self) -> dict[str, Any]:
+        """As JSON values, which `from_dict` reads.
+
+        Example:
+            >>> client.schema("weather").to_dict()["time_bucket_us"]
+            3600000000
+        """
         return {
             "name": self.name,
             "features": [
@@ -197,6 +227,12 @@ class Schema:
 
     @staticmethod
     def from_dict(raw: dict[str, Any]) -> Schema:
+        """The inverse of `to_dict`.
+
+        Example:
+            >>> galileo.Schema.from_dict(client.schema("weather").to_dict()).name
+            'weather'
+        """
         try:
             return Schema(
                 raw["name"],
@@ -210,10 +246,22 @@ class Schema:
             ) from error
 
     def to_json(self) -> str:
+        """As JSON text, which `from_json` reads.
+
+        Example:
+            >>> client.schema("weather").to_json()[:12]
+            '{"features":'
+        """
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> Schema:
+        """The inverse of `to_json`.
+
+        Example:
+            >>> galileo.Schema.from_json(client.schema("weather").to_json()).name
+            'weather'
+        """
         try:
             raw = json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -60,6 +60,12 @@ class Window:
 
     Raises:
         InputError: a value lies outside of what is said here.
+
+    Example:
+        >>> hourly = galileo.Window.tumbling("1h", lateness="10m")
+        >>> ccq = client.submit("weather", window=hourly)
+        >>> [change.labels for change in ccq.windows]
+        [1, 1, 2]
     """
 
     kind: Kind
@@ -111,7 +117,12 @@ class Window:
     def tumbling(
         cls, size: Duration, *, lateness: Duration | None = None, over: str = "event"
     ) -> Window:
-        """Windows that follow each other, such as the hours of the day."""
+        """Windows that follow each other, such as the hours of the day.
+
+        Example:
+            >>> galileo.Window.tumbling("1h").size_us
+            3600000000
+        """
         return cls("tumbling", _micros(size), _micros(size), _lateness(lateness), over)
 
     @classmethod
@@ -123,7 +134,12 @@ class Window:
         lateness: Duration | None = None,
         over: str = "event",
     ) -> Window:
-        """Windows of `size`, one beginning each `slide`, such as the last six hours each hour."""
+        """Windows of `size`, one beginning each `slide`, such as the last six hours each hour.
+
+        Example:
+            >>> galileo.Window.sliding("6h", slide="1h").overlap
+            6
+        """
         return cls("sliding", _micros(size), _micros(slide), _lateness(lateness), over)
 
     @classmethod
@@ -132,6 +148,10 @@ class Window:
 
         Raises:
             InputError: the text says something else.
+
+        Example:
+            >>> galileo.Window.parse("sliding:6h/1h") == galileo.Window.sliding("6h", slide="1h")
+            True
         """
         kind, _, sizes = text.partition(":")
         size, slash, slide = sizes.partition("/")
@@ -147,6 +167,10 @@ class Window:
 
         Raises:
             InputError: the text is none of it.
+
+        Example:
+            >>> galileo.Window.from_json(galileo.Window.tumbling("1h").to_json()).kind
+            'tumbling'
         """
         try:
             return cls(**json.loads(text))
@@ -154,6 +178,12 @@ class Window:
             raise InputError(f"expected windows as JSON, got {text[:200]!r}: {error}") from error
 
     def to_json(self) -> str:
+        """As JSON text, which `from_json` reads.
+
+        Example:
+            >>> galileo.Window.tumbling("1h").to_json()[:1]
+            '{'
+        """
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"), sort_keys=True)
 
     def __str__(self) -> str:
@@ -174,6 +204,11 @@ class Window:
 
         Returns:
             Numbers of the windows that have any, ascending, and as many counts.
+
+        Example:
+            >>> numbers, counts = galileo.Window.tumbling("1h").counts(labels.buckets)
+            >>> counts.tolist()
+            [1, 1, 2]
         """
         last, sizes = _tallied(buckets // self.slide_us)
         numbers = expanded(_covered(last, self.overlap))
@@ -183,18 +218,35 @@ class Window:
         return numbers, counts
 
     def last_over(self, clock_us: int) -> int:
-        """Number of the last window that is over at this clock; those before it are over, too."""
+        """Number of the last window that is over at this clock; those before it are over, too.
+
+        Example:
+            >>> galileo.Window.tumbling("1h").last_over(7_200_000_000)
+            1
+        """
         return (clock_us - self.size_us - self.lateness_us) // self.slide_us
 
     def admits(self, told: Told) -> bool:
-        """Whether a reader of these windows can have been told so: times that there are."""
+        """Whether a reader of these windows can have been told so: times that there are.
+
+        Example:
+            >>> from galileo.model.windows import Told
+            >>> galileo.Window.tumbling("1h").admits(Told())
+            True
+        """
         first, last = TIME_MIN_US - self.size_us, TIME_MAX_US
         starts = [n * self.slide_us for at, count in told.open for n in (at, at + count - 1)]
         clock = [] if told.clock_us is None else [told.clock_us]
         return all(first <= moment <= last for moment in (*starts, *clock))
 
     def first_closing_us(self, told: Told) -> int | None:
-        """The clock at which the first window of a reader closes; None: it has none open."""
+        """The clock at which the first window of a reader closes; None: it has none open.
+
+        Example:
+            >>> from galileo.model.windows import Told
+            >>> galileo.Window.tumbling("1h").first_closing_us(Told()) is None
+            True
+        """
         if not told.open:
             return None
         return told.open[0][0] * self.slide_us + self.size_us + self.lateness_us
@@ -246,6 +298,7 @@ class WindowChange:
 
     @property
     def end(self) -> dt.datetime:
+        """As a time in UTC; the window does not contain it."""
         return instant(self.end_us)
 
     @property

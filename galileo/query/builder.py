@@ -82,6 +82,10 @@ class Condition(_Combinable):
     """A condition on observations; join them by `&`, `|` and `~`, each in parentheses.
 
     `str` gives CQL2 text, `to_json` CQL2 JSON. Every call of a client that takes a query takes it.
+
+    Example:
+        >>> str((galileo.f.temperature > 290) & (galileo.f.station == "KDEN"))
+        "temperature > 290 AND station = 'KDEN'"
     """
 
     __slots__ = ("_tree",)
@@ -95,7 +99,12 @@ class Condition(_Combinable):
         return self._tree
 
     def to_json(self) -> str:
-        """CQL2 JSON."""
+        """CQL2 JSON.
+
+        Example:
+            >>> (galileo.f.temperature > 290).to_json()
+            '{"op": ">", "args": [{"property": "temperature"}, 290]}'
+        """
         return json.dumps(self._tree, ensure_ascii=False)
 
     def __eq__(self, other: object) -> bool:
@@ -114,6 +123,10 @@ class Property(_Combinable):
 
     Texts are compared as they are; `casei` ignores upper and lower case. Times are datetimes, dates
     (which mean their whole day), or texts such as "2012-03-01T06:00:00Z".
+
+    Example:
+        >>> client.count("weather", galileo.f.station == "KDEN")
+        2
     """
 
     __slots__ = ("_folded", "_name")
@@ -147,30 +160,60 @@ class Property(_Combinable):
         return self._compared(">=", other)
 
     def between(self, low: Any, high: Any) -> Condition:
-        """From `low` to `high`, both included."""
+        """From `low` to `high`, both included.
+
+        Example:
+            >>> client.count("weather", galileo.f.temperature.between(288, 291))
+            2
+        """
         return self._about("between", self._value(low), self._value(high))
 
     def isin(self, values: Iterable[Any]) -> Condition:
-        """One of the values; of no values, nothing matches."""
+        """One of the values; of no values, nothing matches.
+
+        Example:
+            >>> client.count("weather", galileo.f.station.isin(["KDEN", "KCYS"]))
+            3
+        """
         if isinstance(values, str):
             raise InputError(f"expected a list of values for isin, got the text {values!r}")
         listed = [self._value(value) for value in values]
         return self._about("in", listed) if listed else Condition(False)
 
     def like(self, pattern: str) -> Condition:
-        """A pattern in which `%` is any stretch of characters and `_` one; a backslash escapes."""
+        """A pattern in which `%` is any stretch of characters and `_` one; a backslash escapes.
+
+        Example:
+            >>> client.count("weather", galileo.f.station.like("K%"))
+            3
+        """
         return self._about("like", self._value(pattern))
 
     def is_null(self) -> Condition:
-        """The value is missing."""
+        """The value is missing.
+
+        Example:
+            >>> client.count("weather", galileo.f.temperature.is_null())
+            0
+        """
         return self._about("isNull")
 
     def is_not_null(self) -> Condition:
-        """There is a value."""
+        """There is a value.
+
+        Example:
+            >>> client.count("weather", galileo.f.temperature.is_not_null())
+            4
+        """
         return ~self.is_null()
 
     def casei(self) -> Property:
-        """The same property, compared without regard to upper and lower case."""
+        """The same property, compared without regard to upper and lower case.
+
+        Example:
+            >>> client.count("weather", galileo.f.station.casei() == "kden")
+            2
+        """
         return Property(self._name, folded=True)
 
     def __repr__(self) -> str:
@@ -192,6 +235,10 @@ class Properties:
     """The properties of any dataset by name: `f.temperature`, or `f["temperature"]`.
 
     `f.datetime` is the time of an observation and `f.geohash` its cell; the others are features.
+
+    Example:
+        >>> str(galileo.f["temperature"] > 290)
+        'temperature > 290'
     """
 
     __slots__ = ()
@@ -244,6 +291,10 @@ def within(region: Place, *, edge: bool = True) -> Condition:
 
     Raises:
         InputError: it is no region.
+
+    Example:
+        >>> client.count("weather", galileo.within((-110, 35, -100, 42)))
+        3
     """
     name = "s_intersects" if edge else "s_within"
     return Condition({"op": name, "args": [{"property": GEOMETRY}, _geometry(region)]})
@@ -259,6 +310,10 @@ def near(latitude: float, longitude: float, distance: float | str) -> Condition:
 
     Raises:
         InputError: one of them is no number, or out of its range.
+
+    Example:
+        >>> client.count("weather", galileo.near(40, -105, "20km"))
+        2
     """
     point = [_degrees("longitude", longitude, 360), _degrees("latitude", latitude, 90)]
     place = {"type": "Point", "coordinates": point}
@@ -273,6 +328,10 @@ def during(start: Instant | None, end: Instant | None) -> Condition:
 
     Raises:
         InputError: a bound is no time, or the start is behind the end.
+
+    Example:
+        >>> client.count("weather", galileo.during("2014-03-01T07:00:00Z", None))
+        3
     """
     if start is not None and end is not None and micros(start) > micros(end):
         raise InputError(f"expected a start before the end, got {start!r} and {end!r}")
@@ -287,7 +346,12 @@ def during(start: Instant | None, end: Instant | None) -> Condition:
 
 
 def geohash(pattern: str) -> Condition:
-    """The observation lies in a cell that begins as `pattern` does: `"9x%"`."""
+    """The observation lies in a cell that begins as `pattern` does: `"9x%"`.
+
+    Example:
+        >>> client.count("weather", galileo.geohash("9x%"))
+        3
+    """
     return Property(GEOHASH).like(pattern)
 
 

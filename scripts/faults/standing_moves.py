@@ -10,10 +10,10 @@ from faults.registry import Scenario, Trial
 from faults.standing_rolling import ROW, note_gaps, restart
 from faults.standing_world import World, standing, wait_for_updates
 from galileo.client import Client
-from galileo.cluster import LocalNode
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import GalileoError, TryAgain
+from galileo.local_node import LocalNode
 from galileo.testing.faults.needs import SIGNALS
 from galileo.testing.faults.nodes import wait_until
 

@@ -14,10 +14,11 @@ from click.testing import CliRunner
 import galileo
 from galileo.cli.main import main
 from galileo.client import Client
-from galileo.cluster import LocalCluster, LocalNode
+from galileo.cluster import LocalCluster
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import InputError
+from galileo.local_node import LocalNode
 from galileo.testing.faults.ledger import numbered_schema
 from galileo.testing.faults.nodes import wait_until
 from galileo.testing.faults.readers import FetchReader

@@ -160,7 +160,7 @@ def call(name: str) -> str:
 
 def test_every_call_of_the_client_is_documented(page: Callable[[str], Any]) -> None:
     [rows] = page("docs/client.md").tables("All calls")
-    calls = [name for name in vars(Client) if not name.startswith("_")]
+    calls = [name for name in dir(Client) if not name.startswith("_")]
     assert sorted(code(row[0]) for row in rows) == sorted(map(call, calls))
 
 

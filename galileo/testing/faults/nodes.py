@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from galileo.client import Client
-from galileo.cluster import LocalCluster, LocalNode
+from galileo.cluster import LocalCluster
+from galileo.local_node import LocalNode
 from galileo.testing.faults.ledger import Ledger, numbered_schema
 
 DATASET = "numbered"

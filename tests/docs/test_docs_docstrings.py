@@ -1,0 +1,214 @@
+"""The docstrings of the public classes: each has one, with an example that runs.
+
+Examples are written as for doctest. They find a client, the module `galileo` and what `Examples`
+prepares; those of `AsyncClient` are the same with `await`, and are compiled.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import doctest
+import inspect
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import galileo
+import galileo.client
+from galileo.containment import obstacle
+from galileo.query.builder import Properties, Property
+
+DATASET = "weather"
+FRAME = pd.DataFrame(
+    {
+        "latitude": [40.0, 40.1, 41.0, 52.5],
+        "longitude": [-105.0, -105.1, -104.0, 13.4],
+        "time": pd.to_datetime(
+            ["2014-03-01T06:10Z", "2014-03-01T07:10Z", "2014-03-01T08:10Z", "2014-03-01T08:20Z"]
+        ),
+        "temperature": [288.0, 291.0, 292.5, 279.0],
+        "station": ["KDEN", "KDEN", "KCYS", "EDDB"],
+    }
+)
+SAMPLER = """
+import numpy as np
+
+{comment}
+class Thin:
+    def sample(self, labels, *, seed):
+        return np.arange(len(labels)) % 2 == 0
+"""
+ADDRESS = "127.0.0.1:7701"
+SENDS = {"send_sampler", "sent_samplers", "revoke_sampler"}
+"""Calls whose examples need a machine that can contain a sampler."""
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Documented:
+    """A class, function, method or property of the public API."""
+
+    name: str
+    kind: str
+    doc: str
+    is_public_class: bool = True
+
+    @property
+    def examples(self) -> list[doctest.Example]:
+        return doctest.DocTestParser().get_examples(self.doc, self.name)
+
+    @property
+    def needs_example(self) -> bool:
+        return self.kind in ("function", "method") or (
+            self.kind == "class" and self.is_public_class
+        )
+
+
+def public() -> Iterator[Documented]:
+    named = {name: getattr(galileo, name) for name in galileo.__all__ if name != "__version__"}
+    named |= {name: getattr(galileo.client, name) for name in galileo.client.__all__}
+    named |= {"Property": Property, "Properties": Properties}
+    for name, value in sorted(named.items()):
+        if inspect.isclass(value):
+            is_named = name in galileo.__all__
+            yield Documented(name, "class", own_doc(value), is_public_class=is_named)
+            yield from members(name, value)
+        elif inspect.isfunction(value):
+            yield Documented(name, "function", own_doc(value))
+
+
+def members(name: str, cls: type) -> Iterator[Documented]:
+    for member in sorted({n for base in ours(cls) for n in vars(base) if not n.startswith("_")}):
+        value = inspect.getattr_static(cls, member)
+        if isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        if inspect.isfunction(value):
+            yield Documented(f"{name}.{member}", "method", own_doc(value))
+        elif isinstance(value, property):
+            yield Documented(f"{name}.{member}", "property", own_doc(value.fget))
+
+
+def ours(cls: type) -> list[type]:
+    return [base for base in cls.__mro__ if base.__module__.startswith("galileo.")]
+
+
+def own_doc(value: Any) -> str:
+    """Dataclasses without a docstring have one all the same: their signature."""
+    doc = value.__doc__ or ""
+    is_made = inspect.isclass(value) and doc.startswith(f"{value.__name__}(")
+    return "" if is_made else inspect.cleandoc(doc)
+
+
+PUBLIC = list(public())
+ASYNC = [one for one in PUBLIC if one.name.startswith("AsyncClient") and one.examples]
+BLOCKING = [one for one in PUBLIC if not one.name.startswith("AsyncClient") and one.examples]
+
+
+@pytest.mark.parametrize("one", PUBLIC, ids=lambda one: one.name)
+def test_everything_public_is_documented(one: Documented) -> None:
+    assert one.doc, f"{one.name} has no docstring"
+    if one.needs_example:
+        assert one.examples, f"{one.name} has no example: add a section `Example:` with >>> lines"
+
+
+@pytest.fixture(scope="module")
+def weather(client: galileo.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory with the files that examples read; the dataset is there meanwhile."""
+    schema = galileo.Schema(
+        DATASET,
+        [galileo.Feature("temperature", unit="K"), galileo.Feature("station", type="text")],
+        geohash_precision=3,
+    )
+    client.create_dataset(schema)
+    client.ingest(DATASET, FRAME, producer="march-2014")
+    directory = tmp_path_factory.mktemp("examples")
+    (directory / "thin.py").write_text(SAMPLER.format(comment=""))
+    (directory / "thin_once.py").write_text(SAMPLER.format(comment="# Once."))
+    yield directory
+    for info in client.list_ccqs():
+        if info.dataset.startswith(DATASET):
+            client.cancel(info)
+
+
+@pytest.fixture
+def names(
+    client: galileo.Client,
+    cluster: galileo.LocalCluster,
+    weather: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """What the examples of a docstring find; what takes a while, only where they name it."""
+    monkeypatch.chdir(weather)
+    with contextlib.ExitStack() as opened:
+
+        def make(name: str) -> Any:
+            if name == "labels":
+                return client.query(DATASET)
+            ccq = client.submit(DATASET, "temperature > 290")
+            if name == "view":
+                return opened.enter_context(client.sparql_view(ccq))
+            if name == "spool":
+                spool = opened.enter_context(galileo.Spool(f"{ccq.id}.spool"))
+                spool.store(ccq.id, client.fetch(ccq))
+                return spool
+            return ccq
+
+        def prepared(source: str) -> dict[str, Any]:
+            found: dict[str, Any] = {"galileo": galileo, "client": client, "cluster": cluster}
+            found["frame"] = FRAME
+            used = {n.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name)}
+            found |= {name: make(name) for name in used & {"labels", "ccq", "view", "spool"}}
+            for name in used & {"view", "spool"}:
+                ids = {info.id: info for info in client.list_ccqs()}
+                found["ccq"] = ids[found[name].ccq_id]
+            return found
+
+        yield prepared
+
+
+def compiled(example: doctest.Example) -> CodeType:
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    return compile(example.source, "<example>", "single", flags=flags, dont_inherit=True)
+
+
+@pytest.mark.parametrize("one", ASYNC, ids=lambda one: one.name)
+def test_the_examples_of_the_async_client_are_those_of_the_other(one: Documented) -> None:
+    assert all(compiled(example) for example in one.examples)
+    [twin] = [other for other in PUBLIC if other.name == one.name.removeprefix("Async")]
+    awaited = [example.source for example in one.examples]
+    without = [s.replace("await ", "").replace("async ", "") for s in awaited]
+    if one.name not in ("AsyncClient", "AsyncClient.close"):
+        assert [example.source for example in twin.examples] == without
+
+
+@pytest.mark.parametrize("one", BLOCKING, ids=lambda one: one.name)
+def test_the_examples_run(
+    one: Documented,
+    names: Callable[[str], dict[str, Any]],
+    cluster: galileo.LocalCluster,
+) -> None:
+    if one.name.partition(".")[2] in SENDS and obstacle() is not None:
+        pytest.skip(f"sent code cannot be contained here: {obstacle()}")
+    examples = [e for e in one.examples if not e.options.get(doctest.SKIP)]
+    if not examples:
+        return
+    found = names("".join(example.source for example in examples))
+    with asyncio.Runner() as runner:
+        for example in examples:
+            example.source = example.source.replace(ADDRESS, cluster.addresses[0])
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                result = eval(compiled(example), found)
+                if inspect.iscoroutine(result):
+                    runner.run(result)
+            got = printed.getvalue()
+            right = doctest.OutputChecker().check_output(example.want, got, FLAGS)
+            assert right, f"{one.name}: {example.source}expected {example.want}got {got}"
