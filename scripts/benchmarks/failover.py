@@ -21,12 +21,12 @@ from benchmarks import clusters
 from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.sizes import Bench
 from galileo.client import Ccq, Client
-from galileo.cluster import LocalNode
 from galileo.config import MembershipSection
 from galileo.cursor import Cursor
 from galileo.dht.placement import owners, partitions_of
 from galileo.dht.topology import Topology
 from galileo.geo import geohash
+from galileo.local_node import LocalNode
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import micros, times_from_micros
 

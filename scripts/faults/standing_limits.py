@@ -16,7 +16,8 @@ import pyarrow as pa
 from faults.registry import Scenario, Trial
 from faults.standing_world import INTERVAL, standing, three_nodes, wait_for_updates
 from galileo.client import Ccq, Client
-from galileo.cluster import LocalCluster, LocalNode
+from galileo.cluster import LocalCluster
+from galileo.local_node import LocalNode
 from galileo.model.schema import Feature, Schema
 from galileo.spark.runtime import RuntimeDir
 from galileo.testing.faults import tracing

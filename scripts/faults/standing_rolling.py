@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from faults.registry import Scenario, Trial
 from faults.standing_world import World, standing, wait_for_updates
-from galileo.cluster import LocalNode
+from galileo.local_node import LocalNode
 from galileo.testing.faults.needs import SIGNALS
 from galileo.testing.faults.nodes import wait_until
 from galileo.testing.faults.readers import WatchReader

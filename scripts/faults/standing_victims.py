@@ -14,7 +14,7 @@ import psutil
 
 from faults.registry import Trial
 from faults.standing_world import World
-from galileo.cluster import LocalNode
+from galileo.local_node import LocalNode
 
 DOWN_S = (0.0, 4.0)
 

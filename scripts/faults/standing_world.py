@@ -14,8 +14,9 @@ from faults import standing_truth
 from faults.registry import Trial
 from galileo import samplers
 from galileo.client import Ccq, Client
-from galileo.cluster import LocalCluster, LocalNode
+from galileo.cluster import LocalCluster
 from galileo.labels import LabelSet
+from galileo.local_node import LocalNode
 from galileo.samplers import SamplerSpec
 from galileo.spark.runtime import RuntimeDir
 from galileo.testing.faults.ledger import numbered_schema

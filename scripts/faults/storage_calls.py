@@ -13,8 +13,9 @@ from typing import TypeAlias
 from faults.registry import Scenario, Trial
 from faults.storage_kills import judge_at_rest
 from galileo.client import Client
-from galileo.cluster import LocalCluster, LocalNode
+from galileo.cluster import LocalCluster
 from galileo.errors import GalileoError
+from galileo.local_node import LocalNode
 from galileo.testing.faults import tracing
 from galileo.testing.faults.ledger import Ledger
 from galileo.testing.faults.needs import ATTACHING
