@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import threading
 import tomllib
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import click
+import duckdb
 import pytest
 
 import galileo
@@ -24,7 +28,13 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "plugins/*/README.md")
     for path in ROOT.glob(pattern)
 )
-WITH_CLUSTER = ["docs/samplers.md", "docs/client.md", "docs/results.md", "docs/continuous.md"]
+WITH_CLUSTER = [
+    "docs/samplers.md",
+    "docs/client.md",
+    "docs/results.md",
+    "docs/continuous.md",
+    "docs/schema-design.md",
+]
 ALONE = ["docs/cluster.md", "docs/errors.md"]
 CONFIGURATIONS = ["docs/cluster.md", "docs/configuration.md"]
 DOCUMENTED_NODE = "127.0.0.1:7701"
@@ -78,6 +88,48 @@ def test_the_code_runs_against_a_cluster(
         pytest.skip(f"what the page sends cannot be contained here: {obstacle()}")
     monkeypatch.chdir(tmp_path)
     run(page(name), node=cluster.addresses[0])
+
+
+@pytest.fixture
+def posts() -> Iterator[tuple[str, list[str]]]:
+    """A webhook of this machine: its address, and the texts that were posted to it."""
+    texts: list[str] = []
+
+    class Webhook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            texts.append(json.loads(body)["text"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Webhook) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/", texts
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_cookbook_runs_and_posts_its_alert(
+    page: Callable[[str], Any],
+    cluster: galileo.LocalCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    posts: tuple[str, list[str]],
+) -> None:
+    address, texts = posts
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ALERT_WEBHOOK", address)
+    cookbook = page("docs/cookbook.md")
+    run(cookbook, node=cluster.addresses[0])
+    assert sorted("\n".join(texts).split("\n"))[0].startswith("b2: 268.9 K at 2024-01-10")
+    [(_, sql)] = cookbook.blocks("sql")
+    assert duckdb.sql(sql).fetchall()
 
 
 @pytest.mark.parametrize("name", ALONE)
