@@ -36,10 +36,13 @@ TOGETHER = {
         "tests/docs",
         "tests/cluster",
         "tests/test_cluster",
+        "tests/server/test_server_metrics_truth",
+        "tests/server/test_server_monitoring",
+        "tests/server/test_server_process",
     ),
 }
-"""Directories and files whose tests share a session of Spark, or the fixture `cluster`."""
-LONG = (*TOGETHER, "tests/bench", "tests/simulation", "tests/faults")
+"""Directories and files whose tests share a session of Spark, or `cluster` and its evaluator."""
+LONG = ("the cluster", "tests/spark", "tests/faults", "tests/simulation", "tests/server")
 """What takes longest, longest first."""
 
 

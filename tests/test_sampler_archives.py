@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo import sampler_archives
@@ -79,7 +80,7 @@ def test_the_digest_is_that_of_the_content() -> None:
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_any_damage_is_noticed_or_harmless(data: st.DataObject) -> None:
     good = sent(MEMBERS)
     at = data.draw(st.integers(0, len(good) - 1))

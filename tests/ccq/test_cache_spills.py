@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import google_crc32c
 import pytest
 from cache_log import cursors, logs, paths_of
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.ccq import cache as module
@@ -41,7 +42,7 @@ class Disk:
         tally.discarded.clear()
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(logs, cursors, steps, cursors, st.integers(1, 30), st.integers(1, 12))
 def test_a_cache_with_files_holds_what_the_log_has(log, base, plan, after, labels_max, spilled):
     original, module.SPILL_LABELS = module.SPILL_LABELS, spilled
@@ -165,7 +166,7 @@ def test_clearing_lets_go_of_memory_and_files() -> None:
     assert (cache.tally.bytes, cache.tally.spilled_bytes, cache.tally.discarded) == (0, 0, [1])
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=4), st.booleans())
 def test_packs_come_back_from_their_bytes(commits, compressed):
     packs = [

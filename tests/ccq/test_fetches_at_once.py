@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ccq_driver import CCQ, Driver, path
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.ccq.events import (
@@ -59,7 +60,7 @@ def told(effects: list) -> list:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(steps=st.lists(st.one_of(CYCLES, FETCHES), max_size=12))
 def test_they_are_answered_as_each_alone(steps: list) -> None:
     alone, together = Driver(chunks_gathered=10**6), Driver(chunks_gathered=10**6)

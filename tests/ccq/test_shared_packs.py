@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.ccq import shared_packs
@@ -53,7 +54,7 @@ def together(owners, *, compressed=False):
     return sets, packed_together(SCHEMA, table, starts, compressed=compressed)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     OWNERS,
     st.booleans(),

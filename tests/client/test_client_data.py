@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import galileo
@@ -152,7 +153,7 @@ def joined(inner: st.SearchStrategy[Predicate]) -> st.SearchStrategy[Predicate]:
     return pairs.map(both) | pairs.map(either) | inner.map(negated)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.recursive(comparisons(), joined, max_leaves=4))
 def test_any_query_finds_what_pandas_finds(
     client: galileo.Client, stored: Stored, predicate: Predicate

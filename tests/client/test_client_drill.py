@@ -7,7 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import galileo
@@ -25,7 +26,7 @@ LEVELS = ["geohash", "datetime", "temperature", "count", "station", "wet"]
     limit=st.sampled_from([1, 3, 10_000]),
     as_text=st.booleans(),
 )
-@settings(max_examples=80)
+@examples(80)
 def test_children_are_those_of_the_observations(
     client: galileo.Client,
     explored: Any,

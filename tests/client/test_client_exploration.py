@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import galileo
@@ -52,7 +53,7 @@ points = st.sampled_from(POINTS) | st.tuples(
     within=st.none() | st.sampled_from([0.0, 1e3, 2e5, 3e6, 1e8]),
     number=queries,
 )
-@settings(max_examples=60)
+@examples(60)
 def test_the_nearest_are_those_that_sorting_everything_finds(
     client: galileo.Client,
     explored: Any,
@@ -139,7 +140,7 @@ def test_points_that_are_none_are_refused(
     feature=st.sampled_from(["temperature", "count", "wet"]),
     bins=st.none() | st.integers(1, 12) | st.just([-2.5, 0.0, 0.5, 255.0, 300.0]),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_a_summary_is_that_of_the_observations(
     client: galileo.Client, explored: Any, number: int, feature: str, bins: Any
 ) -> None:
@@ -198,7 +199,7 @@ def heard(client: galileo.Client, explored: Any) -> Any:
     feature=st.sampled_from(["temperature", "count", "wet"]),
     shares=st.lists(st.floats(0, 1), min_size=1, max_size=4),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_the_truth_lies_within_the_bounds(
     client: galileo.Client, heard: Any, number: int, feature: str, shares: list[float]
 ) -> None:

@@ -107,6 +107,7 @@ def read_all(client: Client, ccq: galileo.Ccq, expected: set[tuple[int, int, int
     return token[0]
 
 
+@pytest.mark.slow
 def test_a_full_node_gives_away_and_holds_and_no_label_is_lost_or_repeated(
     tight: LocalCluster,
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 import galileo
 from galileo.client.conditions import conditions
@@ -16,6 +17,7 @@ from galileo.client.conditions import conditions
 PATIENCE_S = 120.0
 
 
+@pytest.mark.slow
 def test_a_node_on_an_empty_disk_is_told_of_by_the_others(tmp_path: Path) -> None:
     rng, rows = np.random.default_rng(1), 500
     frame = pd.DataFrame(

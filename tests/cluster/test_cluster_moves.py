@@ -49,6 +49,7 @@ def command(cluster: LocalCluster, *words: str) -> str:
     return done.output
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nodes_restart_move_and_join_and_every_label_comes_once(
     tmp_path: Path, evaluator: dict[str, Any]

@@ -118,6 +118,7 @@ class Reader:
         assert self.got == expected
 
 
+@pytest.mark.slow
 def test_readers_are_spared_or_told(keeping: LocalCluster) -> None:
     client = keeping.client()
     schema = NamLike(seed=7, stride=24).schema("aging")

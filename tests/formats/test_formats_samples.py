@@ -197,6 +197,7 @@ def test_an_ambiguous_name_lists_its_levels(sample_data: Path) -> None:
         frame_of(opened(sample_data / NAM_GRIB, "t=t"))
 
 
+@pytest.mark.slow
 def test_a_month_of_reanalysis(sample_data: Path) -> None:
     eccodes = needed_eccodes()
     source = opened(sample_data / ERA5)

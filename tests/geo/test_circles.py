@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.geo import circles, cover, geohash, ranges
@@ -69,7 +70,7 @@ def test_nearest_and_farthest_points_of_boxes(circle, seed, precision):
     assert (farthest - chords.max(axis=1) <= step).all()
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(made_circles, st.integers(0, 2**32 - 1), st.integers(1, 12))
 def test_boxes_around_points_of_the_circle_are_never_missed(circle, seed, precision):
     """Points from all over and from the edge itself, in cells of every size."""

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
@@ -18,7 +19,7 @@ from galileo.query.query import parse
     after=st.integers(0, 2),
     until=st.none() | st.integers(0, 6),
 )
-@settings(max_examples=100)
+@examples(100)
 def test_cells_have_the_observations_of_their_paths(
     world, dumb_store, query_texts, sizes, seed, text, after, until
 ):

@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError
@@ -46,7 +47,7 @@ ORDERS = st.none() | st.lists(st.sampled_from(LEVELS), min_size=1, unique=True)
     order=ORDERS,
     dropped=st.integers(0, 3),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_children_are_those_of_the_tree(
     world, dumb_store, sizes, seed, depth, pick, order, dropped
 ):

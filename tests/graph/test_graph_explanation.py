@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import ORIGIN, Cursor
@@ -20,7 +21,7 @@ def _graph(world, commits, *, size=50):
 
 
 @given(commits=st.integers(0, 9), text=st.integers(0, 20), after=st.integers(0, 9))
-@settings(max_examples=80)
+@examples(80)
 def test_an_explanation_is_of_the_same_scan(world, query_texts, commits, text, after):
     graph, query = _graph(world, commits), parse(query_texts[text], world.schema)
     cursor = Cursor({0: after})

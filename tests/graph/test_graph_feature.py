@@ -6,7 +6,8 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
@@ -41,7 +42,7 @@ def _through_the_wire(world, delta):
     days=st.sampled_from([1, 40, 400]),
     told=st.lists(st.integers(0, 2), min_size=10, max_size=10),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_no_partition_is_spared_that_holds_a_match(
     world, dumb_store, query_texts, seed, sizes, limit, text, days, told
 ):
@@ -114,7 +115,7 @@ def test_only_what_changed_is_sent(world):
     days=st.sampled_from([1, 40]),
     told=st.lists(st.booleans(), min_size=12, max_size=12),
 )
-@settings(max_examples=300)
+@examples(300)
 def test_the_number_of_matches_lies_within_the_estimate(
     world, dumb_store, query_texts, seed, sizes, limit, text, days, told
 ):

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
@@ -20,7 +21,7 @@ SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=8)
     text=st.integers(0, 20),
     after=st.builds(Cursor, st.dictionaries(st.integers(0, 1), st.integers(0, 20))),
 )
-@settings(max_examples=80)
+@examples(80)
 def test_many_commits_at_once_are_the_same_commits(
     world: Any,
     rows_of: Any,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
@@ -42,7 +43,7 @@ def question(graph, texts, asks, *, cursors, until, pairs_max=None):
     return Question(standing, made, until, queries.__getitem__, pairs_max)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     commits=COMMITS,
     asks=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3)), max_size=10),

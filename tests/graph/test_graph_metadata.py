@@ -6,7 +6,8 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import ORIGIN, Cursor
@@ -56,7 +57,7 @@ def _play(world, store, *, history, head_paths_max):
     until=st.none() | CURSORS,
     partitions=PARTITIONS,
 )
-@settings(max_examples=150)
+@examples(150)
 def test_a_scan_is_the_dumb_scan(
     world, dumb_store, rows_of, query_texts, history, head_paths_max, text, after, until, partitions
 ):
@@ -77,7 +78,7 @@ def test_a_scan_is_the_dumb_scan(
     until=st.none() | CURSORS,
     partitions=PARTITIONS,
 )
-@settings(max_examples=100)
+@examples(100)
 def test_one_pass_serves_many_queries(
     world, dumb_store, rows_of, query_texts, history, head_paths_max, asked, until, partitions
 ):
@@ -280,7 +281,7 @@ def test_a_result_is_a_label_set(world):
     done=st.integers(0, 3),
     labels_max=st.integers(1, 50),
 )
-@settings(max_examples=100)
+@examples(100)
 def test_a_scan_in_pieces_is_the_scan(
     world, query_texts, rows_of, seed, sizes, text, done, labels_max
 ):

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError
@@ -29,7 +30,7 @@ def truth(values: list[float], share: float) -> float:
     ),
     share=SHARES,
 )
-@settings(max_examples=150)
+@examples(150)
 def test_the_bounds_are_the_tightest_that_hold(
     spans: list[tuple[int, int, int, int]], share: float
 ) -> None:
@@ -64,7 +65,7 @@ def test_the_bounds_are_the_tightest_that_hold(
     feature=st.sampled_from(["temperature", "humidity", "gusts", "raining"]),
     share=SHARES,
 )
-@settings(max_examples=150)
+@examples(150)
 def test_the_quantile_of_the_matching_paths_lies_within_the_bounds(
     world, dumb_store, query_texts, seed, sizes, limit, text, feature, share
 ):

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import ORIGIN, Cursor
@@ -36,7 +37,7 @@ def histories(draw):
     text=st.integers(0, 20),
     after=st.just(ORIGIN) | CURSORS,
 )
-@settings(max_examples=200)
+@examples(200)
 def test_what_was_dropped_is_shown_by_nothing(
     world, dumb_store, rows_of, query_texts, history, head_paths_max, text, after
 ):

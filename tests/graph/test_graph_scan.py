@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
@@ -44,7 +45,7 @@ def _holds(window, partition, sequence):
 
 
 @given(places=PLACES, window=WINDOWS, sealed=st.booleans())
-@settings(max_examples=400)
+@examples(400)
 def test_coverage_is_what_the_commits_say(world, places, window, sealed):
     run = _run(world, sorted(places), texts=Texts(), sealed=sealed)
     held = [_holds(window, *place) for place in sorted(places)]

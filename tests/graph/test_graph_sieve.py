@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.graph import scan, sieve
@@ -45,7 +46,7 @@ def _run(world, batches, *, texts, sealed):
     more=st.none() | st.integers(0, 20),
     held=st.none() | st.lists(st.booleans(), min_size=4, max_size=4),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_what_is_sifted_is_what_the_query_matches(
     world, query_texts, seed, sizes, sealed, text, more, held
 ):
@@ -127,7 +128,7 @@ def test_joined_pieces_are_the_same_rows(pieces, least):
     text=st.none() | st.integers(0, 20),
     most=st.integers(1, 60),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_pieces_are_bounded_and_hold_what_matches(
     world, query_texts, seed, sizes, sealed, text, most
 ):

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
@@ -28,7 +29,7 @@ EDGES = st.lists(st.integers(-2, 12).map(float), min_size=2, max_size=6, unique=
     bins=st.none() | st.integers(1, 9) | EDGES,
     after=st.integers(0, 3),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_a_summary_is_that_of_the_observations(
     world, dumb_store, query_texts, sizes, seed, text, feature, bins, after
 ):
@@ -96,7 +97,7 @@ def test_infinite_values_need_edges(world):
     feature=st.sampled_from(["temperature", "gusts", "raining"]),
     bins=st.none() | EDGES,
 )
-@settings(max_examples=60)
+@examples(60)
 def test_summaries_of_parts_make_the_summary_of_all(
     world, query_texts, sizes, seed, text, feature, bins
 ):

@@ -23,7 +23,7 @@ from galileo.query import parse
 
 duckdb = pytest.importorskip("duckdb", reason="needs duckdb, of the dev extra")
 
-CASES = int(os.environ.get("GALILEO_DIFFERENTIAL_CASES", "600"))
+CASES = int(os.environ.get("GALILEO_DIFFERENTIAL_CASES", "200"))
 SEED = int(os.environ.get("GALILEO_DIFFERENTIAL_SEED", "1"))
 FEATURES = (
     Feature("t", "K"),

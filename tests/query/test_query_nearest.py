@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import event, given, settings
+from generated import examples
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError
@@ -115,7 +116,7 @@ def query_of(text):
     )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     worlds(),
     points,

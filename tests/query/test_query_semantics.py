@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import shapely
 import shapely.geometry
-from hypothesis import event, given, settings
+from generated import examples
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from galileo.geo import geohash, ranges
@@ -411,7 +412,7 @@ def expected(tree, table):
     return [truth(tree, row) is True for row in table.to_pylist()]
 
 
-@settings(max_examples=EXAMPLES)
+@examples(EXAMPLES)
 @given(trees(st.one_of(comparisons, times, places)), tables)
 def test_observations_match_as_row_by_row(tree, table):
     found = query_of(tree).match_observations(table).tolist()
@@ -419,7 +420,7 @@ def test_observations_match_as_row_by_row(tree, table):
     assert found == expected(tree, table)
 
 
-@settings(max_examples=EXAMPLES)
+@examples(EXAMPLES)
 @given(trees(comparisons), tables)
 def test_features_match_alike_on_both_levels(tree, table):
     table, batch = paths.index(SCHEMA, table)
@@ -427,7 +428,7 @@ def test_features_match_alike_on_both_levels(tree, table):
     assert np.repeat(found, batch.column("rows").to_numpy()).tolist() == expected(tree, table)
 
 
-@settings(max_examples=EXAMPLES)
+@examples(EXAMPLES)
 @given(trees(st.one_of(comparisons, times, places)), tables, st.integers(1, 5))
 def test_nothing_is_lost_between_levels_zones_and_bounds(tree, table, width):
     query = query_of(tree)
@@ -445,7 +446,7 @@ def test_nothing_is_lost_between_levels_zones_and_bounds(tree, table, width):
     assert hi is None or (columns.bucket[found] < hi).all()
 
 
-@settings(max_examples=EXAMPLES)
+@examples(EXAMPLES)
 @given(trees(st.one_of(comparisons, times, places)), tables)
 def test_canonical_json_is_the_same_query(tree, table):
     query = query_of(tree)

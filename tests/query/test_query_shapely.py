@@ -18,7 +18,7 @@ from galileo.geo import geohash
 from galileo.model.schema import Feature, Schema
 from galileo.query import parse
 
-CASES = int(os.environ.get("GALILEO_DIFFERENTIAL_CASES", "400"))
+CASES = int(os.environ.get("GALILEO_DIFFERENTIAL_CASES", "150"))
 SEED = int(os.environ.get("GALILEO_DIFFERENTIAL_SEED", "1"))
 SCHEMA = Schema("world", [Feature("t")], geohash_precision=3)
 TURNS = (-360.0, 0.0, 360.0)

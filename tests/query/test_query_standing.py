@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.geo import geohash
@@ -170,7 +171,7 @@ def few_are_many():
 # --- equal to the loop -----------------------------------------------------------------------
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     texts=st.lists(_conditions(), min_size=1, max_size=20),
     schema=st.sampled_from([COARSE, FINE]),
@@ -202,7 +203,7 @@ def test_many_queries_at_once_find_what_a_loop_finds(schema, seed):
     assert set(found) == naive(queries, columns)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     steps=st.lists(
         st.one_of(

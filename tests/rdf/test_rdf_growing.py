@@ -5,7 +5,8 @@ import threading
 import time
 
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo import rdf
@@ -30,7 +31,7 @@ def identities(labels):
     return set(zip(labels.partitions, labels.sequences, labels.rows, strict=True))
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.data())
 def test_the_graph_of_a_union_is_the_union_of_the_graphs(label_sets, data):
     """What makes growing right: a triple never depends on other labels."""
@@ -40,7 +41,7 @@ def test_the_graph_of_a_union_is_the_union_of_the_graphs(label_sets, data):
     assert set(b"".join(rdf.ntriples(both)).splitlines()) == parts
 
 
-@settings(max_examples=5, deadline=None)
+@examples(5)
 @given(st.data())
 def test_a_graph_that_grew_is_the_graph_built_at_once(weather, data):
     """In any pieces, some of them come again, with questions between."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pyparsing import ParseException
 from rdflib.plugins.sparql.parser import parseQuery
@@ -127,7 +128,7 @@ queries = st.tuples(st.sampled_from(["", "", "FROM <urn:x> ", "from x:y"]), patt
 )
 
 
-@settings(max_examples=40)  # a parse takes some tenths of a second
+@examples(40)  # a parse takes some tenths of a second
 @given(queries)
 def test_a_keyword_is_found_where_a_parser_finds_one(text):
     expected = has_keyword(text)

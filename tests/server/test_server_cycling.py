@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.ccq import events as ccq
@@ -174,7 +175,7 @@ def commits(after: Cursor, partitions) -> list[tuple[int, int]]:
 CURSORS = st.builds(Cursor, st.dictionaries(st.integers(0, 3), st.integers(0, 10), max_size=4))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     asked=st.lists(
         st.tuples(st.sampled_from([EVERYWHERE, WEST, EAST]), CURSORS, st.booleans()),

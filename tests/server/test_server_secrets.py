@@ -127,6 +127,7 @@ def key_lines(directory: Path) -> list[str]:
     return (directory / "key.pem").read_text().splitlines()[1:-1]
 
 
+@pytest.mark.slow
 def test_no_secret_is_told_anywhere(planted: Planted) -> None:
     with planted.connect("root") as root:
         root.create_dataset(SCHEMA)

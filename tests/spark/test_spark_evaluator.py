@@ -203,6 +203,7 @@ async def test_a_worker_that_is_stopped_in_a_sampler_fails_nobody(
     assert len(answer.labels) == 20
 
 
+@pytest.mark.slow
 async def test_jobs_are_counted_and_large_ones_leave_nothing_on_disk(
     handle, evaluator_options, serve_labels, make_labels, make_request
 ):

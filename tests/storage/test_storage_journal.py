@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import BatchConflict, ConfigError, InputError, InvalidObservations
@@ -35,7 +36,7 @@ def check_holds(journal: PartitionJournal, commits: list[Commit]) -> None:
         assert (header.producer, header.batch) == (commit.producer, commit.batch)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     groups=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), max_size=5),
     segment_bytes_max=st.sampled_from([1, 3000, 64 << 20]),

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import ConfigError, DataDamaged
@@ -125,7 +126,7 @@ def test_pace_is_told_every_byte_and_can_end_it(
     check_holds(journal, commits)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(data=st.data())
 def test_random_histories_read_the_same_as_a_list(
     make_commit: Make, open_journal: Open, data: st.DataObject

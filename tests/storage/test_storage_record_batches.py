@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import DataDamaged, InputError, PartitionStopped
@@ -47,7 +48,7 @@ VALUES = st.dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.tuples(VALUES, st.booleans()), max_size=14), st.integers(1, 4))
 def test_it_is_a_dictionary_that_outlives_the_process(
     changes: list[tuple[dict[str, bytes | None], bool]], batches_max: int
@@ -65,7 +66,7 @@ def test_it_is_a_dictionary_that_outlives_the_process(
         assert RecordBatches(directory, disk).load_all() == expected
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(VALUES, min_size=2, max_size=9), st.integers(1, 40))
 def test_a_disk_that_fails_at_any_step_leaves_what_was_saved_before(
     changes: list[dict[str, bytes | None]], fails_at: int

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import DataDamaged, InputError, PartitionStopped
@@ -16,7 +17,7 @@ from galileo.storage.records import RecordDirectory
 NAMES = st.text("abz09_.-", min_size=1, max_size=8) | st.sampled_from([".", "..", "a.record"])
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.lists(st.tuples(NAMES, st.none() | st.binary(max_size=50)), max_size=15))
 def test_it_is_a_dictionary_that_outlives_the_process(
     changes: list[tuple[str, bytes | None]],

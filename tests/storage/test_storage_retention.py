@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import (
@@ -234,7 +235,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(steps=steps)
 def test_any_history_against_a_dict(
     steps: list[tuple[str, int]], make_commit: Make, open_journal: Open

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError, Unavailable
@@ -121,7 +122,7 @@ def test_damage_names_dataset_partition_sequence_and_place(node: Path) -> None:
     assert report.commits == 16
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_random_damage_anywhere_is_never_missed(
     tmp_path_factory: pytest.TempPathFactory, schema: Schema, make_commit: Make, data: st.DataObject

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.client import Labels, Update
@@ -128,7 +129,7 @@ def test_too_many_commits_are_refused() -> None:
         deliveries.begin(labels([(0, 1 << 26, 0)], {}))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     st.lists(
         st.tuples(

@@ -5,7 +5,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo import errors
@@ -42,7 +43,7 @@ def test_every_error_has_a_kind_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15)
+@examples(15)
 @given(message=messages, told=details)
 def test_every_error_crosses_the_wire_as_itself(
     kind: str, message: str, told: dict[str, Any]

@@ -5,7 +5,8 @@ import json
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.ccq import messages
@@ -38,7 +39,7 @@ st.register_type_strategy(
 
 
 @pytest.mark.parametrize("cls", [*MESSAGES, Ccq, Record, UsageStatistics])
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_every_message_comes_back_equal(cls: type, data: st.DataObject) -> None:
     value = data.draw(st.from_type(cls).filter(lambda made: "nan" not in repr(made)))
