@@ -66,7 +66,7 @@ FILE_ATTEMPTS = (
     ),
     Attempt(
         "find a descriptor of the node",
-        "next(one for one in range(3, 64) if is_a(bool, one) and not is_known(one))",
+        "next(one for one in range(3, 4096) if is_a(bool, one) and not is_known(one))",
         "inheriting two alone",
         "StopIteration",
     ),
