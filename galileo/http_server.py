@@ -8,6 +8,7 @@ then makes no request. Where nobody can give way, who comes is told to come back
 from __future__ import annotations
 
 import io
+import ipaddress
 import logging
 import socket
 import socketserver
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from galileo.http_seats import Seats
 
@@ -31,6 +33,7 @@ HEAD_BYTES_MAX = 128 << 10
 """Of a request's first line and headers together."""
 HELD_BYTES_MAX = 64 << 20
 """Of answers that are being taken; one alone may be larger."""
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 BACKLOG = 1024
 """Connections that wait for a seat in the order in which they came; beyond, the kernel has clients
 try again a second later, in no order."""
@@ -41,6 +44,31 @@ _BUSY = (
 ).encode()
 
 log = logging.getLogger(__name__)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on can be reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def names_this_machine(header: str, *, listening: str) -> bool:
+    """Whether a `Host` header names the loopback address that a server listens on.
+
+    A page of another site can give a loopback address a name of its own, and then send requests
+    from a browser on this machine and read the answers. Such requests carry that name.
+
+    Args:
+        header: its value, "host" or "host:port".
+        listening: the server's address.
+    """
+    try:
+        name = urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return False
+    return name in LOOPBACK_NAMES | {listening}
 
 
 class BoundedServer(ThreadingHTTPServer):

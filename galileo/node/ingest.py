@@ -55,9 +55,16 @@ class Ingest:
         self._rows_max = rows_max
 
     async def ingest(
-        self, dataset: str, table: pa.Table, *, producer: str, batch: int
+        self, dataset: str, table: pa.Table, *, producer: str, batch: int, principal: str = ""
     ) -> IngestAnswer:
         """Stores one batch; durable at every owner when it returns.
+
+        Args:
+            dataset: its name.
+            table: the rows.
+            producer: of the batch; different principals never share one.
+            batch: its number.
+            principal: who sends it; "" where the cluster does not ask.
 
         Raises:
             InvalidObservations, UnknownDataset, BatchConflict: the input is wrong.
@@ -71,7 +78,8 @@ class Ingest:
                 f"expected at most {self._rows_max:,} rows in a batch, got {table.num_rows:,}; "
                 "send several"
             )
-        local, elsewhere = await asyncio.to_thread(self._hand_in, schema, table, producer, batch)
+        name = f"{principal}/{producer}" if principal else producer
+        local, elsewhere = await asyncio.to_thread(self._hand_in, schema, table, name, batch)
         calls = (self._peers.commit(self._owner(task), task) for task in elsewhere)
         stored = _all_done(local.values())
         remote = await asyncio.gather(*calls, return_exceptions=True)

@@ -106,9 +106,7 @@ def _region(raw: Any) -> tuple[Region, str]:
         region = regions.of_geojson(raw)
         return region, shapely.to_geojson(region.shape)
     if isinstance(raw, dict) and str(raw.get("op")).lower() in _WKT:
-        raise UnsupportedQuery(
-            f"expected coordinates as plain decimals in {raw['op']}; write 2000, not 2e3"
-        )
+        raise UnsupportedQuery(f"expected numbers as the coordinates of {raw['op']}")
     raise UnsupportedQuery(
         f"expected a geometry such as POLYGON((...)) or BBOX(w, s, e, n), got {shown(raw)}"
     )

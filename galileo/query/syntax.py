@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, NoReturn
 
 import cql2
@@ -47,6 +50,12 @@ and has nothing behind it that could not be part of one."""
 _PARENTHESES = re.compile(r"[()]")
 _SHAPE_LEVELS_MAX = 3
 """Of a multi-polygon."""
+_GEOMETRIES = re.compile(
+    r"""'(?:[^']|'')*'|"[^"]*"|
+    \b(?:MULTI)?(?:POINT|LINESTRING|POLYGON)\s*(?:ZM?|M)?\s*(?P<positions>\([-+.,\dE\s()]*\))""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_SCIENTIFIC = re.compile(r"(?<![\w.])(?:\d+(?:\.\d*)?|\.\d+)E[-+]?\d{1,3}(?![\w.])", re.IGNORECASE)
 _LONG_NUMBER = re.compile(r"[0-9]{640,}")
 _PLACE = re.compile(r"-->\s*(\d+):(\d+)")
 _EXPECTED = re.compile(r"= expected (.*)", re.DOTALL)
@@ -115,10 +124,14 @@ def find_name(source: str, name: str) -> int | None:
 def _read_text(source: str) -> Any:
     _check_nesting(source)
     _check_groups(source)
+    numbers = _scientific_coordinates(source)
+    plain = _replaced(source, numbers)
+    check_length(plain)
     try:
-        parsed = cql2.parse_text(source)
+        parsed = cql2.parse_text(plain)
     except cql2.ParseError as error:
-        position, expected = _offset(source, str(error)), _in_words(str(error))
+        position, expected = _offset(plain, str(error)), _in_words(str(error))
+        position = _original(position, numbers)
         where = place(source, position)
         refuse(source, position, f"expected {expected} at {where} of the query")
     try:
@@ -128,6 +141,42 @@ def _read_text(source: str) -> Any:
         position = found.start(1) if found else 0
         where = place(source, position)
         refuse(source, position, f"expected a geometry with coordinates at {where} of the query")
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A number of a text from `start` to `end`, and how the parser has to get it."""
+
+    start: int
+    end: int
+    plain: str
+
+
+def _scientific_coordinates(source: str) -> list[_Number]:
+    """The coordinates in scientific notation, which the parser knows elsewhere but not in WKT."""
+    return [
+        _Number(*number.span(), format(Decimal(number[0]), "f"))
+        for geometry in _GEOMETRIES.finditer(source)
+        if geometry["positions"]
+        for number in _SCIENTIFIC.finditer(source, *geometry.span("positions"))
+    ]
+
+
+def _replaced(source: str, numbers: Sequence[_Number]) -> str:
+    ends = [0, *(number.end for number in numbers)]
+    kept = [source[end : number.start] for end, number in zip(ends, numbers, strict=False)]
+    texts = [text + number.plain for text, number in zip(kept, numbers, strict=True)]
+    return "".join([*texts, source[ends[-1] :]])
+
+
+def _original(position: int, numbers: Sequence[_Number]) -> int:
+    """The offset in a text of one in the text with its numbers replaced."""
+    for number in numbers:
+        if position <= number.start:
+            break
+        grown = len(number.plain) - (number.end - number.start)
+        position = max(number.start, position - grown)
+    return position
 
 
 def _read_json(source: str) -> Any:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 from galileo.errors import ConfigError, GalileoError, InputError, Overloaded
-from galileo.http_server import RETRY_AFTER_S
+from galileo.http_server import RETRY_AFTER_S, is_loopback, names_this_machine
 from galileo.rdf import convert, protocol
 from galileo.rdf.answers import SparqlResult
 from galileo.rdf.cancelling import Cancellation
@@ -33,7 +31,6 @@ LEFT_MIN_S = 0.001
 """Of a query's time, at its turn."""
 MISSING_HEADER = "Galileo-Missing"
 """Of an answer over HTTP: the partitions that the graph lacks. Without it the graph is complete."""
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +66,7 @@ class EndpointOptions:
     cors: str = ""
 
     def __post_init__(self) -> None:
-        if not self.public and not _is_loopback(self.host):
+        if not self.public and not is_loopback(self.host):
             raise ConfigError(
                 f"expected a loopback address, since anybody who reaches the endpoint may ask, got "
                 f"{self.host!r}; serve a trusted network all the same with public (--public)"
@@ -159,19 +156,7 @@ class Service:
             raise protocol.refusal(error) from error
 
     def _check_host(self, host: str) -> None:
-        """A page elsewhere can give a loopback address a name of its own, and ask in it."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            name = ""
-        if not self.options.public and name not in LOOPBACK_NAMES | {self.options.host}:
+        if not (self.options.public or names_this_machine(host, listening=self.options.host)):
             raise Refused(
                 HTTPStatus.MISDIRECTED_REQUEST, f"expected a host of this machine, got {host!r}"
             )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -26,6 +26,7 @@ from galileo.node.storage_node import StorageNode
 from galileo.packing.arrow_streams import read_stream
 from galileo.rpc.encoding import label_messages, row_messages, row_streams
 from galileo.rpc.guard import Context, streaming, told, unary
+from galileo.rpc.identity import CALLER
 from galileo.rpc.matching import match_task_from_pb
 from galileo.rpc.peers import scan_task_from_pb
 from galileo.rpc.quotas import Allowances, check_vertices
@@ -58,11 +59,13 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     ) -> storage_pb2.IngestReply:
         head = request.head
         await self._node.schema(head.dataset)
+        caller = CALLER.get()
         answer = await self._node.ingest.ingest(
             head.dataset,
             _observations(request.observations),
             producer=head.producer,
             batch=head.batch,
+            principal=caller.name if caller else "",
         )
         return storage_pb2.IngestReply(
             rows=answer.rows,

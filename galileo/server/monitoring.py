@@ -14,7 +14,12 @@ from http.server import BaseHTTPRequestHandler
 from typing import TypeVar
 
 from galileo.errors import ConfigError
-from galileo.http_server import BoundedHandler, BoundedServer
+from galileo.http_server import (
+    BoundedHandler,
+    BoundedServer,
+    is_loopback,
+    names_this_machine,
+)
 from galileo.server.metrics import Measured, exposed
 from galileo.server.readiness import Readiness
 
@@ -88,8 +93,9 @@ class _Server(BoundedServer):
     def __init__(self, address: str, monitoring: Monitoring) -> None:
         self.monitoring = monitoring
         host, _, port = address.rpartition(":")
+        self.host = host.strip("[]")
         super().__init__(
-            host.strip("[]"),
+            self.host,
             int(port),
             handler=_Handler,
             connections_max=CONNECTIONS_MAX,
@@ -109,6 +115,9 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
 
     def _respond(self) -> None:
         self.note_request()
+        if not self._is_for_this_machine():
+            self._send(HTTPStatus.MISDIRECTED_REQUEST, b"expected a host of this machine\n", _TEXT)
+            return
         answers = {"/metrics": self._metrics, "/ready": self._ready, "/live": self._live}
         answer = answers.get(self.path.partition("?")[0])
         if answer is None:
@@ -120,6 +129,12 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
         except TimeoutError:
             text = f"the event loop has not answered for {ANSWER_WITHIN_S:g} s\n"
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, text.encode(), _TEXT)
+
+    def _is_for_this_machine(self) -> bool:
+        """Where the server listens for other machines, they know it by any name."""
+        listening = self.server.host
+        header = self.headers.get("Host", "")
+        return not is_loopback(listening) or names_this_machine(header, listening=listening)
 
     def _metrics(self) -> None:
         monitoring = self.server.monitoring

@@ -416,7 +416,7 @@ class PartitionJournal:
                 header, stored = known
                 first = Committed(header.sequence, header.rows, header.paths, duplicate=True)
                 return first_result(commit, first, stored)
-            dropped = self._mark.batches.first_result(commit)
+            dropped = self._mark.batches.first_result(commit, self._observation_schema)
             if dropped is not None:
                 return dropped
             refusal = self._writer.refusal()

@@ -20,8 +20,10 @@ import pyarrow.compute as pc
 from galileo.errors import ConfigError, DataDamaged, DataDropped, GalileoError
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
+from galileo.storage.batches import one_batch
 from galileo.storage.commits import Commit, Committed, conflict
 from galileo.storage.disk import Disk
+from galileo.storage.frame import encode_body
 from galileo.storage.merged import MergedSegment, load_index, merged_paths
 from galileo.storage.records import RecordDirectory, load_record
 from galileo.storage.segment import Segment, damaged, segment_paths
@@ -40,6 +42,8 @@ BATCHES = pa.schema(
         ("sequence", pa.uint64()),
         ("rows", pa.uint32()),
         ("paths", pa.uint32()),
+        # Of the observations as they were stored; null in marks that an earlier version wrote.
+        ("observations_crc", pa.uint32()),
     ]
 )
 _WRITING = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd"))
@@ -84,7 +88,7 @@ def newest_us(schema: Schema, paths: pa.RecordBatch) -> int:
 class DroppedBatches:
     """The batches of dropped commits, by producer and number; it never changes."""
 
-    __slots__ = ("_numbers", "_places", "_results", "batches")
+    __slots__ = ("_crcs", "_numbers", "_places", "_results", "batches")
 
     def __init__(self, batches: pa.Table) -> None:
         """`batches`: of `BATCHES`, in any order."""
@@ -94,6 +98,7 @@ class DroppedBatches:
         self._numbers = ordered.column("batch").to_numpy()
         names = ("sequence", "rows", "paths")
         self._results = [ordered.column(name).to_numpy() for name in names]
+        self._crcs = ordered.column("observations_crc")
         self._places = _places(ordered.column("producer"))
 
     def __len__(self) -> int:
@@ -111,19 +116,34 @@ class DroppedBatches:
 
     def find(self, producer: str, batch: int) -> Committed | None:
         """The first result of a batch, None where it is not known."""
+        place = self._place(producer, batch)
+        return None if place is None else self._result(place)
+
+    def _place(self, producer: str, batch: int) -> int | None:
         start, stop = self._places.get(producer, (0, 0))
         place = start + int(np.searchsorted(self._numbers[start:stop], np.uint64(batch)))
-        if place >= stop or int(self._numbers[place]) != batch:
-            return None
+        return place if place < stop and int(self._numbers[place]) == batch else None
+
+    def _result(self, place: int) -> Committed:
         sequence, rows, paths = (int(column[place]) for column in self._results)
         return Committed(sequence, rows, paths, duplicate=True)
 
-    def first_result(self, commit: Commit) -> Committed | GalileoError | None:
-        """The answer to a batch that was dropped; of its rows only the number is known."""
-        first = self.find(commit.producer, commit.batch)
-        if first is not None and first.rows != commit.observations.num_rows:
-            return conflict(commit, first)
-        return first
+    def first_result(self, commit: Commit, schema: pa.Schema) -> Committed | GalileoError | None:
+        """The answer to a batch that was dropped; of its rows the number and a checksum are known.
+
+        Args:
+            commit: the batch.
+            schema: of its observations.
+        """
+        place = self._place(commit.producer, commit.batch)
+        if place is None:
+            return None
+        first, crc = self._result(place), self._crcs[place].as_py()
+        is_same = first.rows == commit.observations.num_rows and crc in (
+            None,
+            encode_body(one_batch(commit.observations, schema, "observations")).crc,
+        )
+        return first if is_same else conflict(commit, first)
 
     def last_batch(self, producer: str) -> int | None:
         """The highest batch number of a producer, None where none is known."""
@@ -187,7 +207,11 @@ class Mark:
                 f"expected marks of dropped commits of format {FORMAT_VERSION}, got {version}; "
                 "start the version of Galileo that wrote them"
             )
-        return Mark(until, DroppedBatches(table.replace_schema_metadata()))
+        table = table.replace_schema_metadata()
+        if "observations_crc" not in table.schema.names:
+            unknown = pa.nulls(table.num_rows, pa.uint32())
+            table = table.append_column(BATCHES.field("observations_crc"), unknown)
+        return Mark(until, DroppedBatches(table))
 
 
 NOTHING_DROPPED = Mark()
@@ -283,6 +307,7 @@ def _batches_of(file: Segment | MergedSegment) -> pa.Table:
             pa.array(sequences),
             commits.column("rows"),
             commits.column("paths"),
+            commits.column("observations_crc"),
         ]
     else:
         headers = [file.header(n) for n in range(file.first_sequence, file.next_sequence)]

@@ -20,6 +20,7 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.query import parse, temporal
 from galileo.query.spatial import InCells
+from galileo.query.syntax import read
 from galileo.query.tree import leaves
 
 FEATURES = (Feature("t", "K"), Feature("n", type="int"), Feature("s", type="text"))
@@ -242,3 +243,55 @@ def test_times_outside_of_spans(spans):
         outside = not any(lies_in(span, time) for span in spans)
         assert sum(lies_in(span, time) for span in rest) == outside
     assert not any(temporal.empty(span) for span in rest)
+
+
+# --- coordinates in scientific notation ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scientific", "plain"),
+    [
+        ("POINT(4.6e-05 1)", "POINT(0.000046 1)"),
+        ("POINT(-4.6E-05 +1.5E+1)", "POINT(-0.000046 15)"),
+        ("POINT Z (1e1 2e0 3.5e3)", "POINT Z (10 2 3500)"),
+        ("LINESTRING(1E0 .2e1, 3 4e-7)", "LINESTRING(1 2, 3 0.0000004)"),
+        ("POLYGON((0 0, 1e1 0, 1e1 1.e1, 0 0))", "POLYGON((0 0, 10 0, 10 10, 0 0))"),
+        ("MULTIPOINT((1e0 2e0), (3 4e0))", "MULTIPOINT((1 2), (3 4))"),
+        ("multipolygon(((0 0, 1e1 0, 1e1 1e1, 0 0)))", "MULTIPOLYGON(((0 0, 10 0, 10 10, 0 0)))"),
+        (
+            "GEOMETRYCOLLECTION(POINT(1e-5 2), POINT(1 2e0))",
+            "GEOMETRYCOLLECTION(POINT(0.00001 2), POINT(1 2))",
+        ),
+        ("BBOX(1e-5, 0, 1E1, 1)", "BBOX(0.00001, 0, 10, 1)"),
+    ],
+)
+def test_coordinates_are_read_in_scientific_notation(scientific: str, plain: str) -> None:
+    for condition in ("S_INTERSECTS(geometry, {})", "NOT (S_WITHIN(geometry, {}) AND n > 1e-3)"):
+        assert read(condition.format(scientific)) == read(condition.format(plain))
+
+
+@given(st.floats(-180, 180), st.floats(-90, 90))
+def test_every_coordinate_that_python_prints_is_read(longitude: float, latitude: float) -> None:
+    tree = read(f"S_INTERSECTS(geometry, POINT({longitude!r} {latitude!r}))")
+    expected = pytest.approx([longitude, latitude], rel=1e-15, abs=0)  # as the parser rounds
+    assert tree["args"][1]["coordinates"] == expected
+
+
+def test_texts_and_names_like_geometries_stay_as_they_are() -> None:
+    tree = read("""s = 'POINT(1e5 2)' AND "POINT(1e5 2)" > 1e-5""")
+    assert tree["args"][0]["args"][1] == "POINT(1e5 2)"
+    assert tree["args"][1]["args"][0] == {"property": "POINT(1e5 2)"}
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ("S_INTERSECTS(geometry, POINT(1e-5 2)) ! n = 1", 38),
+        ("! S_INTERSECTS(geometry, POINT(1e-5 2))", 0),
+        ("S_INTERSECTS(geometry, POINT(1e-5 2e-7)) AND n > !", 49),
+    ],
+)
+def test_faults_beside_such_coordinates_are_pointed_at(text: str, position: int) -> None:
+    with pytest.raises(QuerySyntaxError) as caught:
+        read(text)
+    assert caught.value.details["position"] == position

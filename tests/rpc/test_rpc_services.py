@@ -146,7 +146,7 @@ async def test_a_dataset_that_nobody_has_stays_unknown(company: Any) -> None:
     for name in "abc":
         refused = await stream_error(company[name].query.Run(request))
         assert type(refused) is UnknownDataset
-        assert refused.details == {"nearest": "nam"}
+        assert refused.details["nearest"] == "nam"
 
 
 # --- observations --------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import socket
 import time
@@ -202,6 +203,41 @@ def test_other_pages_are_not_there(node: Node) -> None:
     status, text = node.get("/secrets")
     assert status == 404
     assert "/metrics" in text
+
+
+@pytest.mark.parametrize(
+    ("listen", "host", "status"),
+    [
+        ("127.0.0.1:0", "evil.example", 421),
+        ("127.0.0.1:0", "evil.example:80", 421),
+        ("127.0.0.1:0", "[", 421),
+        ("127.0.0.1:0", "", 421),
+        ("127.0.0.1:0", "localhost:9100", 200),
+        ("127.0.0.1:0", "127.0.0.1", 200),
+        ("127.0.0.2:0", "127.0.0.2:9100", 200),
+        ("[::1]:0", "[::1]:9100", 200),
+        ("0.0.0.0:0", "node-1.example:9100", 200),
+    ],
+)
+async def test_other_names_of_a_loopback_address_are_refused(
+    listen: str, host: str, status: int
+) -> None:
+    monitoring = Monitoring(listen, measure=list, look=lambda: Readiness({}))
+    address = listen.rpartition(":")[0].strip("[]").replace("0.0.0.0", "127.0.0.1")
+    connection = http.client.HTTPConnection(address, monitoring.port, timeout=TIMEOUT_S)
+
+    def ask(path: str) -> int:
+        connection.request("GET", path, headers={"Host": host})
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+
+    try:
+        for path in ("/metrics", "/ready", "/live"):
+            assert await asyncio.to_thread(ask, path) == status
+    finally:
+        connection.close()
+        await asyncio.to_thread(monitoring.close)
 
 
 async def test_a_bug_in_what_is_measured_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -39,9 +39,11 @@ from galileo.clock import SystemClock
 from galileo.config import load
 from galileo.containment import obstacle
 from galileo.errors import (
+    BatchConflict,
     ConfigError,
     Forbidden,
     GalileoError,
+    InputError,
     Unauthenticated,
     Unavailable,
     UnknownCcq,
@@ -152,6 +154,26 @@ def test_readers_read_and_writers_write(client_of: Callable[[str], Client]) -> N
     with pytest.raises(Forbidden, match="expected one of the roles admin, writer to call Storage"):
         bob.ingest("rain", rows(2))
     assert bob.select("rain").num_rows == 3
+
+
+def test_principals_do_not_share_a_producer(
+    guarded: Guarded, client_of: Callable[[str], Client]
+) -> None:
+    """Whichever node takes the batch: its rows are of partitions of both."""
+    ann, root = client_of("ann"), client_of("root")
+    before = root.count("rain")
+    assert ann.ingest("rain", rows(11), producer="feed").duplicate_rows == 0
+    assert root.ingest("rain", rows(12), producer="feed").duplicate_rows == 0
+    assert root.ingest("rain", rows(11), producer="feed:2").duplicate_rows == 0
+    proof = guarded.tokens.proof("ann", tls=guarded.client)
+    for address in guarded.cluster.addresses:
+        with Client(address, proof=proof) as again:
+            assert again.ingest("rain", rows(11), producer="feed").duplicate_rows == 3
+            with pytest.raises(BatchConflict):
+                again.ingest("rain", rows(12), producer="feed")
+    with pytest.raises(InputError, match="producer"):
+        ann.ingest("rain", rows(12), producer="root/feed")
+    assert root.count("rain") == before + 9
 
 
 def test_what_was_not_granted_is_not_there(client_of: Callable[[str], Client]) -> None:

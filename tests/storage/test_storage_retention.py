@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from galileo.storage.disk import RealDisk
 from galileo.storage.frame import Buffer
 from galileo.storage.journal import PartitionJournal
 from galileo.storage.merging import MergeOptions
+from galileo.storage.records import RecordDirectory, load_record
 from galileo.storage.retention import BATCHES, DroppedBatches, Mark, mark_path
 from galileo.storage.writer import JournalOptions
 
@@ -154,11 +155,37 @@ def test_a_dropped_batch_with_other_rows_is_a_conflict(
     [result] = journal.append([other])
     assert isinstance(result, BatchConflict)
     assert result.details["sequence"] == 1
+    rows = commits[0].observations.num_rows
+    same_size = make_commit(99, rows=rows, producer=commits[0].producer)
+    for known in (journal, open_journal(stored, SMALL).journal):
+        [result] = known.append([replace(same_size, batch=0)])
+        assert isinstance(result, BatchConflict)
     assert journal.last_batch(commits[0].producer) == 9
     journal.seal()
     journal.drop(len(commits))
     assert journal.last_batch(commits[0].producer) == 9
     assert journal.last_batch("nobody") is None
+
+
+def test_a_mark_of_an_earlier_version_knows_the_number_of_rows_alone(
+    stored: Path, commits: list[Commit], make_commit: Make, open_journal: Open
+) -> None:
+    open_journal(stored, SMALL).journal.drop(3)
+    with pa.ipc.open_stream(load_record(mark_path(stored))) as reader:
+        table = reader.read_all().drop_columns(["observations_crc"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    RecordDirectory(stored, RealDisk()).save(retention.MARK, bytes(sink.getvalue()))
+    journal = open_journal(stored, SMALL).journal
+    rows, producer = commits[0].observations.num_rows, commits[0].producer
+    other = replace(make_commit(99, rows=rows, producer=producer), batch=0)
+    for sent in (commits[0], other):
+        [result] = journal.append([sent])
+        assert result.duplicate
+    journal.seal()
+    journal.drop(len(commits))
+    check_holds(journal, commits, dropped=len(commits))
 
 
 def test_only_the_newest_dropped_batches_are_known(
@@ -180,7 +207,7 @@ def test_only_the_newest_dropped_batches_are_known(
 def test_a_mark_is_cut_to_what_a_record_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     names = [bytes(rng.integers(97, 122, 60).tolist()).decode() for _ in range(2000)]
-    news = pa.table([names, range(2000), range(1, 2001), [1] * 2000, [1] * 2000], schema=BATCHES)
+    news = pa.table([names, range(2000), range(1, 2001), *[[1] * 2000] * 3], schema=BATCHES)
     whole = Mark().moved(2000, news)
     assert len(whole.batches) == 2000
     assert Mark.from_bytes(whole.to_bytes()).batches.batches.equals(whole.batches.batches)
@@ -207,6 +234,7 @@ def test_dropped_batches_against_a_dict(rows: list[tuple[str, int, int]], split:
             pa.array([batch for _, batch, _ in rows], pa.uint64()),
             range(1, len(rows) + 1),
             [count for *_, count in rows],
+            [1] * len(rows),
             [1] * len(rows),
         ],
         schema=BATCHES,
