@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.errors import BatchConflict, Overloaded, PartitionStopped
+from galileo.errors import BatchConflict, Overloaded, PartitionMoved, PartitionStopped
 from galileo.graph.metadata import MetadataGraph
 from galileo.model import paths
 from galileo.model.schema import Schema
@@ -294,3 +294,21 @@ async def test_runs_of_the_graph_are_merged_when_new_ones_have_come(
         assert shard.maintained > 1
         assert shard.graph.runs < 39
         assert shard.graph.count() == 10 + 39 * 60
+
+
+async def test_a_partition_that_was_given_away_takes_no_commit(bench: Bench) -> None:
+    """A commit may have got this writer before the fence, and hand its rows in behind it."""
+    first = await bench.hold()
+    bench.group.end()
+    refused = bench.start(1)
+    bench.disk.gate.set()
+    await bench.group.drained()
+    assert (await first).sequence == 1
+    with pytest.raises(PartitionMoved):
+        await refused
+    with pytest.raises(PartitionMoved):
+        bench.group.submit(bench.indexed(2))
+    assert bench.group.is_over
+    assert bench.seen() == [1]
+    bench.group.resume()
+    assert (await bench.start(1)).sequence == 2
