@@ -49,8 +49,8 @@ class Client(BlockingCalls):
 
     Args:
         addresses: "host:port" of one or more nodes; the others are learnt.
-        patience: how long a call goes on trying while nodes are away; a quarter of a minute
-            when absent, and a minute for what is ingested.
+        timeout: retry unreachable or busy nodes for up to this long; 15 s when absent, and a
+            minute for what is ingested.
         proof: who the client is, for clusters that ask; see docs/security.md. What it leaves
             open is read from GALILEO_TOKEN, GALILEO_TOKEN_FILE and GALILEO_TLS.
 
