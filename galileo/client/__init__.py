@@ -3,6 +3,7 @@
 from galileo.client.async_client import AsyncClient
 from galileo.client.blocking import Client, connect
 from galileo.client.blocking_base import BlockingLabelBatches
+from galileo.client.descriptions import DatasetDescription, FeatureDescription
 from galileo.client.findings import (
     Children,
     Estimate,
@@ -43,7 +44,9 @@ __all__ = [
     "Children",
     "Client",
     "ClusterStatus",
+    "DatasetDescription",
     "Estimate",
+    "FeatureDescription",
     "FeatureSummary",
     "HeldWindow",
     "LabelBatches",

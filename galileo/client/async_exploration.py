@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from galileo.client import exploration
+from galileo.client import descriptions, exploration
+from galileo.client.descriptions import DatasetDescription
 from galileo.client.exploration import CHILDREN, Tree
 from galileo.client.findings import (
     Children,
@@ -46,6 +47,26 @@ class AsyncExploration(ABC):
         """
         return await exploration.explain(
             self._transport, dataset, query_text(query), require_complete=require_complete
+        )
+
+    async def describe(self, dataset: str, *, require_complete: bool = False) -> DatasetDescription:
+        """What a dataset holds: observations, bytes, extent, and statistics of each feature.
+
+        It comes from the metadata graphs; no observation is read. Place and time are those of
+        blocks: all of a cell, all of a time bucket. Each node keeps what it knows of the sealed
+        runs of its graph, so a call costs the up to 65,536 paths that came last, and each other
+        path once, after a node has started or has merged its runs.
+
+        Args:
+            dataset: its name.
+            require_complete: whether a partial answer is an error.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        schema = await self.schema(dataset)
+        return await descriptions.describe(
+            self._transport, schema, require_complete=require_complete
         )
 
     async def nearest(

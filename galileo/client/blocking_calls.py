@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from galileo.client.async_samplers import SamplerLike
 from galileo.client.blocking_base import BlockingBase, BlockingLabelBatches, BlockingTables
+from galileo.client.descriptions import DatasetDescription
 from galileo.client.exploration import CHILDREN
 from galileo.client.findings import (
     Children,
@@ -762,6 +763,23 @@ class BlockingCalls(BlockingBase):
             2
         """
         return self._run(self._client.explain(dataset, query, require_complete=require_complete))
+
+    def describe(self, dataset: str, *, require_complete: bool = False) -> DatasetDescription:
+        """What a dataset holds: observations, bytes, extent, and statistics of each feature.
+
+        It comes from the metadata graphs; no observation is read. Place and time are those of
+        blocks: all of a cell, all of a time bucket. Each node keeps what it knows of the sealed
+        runs of its graph, so a call costs the up to 65,536 paths that came last, and each other
+        path once, after a node has started or has merged its runs.
+
+        Args:
+            dataset: its name.
+            require_complete: whether a partial answer is an error.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        return self._run(self._client.describe(dataset, require_complete=require_complete))
 
     def nearest(
         self,

@@ -22,6 +22,7 @@ from galileo.cursor import ORIGIN, Cursor
 from galileo.graph.arena import HEAP_BYTES
 from galileo.graph.cells import rows_by_cell
 from galileo.graph.columns import Texts, columns_of, paths_of, to_labels
+from galileo.graph.description import Description, Descriptions
 from galileo.graph.drill import children, default_order
 from galileo.graph.explanation import Explanation, explained
 from galileo.graph.head import Head
@@ -70,6 +71,7 @@ class MetadataGraph:
         self._block_paths = block_paths
         self._head_paths_max = head_paths_max
         self._texts = Texts()
+        self._descriptions = Descriptions(schema, self._texts)
         self._head = Head(schema)
         self._snapshot = Snapshot((), self._head.view())
         self._shed_up_to = ORIGIN
@@ -406,6 +408,10 @@ class MetadataGraph:
         check_summary(self.schema, feature, bins)
         tasks = self._tasks(query, Window(after, until, partitions))
         return summarised(tasks, feature, bins=bins, check=check)
+
+    def describe(self, partitions: frozenset[int], *, check: Check = unchecked) -> Description:
+        """What some partitions hold; see `galileo.graph.description` for the cost."""
+        return self._descriptions.describe(self._snapshot, partitions, check=check)
 
     def children(
         self,

@@ -18,7 +18,7 @@ from galileo.errors import InputError
 from galileo.graph.pieces import Check, found, unchecked
 from galileo.graph.scan import Task
 from galileo.model.schema import Schema
-from galileo.query.columns import NumberColumn, taken
+from galileo.query.columns import Mask, NumberColumn, taken
 
 BINS_MAX = 10_000
 """Bins of one histogram."""
@@ -107,6 +107,14 @@ def summarised(
         counts = np.sum([_binned(v, w, edges) for v, w, _ in portions], axis=0)
     histogram = None if edges is None or counts is None else Histogram(edges, counts)
     return moments.summary(histogram)
+
+
+def moments_of(values: Numbers, valid: Mask, weights: Weights) -> Summary:
+    """The summary of paths with these values, where valid, and so many observations each."""
+    moments = _Moments()
+    counted = weights[valid]
+    moments.add(values[valid], counted, paths=(len(weights), int(weights.sum())))
+    return moments.summary(None)
 
 
 def equal_edges(minimum: float, maximum: float, *, bins: int) -> Numbers:

@@ -21,11 +21,13 @@ from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.errors import GalileoError, InputError, PartitionMoved
 from galileo.graph import drill
+from galileo.graph.description import joined
 from galileo.graph.explanation import Explanation
 from galileo.graph.feature import Estimate
 from galileo.graph.quantiles import Quantile, check_quantiles
 from galileo.graph.summary import Summary, check_summary, equal_edges, merged
-from galileo.node.explorers import Children, ChildrenOf, Explorers, Share, SummaryOf
+from galileo.model.schema import Schema
+from galileo.node.explorers import Children, ChildrenOf, Described, Explorers, Share, SummaryOf
 from galileo.node.local_exploration import LocalExploration
 from galileo.node.scans import AWAY
 from galileo.node.storage_node import StorageNode
@@ -252,6 +254,30 @@ class Exploration:
         missing = _missing(shares, errors)
         frontier = _joined([answer.reached for answer in answers.values()])
         return Whole(found, frontier.join(_of(share.after, wanted - missing)), missing)
+
+    async def describe(self, schema: Schema) -> Whole[Described]:
+        """What the dataset holds, in all partitions that answered.
+
+        Every node describes its own partitions in one call. It looks through what its metadata
+        graph has gathered since it was last asked, and reads no observation.
+        """
+        shares = self._shares(Share(frozenset(self._node.topology.partitions)))
+        answers, errors = await _everywhere(
+            shares,
+            lambda node, part: (
+                self.local.describe(schema.name, part)
+                if node == self._node.name
+                else self._peers.describe(node, schema, part)
+            ),
+        )
+        parts = list(answers.values())
+        frontier = _joined([part.reached for part in parts])
+        whole = Described(
+            joined(schema, [part.description for part in parts]),
+            sum(part.bytes for part in parts),
+            frontier,
+        )
+        return Whole(whole, frontier, _missing(shares, errors))
 
     def estimate(
         self, query: Query, *, feature: str | None, shares: Sequence[float]

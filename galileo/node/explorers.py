@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from galileo.cursor import ORIGIN, Cursor
+from galileo.graph.description import Description
 from galileo.graph.explanation import Explanation
 from galileo.graph.summary import Summary
 from galileo.model.schema import Schema
@@ -85,6 +86,15 @@ class Nearby:
     reached: Cursor
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A description, and the bytes of the files behind it."""
+
+    description: Description
+    bytes: int
+    reached: Cursor
+
+
 class Explorers(Protocol):
     """Calls to another node by name; each raises `Unavailable` where it cannot be reached."""
 
@@ -95,3 +105,5 @@ class Explorers(Protocol):
     async def children(self, node: str, question: ChildrenOf) -> Children: ...
 
     async def nearest(self, node: str, sought: NearestTo, share: Share) -> Nearby: ...
+
+    async def describe(self, node: str, schema: Schema, share: Share) -> Described: ...

@@ -20,6 +20,7 @@ from galileo.node.catalog import Catalog
 from galileo.node.explorers import (
     Children,
     ChildrenOf,
+    Described,
     Explained,
     Nearby,
     Share,
@@ -100,6 +101,14 @@ class LocalExploration:
             return Children(*drill.page(table, after=question.after, limit=question.limit))
 
         return await self._run(page)
+
+    async def describe(self, dataset: str, share: Share) -> Described:
+        shard, reached = self._begin(dataset, share)
+        description = await self._run(
+            lambda check: shard.graph.describe(share.partitions, check=check)
+        )
+        journals = [j for p, j in shard.journals.items() if p in share.partitions]
+        return Described(description, sum(j.bytes_on_disk for j in journals), reached)
 
     async def nearest(self, sought: NearestTo, share: Share) -> Nearby:
         """The nearest of this node's observations, at most as many as are wanted.

@@ -20,7 +20,7 @@ from galileo.node.parsing import read_query
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query
 from galileo.query.nearest import NearestTo, Neighbours
-from galileo.rpc.explorers import share_from_pb
+from galileo.rpc.explorers import described_to_pb, share_from_pb
 from galileo.rpc.guard import Context, streaming, unary
 from galileo.rpc.quotas import Allowances
 from galileo.wire.codec import ROWS_PER_MESSAGE, cursor_to_pb, table_chunks
@@ -84,6 +84,19 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
             return _summary(local.summary, query, frontier=local.reached)
         told = await self._exploration.summarise(question)
         return _summary(told.value, query, frontier=told.frontier, missing=told.missing)
+
+    @unary
+    async def Describe(  # noqa: N802
+        self, request: query_pb2.DescribeRequest, context: Context
+    ) -> query_pb2.DescribeReply:
+        schema = await self._node.schema(request.dataset)
+        if request.HasField("share"):
+            share = share_from_pb(request.share)
+            return described_to_pb(
+                await self._exploration.local.describe(schema.name, share), schema
+            )
+        told = await self._exploration.describe(schema)
+        return described_to_pb(told.value, schema, missing=told.missing)
 
     @unary
     async def Estimate(  # noqa: N802

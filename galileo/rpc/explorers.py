@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import aclosing
 from typing import Any
 
@@ -11,11 +12,14 @@ import pyarrow as pa
 from galileo.cursor import ORIGIN
 from galileo.errors import Unavailable
 from galileo.graph import drill
+from galileo.graph.description import Description, Extent, TextCounts
 from galileo.graph.explanation import Explanation, Step
 from galileo.graph.summary import Histogram, Summary
+from galileo.model.schema import Schema
 from galileo.node.explorers import (
     Children,
     ChildrenOf,
+    Described,
     Explained,
     Nearby,
     Share,
@@ -86,6 +90,11 @@ class GrpcExplorers:
         table: pa.Table = table_of(chunks, sought.schema.observation_schema)
         return Nearby(table, cursor_from_pb(tail.frontier))
 
+    async def describe(self, node: str, schema: Schema, share: Share) -> Described:
+        request = query_pb2.DescribeRequest(dataset=schema.name, share=share_to_pb(share))
+        reply: query_pb2.DescribeReply = await self._peers.explore(node, "Describe", request)
+        return described_from_pb(reply, schema)
+
     async def _parts(
         self, node: str, method: str, request: Any
     ) -> tuple[list[bytes], query_pb2.ExploreTail]:
@@ -148,4 +157,75 @@ def _summary(value: query_pb2.SummariseReply) -> Summary:
         )
         if value.edges
         else None,
+    )
+
+
+def described_to_pb(
+    told: Described, schema: Schema, *, missing: frozenset[int] = frozenset()
+) -> query_pb2.DescribeReply:
+    description, extent = told.description, told.description.extent
+    reply = query_pb2.DescribeReply(
+        observations=description.observations,
+        paths=description.paths,
+        bytes=told.bytes,
+        frontier=cursor_to_pb(told.reached),
+        missing=sorted(missing),
+    )
+    if extent is not None:
+        reply.extent.CopyFrom(query_pb2.ExtentValue(**dataclasses.asdict(extent)))
+    for feature in schema.indexed:
+        value = reply.features.add(name=feature.name)
+        if feature.type == "text":
+            texts = description.texts[feature.name]
+            value.nulls, value.many_values = texts.nulls, texts.has_more
+            for text, count in texts.counts.items():
+                value.values.add(value=text, observations=count)
+            continue
+        numbers = description.numbers[feature.name]
+        value.nulls, value.total = numbers.missing, numbers.total
+        if numbers.minimum is not None and numbers.maximum is not None:
+            value.minimum, value.maximum = numbers.minimum, numbers.maximum
+    return reply
+
+
+def described_from_pb(reply: query_pb2.DescribeReply, schema: Schema) -> Described:
+    extent = reply.extent
+    values = {value.name: value for value in reply.features}
+    description = Description(
+        observations=reply.observations,
+        paths=reply.paths,
+        extent=Extent(
+            extent.south, extent.west, extent.north, extent.east, extent.start_us, extent.end_us
+        )
+        if reply.HasField("extent")
+        else None,
+        numbers={
+            feature.name: _numbers(values[feature.name], reply)
+            for feature in schema.indexed
+            if feature.type != "text"
+        },
+        texts={
+            feature.name: TextCounts(
+                values[feature.name].nulls,
+                {one.value: one.observations for one in values[feature.name].values},
+                values[feature.name].many_values,
+            )
+            for feature in schema.indexed
+            if feature.type == "text"
+        },
+    )
+    return Described(description, reply.bytes, cursor_from_pb(reply.frontier))
+
+
+def _numbers(value: query_pb2.FeatureStatistics, reply: query_pb2.DescribeReply) -> Summary:
+    valued = reply.observations - value.nulls
+    return Summary(
+        paths=reply.paths,
+        observations=reply.observations,
+        missing=value.nulls,
+        minimum=value.minimum if value.HasField("minimum") else None,
+        maximum=value.maximum if value.HasField("maximum") else None,
+        total=value.total,
+        mean=value.total / valued if valued else None,
+        histogram=None,
     )

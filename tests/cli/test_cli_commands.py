@@ -116,24 +116,45 @@ def test_datasets_are_listed_with_what_is_in_them(run: Run, fresh_name: Fresh) -
     assert list(listed) == sorted(listed)
     assert listed[name] == one
     assert one.pop("retention") == values(run("retention", "show", name, "--json"))["retention"]
+    temperature, station = one.pop("features")
+    assert (temperature["name"], temperature["unit"]) == ("temperature", "K")
+    assert (station["count"], station["distinct"], station["values"]) == (0, 0, {})
     assert one == {
         "name": name,
-        "features": [
-            {"name": "temperature", "unit": "K", "type": "float", "indexed": True},
-            {"name": "station", "unit": "", "type": "text", "indexed": True},
-        ],
         "geohash_precision": 4,
         "time_bucket_us": 600_000_000,
+        **dict.fromkeys(("observations", "paths"), 0),
+        "bytes": one["bytes"],
+        **dict.fromkeys(("bbox", "start", "end")),
+        "complete": True,
+        "missing": [],
     }
     assert listed[other]["retention"] is None
     [row] = [line for line in run("datasets").stdout.splitlines() if f" {name} " in line]
-    assert "temperature (K, float), station (text)" in row
-    assert all(f" {word} " in row for word in ("4", "10m"))
-    assert "kept for 30d" in row
+    assert " 2 " in row
     words = run("datasets", name).stdout
     assert f"{name}: blocks of 4 geohash characters and 10m; kept for 30d" in words
     assert "temperature" in words
     assert f"did you mean '{name}'" in run("datasets", name + "x", fails=2).stderr
+
+
+def test_datasets_are_described_from_what_is_stored(run: Run, dataset: str) -> None:
+    told, stored = values(run("datasets", dataset, "--json")), frame()
+    assert told["observations"] == ROWS
+    west, south, east, north = told["bbox"]
+    assert west <= stored["longitude"].min() <= stored["longitude"].max() <= east
+    assert south <= stored["latitude"].min() <= stored["latitude"].max() <= north
+    assert told["start"] <= stored["time"].min() <= stored["time"].max() < told["end"]
+    for feature in told["features"]:
+        column = stored[feature["name"]]
+        assert (feature["count"], feature["nulls"]) == (ROWS, 0)
+        assert (feature["minimum"], feature["maximum"]) == (column.min(), column.max())
+        assert feature["mean"] == pytest.approx(column.mean())
+    words = run("datasets", dataset).stdout
+    assert f"{ROWS} observations in {told['paths']} paths" in words
+    [row] = [line for line in run("datasets").stdout.splitlines() if f" {dataset} " in line]
+    assert f" {ROWS} " in row
+    assert "2014-03-01" in row
 
 
 def test_ingest_can_create_the_dataset_from_the_file(run: Run, dataset: str) -> None:

@@ -84,6 +84,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "summarise": lambda c, **o: c.summarise("air", feature="temperature", **o),
     "children": lambda c, **o: c.children("air", **o),
     "explain": lambda c, **o: c.explain("air", **o),
+    "describe": lambda c, **o: c.describe("air", **o),
 }
 
 
@@ -173,6 +174,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "summarise": ("summarise", "air", "--feature", "temperature"),
     "drill": ("drill", "air"),
     "explain": ("explain", "air"),
+    "datasets": ("datasets", "air"),
     "sparql": ("sparql", "air", COUNT),
 }
 WARNING = "partial answer: partitions 4, 5, 6, 7 are missing"

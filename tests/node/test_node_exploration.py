@@ -19,11 +19,13 @@ from galileo.dht import placement
 from galileo.errors import Cancelled, InputError, Overloaded, Unavailable
 from galileo.graph.drill import default_order
 from galileo.graph.metadata import MetadataGraph
+from galileo.model.schema import Schema
 from galileo.node import local_exploration
 from galileo.node.exploration import Exploration
 from galileo.node.explorers import (
     Children,
     ChildrenOf,
+    Described,
     Explained,
     Nearby,
     Share,
@@ -64,6 +66,9 @@ class Direct:
 
     async def nearest(self, node: str, sought: NearestTo, share: Share) -> Nearby:
         return await self._reach(node, sought).nearest(sought, share)
+
+    async def describe(self, node: str, schema: Schema, share: Share) -> Described:
+        return await self._reach(node, share).describe(schema.name, share)
 
 
 @pytest.fixture
@@ -379,3 +384,35 @@ async def test_a_search_begins_anew_where_retention_takes_away_what_it_found(
     left = plain(shard.graph, sought.among, partitions=share.partitions)
     assert found.num_rows == sum(left.column("rows").to_pylist()) > 0
     await exploration.close()
+
+
+async def test_every_node_describes_the_whole_dataset(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    frame = await fill(cluster, make_observations)
+    for node in "abc":
+        direct.asked.clear()
+        whole = await direct.explorations[node].describe(cluster.schema)
+        assert sorted(name for name, _ in direct.asked) == sorted({*"abc"} - {node})
+        told, temperatures = whole.value.description, frame["temperature"]
+        assert told.observations == len(frame)
+        numbers = told.numbers["temperature"]
+        assert numbers.missing == temperatures.isna().sum()
+        assert (numbers.minimum, numbers.maximum) == (temperatures.min(), temperatures.max())
+        assert numbers.mean == pytest.approx(temperatures.mean())
+        assert told.extent is not None
+        assert told.extent.south <= frame["latitude"].min()
+        assert told.extent.east >= frame["longitude"].max()
+        assert whole.value.bytes > 0
+        assert not whole.missing
+
+
+async def test_a_description_names_what_a_node_that_is_away_keeps(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    frame = await fill(cluster, make_observations)
+    direct.away = {"b"}
+    whole = await direct.explorations["a"].describe(cluster.schema)
+    assert whole.missing == placement.partitions_by_node(cluster.topology)["b"]
+    assert 0 < whole.value.description.observations < len(frame)
+    assert set(whole.frontier).isdisjoint(whole.missing)

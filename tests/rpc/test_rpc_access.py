@@ -194,7 +194,8 @@ def test_what_only_nodes_set_is_what_the_protocol_says() -> None:
     guarded = {(message, field) for message, fields in NODE_FIELDS.items() for field in fields}
     assert set(_fields_between_nodes()) <= guarded
     # Of these the comments stand above the message, or speak of evaluators.
-    shares = {(name, "share") for name in ("ExplainRequest", "SummariseRequest", "NearestRequest")}
+    names = ("ExplainRequest", "SummariseRequest", "NearestRequest", "DescribeRequest")
+    shares = {(name, "share") for name in names}
     assert guarded - set(_fields_between_nodes()) == shares | {("ReadRequest", "digest"), *_OTHER}
 
 

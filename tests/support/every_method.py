@@ -45,6 +45,7 @@ Explore/Summarise         r w s a n
 Explore/Estimate          r w s a
 Explore/Children          r w s a n
 Explore/Nearest           r w s a n
+Explore/Describe          r w s a n
 Continuous/Submit         r w s a
 Continuous/SubmitMany     r w s a
 Continuous/Fetch          r w s a n

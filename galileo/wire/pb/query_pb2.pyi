@@ -771,3 +771,178 @@ class NearestRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__within_m) -> _WhichOneofReturnType__within_m | None: ...
 
 Global___NearestRequest: _TypeAlias = NearestRequest  # noqa: Y015
+
+@_typing.final
+class DescribeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    @_builtins.property
+    def share(self) -> Global___Share: ...
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        share: Global___Share | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["share", b"share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
+
+@_typing.final
+class ExtentValue(_message.Message):
+    """Places in degrees, times in microseconds since 1970-01-01 UTC; to the width of a block."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOUTH_FIELD_NUMBER: _builtins.int
+    WEST_FIELD_NUMBER: _builtins.int
+    NORTH_FIELD_NUMBER: _builtins.int
+    EAST_FIELD_NUMBER: _builtins.int
+    START_US_FIELD_NUMBER: _builtins.int
+    END_US_FIELD_NUMBER: _builtins.int
+    south: _builtins.float
+    west: _builtins.float
+    north: _builtins.float
+    east: _builtins.float
+    start_us: _builtins.int
+    end_us: _builtins.int
+    """exclusive"""
+    def __init__(
+        self,
+        *,
+        south: _builtins.float = ...,
+        west: _builtins.float = ...,
+        north: _builtins.float = ...,
+        east: _builtins.float = ...,
+        start_us: _builtins.int = ...,
+        end_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["east", b"east", "end_us", b"end_us", "north", b"north", "south", b"south", "start_us", b"start_us", "west", b"west"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExtentValue: _TypeAlias = ExtentValue  # noqa: Y015
+
+@_typing.final
+class ValueCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: _builtins.int
+    OBSERVATIONS_FIELD_NUMBER: _builtins.int
+    value: _builtins.str
+    observations: _builtins.int
+    def __init__(
+        self,
+        *,
+        value: _builtins.str = ...,
+        observations: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["observations", b"observations", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ValueCount: _TypeAlias = ValueCount  # noqa: Y015
+
+@_typing.final
+class FeatureStatistics(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NULLS_FIELD_NUMBER: _builtins.int
+    MINIMUM_FIELD_NUMBER: _builtins.int
+    MAXIMUM_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    MANY_VALUES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    nulls: _builtins.int
+    minimum: _builtins.float
+    maximum: _builtins.float
+    total: _builtins.float
+    many_values: _builtins.bool
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___ValueCount]:
+        """of a text feature: all that it has, unless `many_values`"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        nulls: _builtins.int = ...,
+        minimum: _builtins.float | None = ...,
+        maximum: _builtins.float | None = ...,
+        total: _builtins.float = ...,
+        values: _abc.Iterable[Global___ValueCount] | None = ...,
+        many_values: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "maximum", b"maximum", "minimum", b"minimum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "many_values", b"many_values", "maximum", b"maximum", "minimum", b"minimum", "name", b"name", "nulls", b"nulls", "total", b"total", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__maximum: _TypeAlias = _typing.Literal["maximum"]  # noqa: Y015
+    _WhichOneofArgType__maximum: _TypeAlias = _typing.Literal["_maximum", b"_maximum"]  # noqa: Y015
+    _WhichOneofReturnType__minimum: _TypeAlias = _typing.Literal["minimum"]  # noqa: Y015
+    _WhichOneofArgType__minimum: _TypeAlias = _typing.Literal["_minimum", b"_minimum"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__maximum) -> _WhichOneofReturnType__maximum | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__minimum) -> _WhichOneofReturnType__minimum | None: ...
+
+Global___FeatureStatistics: _TypeAlias = FeatureStatistics  # noqa: Y015
+
+@_typing.final
+class DescribeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBSERVATIONS_FIELD_NUMBER: _builtins.int
+    PATHS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    EXTENT_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    FRONTIER_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    observations: _builtins.int
+    paths: _builtins.int
+    bytes: _builtins.int
+    """of files"""
+    @_builtins.property
+    def extent(self) -> Global___ExtentValue:
+        """absent: nothing is stored"""
+
+    @_builtins.property
+    def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureStatistics]:
+        """indexed ones, in the order of the schema"""
+
+    @_builtins.property
+    def frontier(self) -> _common_pb2.CursorValue: ...
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        observations: _builtins.int = ...,
+        paths: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        extent: Global___ExtentValue | None = ...,
+        features: _abc.Iterable[Global___FeatureStatistics] | None = ...,
+        frontier: _common_pb2.CursorValue | None = ...,
+        missing: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["extent", b"extent", "frontier", b"frontier"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "extent", b"extent", "features", b"features", "frontier", b"frontier", "missing", b"missing", "observations", b"observations", "paths", b"paths"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeReply: _TypeAlias = DescribeReply  # noqa: Y015

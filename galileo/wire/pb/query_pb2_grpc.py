@@ -133,6 +133,11 @@ class ExploreStub:
                 request_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.NearestRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.ExplorePart.FromString,
                 _registered_method=True)
+        self.Describe = channel.unary_unary(
+                '/galileo.wire.pb.Explore/Describe',
+                request_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.DescribeReply.FromString,
+                _registered_method=True)
 
 
 class ExploreServicer:
@@ -175,6 +180,13 @@ class ExploreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Describe(self, request, context):
+        """Statistics of a whole dataset and of each indexed feature, from the metadata graphs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExploreServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -202,6 +214,11 @@ def add_ExploreServicer_to_server(servicer, server):
                     servicer.Nearest,
                     request_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.NearestRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.ExplorePart.SerializeToString,
+            ),
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_query__pb2.DescribeRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_query__pb2.DescribeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -341,6 +358,33 @@ class Explore:
             '/galileo.wire.pb.Explore/Nearest',
             galileo_dot_wire_dot_pb_dot_query__pb2.NearestRequest.SerializeToString,
             galileo_dot_wire_dot_pb_dot_query__pb2.ExplorePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.wire.pb.Explore/Describe',
+            galileo_dot_wire_dot_pb_dot_query__pb2.DescribeRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_query__pb2.DescribeReply.FromString,
             options,
             channel_credentials,
             insecure,

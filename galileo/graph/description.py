@@ -1,0 +1,195 @@
+"""Descriptions: what a dataset holds, from the columns of its paths alone.
+
+A sealed run of the graph never changes, so its description is made once and kept. What is looked
+through at a call is the head, runs that are new since the last call, and runs of which retention
+dropped commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from galileo.geo import geohash
+from galileo.graph.columns import Paths, Texts
+from galileo.graph.pieces import Check, unchecked
+from galileo.graph.runs import Run
+from galileo.graph.snapshot import Snapshot
+from galileo.graph.summary import Summary, merged, moments_of
+from galileo.model.schema import Schema
+from galileo.query.columns import NULL_CODE, TextColumn
+
+VALUES_MAX = 1_000
+"""Values of a text feature that are counted; of a feature with more only that there are more."""
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where and when observations lie, to the width of a block.
+
+    Attributes:
+        south, west, north, east: degrees, of all cells together.
+        start_us: of the first time bucket, microseconds since 1970-01-01 UTC.
+        end_us: of the last one, exclusive.
+    """
+
+    south: float
+    west: float
+    north: float
+    east: float
+    start_us: int
+    end_us: int
+
+    def join(self, other: Extent) -> Extent:
+        """The least one around both."""
+        return Extent(
+            min(self.south, other.south),
+            min(self.west, other.west),
+            max(self.north, other.north),
+            max(self.east, other.east),
+            min(self.start_us, other.start_us),
+            max(self.end_us, other.end_us),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TextCounts:
+    """The values of a text feature.
+
+    Attributes:
+        nulls: observations without a value.
+        counts: observations of each value; empty where there are more than `VALUES_MAX` values.
+        has_more: whether there are.
+    """
+
+    nulls: int
+    counts: Mapping[str, int]
+    has_more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a dataset holds, or a part of it.
+
+    Attributes:
+        observations: that are stored.
+        paths: of the metadata graph.
+        extent: None where nothing is stored.
+        numbers: statistics of each indexed feature that has numbers; a bool counts as 0 and 1.
+        texts: values of each indexed text feature.
+    """
+
+    observations: int
+    paths: int
+    extent: Extent | None
+    numbers: Mapping[str, Summary]
+    texts: Mapping[str, TextCounts]
+
+
+def joined(schema: Schema, parts: Sequence[Description]) -> Description:
+    """The description of all parts together, which share no path."""
+    extents = [part.extent for part in parts if part.extent is not None]
+    extent = extents[0] if extents else None
+    for other in extents[1:]:
+        extent = other.join(cast(Extent, extent))
+    kinds = {feature.name: feature.type for feature in schema.indexed}
+    return Description(
+        observations=sum(part.observations for part in parts),
+        paths=sum(part.paths for part in parts),
+        extent=extent,
+        numbers={
+            name: merged([part.numbers[name] for part in parts])
+            for name, kind in kinds.items()
+            if kind != "text"
+        },
+        texts={
+            name: _joined_texts([part.texts[name] for part in parts])
+            for name, kind in kinds.items()
+            if kind == "text"
+        },
+    )
+
+
+class Descriptions:
+    """Describes snapshots of one graph; keeps what it knows of their sealed runs."""
+
+    def __init__(self, schema: Schema, texts: Texts) -> None:
+        self._schema = schema
+        self._texts = texts
+        self._known: dict[int, tuple[Run, Description]] = {}
+
+    def describe(
+        self, snapshot: Snapshot, partitions: frozenset[int], *, check: Check = unchecked
+    ) -> Description:
+        """The description of what some partitions hold in a snapshot; from any thread."""
+        known, found = self._known, dict[int, tuple[Run, Description]]()
+        parts: list[Description] = []
+        for run, held in snapshot.parts_of(partitions):
+            check()
+            if held is not None and not held.all():
+                rows = np.flatnonzero(held.take(run.paths.commit))
+                parts.append(self._of(run.paths.take(rows)))
+                continue
+            if run.zone_map is None:  # the head, which grows
+                parts.append(self._of(run.paths))
+                continue
+            found[id(run)] = known.get(id(run)) or (run, self._of(run.paths))
+            parts.append(found[id(run)][1])
+        self._known = found
+        return joined(self._schema, parts)
+
+    def _of(self, paths: Paths) -> Description:
+        weights = paths.rows.astype(np.int64)
+        numbers: dict[str, Summary] = {}
+        texts: dict[str, TextCounts] = {}
+        for feature in self._schema.indexed:
+            column = paths.columns.features[feature.name]
+            if isinstance(column, TextColumn):
+                texts[feature.name] = self._text_counts(column.codes, weights)
+            else:
+                numbers[feature.name] = moments_of(column.numbers, column.valid, weights)
+        observations = int(weights.sum())
+        return Description(observations, len(paths), self._extent(paths), numbers, texts)
+
+    def _extent(self, paths: Paths) -> Extent | None:
+        if len(paths) == 0:
+            return None
+        cells = np.unique(paths.columns.cell)
+        west, south, east, north = geohash.bounds(cells, self._schema.geohash_precision)
+        buckets = paths.columns.bucket
+        return Extent(
+            float(south.min()),
+            float(west.min()),
+            float(north.max()),
+            float(east.max()),
+            int(buckets.min()),
+            int(buckets.max()) + self._schema.time_bucket_us,
+        )
+
+    def _text_counts(self, codes: npt.NDArray[np.int32], weights: Counts) -> TextCounts:
+        by_code = np.bincount(codes - NULL_CODE, weights=weights, minlength=1).astype(np.int64)
+        nulls, counts = int(by_code[0]), by_code[1:]
+        used = np.flatnonzero(counts)
+        if len(used) > VALUES_MAX:
+            return TextCounts(nulls, {}, has_more=True)
+        column = self._texts.bound(TextColumn(used.astype(np.int32), pa.array([], pa.string())))
+        values = column.to_arrow().to_pylist()
+        return TextCounts(nulls, dict(zip(values, counts[used].tolist(), strict=True)))
+
+
+def _joined_texts(parts: Sequence[TextCounts]) -> TextCounts:
+    nulls = sum(part.nulls for part in parts)
+    counts: dict[str, int] = {}
+    for part in parts:
+        for value, count in part.counts.items():
+            counts[value] = counts.get(value, 0) + count
+    if len(counts) > VALUES_MAX or any(part.has_more for part in parts):
+        return TextCounts(nulls, {}, has_more=True)
+    return TextCounts(nulls, counts)
