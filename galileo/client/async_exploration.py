@@ -63,6 +63,11 @@ class AsyncExploration(ABC):
 
         Raises:
             UnknownDataset: there is none of that name.
+
+        Example:
+            >>> known = await client.describe("weather")
+            >>> known.observations, known.feature("temperature").maximum
+            (4, 292.5)
         """
         schema = await self.schema(dataset)
         return await descriptions.describe(

@@ -778,6 +778,11 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             UnknownDataset: there is none of that name.
+
+        Example:
+            >>> known = client.describe("weather")
+            >>> known.observations, known.feature("temperature").maximum
+            (4, 292.5)
         """
         return self._run(self._client.describe(dataset, require_complete=require_complete))
 

@@ -88,11 +88,24 @@ class DatasetDescription:
         return not self.missing
 
     def feature(self, name: str) -> FeatureDescription:
-        """The description of one feature; raises KeyError where the dataset has none so named."""
+        """The description of one feature.
+
+        Raises:
+            KeyError: the dataset has no feature of this name.
+
+        Example:
+            >>> client.describe("weather").feature("station").values["KDEN"]
+            2
+        """
         return {feature.name: feature for feature in self.features}[name]
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row for each feature, without the values of texts."""
+        """One row for each feature, without the values of texts.
+
+        Example:
+            >>> client.describe("weather").to_pandas()["name"].to_list()
+            ['temperature', 'station']
+        """
         names = [name for name in FeatureDescription.__slots__ if name != "values"]
         return pd.DataFrame([{n: getattr(one, n) for n in names} for one in self.features])
 
