@@ -7,7 +7,7 @@ and gives the numbers of what it lost to other commits. Who has heard of the los
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from galileo.cursor import ORIGIN, Cursor
@@ -44,11 +44,25 @@ class Losses:
 
     def __init__(self) -> None:
         self._behind: dict[str, int] = {}
+        self._retrieved: dict[str, Cursor] = {}
         self._known: dict[tuple[str, int], Loss] = {}
 
     @property
     def known(self) -> list[Loss]:
         return sorted(self._known.values(), key=lambda one: (one.dataset, one.partition))
+
+    def expect(self, dataset: str, retrieved: Cursor) -> None:
+        """Takes what readers have retrieved of a dataset, as records on disk say.
+
+        So a loss is found, too, where every node was restarted since.
+        """
+        self._retrieved[dataset] = self._retrieved.get(dataset, ORIGIN).join(retrieved)
+
+    def check_own(
+        self, node: str, partitions: Collection[int], *, told: Mapping[str, Cursor]
+    ) -> None:
+        """Compares what this node has with what readers have retrieved, once it has recovered."""
+        self._note(_behind(node, partitions, told=told, heard=self._retrieved))
 
     def hear(
         self,
@@ -66,17 +80,32 @@ class Losses:
             told: its last commits, by dataset.
             heard: the last ones that anybody has told of.
         """
-        behind = [
-            Loss(node, dataset, partition, last[partition], has)
-            for dataset, last in heard.items()
-            for partition in partitions
-            if (has := told.get(dataset, ORIGIN)[partition]) < last[partition]
-        ]
+        last = dict(heard)
+        for dataset, retrieved in self._retrieved.items():
+            last[dataset] = last.get(dataset, ORIGIN).join(retrieved)
+        behind = _behind(node, partitions, told=told, heard=last)
         self._behind[node] = self._behind.get(node, 0) + 1 if behind else 0
-        if self._behind[node] < HEARD_TIMES:
-            return
-        for loss in behind:
+        if self._behind[node] >= HEARD_TIMES:
+            self._note(behind)
+
+    def _note(self, losses: Iterable[Loss]) -> None:
+        for loss in losses:
             place = (loss.dataset, loss.partition)
             if place not in self._known:
                 self._known[place] = loss
                 log.error("commits are lost: %s", loss)
+
+
+def _behind(
+    node: str,
+    partitions: Collection[int],
+    *,
+    told: Mapping[str, Cursor],
+    heard: Mapping[str, Cursor],
+) -> list[Loss]:
+    return [
+        Loss(node, dataset, partition, last[partition], has)
+        for dataset, last in heard.items()
+        for partition in partitions
+        if (has := told.get(dataset, ORIGIN)[partition]) < last[partition]
+    ]

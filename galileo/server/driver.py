@@ -208,11 +208,12 @@ class Driver:
         if node not in self.members.dead:
             await self._deaths.setdefault(node, asyncio.Event()).wait()
 
-    async def restore(self) -> None:
+    async def restore(self) -> tuple[Record, ...]:
         """Feeds the records of earlier lives; comes before anything that can feed an event."""
         loaded = await asyncio.to_thread(self._store.load_batches, RECORD_KIND)
         records = tuple(TAGGED.decode(data) for _, data in sorted(loaded.items()))
         self.feed(ccq.Restored(records, self._clock.wall()))
+        return records
 
     async def run(self) -> None:
         """Runs until it is cancelled."""

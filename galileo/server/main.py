@@ -17,11 +17,13 @@ from grpc_reflection.v1alpha import reflection
 
 from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
+from galileo.ccq.model import Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.clock import Clock, SystemClock
 from galileo.config import Config, LimitsSection, StorageSection
 from galileo.containment import ContainedSamplers, ContainmentLimits
 from galileo.cursor import Cursor
+from galileo.dht import placement
 from galileo.dht.live import LiveTopology
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.dht.topology import Topology
@@ -168,7 +170,7 @@ class NodeProcess:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set, then lets calls finish for a moment and closes."""
-        await self.driver.restore()
+        self._check_losses(await self.driver.restore())
         server, healthy = await self._open()
         monitoring = self._watch.serve()
         log.info("node %s serves at %s", self.node.name, self._config.listen)
@@ -337,6 +339,16 @@ class NodeProcess:
         ]
         failed, _ = self._work.refused(items)
         self.driver.feed(ccq.CycleFinished(NO_CYCLE, tuple(failed)))
+
+    def _check_losses(self, records: Iterable[Record]) -> None:
+        """Finds out whether readers have retrieved commits that are not here any more."""
+        losses, shards = self.node.view.losses, self.node.catalog.shards
+        for record in records:
+            if record.ended is None and record.ccq.dataset in shards:
+                losses.expect(record.ccq.dataset, record.retrieved)
+        own = placement.partitions_by_node(self.node.topology)[self.node.name]
+        told = {dataset: shard.own_published() for dataset, shard in shards.items()}
+        losses.check_own(self.node.name, own, told=told)
 
     async def _status(self) -> cluster_pb2.NodeStatus:
         status = self._usage.status(self.node, self.machine)

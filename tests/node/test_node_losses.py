@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from galileo.cursor import Cursor
-from galileo.node.losses import HEARD_TIMES, Losses
+from galileo.node.losses import HEARD_TIMES, Loss, Losses
 
 HEARD = {"air": Cursor({0: 5, 1: 7, 2: 9}), "rain": Cursor({1: 2})}
 
@@ -46,3 +46,13 @@ def test_what_others_keep_is_not_asked_of_it() -> None:
     for _ in range(HEARD_TIMES):
         losses.hear("c", [], told={}, heard=HEARD)
     assert losses.known == []
+
+
+def test_what_readers_have_retrieved_is_expected_after_a_restart_of_every_node() -> None:
+    losses = Losses()
+    losses.expect("air", Cursor({1: 6}))
+    losses.expect("air", Cursor({1: 4, 2: 5}))
+    for _ in range(HEARD_TIMES):
+        losses.hear("b", [1, 2], told={"air": Cursor({1: 6, 2: 3})}, heard={"air": Cursor({1: 6})})
+    losses.check_own("a", [3], told={})
+    assert losses.known == [Loss("b", "air", 2, had=5, has=3)]
