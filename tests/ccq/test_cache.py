@@ -10,7 +10,7 @@ from galileo.ccq.answer import compose
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.packs import PackedLabels
 from galileo.ccq.shared_packs import packed_together
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import ORIGIN, Cursor, Stretch
 from galileo.testing.simulator.logs import to_labels, to_paths
 
 operations = st.lists(
@@ -178,3 +178,14 @@ def test_at_rest_labels_leave_a_pack_that_they_share_with_others(monkeypatch):
     assert rested(cache) == [20]
     assert everything(cache).is_whole
     assert to_paths(everything(cache)) == rows[:20]
+
+
+def test_what_is_gone_past_what_was_reached_is_told_later():
+    """A scan learns what is gone after it has begun, so that may lie further on."""
+    cache = LabelCache(Cursor({0: 2}))
+    cache.append(None, reached=Cursor({0: 5}), gone=Cursor({0: 9}))
+    cache.check()
+    assert cache.gone.between(ORIGIN, cache.until) == (Stretch(0, 3, 5),)
+    cache.append(None, reached=Cursor({0: 12}), gone=Cursor({0: 9}))
+    cache.check()
+    assert cache.gone.between(ORIGIN, cache.until) == (Stretch(0, 3, 9),)

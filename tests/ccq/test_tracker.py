@@ -136,3 +136,11 @@ def test_failures_become_errors(kind, cls):
     assert type(error) is cls
     assert error.details == {"after_s": 0.5}
     assert type(Failure("no such kind", "why").to_error()) is Bug
+
+
+def test_what_different_clients_acknowledge_is_joined():
+    tracker = Tracker(OPTIONS)
+    tracker.merge(Record(ccq(), 5, "a"), now=0.0, wall=WALL)
+    for cursor in (Cursor({1: 5, 2: 1}), Cursor({1: 2, 2: 4}), Cursor({3: 1})):
+        tracker.acknowledge("q", cursor)
+    assert tracker.records["q"].retrieved == Cursor({1: 5, 2: 4, 3: 1})

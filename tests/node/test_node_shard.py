@@ -186,3 +186,24 @@ def test_the_event_clock_is_that_of_the_newest_bucket_also_after_a_restart(
     (step,) = again.event_clock()
     assert (step.partition, step.bucket_us) == (PARTITION, newest[-1])
     assert newest.index(newest[-1]) < step.sequence <= 12
+
+
+def test_the_event_clock_is_wound_before_a_commit_is_published(
+    tmp_path: Path, schema: Schema, make_observations: Make
+) -> None:
+    """Else a reader could hold a commit that the clock of its windows knows nothing of."""
+    ahead: list[bool] = []
+
+    class Watched(Shard):
+        def _wind(self, partition: int, commits: Any) -> None:
+            ahead.append(self.published()[partition] >= commits.last_sequence)
+            super()._wind(partition, commits)
+
+    with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
+        store.create_dataset(schema)
+        store.recover(lambda *_: None)
+        shard = Watched(schema, epoch=store.epoch)
+        shard.attach(PARTITION, store.journal(schema.name, PARTITION))
+        commit = Commit("p", 0, *paths.index(schema, make_observations(3, seed=0)))
+        assert shard.write(PARTITION, [commit])
+    assert ahead[-1:] == [False]

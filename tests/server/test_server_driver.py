@@ -6,6 +6,7 @@ import asyncio
 import errno
 import math
 import os
+import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
@@ -250,6 +251,35 @@ async def test_a_durable_record_is_on_disk_before_anything_is_sent(bench: Bench)
     ((to, message, stored),) = bench.mail.sent
     assert (to, message) == ("b", Poll("after"))
     assert driver_module.TAGGED.decode(stored["ccq-1"]) == record(3)
+
+
+async def test_one_durable_record_among_others_is_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_sent, save = threading.Event(), bench.store.save_batch
+
+    def save_late(*batch: Any) -> None:
+        is_sent.wait(0.2)  # Where the driver does not wait for this, it sends meanwhile.
+        save(*batch)
+
+    def send(to: str, message: Any) -> None:
+        sent(to, message)
+        is_sent.set()
+
+    sent = bench.mail.send
+    monkeypatch.setattr(bench.store, "save_batch", save_late)
+    monkeypatch.setattr(bench.mail, "send", send)
+    bench.script.answer = on(
+        ccq.SequencesSeen,
+        ccq.SaveRecord(record(3), durable=True),
+        ccq.SaveRecord(record(1, "ccq-2"), durable=False),
+        ccq.Send("b", Poll("after")),
+    )
+    bench.driver.feed(WAKE)
+    bench.driver.feed(ccq.FetchAbandoned(9))
+    await bench.script.until(ccq.FetchAbandoned)
+    ((_, _, stored),) = bench.mail.sent
+    assert set(stored) == {"ccq-1", "ccq-2"}
 
 
 async def test_records_are_written_in_order_whether_they_are_waited_for_or_not(
