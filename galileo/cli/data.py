@@ -1,12 +1,10 @@
-"""`galileo create`, `ingest`, `query`, `read`, `count`: observations in and out."""
+"""`galileo create`, `query`, `read`, `count`: observations in and out."""
 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -17,17 +15,13 @@ from galileo.cli.output import Output, failing_well
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.cli.table_streams import FORMATS, STDOUT, format_of, writing
-from galileo.client import BlockingLabelBatches, Client, Labels, Receipt
-from galileo.errors import InputError, UnknownDataset
-from galileo.formats import Mapping, Source, open_source, suggest_schema
+from galileo.client import BlockingLabelBatches, Client, Labels
+from galileo.errors import InputError
 from galileo.labels import missing_of
-from galileo.model.observations import normalise
 from galileo.model.rows import row_options
 from galileo.model.schema import Feature, Schema
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
@@ -63,59 +57,6 @@ def create(
     with session.client() as client:
         client.create_dataset(schema)
     session.output.value(schema.to_dict(), words=f"dataset {dataset} is there")
-
-
-@click.command()
-@click.argument("dataset")
-@click.argument("files", nargs=-1, required=True, type=_FILE)
-@click.option("--map", "maps", multiple=True, metavar="FEATURE=SOURCE", help="See docs/input.md.")
-@click.option("--format", "file_format", help="Of the files, where their names do not tell.")
-@click.option("--create", "make", is_flag=True, help="Create the dataset from the first file.")
-@click.option("--precision", default=5, show_default=True, help="With --create.")
-@click.option("--bucket", default="1h", show_default=True, help="With --create.")
-@click.option("--list", "only_list", is_flag=True, help="Show what the files offer, and stop.")
-@json_option
-@click.pass_obj
-@failing_well
-def ingest(
-    session: Session,
-    *,
-    dataset: str,
-    files: tuple[Path, ...],
-    maps: tuple[str, ...],
-    file_format: str | None,
-    make: bool,
-    precision: int,
-    bucket: str,
-    only_list: bool,
-) -> None:
-    """Ingest files of observations: CSV, GeoJSON, Parquet, Arrow, NetCDF, GRIB.
-
-    Running the same command again stores nothing twice: batches are known by the file's
-    content, so an ingest that broke off is resumed by repeating it.
-
-    \b
-    Example:
-      galileo ingest nam nam.t00z.grib2 --create --map temperature=2t \\
-          --map "wind_speed=hypot(10u, 10v)"
-    """
-    mapping = Mapping.parse(maps) if maps else None
-    if only_list:
-        _list_variables(session.output, files, mapping=mapping, file_format=file_format)
-        return
-    with session.client() as client:
-        first = open_source(files[0], mapping=mapping, format=file_format)
-        schema, is_new = _schema(
-            client, dataset, first if make else None, precision=precision, bucket=bucket
-        )
-        for path in files:
-            source = open_source(path, mapping=mapping, schema=schema, format=file_format)
-            batches = source.batches()
-            if is_new:
-                batches = _create_once_readable(client, schema, batches)
-                is_new = False
-                _tell_created(session.output, schema)
-            _ingest_file(session.output, client, source, dataset=dataset, batches=batches)
 
 
 def _output_options(what: str) -> Callable[[F], F]:
@@ -438,96 +379,3 @@ def _feature(text: str) -> Feature:
     name, _, rest = text.partition(":")
     unit, _, kind = rest.rpartition(":") if rest.count(":") else (rest, "", "")
     return Feature(name, unit=unit, type=kind or "float")  # type: ignore[arg-type]
-
-
-def _schema(
-    client: Client, dataset: str, suggested: Source | None, *, precision: int, bucket: str
-) -> tuple[Schema, bool]:
-    """The dataset's schema, and whether the dataset has yet to be created."""
-    try:
-        return client.schema(dataset), False
-    except UnknownDataset:
-        if suggested is None:
-            raise
-    schema = suggest_schema(suggested, dataset, geohash_precision=precision, time_bucket=bucket)
-    return schema, True
-
-
-def _create_once_readable(
-    client: Client, schema: Schema, batches: Iterator[pa.Table]
-) -> Iterator[pa.Table]:
-    """Creates the dataset when the first batch has been read and fits; all batches.
-
-    A schema is for ever. A file or mapping that turns out to be wrong must not leave one behind.
-    """
-    first = list(itertools.islice(batches, 1))
-    for table in first:
-        normalise(schema, table)
-    client.create_dataset(schema)
-    return itertools.chain(first, batches)
-
-
-def _tell_created(output: Output, schema: Schema) -> None:
-    """What became of the columns, above all their types, which nobody named."""
-    if not output.as_json:
-        told = [
-            f"{feature.name} ({', '.join(filter(None, [feature.unit, feature.type]))}"
-            f"{'' if feature.indexed else ', not indexed'})"
-            for feature in schema.features
-        ]
-        listed = f"{', '.join(told[:-1])} and {told[-1]}" if len(told) > 1 else told[0]
-        output.value(None, words=f"dataset {schema.name} is there, with {listed}")
-
-
-def _ingest_file(
-    output: Output,
-    client: Client,
-    source: Source,
-    *,
-    dataset: str,
-    batches: Iterator[pa.Table],
-) -> None:
-    with output.progress(unit="rows") as bar:
-        task = bar.add_task(source.path.name, total=source.rows)
-        receipt: Receipt = client.ingest(
-            dataset,
-            batches,
-            producer=source.digest(),
-            progress=lambda rows: bar.advance(task, rows),
-        )
-    skipped = f", {source.skipped:,} points without a value skipped" if source.skipped else ""
-    again = f", {receipt.duplicate_rows:,} of them stored before" if receipt.duplicate_rows else ""
-    output.value(
-        {
-            "file": str(source.path),
-            "rows": receipt.rows,
-            "duplicate_rows": receipt.duplicate_rows,
-            "skipped": source.skipped,
-            "paths": receipt.paths,
-            "reached": receipt.reached,
-        },
-        words=f"{source.path.name}: {receipt.rows:,} observations stored{again}{skipped}",
-    )
-
-
-def _list_variables(
-    output: Output,
-    files: Sequence[Path],
-    *,
-    mapping: Mapping | None,
-    file_format: str | None,
-) -> None:
-    rows: list[dict[str, Any]] = []
-    for path in files:
-        source = open_source(path, mapping=mapping, format=file_format)
-        rows += [
-            {
-                "file": path.name,
-                "variable": variable.name,
-                "units": variable.units,
-                "dimensions": ", ".join(map(str, variable.dims)),
-                "description": variable.description,
-            }
-            for variable in source.variables()
-        ]
-    output.rows(rows, empty="The files offer no variables.")

@@ -55,7 +55,7 @@ COMMANDS = {
         "Show how a query is answered: whom it asks, what each rules out and looks at.",
     ),
     "ingest": Later(
-        "galileo.cli.data:ingest",
+        "galileo.cli.ingest:ingest",
         "Ingest files of observations: CSV, GeoJSON, Parquet, Arrow, NetCDF, GRIB.",
     ),
     "move": Later(

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 
 from galileo.client import completeness, queries, selection
 from galileo.client.async_ccqs import AsyncCcqs
 from galileo.client.async_samplers import SamplerLike
-from galileo.client.ingestion import BATCH_ROWS, Batches, Progress, send_all
+from galileo.client.ingestion import (
+    Batches,
+    Progress,
+    Sending,
+    check_first_batch,
+    in_thread,
+    send_all,
+)
 from galileo.client.queries import LabelBatches
 from galileo.client.results import Labels, Receipt
+from galileo.errors import UnknownDataset
+from galileo.formats import Mapping as FileMapping
+from galileo.formats import Source, open_source, suggest_schema
+from galileo.formats.mapping import Sentinels, Sources
+from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
 from galileo.model.rows import check_limit, row_options
+from galileo.model.times import Duration
 from galileo.query.builder import QueryLike, query_text
 from galileo.samplers import SamplerSpec
 from galileo.wire.pb import query_pb2
@@ -31,6 +47,9 @@ class AsyncObservations(AsyncCcqs):
         dataset: str,
         data: Batches,
         *,
+        mapping: Sources | None = None,
+        missing: Sentinels | None = None,
+        format: str | None = None,
         producer: str | None = None,
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
@@ -39,15 +58,34 @@ class AsyncObservations(AsyncCcqs):
 
         Args:
             dataset: its name.
-            data: an Arrow table, batch or reader, a DataFrame, or an iterable of them; columns
-                latitude, longitude, time and the features.
+            data: one of these, or an iterable (also an async one) of them:
+
+                - a table: a pandas or polars DataFrame, a GeoDataFrame of points in any coordinate
+                  reference system, a dict of arrays, an Arrow table, batch or reader, a DuckDB
+                  relation, or another object with `__arrow_c_stream__`. Its columns are latitude,
+                  longitude, time and the features; `lat`, `lon`, `datetime` and other usual names
+                  of coordinates are recognised.
+                - a grid: an xarray Dataset or DataArray, by the rules for NetCDF files. Points
+                  without any value are skipped.
+                - the path of a file, as for `ingest_file`.
+            mapping: which columns and variables become features, such as
+                `{"temperature": "fahrenheit_to_kelvin(tmpf)"}` or `["temperature=2t"]`; see
+                docs/input.md. With a mapping, a table may have other columns, and rows without a
+                place, a time or a value are skipped.
+            missing: values that mean a missing one: `-9999`, a list of such, or by variable,
+                `{"temp": -9999}`. They make a table be read as a mapping does.
+            format: of files, where neither their first bytes nor their names say it.
             producer: name under which the batches are numbered. Ingesting the same data again
-                under the same name and `batch_rows` stores nothing twice. A fresh one if absent.
+                under the same name and `batch_rows` stores nothing twice. By default files have
+                names made of their content, so that a repetition stores nothing twice; data in
+                memory gets a fresh name, so that a repetition stores it again.
             batch_rows: rows per batch; a table is cut into such pieces.
             progress: called with the rows of each batch that became durable.
 
         Raises:
             InvalidObservations: a table does not fit; nothing of that table was stored.
+            InputError: a file, grid or mapping does not fit; what came before is stored.
+            ConfigError: a file needs a library that is not installed.
             TryAgain: a node that must take rows stayed away; ingest the same again later, under
                 `details["producer"]`, or what was stored by then is stored twice.
 
@@ -56,16 +94,99 @@ class AsyncObservations(AsyncCcqs):
             >>> receipt.rows, receipt.duplicate_rows
             (4, 4)
         """
-        schema = await self.schema(dataset)
+        sending = Sending(
+            await self.schema(dataset),
+            producer,
+            batch_rows=batch_rows,
+            mapping=FileMapping.of(mapping, missing),
+            format=format,
+        )
         return await send_all(
             self._transport,
-            schema,
+            sending,
             data=data,
-            producer=producer or f"client-{uuid.uuid4().hex}",
-            batch_rows=batch_rows,
             patience_s=self._ingest_timeout_s,
             progress=progress,
         )
+
+    async def ingest_file(
+        self,
+        dataset: str,
+        path: str | os.PathLike[str] | Source,
+        *,
+        create: bool = False,
+        mapping: Sources | None = None,
+        missing: Sentinels | None = None,
+        format: str | None = None,
+        index: Sequence[str] | None = None,
+        precision: int = 5,
+        bucket: Duration = "1h",
+        producer: str | None = None,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        """Stores the observations of a file, and creates the dataset if asked to.
+
+        It does what `galileo ingest` does. Ingesting the same file in the same way again stores
+        nothing twice, also after a failure, for the producer is made of the file's content.
+
+        Args:
+            dataset: its name.
+            path: of a CSV, GeoJSON, Parquet, Arrow, NetCDF or GRIB file; or what
+                `galileo.formats.open_source` made of one, with its mapping.
+            create: create the dataset from what the file offers where it does not exist. The first
+                batch is read before that.
+            mapping: as for `ingest`; without one, features are taken by name, and all of the
+                largest grid in a new dataset.
+            missing: as for `ingest`.
+            format: as for `ingest`.
+            index: with `create`, the features that queries can use; by default those that are
+                mapped, or the first 32.
+            precision: with `create`, geohash characters of a block.
+            bucket: with `create`, the width of a block in time.
+            producer: name under which the batches are numbered, in place of the file's own.
+            progress: called with the rows of each batch that became durable.
+
+        Raises:
+            InputError: the file is damaged, or does not fit the mapping or the dataset.
+            UnknownDataset: there is no such dataset, and `create` is false.
+            ConfigError: the format needs a library that is not installed.
+            TryAgain: a node that must take rows stayed away; ingest the same again later.
+
+        Example:
+            >>> rows = "2014-03-01T06:00Z,278", "2014-03-02T06:00Z,-9999"
+            >>> with open("tower.csv", "w") as file:
+            ...     print("time,temp", *rows, sep=chr(10), file=file)
+            >>> receipt = await client.ingest_file(
+            ...     "tower",
+            ...     "tower.csv",
+            ...     create=True,
+            ...     mapping={"temperature": "temp", "latitude": 40.5, "longitude": -105.1},
+            ...     missing=-9999,
+            ... )
+            >>> receipt.rows, receipt.skipped
+            (1, 1)
+        """
+        if isinstance(path, Source):
+            source = path
+        else:
+            read_by = FileMapping.of(mapping, missing)
+            source = await in_thread(
+                partial(open_source, Path(path), mapping=read_by, format=format)
+            )
+        created = False
+        try:
+            await self.schema(dataset)
+        except UnknownDataset:
+            if not create:
+                raise
+            schema = suggest_schema(
+                source, dataset, geohash_precision=precision, time_bucket=bucket, index=index
+            )
+            await in_thread(check_first_batch, source, schema)
+            await self.create_dataset(schema)
+            created = True
+        receipt = await self.ingest(dataset, source, producer=producer, progress=progress)
+        return replace(receipt, created=created)
 
     async def query(
         self,

@@ -6,6 +6,7 @@ To add or change a call, edit it in `AsyncClient`, then run
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from galileo.client.findings import (
     QueryExplanation,
     Vertex,
 )
-from galileo.client.ingestion import BATCH_ROWS, Batches, Progress
+from galileo.client.ingestion import Batches, Progress
 from galileo.client.many import ManyUpdates
 from galileo.client.moving import MoveProgress
 from galileo.client.results import (
@@ -42,6 +43,9 @@ from galileo.client.results import (
 from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import Spool
 from galileo.client.submitting import EXPIRATION, INTERVAL, Submission, Submitted
+from galileo.formats import Source
+from galileo.formats.mapping import Sentinels, Sources
+from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
 from galileo.model.retention import Retention
 from galileo.model.schema import Schema
@@ -125,6 +129,9 @@ class BlockingCalls(BlockingBase):
         dataset: str,
         data: Batches,
         *,
+        mapping: Sources | None = None,
+        missing: Sentinels | None = None,
+        format: str | None = None,
         producer: str | None = None,
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
@@ -133,15 +140,34 @@ class BlockingCalls(BlockingBase):
 
         Args:
             dataset: its name.
-            data: an Arrow table, batch or reader, a DataFrame, or an iterable of them; columns
-                latitude, longitude, time and the features.
+            data: one of these, or an iterable (also an async one) of them:
+
+                - a table: a pandas or polars DataFrame, a GeoDataFrame of points in any coordinate
+                  reference system, a dict of arrays, an Arrow table, batch or reader, a DuckDB
+                  relation, or another object with `__arrow_c_stream__`. Its columns are latitude,
+                  longitude, time and the features; `lat`, `lon`, `datetime` and other usual names
+                  of coordinates are recognised.
+                - a grid: an xarray Dataset or DataArray, by the rules for NetCDF files. Points
+                  without any value are skipped.
+                - the path of a file, as for `ingest_file`.
+            mapping: which columns and variables become features, such as
+                `{"temperature": "fahrenheit_to_kelvin(tmpf)"}` or `["temperature=2t"]`; see
+                docs/input.md. With a mapping, a table may have other columns, and rows without a
+                place, a time or a value are skipped.
+            missing: values that mean a missing one: `-9999`, a list of such, or by variable,
+                `{"temp": -9999}`. They make a table be read as a mapping does.
+            format: of files, where neither their first bytes nor their names say it.
             producer: name under which the batches are numbered. Ingesting the same data again
-                under the same name and `batch_rows` stores nothing twice. A fresh one if absent.
+                under the same name and `batch_rows` stores nothing twice. By default files have
+                names made of their content, so that a repetition stores nothing twice; data in
+                memory gets a fresh name, so that a repetition stores it again.
             batch_rows: rows per batch; a table is cut into such pieces.
             progress: called with the rows of each batch that became durable.
 
         Raises:
             InvalidObservations: a table does not fit; nothing of that table was stored.
+            InputError: a file, grid or mapping does not fit; what came before is stored.
+            ConfigError: a file needs a library that is not installed.
             TryAgain: a node that must take rows stayed away; ingest the same again later, under
                 `details["producer"]`, or what was stored by then is stored twice.
 
@@ -153,8 +179,88 @@ class BlockingCalls(BlockingBase):
         return self._run_with(
             data,
             lambda data: self._client.ingest(
-                dataset, data, producer=producer, batch_rows=batch_rows, progress=progress
+                dataset,
+                data,
+                mapping=mapping,
+                missing=missing,
+                format=format,
+                producer=producer,
+                batch_rows=batch_rows,
+                progress=progress,
             ),
+        )
+
+    def ingest_file(
+        self,
+        dataset: str,
+        path: str | os.PathLike[str] | Source,
+        *,
+        create: bool = False,
+        mapping: Sources | None = None,
+        missing: Sentinels | None = None,
+        format: str | None = None,
+        index: Sequence[str] | None = None,
+        precision: int = 5,
+        bucket: Duration = "1h",
+        producer: str | None = None,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        """Stores the observations of a file, and creates the dataset if asked to.
+
+        It does what `galileo ingest` does. Ingesting the same file in the same way again stores
+        nothing twice, also after a failure, for the producer is made of the file's content.
+
+        Args:
+            dataset: its name.
+            path: of a CSV, GeoJSON, Parquet, Arrow, NetCDF or GRIB file; or what
+                `galileo.formats.open_source` made of one, with its mapping.
+            create: create the dataset from what the file offers where it does not exist. The first
+                batch is read before that.
+            mapping: as for `ingest`; without one, features are taken by name, and all of the
+                largest grid in a new dataset.
+            missing: as for `ingest`.
+            format: as for `ingest`.
+            index: with `create`, the features that queries can use; by default those that are
+                mapped, or the first 32.
+            precision: with `create`, geohash characters of a block.
+            bucket: with `create`, the width of a block in time.
+            producer: name under which the batches are numbered, in place of the file's own.
+            progress: called with the rows of each batch that became durable.
+
+        Raises:
+            InputError: the file is damaged, or does not fit the mapping or the dataset.
+            UnknownDataset: there is no such dataset, and `create` is false.
+            ConfigError: the format needs a library that is not installed.
+            TryAgain: a node that must take rows stayed away; ingest the same again later.
+
+        Example:
+            >>> rows = "2014-03-01T06:00Z,278", "2014-03-02T06:00Z,-9999"
+            >>> with open("tower.csv", "w") as file:
+            ...     print("time,temp", *rows, sep=chr(10), file=file)
+            >>> receipt = client.ingest_file(
+            ...     "tower",
+            ...     "tower.csv",
+            ...     create=True,
+            ...     mapping={"temperature": "temp", "latitude": 40.5, "longitude": -105.1},
+            ...     missing=-9999,
+            ... )
+            >>> receipt.rows, receipt.skipped
+            (1, 1)
+        """
+        return self._run(
+            self._client.ingest_file(
+                dataset,
+                path,
+                create=create,
+                mapping=mapping,
+                missing=missing,
+                format=format,
+                index=index,
+                precision=precision,
+                bucket=bucket,
+                producer=producer,
+                progress=progress,
+            )
         )
 
     def query(

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import aclosing
-from typing import Any, TypeAlias, TypeGuard
+import threading
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -17,32 +23,35 @@ from galileo.client.results import Receipt
 from galileo.client.transport import Transport
 from galileo.cursor import ORIGIN
 from galileo.errors import GalileoError, InputError, InvalidObservations
-from galileo.formats.source import within_bytes
-from galileo.model.observations import Observations, normalise
+from galileo.formats import Mapping as FileMapping
+from galileo.formats import Source, open_source
+from galileo.formats.memory import is_grid, is_table, named_tables, open_grid, open_table
+from galileo.formats.reader import Reader
+from galileo.formats.source import BATCH_ROWS, rebatched, within_bytes
+from galileo.model.observations import normalise
 from galileo.model.schema import Schema
 from galileo.wire.bulk import Bulk, BulkStub, stream_of
 from galileo.wire.codec import cursor_from_pb
 from galileo.wire.pb import storage_pb2
 
-BATCH_ROWS = 65_536
 BATCHES_IN_FLIGHT_MIN = 2
 BATCHES_IN_FLIGHT_MAX = 32
 BYTES_IN_FLIGHT_MAX = 16 << 20
 """Of observations in Arrow, sent and not yet acknowledged; two batches may be under way anyway."""
 
 Progress = Callable[[int], None]
-Batches = Observations | Iterable[Observations] | AsyncIterator[Observations]
+Result = TypeVar("Result")
+Batches: TypeAlias = Any
+"""A table, a grid, a path, or an iterable of them: what `AsyncClient.ingest` takes."""
 _Running: TypeAlias = dict[asyncio.Task[storage_pb2.IngestReply], int]
 """What is under way, with its bytes."""
 
 
 async def send_all(
     transport: Transport,
-    schema: Schema,
+    sending: Sending,
     *,
     data: Batches,
-    producer: str,
-    batch_rows: int,
     patience_s: float,
     progress: Progress | None,
 ) -> Receipt:
@@ -50,14 +59,12 @@ async def send_all(
     replies: list[storage_pb2.IngestReply] = []
     running: _Running = {}
     try:
-        number = 0
-        async with aclosing(_batches(schema, data, batch_rows)) as tables:
-            async for table in tables:
+        async with aclosing(sending.batches(data)) as batches:
+            async for batch in batches:
                 head = storage_pb2.IngestRequest(
-                    dataset=schema.name, producer=producer, batch=number
+                    dataset=sending.schema.name, producer=batch.producer, batch=batch.number
                 )
-                number += 1
-                request = Bulk(head, stream_of(table))
+                request = Bulk(head, stream_of(batch.table))
                 size = request.observations.size
                 while _is_full(running, size):
                     replies += await _some(running, progress)
@@ -66,13 +73,13 @@ async def send_all(
         while running:
             replies += await _some(running, progress)
     except GalileoError as error:  # Under another name, what is stored by now would come twice.
-        error.details.setdefault("producer", producer)
+        error.details.setdefault("producer", sending.name)
         raise
     finally:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    return _receipt(producer, replies)
+    return _receipt(sending, replies)
 
 
 async def _send(
@@ -84,7 +91,7 @@ async def _send(
     )
 
 
-def _receipt(producer: str, replies: list[storage_pb2.IngestReply]) -> Receipt:
+def _receipt(sending: Sending, replies: list[storage_pb2.IngestReply]) -> Receipt:
     reached = ORIGIN
     for reply in replies:
         reached = reached.join(cursor_from_pb(reply.reached))
@@ -94,29 +101,167 @@ def _receipt(producer: str, replies: list[storage_pb2.IngestReply]) -> Receipt:
         batches=len(replies),
         duplicate_rows=sum(reply.duplicate_rows for reply in replies),
         reached=reached,
-        producer=producer,
+        producer=sending.name,
+        skipped=sending.skipped,
     )
 
 
-async def _batches(
-    schema: Schema, data: Batches, batch_rows: int
-) -> AsyncGenerator[pa.Table, None]:
-    if not isinstance(batch_rows, int | np.integer) or batch_rows < 1:
-        raise InputError(f"expected batch_rows, a whole number of at least 1, got {batch_rows!r}")
-    async with aclosing(_each(data)) as tables:
-        async for given in tables:
-            if not isinstance(given, Observations):
-                raise _no_table(given)
-            table = normalise(schema, given)
-            for start in range(0, table.num_rows, batch_rows):
-                for batch in within_bytes(table.slice(start, batch_rows)):
+class Batch(NamedTuple):
+    """Observations under the name and number by which the nodes know them again."""
+
+    producer: str
+    number: int
+    table: pa.Table
+
+
+@dataclass(slots=True)
+class Sending:
+    """What one call of `ingest` sends, and how far it is.
+
+    Args:
+        schema: of the dataset.
+        producer: under which batches are numbered; None: files by their content, and all else under
+            a fresh name.
+        batch_rows: of a batch at most.
+        mapping: which columns and variables become features.
+        format: of files; None looks at each.
+
+    Attributes:
+        name: the producer of the latest batch.
+        skipped: rows that were left out so far.
+    """
+
+    schema: Schema
+    producer: str | None
+    batch_rows: int = BATCH_ROWS
+    mapping: FileMapping = field(default_factory=FileMapping)
+    format: str | None = None
+    name: str = ""
+    skipped: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch_rows, int | np.integer) or self.batch_rows < 1:
+            raise InputError(
+                f"expected batch_rows, a whole number of at least 1, got {self.batch_rows!r}"
+            )
+        self.name = self.producer or f"client-{uuid.uuid4().hex}"
+
+    async def batches(self, data: Batches) -> AsyncGenerator[Batch, None]:
+        """The batches of everything, in order."""
+        common, number = self.name, 0
+        async with aclosing(_each(data)) as items:
+            async for given in items:
+                source = await self._source(given)
+                if source is not None and source.path is not None and self.producer is None:
+                    self.name = await in_thread(source.digest, self.batch_rows)
+                    async for count, table in _numbered(self._read(source)):
+                        yield Batch(self.name, count, table)
+                    self.name = common
+                    continue
+                tables = self._plain(given) if source is None else self._read(source)
+                async with aclosing(tables):
+                    async for table in tables:
+                        yield Batch(common, number, table)
+                        number += 1
+
+    async def _source(self, given: Any) -> Source | None:
+        """What has to be read by a mapping; None for a table that has the dataset's columns."""
+        if isinstance(given, Source):
+            return given.bound_to(self.schema)
+        if isinstance(given, str | os.PathLike):
+            return await in_thread(
+                partial(
+                    open_source,
+                    Path(given),
+                    mapping=self.mapping,
+                    schema=self.schema,
+                    format=self.format,
+                )
+            )
+        if is_grid(given):
+            reader: Reader = open_grid(given, self.mapping)
+        elif not is_table(given):
+            raise _no_table(given)
+        elif self.mapping.is_empty:
+            return None
+        else:
+            reader = open_table(given, self.mapping)
+        return Source(None, reader, format="", mapping=self.mapping, schema=self.schema)
+
+    async def _read(self, source: Source) -> AsyncGenerator[pa.Table, None]:
+        async for table in _stepped(source.batches(self.batch_rows)):
+            yield normalise(self.schema, table)
+        self.skipped += source.skipped
+
+    async def _plain(self, given: Any) -> AsyncGenerator[pa.Table, None]:
+        pieces = (normalise(self.schema, piece) for piece in named_tables(given))
+        if not isinstance(given, pa.Table | pa.RecordBatch | pd.DataFrame | Mapping):
+            async for table in _stepped(rebatched(pieces, rows_max=self.batch_rows)):
+                yield table
+            return
+        for table in pieces:
+            for start in range(0, table.num_rows, self.batch_rows):
+                for batch in within_bytes(table.slice(start, self.batch_rows)):
                     yield batch
 
 
-async def _each(data: Batches) -> AsyncGenerator[Observations, None]:
-    if isinstance(data, Observations):
-        yield data
-    elif isinstance(data, AsyncIterator):
+async def _numbered(
+    tables: AsyncGenerator[pa.Table, None],
+) -> AsyncGenerator[tuple[int, pa.Table], None]:
+    number = 0
+    async with aclosing(tables):
+        async for table in tables:
+            yield number, table
+            number += 1
+
+
+async def _stepped(tables: Iterator[pa.Table]) -> AsyncGenerator[pa.Table, None]:
+    """Steps through tables outside the loop, which goes on sending meanwhile."""
+    while (table := await in_thread(next, tables, None)) is not None:
+        yield table
+
+
+async def in_thread(call: Callable[..., Result], *args: Any) -> Result:
+    """The result of a call in a thread of its own.
+
+    Unlike a thread of the loop's executor it keeps neither a cancelled call nor the end of the
+    process waiting while a slow file is being read.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast(Result, result))
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = call(*args)
+        except BaseException as error:
+            failure = error
+        with suppress(RuntimeError):  # The loop is closed: the call was given up.
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=work, name="galileo-reading", daemon=True).start()
+    return await future
+
+
+def check_first_batch(source: Source, schema: Schema) -> None:
+    """Reads a file's first batch and refuses one that does not fit.
+
+    A schema is for ever: a wrong file or mapping must not leave a dataset behind.
+    """
+    for table in itertools.islice(source.bound_to(schema).batches(), 1):
+        normalise(schema, table)
+
+
+async def _each(data: Batches) -> AsyncGenerator[Any, None]:
+    if isinstance(data, AsyncIterator):
         async for given in data:
             yield given
     elif is_stream(data):
@@ -124,26 +269,23 @@ async def _each(data: Batches) -> AsyncGenerator[Observations, None]:
             yield given
             await asyncio.sleep(0)  # What was made of it is sent while the next one is awaited.
     else:
-        raise _no_table(data)
+        yield data
 
 
-def is_stream(data: Any) -> TypeGuard[Iterable[Observations]]:
-    """Whether going through it could give tables, rather than letters, names or values."""
-    is_one_thing = isinstance(data, Observations | str | bytes | os.PathLike | Mapping | pd.Series)
-    return isinstance(data, Iterable) and not is_one_thing and not hasattr(data, "to_dataframe")
+def is_stream(data: Any) -> TypeGuard[Iterable[Any]]:
+    """Whether it is several tables, grids or files, rather than one."""
+    is_one = isinstance(data, str | bytes | os.PathLike | pd.Series | Source)
+    return isinstance(data, Iterable) and not is_one and not is_table(data) and not is_grid(data)
 
 
 def _no_table(given: object) -> InvalidObservations:
     advice = ""
-    if isinstance(given, str | os.PathLike):
-        advice = "; files are read by `galileo ingest`, or by galileo.formats.open_source"
-    elif hasattr(given, "to_dataframe"):
-        advice = "; make it one by .to_dataframe().reset_index()"
-    elif isinstance(given, Mapping | pd.Series | np.record):
-        advice = "; make it one by pandas.DataFrame(...)"
+    if isinstance(given, pd.Series | np.record):
+        advice = "; make it a table by pandas.DataFrame(...)"
     return InvalidObservations(
-        "expected an Arrow table, batch or reader, a pandas DataFrame, or an iterable of them, "
-        f"got {type(given).__name__}{advice}"
+        "expected a DataFrame (pandas, GeoPandas, polars), an Arrow table, batch or reader, an "
+        "xarray Dataset or DataArray, a dict of arrays, the path of a file, or an iterable of "
+        f"them, got {type(given).__name__}{advice}"
     )
 
 

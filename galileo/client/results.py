@@ -153,7 +153,11 @@ class Receipt:
         batches: sent.
         duplicate_rows: of `rows`, those that an earlier attempt had stored already.
         reached: the last commit of each partition that took rows.
-        producer: name under which the batches are recognised when sent again.
+        producer: name under which the batches are recognised when sent again; of several files,
+            that of whatever else was sent.
+        skipped: rows of files, grids and mapped tables that were left out: without a place, a time
+            or a value.
+        created: whether `ingest_file` has created the dataset.
 
     Example:
         >>> receipt = client.ingest("weather", frame, producer="march-2014")
@@ -167,6 +171,8 @@ class Receipt:
     duplicate_rows: int
     reached: Cursor
     producer: str
+    skipped: int = 0
+    created: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,10 @@ class Mapping:
             )
         elif isinstance(sources, str):
             found = Mapping.parse([sources])
-        else:
+        elif sources is None or isinstance(sources, Iterable):
             found = Mapping.parse(sources or ())
+        else:
+            raise InputError(f"expected a mapping such as {{'temperature': '2t'}}, got {sources!r}")
         return replace(found, missing=found.missing + tuple(_sentinels(missing)))
 
     @property

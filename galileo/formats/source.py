@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from galileo.errors import InputError, InvalidSchema
+from galileo.errors import InputError, InvalidSchema, UnknownProperty
 from galileo.formats.conversion import one_array, without
 from galileo.formats.expressions import (
     Columns,
@@ -32,14 +32,22 @@ from galileo.formats.expressions import (
 )
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Reader, table_of
-from galileo.formats.selection import VariableInfo, default_features, feature_name, resolve
-from galileo.model.schema import ARROW_TYPES, COORDINATES, Feature, FeatureType, Schema
+from galileo.formats.selection import VariableInfo, default_features, feature_name, listed, resolve
+from galileo.model.schema import (
+    ARROW_TYPES,
+    COORDINATES,
+    Feature,
+    FeatureType,
+    Schema,
+    nearest_name,
+)
 from galileo.model.times import Duration
 
 BATCH_ROWS = 65_536
 BATCH_BYTES_MAX = 32 << 20
 """Of a batch in Arrow; one that is wide or has long texts has fewer rows for it."""
 DEFAULT_INDEXED_MAX = 32
+SAMPLE_ROWS, SAMPLE_VALUES = 10_000, 3
 
 # Part of every digest. Raise it with any change to the order of rows or to how values are read.
 READING_VERSION = 3
@@ -59,7 +67,7 @@ class Source:
     """An open file: what it offers, and its observations.
 
     Attributes:
-        path: of the file.
+        path: of the file; None for data in memory.
         format: its format's name.
         mapping: as given, or the one that stands in for it.
         skipped: rows left out by the latest `batches` so far, for they have no place or time,
@@ -67,7 +75,13 @@ class Source:
     """
 
     def __init__(
-        self, path: Path, reader: Reader, *, format: str, mapping: Mapping, schema: Schema | None
+        self,
+        path: Path | None,
+        reader: Reader,
+        *,
+        format: str,
+        mapping: Mapping,
+        schema: Schema | None,
     ) -> None:
         self.path = path
         self.format = format
@@ -76,6 +90,12 @@ class Source:
         self._reader = reader
         self._schema = schema
 
+    def bound_to(self, schema: Schema) -> Source:
+        """The same data for a dataset, whose schema decides features and types; nothing is read."""
+        return Source(
+            self.path, self._reader, format=self.format, mapping=self.mapping, schema=schema
+        )
+
     @property
     def rows(self) -> int | None:
         """Rows of the file, skipped ones included: exact or a fair estimate; None if unknown."""
@@ -83,6 +103,20 @@ class Source:
 
     def variables(self) -> list[VariableInfo]:
         return list(self._reader.variables())
+
+    def all_variables(self) -> list[VariableInfo]:
+        """Those of the coordinates, which have a `role`, and `variables()`."""
+        return [*self._reader.coordinate_variables(), *self.variables()]
+
+    def samples(self, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Some values of variables, out of the first rows that are read; none where none is."""
+        roles = {one.name: one.role for one in self._reader.coordinate_variables()}
+        read = [name for name in names if name not in roles]
+        table = next(iter(self._reader.tables(read)), None)
+        if table is None:
+            return {}
+        columns = {name: roles.get(name, name) for name in names}
+        return {name: _sample(table.column(column)) for name, column in columns.items()}
 
     @property
     def features(self) -> dict[str, str]:
@@ -121,6 +155,8 @@ class Source:
         given, is part of it, so that one file may go into two datasets. Costs one reading of
         the file.
         """
+        if self.path is None:
+            raise InputError("expected a file to make a digest of, got data in memory")
         way = {
             "version": READING_VERSION,
             "content": _content_digest(self.path),
@@ -166,25 +202,43 @@ def suggest_schema(
     *,
     geohash_precision: int = 5,
     time_bucket: Duration = "1h",
+    index: Sequence[str] | None = None,
 ) -> Schema:
     """A schema for the file's observations, to create its dataset with.
 
-    Units and types are those of the file. Features that the user mapped are indexed; of those
-    that nobody chose the first `DEFAULT_INDEXED_MAX`, ids and URLs excepted.
+    Units and types are those of the file. The features of `index` are indexed; without it those
+    that are mapped; without a mapping the first `DEFAULT_INDEXED_MAX`, ids and URLs excepted.
+
+    Raises:
+        UnknownProperty: `index` names a feature that there will not be.
     """
     chosen = {feature for feature, _ in source.mapping.features}
+    if index is not None:
+        chosen = {_known_feature(name, source.bindings) for name in index}
     identifiers = {variable.name for variable in source.variables() if variable.identifier}
     free = [
         binding.feature
         for binding in source.bindings
         if binding.expression and not identifiers & {*names(binding.expression)}
     ]
-    indexed = chosen or set(free[:DEFAULT_INDEXED_MAX])
+    indexed = chosen if chosen or index is not None else set(free[:DEFAULT_INDEXED_MAX])
     features = [
         Feature(b.feature, unit=b.unit, type=b.type, indexed=b.feature in indexed)
         for b in source.bindings
     ]
     return Schema(name, features, geohash_precision=geohash_precision, time_bucket=time_bucket)
+
+
+def _known_feature(name: str, bindings: Sequence[Binding]) -> str:
+    features = [binding.feature for binding in bindings]
+    if name not in features:
+        close = nearest_name(name, features)
+        hint = f"; did you mean {close!r}?" if close else "."
+        raise UnknownProperty(
+            f"there is no feature {name!r} to index{hint} The features are {listed(features)}",
+            nearest=close,
+        )
+    return name
 
 
 # --- binding features to variables -----------------------------------------------------------
@@ -277,6 +331,12 @@ def _featured(
         for b in bindings
     ]
     return table_of(arrays[:count], features, names=[b.feature for b in bindings])
+
+
+def _sample(column: pa.ChunkedArray) -> list[Any]:
+    values = one_array(column.slice(0, SAMPLE_ROWS)).drop_null().unique()
+    found: list[Any] = values[:SAMPLE_VALUES].to_pylist()
+    return found
 
 
 def _present(table: pa.Table, bindings: Sequence[Binding]) -> Any:

@@ -30,14 +30,15 @@ def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> 
         InvalidObservations: a column is missing, unknown or of a wrong type; a coordinate is
             null or out of range. The message names the column and the first row.
     """
-    table = _as_table(data)
+    table = as_table(data)
     _check_names(schema, table.column_names, index=_index_names(data))
     columns = [_latitude(table), _longitude(table), _time(table, schema)]
     columns += [_feature(table, feature) for feature in schema.features]
     return pa.table(columns, schema=schema.observation_schema)
 
 
-def _as_table(data: Any) -> pa.Table:
+def as_table(data: Any) -> pa.Table:
+    """Observations as an Arrow table, all in memory."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):

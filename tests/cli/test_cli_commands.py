@@ -179,7 +179,7 @@ def test_a_file_that_cannot_be_read_leaves_no_dataset_behind(
     right = tmp_path / "right.csv"
     frame().to_csv(right, index=False)
     stored = run("ingest", name, str(right), "--create").stdout
-    assert f"dataset {name} is there, with temperature (float) and wind_speed (float)\n" in stored
+    assert f"Created dataset {name} (2 features)\n" in stored
     assert f"{ROWS} observations stored\n" in stored
 
 
@@ -190,8 +190,47 @@ def test_no_less_than_nothing_is_shown(run: Run, dataset: str) -> None:
 
 def test_what_a_file_offers_can_be_listed(run: Run, csv: Path) -> None:
     listed = values(run("ingest", "any", str(csv), "--list", "--json"))
-    assert {"temperature", "wind_speed"} <= {one["variable"] for one in listed}
+    by_name = {one["variable"]: one for one in listed}
+    assert by_name["temperature"]["becomes"] == "temperature"
+    assert by_name["temperature"]["type"] == "float"
+    assert len(by_name["temperature"]["sample"]) == 3
+    assert [by_name[name]["becomes"] for name in ("latitude", "time")] == ["latitude", "time"]
+    filtered = values(run("ingest", "any", str(csv), "--list", "--filter", "WIND", "--json"))
+    assert [one["variable"] for one in filtered] == ["wind_speed"]
     assert "wind_speed" in run("ingest", "any", str(csv), "--list").stdout
+
+
+def test_one_station_without_coordinates_is_ingested_with_constants(
+    run: Run, tmp_path: Path, fresh_name: Fresh
+) -> None:
+    name, station = fresh_name("station"), tmp_path / "station.csv"
+    station.write_text("time,temp\n2014-03-01T06:00Z,278\n2014-03-02T06:00Z,-9999\n")
+    mapped = ["--map", "t=temp + 0.5", "--map", 'station="A12"', "--missing", "-9999"]
+    failed = run("ingest", name, str(station), "--create", *mapped, fails=2).stderr
+    assert "--map latitude=COLUMN" in failed
+    place = ["--map", "latitude=39.1", "--map", "longitude=-105.5"]
+    stored = values(run("ingest", name, str(station), "--create", *mapped, *place, "--json"))
+    assert (stored["rows"], stored["skipped"], stored["created"]) == (1, 1, True)
+    [row] = values(run("read", name, "--json"))["rows"]
+    assert (row["t"], row["station"], row["latitude"]) == (278.5, "A12", 39.1)
+
+
+def test_features_that_are_not_indexed_are_named_unless_they_are_chosen(
+    run: Run, tmp_path: Path, fresh_name: Fresh
+) -> None:
+    wide, names = tmp_path / "wide.csv", [f"v{number}" for number in range(40)]
+    row = ",".join(["1,2,2014-03-01", *map(str, range(40))])
+    wide.write_text(f"lat,lon,time,{','.join(names)}\n{row}\n")
+    done = run("ingest", fresh_name("wide"), str(wide), "--create")
+    assert "only the first 32 of 40 features are indexed" in done.stderr
+    assert "v31. To choose" in done.stderr
+    chosen = fresh_name("wide")
+    done = run("ingest", chosen, str(wide), "--create", "--index", "v39, v0")
+    assert "indexed" not in done.stderr
+    features = values(run("datasets", chosen, "--json"))["features"]
+    assert [one["name"] for one in features if one["indexed"]] == ["v0", "v39"]
+    wrong = run("ingest", chosen + "2", str(wide), "--create", "--index", "v40", fails=2).stderr
+    assert "there is no feature 'v40' to index" in wrong
 
 
 # --- query and read ------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ TABLES: dict[str, tuple[Callable[[pd.DataFrame], Any], list[str], dict[str, Any]
         ["value in every row of column 'time'", "row 0"],
         {"row": 0},
     ),
-    "no table at all": (lambda _: [{"latitude": 3}], ["pandas DataFrame", "got dict"], {}),
+    "no table at all": (lambda _: [3], ["a DataFrame (pandas", "got int"], {}),
 }
 
 

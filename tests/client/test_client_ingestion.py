@@ -14,6 +14,7 @@ from galileo.client.ingestion import (
     BATCHES_IN_FLIGHT_MAX,
     BATCHES_IN_FLIGHT_MIN,
     BYTES_IN_FLIGHT_MAX,
+    Sending,
     send_all,
 )
 from galileo.errors import Unavailable
@@ -68,10 +69,8 @@ async def sent(transport: SlowTransport, rows: int, *, batch_rows: int) -> int:
         async with asyncio.timeout(TIMEOUT_S):
             receipt = await send_all(
                 transport,  # type: ignore[arg-type]
-                SCHEMA,
+                Sending(SCHEMA, "p", batch_rows=batch_rows),
                 data=table(rows),
-                producer="p",
-                batch_rows=batch_rows,
                 patience_s=1.0,
                 progress=None,
             )

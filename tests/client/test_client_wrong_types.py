@@ -16,7 +16,6 @@ import galileo
 from galileo.cli.ccq import ccq as ccq_commands
 from galileo.errors import InputError
 from galileo.labels import LabelSet
-from galileo.model.observations import normalise
 from galileo.model.schema import Feature, Schema
 
 Fresh = Callable[[str], str]
@@ -40,16 +39,6 @@ def dataset(client: galileo.Client, fresh_name: Fresh) -> str:
     return name
 
 
-class Grid:
-    """As xarray's Dataset: what it iterates over are names."""
-
-    def __iter__(self) -> Any:
-        return iter(["temperature"])
-
-    def to_dataframe(self) -> pd.DataFrame:
-        raise AssertionError("it is for the user to call")
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -57,13 +46,14 @@ class Grid:
         (lambda c, d: c.set_retention(d, "30d"), r"expected galileo.Retention\('30d'\) or None"),
         (lambda c, d: c.ingest(FRAME, d), "name of a dataset, got a DataFrame"),
         (lambda c, _: c.ingest(SCHEMA, FRAME), "name of a dataset, got a Schema"),
-        (lambda c, d: c.ingest(d, None), "an Arrow table, .* got NoneType"),
-        (lambda c, d: c.ingest(d, "a.csv"), "got str; files are read by `galileo ingest`"),
-        (lambda c, d: c.ingest(d, [Path("a.csv")]), "; files are read by `galileo ingest`"),
-        (lambda c, d: c.ingest(d, FRAME.to_dict("list")), r"got dict; .* pandas.DataFrame\("),
-        (lambda c, d: c.ingest(d, FRAME.to_dict("records")), r"got dict; .* pandas.DataFrame\("),
+        (lambda c, d: c.ingest(d, None), "expected a DataFrame .* got NoneType"),
+        (lambda c, d: c.ingest(d, "a.csv"), "expected a file at a.csv, found none"),
+        (lambda c, d: c.ingest(d, [Path("a.csv")]), "expected a file at a.csv, found none"),
+        (lambda c, d: c.ingest(d, FRAME.to_dict("records")), r"single values; .*DataFrame\("),
+        (lambda c, d: c.ingest(d, {"lat": [1, 2], "t": [1]}), r"same length, got lat \(2\), t"),
+        (lambda c, d: c.ingest(d, {"lat": np.ones((2, 2))}), "one dimension and type in .* 'lat'"),
         (lambda c, d: c.ingest(d, FRAME.iloc[0]), r"got Series; .* pandas.DataFrame\("),
-        (lambda c, d: c.ingest(d, Grid()), r"got Grid; .* \.to_dataframe\(\)\.reset_index\(\)"),
+        (lambda c, d: c.ingest(d, FRAME, mapping=3), "expected a mapping such as"),
         (
             lambda c, d: c.ingest(d, FRAME.set_index("time")),
             r"missing: time; in the index: time, write \.reset_index\(\)",
@@ -73,7 +63,7 @@ class Grid:
         (lambda c, d: c.ingest(d, FRAME, batch_rows=0), "a whole number of at least 1, got 0"),
         (lambda c, d: c.select(d, columns="time"), r"such as \['time'\], got 'time'"),
         (lambda c, d: c.query(d, sampler="uniform"), r"such as galileo.sampler\('uniform', "),
-        (lambda c, d: c.read(d), r"labels, .* got a str; select\(dataset, query\)"),
+        (lambda c, d: c.read(d), r"labels, .* got a str; use client.select\(dataset, query\)"),
         (lambda c, d: c.nearest(d, latitude="40", longitude=3), "a latitude, got '40'"),
         (lambda c, d: c.nearest(d, latitude=40, longitude=None), "a longitude, got None"),
         (lambda c, d: c.nearest(d, latitude=40, longitude=3, k=2.5), "a number k .* 2.5"),
@@ -148,17 +138,6 @@ def test_labels_of_other_features_are_not_joined() -> None:
     )
     with pytest.raises(InputError, match="labels of datasets with the same features"):
         LabelSet.concat(SCHEMA, [one, two])
-
-
-def test_geometries_are_no_column() -> None:
-    geopandas = pytest.importorskip("geopandas")
-    points = geopandas.points_from_xy(FRAME.longitude, FRAME.latitude)
-    frame = geopandas.GeoDataFrame(FRAME, geometry=points, crs=4326)
-
-    with pytest.raises(InputError, match=r"'geometry'; write .assign\(latitude=frame.geometry.y"):
-        normalise(SCHEMA, frame)
-    plain = frame.assign(latitude=frame.geometry.y, longitude=frame.geometry.x)
-    assert normalise(SCHEMA, plain.drop(columns="geometry")).num_rows == 2
 
 
 def test_a_continuous_query_is_named_by_itself(client: galileo.Client, dataset: str) -> None:

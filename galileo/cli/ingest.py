@@ -1,0 +1,200 @@
+"""`galileo ingest`: files of observations into a dataset."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from galileo.cli.output import Output, failing_well
+from galileo.cli.session import Session, json_option
+from galileo.client import Client
+from galileo.errors import InputError
+from galileo.formats import Mapping, Source, VariableInfo, open_source
+from galileo.formats.expressions import names
+from galileo.formats.source import DEFAULT_INDEXED_MAX
+from galileo.model.schema import Schema
+
+SAMPLED_MAX = 64
+"""Variables of a file of which a list shows values: reading them costs time."""
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("files", nargs=-1, required=True, type=_FILE)
+@click.option(
+    "--map",
+    "maps",
+    multiple=True,
+    metavar="FEATURE=SOURCE",
+    help="Which variable, expression or constant becomes a feature or coordinate.",
+)
+@click.option(
+    "--missing",
+    multiple=True,
+    metavar="[VARIABLE=]VALUE",
+    help="A value that means a missing one, such as -9999; in all variables or in one.",
+)
+@click.option("--format", "file_format", help="File format, if neither bytes nor name show it.")
+@click.option("--create", is_flag=True, help="Create the dataset from the first file.")
+@click.option(
+    "--index",
+    metavar="NAME,...",
+    help="Features that queries can use (with --create).  [default: those mapped, or the first 32]",
+)
+@click.option(
+    "--precision",
+    default=5,
+    show_default=True,
+    help="Geohash characters of a block (with --create).",
+)
+@click.option(
+    "--bucket", default="1h", show_default=True, help="Width of a block in time (with --create)."
+)
+@click.option(
+    "--list", "only_list", is_flag=True, help="List the variables of the files, store nothing."
+)
+@click.option(
+    "--filter",
+    "wanted",
+    default="",
+    metavar="TEXT",
+    help="Only variables with TEXT in their name, units or description (with --list).",
+)
+@json_option
+@click.pass_obj
+@failing_well
+def ingest(
+    session: Session,
+    *,
+    dataset: str,
+    files: tuple[Path, ...],
+    maps: tuple[str, ...],
+    missing: tuple[str, ...],
+    file_format: str | None,
+    create: bool,
+    index: str | None,
+    precision: int,
+    bucket: str,
+    only_list: bool,
+    wanted: str,
+) -> None:
+    """Ingest files of observations: CSV, GeoJSON, Parquet, Arrow, NetCDF, GRIB.
+
+    Running the same command again stores nothing twice: batches are known by the file's
+    content, so an ingest that broke off is resumed by repeating it.
+
+    \b
+    Example:
+      galileo ingest nam nam.t00z.grib2 --create --map temperature=2t \\
+          --map "wind_speed=hypot(10u, 10v)"
+      galileo ingest snow snotel.csv --map depth="snow_in * 0.0254" --missing -9999
+      galileo ingest tower tower.csv --create --map latitude=39.1 --map longitude=-105.5
+      galileo ingest any nam.t00z.grib2 --list --filter wind
+    """
+    mapping = Mapping.of(maps, missing)
+    if only_list:
+        rows: list[dict[str, Any]] = []
+        for path in files:
+            source = open_source(path, mapping=mapping, format=file_format)
+            rows += _variables(source, name=path.name, wanted=wanted)
+        session.output.rows(rows, empty="The files offer no such variables.")
+        return
+    options = {
+        "create": create,
+        "index": None if index is None else [name.strip() for name in index.split(",")],
+        "precision": precision,
+        "bucket": bucket,
+    }
+    with session.client() as client:
+        for path in files:
+            source = open_source(path, mapping=mapping, format=file_format)
+            _ingest_file(session.output, client, source, path=path, dataset=dataset, **options)
+
+
+def _ingest_file(
+    output: Output, client: Client, source: Source, *, path: Path, dataset: str, **options: Any
+) -> None:
+    with output.progress(unit="rows") as bar:
+        task = bar.add_task(path.name, total=source.rows)
+        receipt = client.ingest_file(
+            dataset, source, progress=lambda rows: bar.advance(task, rows), **options
+        )
+    if receipt.created:
+        _report_created(output, client.schema(dataset), is_chosen=options["index"] is not None)
+    skipped = f", {receipt.skipped:,} points without a value skipped" if receipt.skipped else ""
+    again = f", {receipt.duplicate_rows:,} of them stored before" if receipt.duplicate_rows else ""
+    output.value(
+        {
+            "file": str(path),
+            "rows": receipt.rows,
+            "duplicate_rows": receipt.duplicate_rows,
+            "skipped": receipt.skipped,
+            "paths": receipt.paths,
+            "reached": receipt.reached,
+            "created": receipt.created,
+        },
+        words=f"{path.name}: {receipt.rows:,} observations stored{again}{skipped}",
+    )
+
+
+def _report_created(output: Output, schema: Schema, *, is_chosen: bool) -> None:
+    count = len(schema.features)
+    if not output.as_json:
+        noun = "feature" if count == 1 else "features"
+        output.value(None, words=f"Created dataset {schema.name} ({count} {noun})")
+    indexed = [feature.name for feature in schema.features if feature.indexed]
+    if not is_chosen and count > len(indexed) == DEFAULT_INDEXED_MAX:
+        click.echo(
+            f"galileo: only the first {len(indexed)} of {count} features are indexed, so that "
+            f"queries can use no others: {', '.join(indexed)}. To choose, create the dataset with "
+            "--index NAME,... or --map",
+            err=True,
+        )
+
+
+# --- listing ---------------------------------------------------------------------------------
+
+
+def _variables(source: Source, *, name: str, wanted: str) -> list[dict[str, Any]]:
+    found = [one for one in source.all_variables() if _fits(one, wanted.lower())]
+    becomes = _targets(source)
+    samples = source.samples([one.name for one in found[:SAMPLED_MAX]])
+    return [
+        {
+            "file": name,
+            "variable": one.name,
+            "becomes": one.role or ", ".join(becomes.get(one.name, [])),
+            "type": "time" if one.role == "time" else one.type,
+            "units": one.units,
+            "sample": samples.get(one.name, []),
+            "dimensions": ", ".join(map(str, one.dims)),
+            "description": one.description,
+        }
+        for one in found
+    ]
+
+
+def _fits(variable: VariableInfo, wanted: str) -> bool:
+    texts: Sequence[str] = (variable.name, variable.units, variable.description)
+    return any(wanted in text.lower() for text in texts)
+
+
+def _targets(source: Source) -> dict[str, list[str]]:
+    """The features that each variable would become, or be a part of."""
+    targets: dict[str, list[str]] = defaultdict(list)
+    try:
+        bindings = source.bindings
+    except InputError:
+        if source.mapping.features:
+            raise
+        return targets  # There are too many, or none, to take all of them.
+    for binding in bindings:
+        for name in names(binding.expression) if binding.expression else ():
+            targets[name].append(binding.feature)
+    return targets

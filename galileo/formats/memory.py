@@ -1,0 +1,222 @@
+"""Observations in memory: DataFrames, grids of xarray, dicts of arrays, and all that streams Arrow.
+
+No optional library is imported here for its own sake: an object of one comes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.errors import InvalidObservations
+from galileo.formats.columns import (
+    ColumnReader,
+    Coordinates,
+    coordinates_of,
+    find_columns,
+    typed_variables,
+)
+from galileo.formats.conversion import one_array
+from galileo.formats.mapping import Mapping as FileMapping
+from galileo.formats.netcdf import read_dataset
+from galileo.formats.reader import Reader
+from galileo.model.observations import Observations, as_table
+from galileo.model.schema import COORDINATES
+
+WGS84 = 4326
+DEGREES_TOLERANCE = 1e-6
+
+Rows: TypeAlias = Iterator[pa.Table]
+
+
+def comes_from(data: object, package: str) -> bool:
+    """Whether an object is of a class of that package, or of one derived from such."""
+    return any(cls.__module__.partition(".")[0] == package for cls in type(data).__mro__)
+
+
+def is_grid(data: object) -> bool:
+    """Whether it is an xarray Dataset or DataArray."""
+    return comes_from(data, "xarray") and hasattr(data, "to_dataframe")
+
+
+def is_table(data: object) -> bool:
+    """Whether it is one table: of Arrow, pandas, polars or DuckDB, or a dict of arrays."""
+    if isinstance(data, pd.Series) or is_grid(data):
+        return False
+    streams = hasattr(type(data), "__arrow_c_stream__") or hasattr(type(data), "__arrow_c_array__")
+    return isinstance(data, pd.DataFrame | Mapping) or streams or _is_lazy(data)
+
+
+def _is_lazy(data: object) -> bool:
+    return comes_from(data, "polars") and type(data).__name__ == "LazyFrame"
+
+
+def named_tables(data: Any) -> Iterator[Observations]:
+    """A table, in pieces where it comes as a stream, its coordinates under their full names.
+
+    Raises:
+        InvalidObservations: its geometries or arrays cannot be the columns of a table.
+        InputError: several columns could be the same coordinate.
+    """
+    if isinstance(data, pd.DataFrame):
+        frame = _without_geometry(data)
+        found = find_columns([str(name) for name in frame.columns])
+        yield frame.rename(columns={name: role for role, name in found.items()})
+        return
+    for table in _stream(data)[1]:
+        found = find_columns(table.column_names)
+        roles = {name: role for role, name in found.items()}
+        yield _plain(table.rename_columns([roles.get(name, name) for name in table.column_names]))
+
+
+def open_table(data: Any, mapping: FileMapping) -> ColumnReader:
+    """A reader of a table; of a stream, once."""
+    if isinstance(data, pd.DataFrame):
+        frame = _without_geometry(data)
+        levels = [name for name in frame.index.names if name is not None]
+        data = as_table(frame.reset_index(levels) if levels else frame)
+    schema, tables = _stream(data)
+    where: Coordinates = coordinates_of(mapping, schema.names)
+    rows = data.num_rows if isinstance(data, pa.Table | pa.RecordBatch) else None
+    return ColumnReader(
+        where,
+        typed_variables(schema),
+        rows,
+        lambda wanted: (table.select(list(wanted)) for table in tables),
+        mapping,
+    )
+
+
+def open_grid(data: Any, mapping: FileMapping) -> Reader:
+    """A reader of a Dataset or DataArray, by the rules of NetCDF files."""
+    if not hasattr(data, "data_vars"):
+        if data.name is None:
+            raise InvalidObservations(
+                "expected a DataArray with a name, which its feature has; write "
+                ".rename('temperature')"
+            )
+        data = data.to_dataset()
+    return read_dataset(data, mapping)
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def _stream(data: Any) -> tuple[pa.Schema, Rows]:
+    """The columns of a table, and its rows."""
+    if _is_lazy(data):
+        data = data.collect()
+    if isinstance(data, Mapping):
+        data = _table_of_arrays(data)
+    if isinstance(data, pa.Table):
+        return data.schema, iter([data])
+    try:
+        if hasattr(type(data), "__arrow_c_array__"):
+            batch = pa.record_batch(data)
+            return batch.schema, iter([pa.Table.from_batches([batch])])
+        reader = pa.RecordBatchReader.from_stream(data)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise InvalidObservations(
+            f"expected a table with named columns, got {type(data).__name__}: {error}"
+        ) from error
+    return reader.schema, _batches(reader)
+
+
+def _batches(reader: pa.RecordBatchReader) -> Rows:
+    try:
+        for batch in reader:
+            yield pa.Table.from_batches([batch])
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidObservations(f"the stream of observations failed: {error}") from error
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Decimal numbers as floats, which is what literals such as 1.5 are in SQL."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_decimal(field.type):
+            column = pc.cast(table.column(number), pa.float64())
+            table = table.set_column(number, field.name, column)
+    return table
+
+
+def _table_of_arrays(data: Mapping[Any, Any]) -> pa.Table:
+    arrays = {str(name): _array(name, value) for name, value in data.items()}
+    rows = {name: len(array) for name, array in arrays.items() if array is not None}
+    if not rows:
+        raise InvalidObservations(
+            f"expected a dict of arrays, one for each column, got one of {len(data)} single "
+            "values; make records a table by pandas.DataFrame(...)"
+        )
+    if len(set(rows.values())) > 1:
+        listed = ", ".join(f"{name} ({count})" for name, count in rows.items())
+        raise InvalidObservations(f"expected arrays of the same length, got {listed}")
+    count = next(iter(rows.values()))
+    columns = [
+        pa.repeat(pa.scalar(data[name]), count) if array is None else array
+        for name, array in arrays.items()
+    ]
+    return pa.table(columns, names=list(arrays))
+
+
+def _array(name: Any, value: Any) -> pa.Array | None:
+    """A column; None for a single value, which is that of every row."""
+    if isinstance(value, pa.Array | pa.ChunkedArray):
+        return one_array(value)
+    if np.ndim(value) == 0:
+        return None
+    try:
+        if np.ndim(value) != 1:
+            raise pa.ArrowInvalid(f"got {np.ndim(value)} dimensions")
+        return one_array(pa.array(value, from_pandas=True))
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise InvalidObservations(
+            f"expected an array of one dimension and type in column {name!r}: {error}"
+        ) from error
+
+
+# --- geometries ------------------------------------------------------------------------------
+
+
+def _without_geometry(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with latitude and longitude in place of a GeoDataFrame's points."""
+    if not comes_from(frame, "geopandas"):
+        return frame
+    geometries: Any = frame
+    points = geometries.geometry
+    kinds = set(points.geom_type.dropna())
+    if kinds - {"Point"}:
+        raise InvalidObservations(
+            f"expected points, got geometries of type {', '.join(sorted(kinds))}; take a point of "
+            "each, such as .set_geometry(frame.representative_point())"
+        )
+    if points.crs is None:
+        raise InvalidObservations(
+            "expected a GeoDataFrame with a coordinate reference system, got one without; write "
+            ".set_crs(4326) where the points are longitudes and latitudes in degrees"
+        )
+    points = points.to_crs(WGS84)
+    plain = pd.DataFrame(frame.drop(columns=points.name))
+    degrees = {"latitude": points.y, "longitude": points.x}
+    # x and y may be distances on a map.
+    degree_columns = [str(name) for name in plain.columns if str(name).lower() not in ("x", "y")]
+    found = find_columns(degree_columns, among=COORDINATES[:2])
+    for role, name in found.items():
+        _check_same(plain[name], degrees[role])
+    return plain.drop(columns=list(found.values())).assign(**degrees)
+
+
+def _check_same(column: pd.Series, degrees: pd.Series) -> None:
+    """Refuses a column of degrees that contradicts the points."""
+    given = pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
+    wanted = degrees.to_numpy(np.float64)
+    same = np.allclose(given, wanted, rtol=0, atol=DEGREES_TOLERANCE, equal_nan=True)
+    if not same:
+        raise InvalidObservations(
+            f"expected the points of the GeoDataFrame and its column {column.name!r} to agree, got "
+            f"others; drop the column, or drop the geometry"
+        )
