@@ -28,7 +28,7 @@ def mapping_for(source: Source) -> Mapping:
     temperature = next((name for name in TEMPERATURE if name in names), None)
     if temperature is None:
         raise InputError(
-            f"expected a temperature of {', '.join(TEMPERATURE)} in {source.path.name}, found "
+            f"expected a temperature of {', '.join(TEMPERATURE)} in {source.path}, found "
             f"{', '.join(sorted(names)[:20])}; the demo needs one, `galileo ingest --map` does not"
         )
     features = [("temperature", temperature)]

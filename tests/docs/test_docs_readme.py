@@ -33,6 +33,7 @@ WITH_CLUSTER = [
     "docs/client.md",
     "docs/results.md",
     "docs/continuous.md",
+    "docs/input.md",
     "docs/schema-design.md",
 ]
 ALONE = ["docs/cluster.md", "docs/errors.md"]
