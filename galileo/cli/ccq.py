@@ -350,6 +350,8 @@ def _show(session: Session, update: Update) -> None:
         )
         return
     show_labels(session, update.labels)
+    if not update.is_news:
+        session.output.value(None, words=f"nothing new: {update.status}")
     for one in update.gone:
         place = f"partition {one.partition}, commits {one.first} to {one.last}"
         session.output.value(None, words=f"gone: {place}: dropped by retention before they came")

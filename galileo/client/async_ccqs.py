@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -35,6 +36,8 @@ from galileo.wire.pb import (
     continuous_pb2,
     continuous_pb2_grpc,
 )
+
+log = logging.getLogger(__name__)
 
 
 class AsyncCcqs(AsyncMany):
@@ -102,7 +105,8 @@ class AsyncCcqs(AsyncMany):
         Args:
             ccq: the continuous query, or its id.
             token: of the last update; empty for everything since the beginning.
-            wait: for how long to wait for something new; at most a minute.
+            wait: for how long to wait for something new; at most a minute. Where no evaluation
+                ended in all that time, a warning is logged; `Update.status` says how far it is.
             labels_max: soft bound of the answer; 0 for the node's own.
 
         Raises:
@@ -116,7 +120,16 @@ class AsyncCcqs(AsyncMany):
         """
         wait_s = 0.0 if wait is None else seconds(wait)
         request = watching.request(ccq_id_of(ccq), token, wait_s=wait_s, labels_max=labels_max)
-        return await self._fetching.fetch(request)
+        update = await self._fetching.fetch(request)
+        if 0 < update.interval_s <= wait_s <= update.age_s and not update.is_news:
+            log.warning(
+                "fetch of %s found nothing new in %.3g s: %s. An evaluator that starts takes up to "
+                "a minute; see galileo doctor",
+                request.ccq_id,
+                wait_s,
+                update.status,
+            )
+        return update
 
     async def watch(
         self, ccq: CcqLike, *, token: str = "", labels_max: int = 0, spool: Spool | None = None

@@ -552,7 +552,8 @@ class BlockingCalls(BlockingBase):
         Args:
             ccq: the continuous query, or its id.
             token: of the last update; empty for everything since the beginning.
-            wait: for how long to wait for something new; at most a minute.
+            wait: for how long to wait for something new; at most a minute. Where no evaluation
+                ended in all that time, a warning is logged; `Update.status` says how far it is.
             labels_max: soft bound of the answer; 0 for the node's own.
 
         Raises:

@@ -324,6 +324,16 @@ class Update:
         return None if self.clock_us is None else instant(self.clock_us)
 
     @property
+    def status(self) -> str:
+        """How far the evaluation is, in words: why nothing new may have come."""
+        every = f"; it is evaluated every {self.interval_s:.3g} s at the moment"
+        lacks = (
+            f"; partitions {list(self.labels.missing)} are missing" if self.labels.missing else ""
+        )
+        known = every if self.interval_s else ""
+        return f"the query was last evaluated {self.age_s:.3g} s ago{known}{lacks}"
+
+    @property
     def is_news(self) -> bool:
         """Whether it tells anything but that there is nothing."""
         return bool(len(self.labels) or self.gone or self.windows)

@@ -158,7 +158,8 @@ class FeatureGraph:
         """
         check_quantiles(self.schema, feature, shares)
         known = self._current()
-        if len(known.zones) == 0:
+        least, most = query.number_bounds(feature)
+        if len(known.zones) == 0 or least > most:
             return ()
         zones = known.zones.features[feature]
         might = query.might_match(known.zones) & zones.has_value
@@ -168,7 +169,9 @@ class FeatureGraph:
         assert zones.lo is not None
         assert zones.hi is not None
         high = bracket_ends(known.paths[might])
-        return quantiles(Bounded(zones.lo[might], zones.hi[might], low, high), shares)
+        # What matches lies between the bounds of the conditions on the feature, too.
+        lo, hi = (np.clip(bound[might], least, most) for bound in (zones.lo, zones.hi))
+        return quantiles(Bounded(lo, hi, low, high), shares)
 
     def _current(self) -> _Known:
         known = self._known

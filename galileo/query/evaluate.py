@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any, Protocol, Self, TypeVar
@@ -12,6 +13,7 @@ from galileo.geo import ranges
 from galileo.geo.ranges import Ranges
 from galileo.query import temporal
 from galileo.query.columns import Mask
+from galileo.query.features import number_bounds
 from galileo.query.tree import ALWAYS, All, Leaf, Node, Some, Span, leaves
 
 NARROW = 4
@@ -67,6 +69,22 @@ def buckets(node: Node) -> Span:
     if isinstance(node, All):
         return reduce(temporal.overlap, spans, ALWAYS)
     return temporal.hull(spans)
+
+
+def numbers(node: Node, name: str) -> tuple[float, float]:
+    """Between which numbers a feature lies where the tree is true.
+
+    Where it is true nowhere, the first number may be above the second.
+    """
+    if not isinstance(node, All | Some):
+        return number_bounds(node, name)
+    bounds = [numbers(part, name) for part in node.parts]
+    if isinstance(node, All):
+        low = max((low for low, _ in bounds), default=-math.inf)
+        return low, min((high for _, high in bounds), default=math.inf)
+    possible = [(low, high) for low, high in bounds if low <= high]
+    low = min((low for low, _ in possible), default=math.inf)
+    return low, max((high for _, high in possible), default=-math.inf)
 
 
 def json_value(node: Node) -> Any:

@@ -28,7 +28,7 @@ from galileo.query.columns import (
     NumberColumn,
     TextColumn,
 )
-from galileo.query.tree import ALWAYS, Points, Span, negation
+from galileo.query.tree import ALWAYS, Leaf, Points, Span, negation
 from galileo.query.zones import FeatureZones, Zones
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -152,6 +152,19 @@ class NumberIs(FeatureLeaf):
 
     def json(self) -> Any:
         return {"op": self.operator, "args": [self._property(), self.value]}
+
+
+def number_bounds(leaf: Leaf, name: str) -> tuple[float, float]:
+    """Between which numbers a feature lies where a condition is true; both are possible values."""
+    if isinstance(leaf, BoolIs) and leaf.name == name:
+        return float(leaf.value), float(leaf.value)
+    if isinstance(leaf, NumberIn) and leaf.name == name and not leaf.negated:
+        return leaf.values[0], leaf.values[-1]
+    if isinstance(leaf, NumberIs) and leaf.name == name:
+        low = -math.inf if leaf.operator in ("<", "<=", "<>") else leaf.value
+        high = math.inf if leaf.operator in (">", ">=", "<>") else leaf.value
+        return low, high
+    return -math.inf, math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,13 @@ class Query:
         named = {leaf.feature for leaf in leaves(self.tree)}
         return tuple(f.name for f in self.schema.features if f.name in named)
 
+    def number_bounds(self, feature: str) -> tuple[float, float]:
+        """Between which numbers a feature lies in all that matches; lowest above highest: nowhere.
+
+        They are those of the conditions on the feature itself.
+        """
+        return evaluate.numbers(self.tree, feature)
+
     @property
     def vertices(self) -> int:
         """Of all its geometries together."""

@@ -28,6 +28,7 @@ class Node(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServi
         asked: the tokens of all fetches.
         silent: whether it lets them wait for ever.
         error: what it answers instead.
+        age_s, interval_s: that it answers.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class Node(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServi
         self.silent = False
         self.error: Exception | None = None
         self.address = ""
+        self.age_s = self.interval_s = 0.0
 
     @streaming
     async def Fetch(self, request, context):
@@ -48,6 +50,7 @@ class Node(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServi
         tail = continuous_pb2.FetchTail(
             token=request.token, cursor=cursor, frontier=cursor, coordinator=self.coordinator
         )
+        tail.age_s, tail.interval_s = self.age_s, self.interval_s
         head = continuous_pb2.SubmitHead(schema_json=SCHEMA.to_json())
         yield continuous_pb2.FetchPart(head=head, tail=tail)
 
@@ -146,3 +149,30 @@ async def test_as_many_coordinators_as_fit_are_remembered(
         for number in (1, 2, 3, 1, 3):
             await client.fetch(f"ccq-{number}", token=f"{number}")
     assert (known.asked, coordinator.asked) == (["1", "2", "3", "1"], ["3"])
+
+
+@pytest.mark.parametrize(
+    ("age_s", "interval_s", "wait_s", "warns"),
+    [
+        (30.2, 29.3, 30.0, True),
+        (0.5, 1.0, 30.0, False),  # evaluated, and nothing was new
+        (900.0, 3600.0, 30.0, False),  # not due yet
+        (30.2, 29.3, None, False),  # did not wait
+    ],
+)
+async def test_a_wait_in_which_nothing_was_evaluated_is_logged(
+    caplog: pytest.LogCaptureFixture,
+    age_s: float,
+    interval_s: float,
+    wait_s: float | None,
+    warns: bool,
+) -> None:
+    node = Node()
+    node.age_s, node.interval_s = age_s, interval_s
+    async with serving(node), AsyncClient(node.address) as client:
+        update = await client.fetch("ccq-1", wait=wait_s)
+    assert update.status == (
+        f"the query was last evaluated {age_s:.3g} s ago; it is evaluated every {interval_s:.3g} s "
+        "at the moment"
+    )
+    assert ("nothing new in 30 s: the query was last evaluated 30.2 s ago" in caplog.text) == warns

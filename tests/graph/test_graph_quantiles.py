@@ -95,6 +95,31 @@ def test_where_nothing_can_match_there_is_no_quantile(world) -> None:
     assert len(graph.quantiles(everything, "gusts", [0.5, 1.0])) == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [
+        ("temperature > 290", 290, np.inf),
+        ("temperature > 270 AND temperature <= 290", 270, 290),
+        ("temperature BETWEEN 270 AND 280 OR temperature IN (285, 290)", 270, 290),
+        ("NOT (temperature < 270 OR gusts IS NULL)", 270, np.inf),
+        ("(temperature > 290 AND temperature < 280) OR temperature = 285", 285, 285),
+        ("gusts IS NOT NULL", -np.inf, np.inf),
+        ("temperature <> 290", -np.inf, np.inf),
+        ("temperature > 290 AND temperature < 280", np.inf, -np.inf),
+    ],
+)
+def test_quantiles_lie_between_the_bounds_of_the_condition_itself(
+    world, text: str, least: float, most: float
+) -> None:
+    graph, synopsis = FeatureGraph(world.schema), Synopsis(world.schema, partition=0, epoch=1)
+    synopsis.add(world.batch(1, 200), 1)
+    graph.apply(synopsis.changes_since(None))
+    found = graph.quantiles(parse(text, world.schema), "temperature", [0.0, 0.25, 0.5, 1.0])
+    assert len(found) == (4 if least <= most else 0)
+    for one in found:
+        assert least <= one.low <= one.value <= one.high <= most
+
+
 @pytest.mark.parametrize("feature", ["station", "note", "tempo"])
 def test_only_numbers_have_quantiles(world, feature) -> None:
     with pytest.raises(InputError, match="expected one of the indexed features"):
