@@ -71,9 +71,10 @@ class LocalCluster:
         proof: Proof | None = None,
     ) -> None:
         self._proof = proof or Proof()
-        if not 1 <= groups <= nodes:
+        if type(nodes) is not int or type(groups) is not int or not 1 <= groups <= nodes:
             raise InputError(
-                f"expected at least one node in each group, got {nodes} nodes and {groups} groups"
+                f"expected at least one node in each group, got {nodes!r} nodes and {groups!r} "
+                "groups"
             )
         self._temporary = directory is None
         self.directory = Path(directory or tempfile.mkdtemp(prefix="galileo-")).absolute()
@@ -216,7 +217,8 @@ class LocalCluster:
         for node in self.nodes:
             if node.name == name:
                 return node
-        raise InputError(f"expected one of {[node.name for node in self.nodes]}, got {name!r}")
+        names = ", ".join(node.name for node in self.nodes)
+        raise InputError(f"no node is named {name!r}; the nodes are {names}")
 
     def join(self, group: int = 0) -> LocalNode:
         """Adds a node to a group of the cluster; it is not started.

@@ -206,6 +206,10 @@ def sampler(name: str | SamplerArchive, *, seed: int | None = None, **options: A
         >>> len(labels)
         4
     """
+    if not isinstance(name, str | SamplerArchive):
+        raise InputError(f"expected the name of a sampler, or its archive, got {name!r}")
+    if seed is not None and type(seed) is not int:
+        raise InputError(f"expected a whole number as seed, got {seed!r}")
     try:
         json.dumps(options)
     except (TypeError, ValueError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 
 from galileo.client import decode, watching
+from galileo.client.arguments import dataset_name, instance_of
 from galileo.client.async_many import AsyncMany
 from galileo.client.async_samplers import SamplerLike
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
@@ -75,10 +76,12 @@ class AsyncCcqs(AsyncMany):
             >>> len(ccq.initial)
             2
         """
+        if window is not None:
+            instance_of(Window, window, "windows such as galileo.Window.tumbling('1h')")
         chosen = await self._at_hand(sampler)
         request = continuous_pb2.SubmitRequest(
             ccq_id=f"ccq-{uuid.uuid4().hex}",
-            dataset=dataset,
+            dataset=dataset_name(dataset),
             query=query_text(query),
             interval_s=seconds(interval),
             expiration_s=seconds(expiration),
@@ -162,6 +165,7 @@ class AsyncCcqs(AsyncMany):
         """
         ccq_id, held = ccq_id_of(ccq), ""
         if spool is not None:
+            instance_of(Spool, spool, "a galileo.Spool")
             held = spool.token
             token = _first_token(spool, ccq_id, held=held, given=token)
         told: Cursor | None = None

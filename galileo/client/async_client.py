@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from galileo.client import decode, moving
+from galileo.client.arguments import instance_of
 from galileo.client.async_observations import AsyncObservations
 from galileo.client.decode import TIMEOUT_S
 from galileo.client.fetching import Fetching
@@ -111,6 +112,7 @@ class AsyncClient(AsyncObservations):
             >>> await client.drain("node-3")
             >>> await client.drain("node-3", undo=True)
         """
+        instance_of(str, node, "the name of a node")
         request = cluster_pb2.DrainRequest(node=node, undo=undo)
         await self._transport.call(
             lambda channel: cluster_pb2_grpc.ClusterStub(channel).Drain(request, timeout=TIMEOUT_S)
@@ -140,6 +142,8 @@ class AsyncClient(AsyncObservations):
             >>> async for progress in client.move(3, to="node-3"):  # doctest: +SKIP
             ...     print(progress.stage)
         """
+        instance_of(int, partition, "the number of a partition")
+        instance_of(str, to, "the name of a node")
         return moving.move(self._transport, partition, to=to)
 
     async def topology_json(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from galileo.client import decode
+from galileo.client.arguments import dataset_name
 from galileo.client.async_exploration import AsyncExploration
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.results import Caller, RetentionReport
@@ -64,7 +65,7 @@ class AsyncDatasets(AsyncExploration):
         if not isinstance(retention, Retention | None):
             raise InputError(f"expected galileo.Retention('30d') or None, got {retention!r}")
         request = cluster_pb2.SetRetentionRequest(
-            dataset=dataset, retention_json=retention.to_json() if retention else ""
+            dataset=dataset_name(dataset), retention_json=retention.to_json() if retention else ""
         )
         await self._transport.call(
             lambda channel: cluster_pb2_grpc.ClusterStub(channel).SetRetention(
@@ -82,7 +83,7 @@ class AsyncDatasets(AsyncExploration):
             >>> await client.retention("weather") is None
             True
         """
-        request = cluster_pb2.GetRetentionRequest(dataset=dataset)
+        request = cluster_pb2.GetRetentionRequest(dataset=dataset_name(dataset))
         reply = await self._transport.call(
             lambda channel: cluster_pb2_grpc.ClusterStub(channel).GetRetention(
                 request, timeout=TIMEOUT_S
@@ -104,7 +105,7 @@ class AsyncDatasets(AsyncExploration):
             >>> sum(report.files for report in reports)
             0
         """
-        request = cluster_pb2.ApplyRetentionRequest(dataset=dataset)
+        request = cluster_pb2.ApplyRetentionRequest(dataset=dataset_name(dataset))
         reply = await self._transport.call(
             lambda channel: cluster_pb2_grpc.ClusterStub(channel).ApplyRetention(
                 request, timeout=ANSWER_TIMEOUT_S
@@ -140,8 +141,7 @@ class AsyncDatasets(AsyncExploration):
             >>> [feature.name for feature in schema.features]
             ['temperature', 'station']
         """
-        if not isinstance(dataset, str):
-            raise InputError(f"expected the name of a dataset, got a {type(dataset).__name__}")
+        dataset_name(dataset)
         if dataset not in self._schemas:
             await self.datasets()
         if dataset not in self._schemas:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from galileo.client import descriptions, exploration
+from galileo.client.arguments import dataset_name
 from galileo.client.descriptions import DatasetDescription
 from galileo.client.exploration import CHILDREN, Tree
 from galileo.client.findings import (
@@ -46,7 +47,10 @@ class AsyncExploration(ABC):
             2
         """
         return await exploration.explain(
-            self._transport, dataset, query_text(query), require_complete=require_complete
+            self._transport,
+            dataset_name(dataset),
+            query_text(query),
+            require_complete=require_complete,
         )
 
     async def describe(self, dataset: str, *, require_complete: bool = False) -> DatasetDescription:
@@ -106,7 +110,7 @@ class AsyncExploration(ABC):
             ['EDDB']
         """
         request = exploration.nearest_request(
-            dataset,
+            dataset_name(dataset),
             query_text(query),
             latitude=latitude,
             longitude=longitude,
@@ -145,7 +149,7 @@ class AsyncExploration(ABC):
         """
         return await exploration.summarise(
             self._transport,
-            dataset,
+            dataset_name(dataset),
             query_text(query),
             feature=feature,
             bins=bins,
@@ -240,7 +244,7 @@ class AsyncExploration(ABC):
         """
         return await exploration.estimate(
             self._transport,
-            dataset,
+            dataset_name(dataset),
             query_text(query),
             feature=feature,
             quantiles=quantiles,

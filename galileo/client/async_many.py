@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from galileo.client import submitting, watching
+from galileo.client.arguments import check_progress, check_tokens, shown
 from galileo.client.async_samplers import AsyncSamplers, spec_of
 from galileo.client.ingestion import Progress
 from galileo.client.many import ManyFetching, ManyUpdates
 from galileo.client.stands import Stand
 from galileo.client.submitting import Submission, Submitted
 from galileo.cursor import Cursor
-from galileo.errors import GalileoError, TryAgain
+from galileo.errors import GalileoError, InputError, TryAgain
 from galileo.model.times import Duration, seconds
 
 
@@ -44,6 +45,14 @@ class AsyncMany(AsyncSamplers):
             >>> [submitted.error for submitted in await client.submit_many(alarms)]
             [None, None]
         """
+        check_progress(progress)
+        if not isinstance(submissions, Sequence) or not all(
+            isinstance(one, Submission) for one in submissions
+        ):
+            raise InputError(
+                "expected a list of submissions, such as [galileo.Submission('weather')], got "
+                f"{shown(submissions)}"
+            )
         refused = dict[str, GalileoError]()
         sent = [await self._ready(one, refused) for one in submissions]
         done = await submitting.submit_many(self._transport, sent, progress=progress)
@@ -83,6 +92,7 @@ class AsyncMany(AsyncSamplers):
             >>> len(updates[ccq.id].labels)
             2
         """
+        check_tokens(tokens)
         wait_s = 0.0 if wait is None else seconds(wait)
         return await self._many.fetch(tokens, wait_s=wait_s, labels_max=labels_max)
 
@@ -106,6 +116,7 @@ class AsyncMany(AsyncSamplers):
             ...     break
             2
         """
+        check_tokens(tokens)
         left, rest = dict[str, Stand](tokens), dict[str, Stand]()
         told = dict[str, Cursor]()
         while left:

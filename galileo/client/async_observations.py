@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from galileo.client import completeness, queries, selection
+from galileo.client.arguments import check_progress, dataset_name, instance_of
 from galileo.client.async_ccqs import AsyncCcqs
 from galileo.client.async_samplers import SamplerLike
 from galileo.client.ingestion import (
@@ -94,6 +95,9 @@ class AsyncObservations(AsyncCcqs):
             >>> receipt.rows, receipt.duplicate_rows
             (4, 4)
         """
+        check_progress(progress)
+        if producer is not None:
+            instance_of(str, producer, "the producer's name as a text")
         sending = Sending(
             await self.schema(dataset),
             producer,
@@ -227,6 +231,7 @@ class AsyncObservations(AsyncCcqs):
             (2, True)
         """
         check_limit(limit)
+        check_progress(progress)
         request = _query_request(dataset, query, await self._at_hand(sampler), limit=limit)
         return await queries.collected(
             self._transport, request, require_complete=require_complete, progress=progress
@@ -409,14 +414,14 @@ class AsyncObservations(AsyncCcqs):
             >>> await client.count("weather", "temperature > 290")
             2
         """
-        return await selection.count(self._transport, dataset, query_text(query))
+        return await selection.count(self._transport, dataset_name(dataset), query_text(query))
 
 
 def _query_request(
     dataset: str, query: QueryLike, sampler: SamplerSpec | None, *, limit: int | None
 ) -> query_pb2.QueryRequest:
     return query_pb2.QueryRequest(
-        dataset=dataset,
+        dataset=dataset_name(dataset),
         query=query_text(query),
         sampler_json=sampler.to_json() if sampler else "",
         limit=limit,

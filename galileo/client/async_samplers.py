@@ -9,6 +9,7 @@ from typing import TypeAlias
 import grpc.aio
 
 from galileo.client import decode
+from galileo.client.arguments import instance_of
 from galileo.client.async_datasets import AsyncDatasets
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.results import RevokedSampler, SentSampler
@@ -47,6 +48,7 @@ class AsyncSamplers(AsyncDatasets):
             >>> sent.name
             'thin'
         """
+        instance_of(SamplerArchive, archive, "an archive as galileo.sampler_archive(path) makes it")
         request = samplers_pb2.SendSamplerRequest(archive=archive.data, sent_by=_sender())
         reply = await self._transport.call(
             lambda channel: samplers_pb2_grpc.SamplersStub(channel).Send(
@@ -104,7 +106,7 @@ class AsyncSamplers(AsyncDatasets):
         return RevokedSampler(decode.sent_sampler(reply.sampler), tuple(reply.away))
 
     async def _whole_digest(self, digest: str) -> str:
-        if len(digest) < DIGITS_MIN:
+        if not isinstance(digest, str) or len(digest) < DIGITS_MIN:
             raise InputError(
                 f"expected at least {DIGITS_MIN} digits of a sampler's digest, got {digest!r}"
             )

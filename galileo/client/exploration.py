@@ -270,8 +270,8 @@ class Tree:
         self, prefix: tuple[Any, ...], *, depth: int | None
     ) -> AsyncGenerator[Vertex, None]:
         """All vertices below one, each before its own children; pages are fetched on the way."""
-        if depth is not None and depth < 1:
-            raise InputError(f"expected a depth of at least 1 level, got {depth}")
+        if depth is not None and (not isinstance(depth, int) or depth < 1):
+            raise InputError(f"expected a depth of at least 1 level, got {depth!r}")
         deepest = len(self.order) if depth is None else min(len(self.order), len(prefix) + depth)
         pages = [await self.children(prefix)]
         waiting = [pages[0].vertices()]

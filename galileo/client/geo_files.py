@@ -264,6 +264,11 @@ def _pieces(
 ) -> Iterator[tuple[Writer, pa.Table]]:
     """The writer and each piece for it; closes it behind the last."""
     pieces = [data] if isinstance(data, LabelSet | pa.Table | pd.DataFrame) else data
+    if not isinstance(pieces, Iterable) or isinstance(pieces, str):
+        raise InputError(
+            "expected labels, an Arrow table or an iterable of them, as query, read and select "
+            f"give them, got {pieces!r}"
+        )
     writer: Writer | None = None
     for one in pieces:
         table = _table(one)

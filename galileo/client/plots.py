@@ -92,8 +92,8 @@ def numbers(labels: LabelSet, by: str) -> Floats:
     known = [one.name for one in labels.schema.indexed if one.type != "text"]
     if by not in known:
         raise InputError(
-            f"expected an indexed feature of dataset {labels.schema.name!r} with numbers, of "
-            f"{known}, got {by!r}"
+            f"expected an indexed feature of dataset {labels.schema.name!r} with numbers "
+            f"({', '.join(known) or 'it has none'}), got {by!r}"
         )
     column = labels.table.column(by).combine_chunks().cast(pa.float64(), safe=False)
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)

@@ -148,8 +148,8 @@ def _check(schema: Schema, prefix: Sequence[Any], order: Sequence[str]) -> None:
     known = default_order(schema)
     if not order or len(set(order)) < len(order) or not set(order) <= set(known):
         raise InputError(
-            f"expected levels of dataset {schema.name!r}, each once, of {list(known)}, "
-            f"got {list(order)}"
+            f"expected levels of dataset {schema.name!r}, each once, of {', '.join(known)}, "
+            f"got {', '.join(map(str, order)) or 'none'}"
         )
     if len(prefix) >= len(order):
         raise InputError(

@@ -71,8 +71,8 @@ def check_quantiles(schema: Schema, feature: str | None, shares: Sequence[float]
     numeric = [f.name for f in schema.indexed if f.type != "text"]
     if shares and feature not in numeric:
         raise InputError(
-            f"expected one of the indexed features {numeric} of dataset {schema.name!r}, which "
-            f"have numbers, to tell quantiles of, got {feature!r}"
+            f"expected an indexed feature of dataset {schema.name!r} that has numbers "
+            f"({', '.join(numeric) or 'it has none'}), to tell quantiles of, got {feature!r}"
         )
 
 

@@ -73,8 +73,8 @@ def check_summary(schema: Schema, feature: str, bins: int | Sequence[float] | No
     numeric = [f.name for f in schema.indexed if f.type != "text"]
     if feature not in numeric:
         raise InputError(
-            f"expected one of the indexed features {numeric} of dataset {schema.name!r}, "
-            f"which have numbers, got {feature!r}"
+            f"expected an indexed feature of dataset {schema.name!r} that has numbers "
+            f"({', '.join(numeric) or 'it has none'}), got {feature!r}"
         )
     if bins is None:
         return

@@ -72,6 +72,8 @@ class Feature:
             )
         if self.name.lower() in RESERVED:
             raise InvalidSchema(f"the feature name {self.name!r} is taken by Galileo; use another")
+        if not isinstance(self.unit, str):
+            raise InvalidSchema(f"expected a unit as text, such as 'K', got {self.unit!r}")
         if self.type not in ARROW_TYPES:
             raise InvalidSchema(
                 f"expected the type float, int, text or bool for feature {self.name!r}, "

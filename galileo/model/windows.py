@@ -175,7 +175,9 @@ class Window:
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError, RecursionError) as error:
-            raise InputError(f"expected windows as JSON, got {text[:200]!r}: {error}") from error
+            raise InputError(
+                f"expected windows as JSON, as Window.to_json gives them, got {text[:200]!r}"
+            ) from error
 
     def to_json(self) -> str:
         """As JSON text, which `from_json` reads.

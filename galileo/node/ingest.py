@@ -166,11 +166,15 @@ def _answer(done: Committed) -> CommitAnswer:
     return CommitAnswer(done.sequence, done.rows, done.paths, done.duplicate)
 
 
+PRODUCER_SHOWN = 140
+"""Characters of a wrong one in a message."""
+
+
 def _check_identity(producer: str, batch: int) -> None:
     if not _PRODUCER.fullmatch(producer):
         raise InputError(
             f"expected a producer name of letters, digits, '_', '.', ':', '-' (at most 128), "
-            f"got {producer!r}"
+            f"got {producer[:PRODUCER_SHOWN]!r}"
         )
     if not 0 <= batch < 2**63:
         raise InputError(f"expected a batch number from 0 to 2^63 - 1, got {batch}")

@@ -187,6 +187,8 @@ class Property(_Combinable):
             >>> client.count("weather", galileo.f.station.like("K%"))
             3
         """
+        if not isinstance(pattern, str):
+            raise InputError(f"expected a pattern as text, such as 'a%', got {pattern!r}")
         return self._about("like", self._value(pattern))
 
     def is_null(self) -> Condition:

@@ -56,7 +56,8 @@ class Limits:
     rows_max: int = 1_000_000
 
     def __post_init__(self) -> None:
-        if not 0 < self.timeout_s <= TIMEOUT_MAX_S:
+        is_number = isinstance(self.timeout_s, int | float)
+        if not is_number or not 0 < self.timeout_s <= TIMEOUT_MAX_S:
             raise InputError(
                 f"expected a timeout_s above 0 and up to {TIMEOUT_MAX_S:g}, got {self.timeout_s!r}"
             )

@@ -167,8 +167,8 @@ def test_a_summary_is_that_of_the_observations(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"feature": "station"}, "expected one of the indexed features"),
-        ({"feature": "temprature"}, "expected one of the indexed features"),
+        ({"feature": "station"}, "expected an indexed feature of"),
+        ({"feature": "temprature"}, "expected an indexed feature of"),
         ({"bins": 0}, "1 to 10,000 bins"),
         ({"bins": -1}, "expected a number of bins"),
         ({"bins": [2.0, 1.0]}, "ascending"),

@@ -145,7 +145,7 @@ def test_a_pole_can_be_drawn(tmp_path: Any) -> None:
 @pytest.mark.parametrize("by", ["name", "none"])
 def test_what_has_no_numbers_is_refused(by: str) -> None:
     for plot in (SOME.plot, SOME.plot_time):
-        with pytest.raises(InputError, match=r"of \['t', 'wet'\]"):
+        with pytest.raises(InputError, match=r"numbers \(t, wet\)"):
             plot(by)
 
 

@@ -122,7 +122,7 @@ def test_quantiles_lie_between_the_bounds_of_the_condition_itself(
 
 @pytest.mark.parametrize("feature", ["station", "note", "tempo"])
 def test_only_numbers_have_quantiles(world, feature) -> None:
-    with pytest.raises(InputError, match="expected one of the indexed features"):
+    with pytest.raises(InputError, match="expected an indexed feature of"):
         FeatureGraph(world.schema).quantiles(parse("", world.schema), feature, [0.5])
 
 

@@ -66,7 +66,7 @@ def test_a_summary_is_that_of_the_observations(
 @pytest.mark.parametrize("feature", ["station", "note", "tempo", "datetime"])
 def test_only_indexed_numbers_are_summarised(world, feature):
     graph = MetadataGraph(world.schema)
-    with pytest.raises(InputError, match="expected one of the indexed features"):
+    with pytest.raises(InputError, match="expected an indexed feature of"):
         graph.summarise(parse("", world.schema), feature)
 
 

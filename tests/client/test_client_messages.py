@@ -1,0 +1,388 @@
+"""Wrong calls, and what their errors say: the problem, what was expected and what came."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import galileo
+from galileo import f
+from galileo.errors import GalileoError
+
+Fresh = Callable[[str], str]
+
+FRAME = pd.DataFrame(
+    {
+        "latitude": [40.0],
+        "longitude": [-105.0],
+        "time": ["2014-03-01T06:00Z"],
+        "temperature": [290.0],
+        "station": ["KDEN"],
+    }
+)
+LEAKS = re.compile(
+    r"__init__|object at 0x|base64|NoneType|\$\.|at \$|of \[['\"]|bad argument type|Traceback|_pb2"
+)
+"""What belongs to Python or to the wire, and to no message."""
+
+
+@dataclass
+class World:
+    """What the calls go wrong on; `name` is a dataset with one observation."""
+
+    c: galileo.Client
+    name: str
+    ccq: galileo.Ccq
+    labels: galileo.Labels
+    cluster: galileo.LocalCluster
+    closed: galileo.Client
+    directory: Path
+
+    def ingest(self, **columns: Any) -> Any:
+        return self.c.ingest(self.name, FRAME.assign(**columns))
+
+
+@pytest.fixture(scope="module")
+def world(
+    client: galileo.Client,
+    cluster: galileo.LocalCluster,
+    fresh_name: Fresh,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[World]:
+    name = fresh_name("messages")
+    features = [galileo.Feature("temperature", "K"), galileo.Feature("station", type="text")]
+    client.create_dataset(galileo.Schema(name, features))
+    client.ingest(name, FRAME)
+    closed = galileo.connect(*cluster.addresses)
+    closed.close()
+    ccq, directory = client.submit(name), tmp_path_factory.mktemp("messages")
+    yield World(client, name, ccq, client.query(name), cluster, closed, directory)
+    client.cancel(ccq)
+
+
+Case = tuple[Callable[[World], Any], str, str]
+WRONG: dict[str, Case] = {
+    # --- names ---
+    "a dataset that is not there": (lambda w: w.c.query("berg"), "unknown_dataset", "^dataset 'be"),
+    "a dataset that is a number": (
+        lambda w: w.c.query(5),
+        "invalid_input",
+        "name of a dataset, .*5",
+    ),
+    "no dataset": (lambda w: w.c.count(None), "invalid_input", "name of a dataset, got None"),
+    "explain nothing": (lambda w: w.c.explain(None), "invalid_input", "name of a dataset"),
+    "nearest of nothing": (
+        lambda w: w.c.nearest(None, latitude=1, longitude=1),
+        "invalid_input",
+        "name of a dataset",
+    ),
+    "retention of no name": (lambda w: w.c.retention(3), "invalid_input", "name of a dataset"),
+    "retention of none": (lambda w: w.c.set_retention("berg", None), "unknown_dataset", "'berg'"),
+    "a dataset that exists": (
+        lambda w: w.c.create_dataset(w.c.schema(w.name)),
+        "dataset_exists",
+        "exists already with the same schema",
+    ),
+    "a node that is not there": (lambda w: w.c.drain("node-9"), "invalid_input", "one of node-1"),
+    "a node that is a number": (lambda w: w.c.drain(1), "invalid_input", "name of a node, got 1"),
+    "a local node": (
+        lambda w: w.cluster.node("node-9"),
+        "invalid_input",
+        "^no node is named 'node-9",
+    ),
+    "a partition beyond": (lambda w: list(w.c.move(99, to="node-1")), "invalid_input", "got 99"),
+    "a partition as text": (lambda w: list(w.c.move("1", to="node-1")), "invalid_input", "got '1'"),
+    # --- queries ---
+    "a property": (
+        lambda w: w.c.query(w.name, f.temprature > 3),
+        "unknown_property",
+        "(?s)stati..$",
+    ),
+    "a property in text": (
+        lambda w: w.c.query(w.name, "temprature > 3"),
+        "unknown_property",
+        "'temp",
+    ),
+    "BBOX": (
+        lambda w: w.c.query(w.name, "BBOX(geometry,1,2,3,4)"),
+        "query_syntax",
+        r"write S_INTERSECTS\(geometry",
+    ),
+    "a parenthesis": (
+        lambda w: w.c.query(w.name, "(temperature > 3"),
+        "query_syntax",
+        r"or '\)' at",
+    ),
+    "a crossed polygon": (
+        lambda w: w.c.query(w.name, galileo.within("POLYGON((0 0, 1 1, 0 1, 1 0, 0 0))")),
+        "invalid_input",
+        "valid Polygon, .*Self-intersection",
+    ),
+    "a latitude beyond the pole": (
+        lambda w: w.c.query(w.name, galileo.within((0, -95, 10, 5))),
+        "invalid_input",
+        "latitude -95",
+    ),
+    "a text and a number": (
+        lambda w: w.c.query(w.name, f.station > 3),
+        "unsupported_query",
+        "got 3",
+    ),
+    "a number and a text": (
+        lambda w: w.c.query(w.name, f.temperature == "a"),
+        "unsupported_query",
+        "a number such as 290.5",
+    ),
+    "a geohash": (lambda w: w.c.query(w.name, galileo.geohash("9ai%")), "invalid_input", "'9ai'"),
+    "a geohash that is a number": (lambda w: galileo.geohash(5), "invalid_input", "text, .* got 5"),
+    "LIKE of numbers": (
+        lambda w: w.c.query(w.name, f.temperature.like("a%")),
+        "unsupported_query",
+        "'temperature'",
+    ),
+    "a time as text": (
+        lambda w: w.c.query(w.name, "datetime > 'yesterday'"),
+        "unsupported_query",
+        '"yesterday"',
+    ),
+    "an interval backwards": (lambda w: galileo.during("2013", "2012"), "invalid_input", "'2012'"),
+    "no parentheses": (lambda w: f.x > 1 & f.y, "invalid_input", "in parentheses"),
+    "an unknown unit": (lambda w: galileo.near(1, 1, "5 miles"), "invalid_input", "'5 miles'"),
+    # --- continuous queries ---
+    "a token": (
+        lambda w: w.c.fetch(w.ccq, token="bogus"),
+        "invalid_token",
+        "^'bogus' is no resume",
+    ),
+    "a token that is an update": (lambda w: w.c.fetch(w.ccq, token=7), "invalid_input", "got 7"),
+    "a query that is not there": (lambda w: w.c.fetch("ccq-nope"), "unknown_ccq", "'ccq-nope'"),
+    "cancel what is not there": (lambda w: w.c.cancel("ccq-nope"), "unknown_ccq", "'ccq-nope'"),
+    "cancel a number": (lambda w: w.c.cancel(123), "invalid_input", "or its id, .*got 123"),
+    "watch nothing": (lambda w: next(w.c.watch(None)), "invalid_input", "or its id, .*got None"),
+    "a negative wait": (lambda w: w.c.fetch(w.ccq, wait=-1), "invalid_input", "above zero, got -1"),
+    "a wait": (lambda w: w.c.fetch(w.ccq, wait="soon"), "invalid_input", "such as .* got 'soon'"),
+    "an update interval": (
+        lambda w: w.c.submit(w.name, interval="fast"),
+        "invalid_input",
+        "'fast'",
+    ),
+    "a short interval": (
+        lambda w: w.c.submit(w.name, interval="1us"),
+        "invalid_input",
+        "update interval of at least",
+    ),
+    "a long expiration": (
+        lambda w: w.c.submit(w.name, expiration="100y"),
+        "invalid_input",
+        "expected an expiration",
+    ),
+    "a compression": (
+        lambda w: w.c.submit(w.name, compression="zip"),
+        "invalid_input",
+        "got 'zip'",
+    ),
+    "a window as text": (
+        lambda w: w.c.submit(w.name, window="tumbling:1h"),
+        "invalid_input",
+        "galileo.Window.tumbling.*got 'tumbling:1h'",
+    ),
+    "a slide": (
+        lambda w: galileo.Window.sliding("1h", slide="7m"),
+        "invalid_input",
+        "whole multiple",
+    ),
+    "a window's text": (lambda w: galileo.Window.parse("hourly"), "invalid_input", "got 'hourly'"),
+    "a window's JSON": (
+        lambda w: galileo.Window.from_json("{}"),
+        "invalid_input",
+        "windows as JSON",
+    ),
+    "many tokens in a list": (
+        lambda w: w.c.fetch_many(["a"]),
+        "invalid_input",
+        "tokens by the ids",
+    ),
+    "many tokens by objects": (
+        lambda w: w.c.fetch_many({w.ccq: ""}),
+        "invalid_input",
+        "by the ids",
+    ),
+    "no tokens": (lambda w: next(w.c.watch_many(None)), "invalid_input", "by the ids .* got None"),
+    "many that are none": (
+        lambda w: w.c.submit_many([w.ccq]),
+        "invalid_input",
+        "list of submissions",
+    ),
+    "one of many": (
+        lambda w: w.c.submit_many(galileo.Submission(w.name)),
+        "invalid_input",
+        "list of submissions",
+    ),
+    "a spool as text": (
+        lambda w: next(w.c.watch(w.ccq, spool="x")),
+        "invalid_input",
+        "a galileo.Spool",
+    ),
+    "a spool nowhere": (lambda w: galileo.Spool("/nowhere/x"), "try_again", "spool /nowhere/x"),
+    # --- samplers ---
+    "a sampler": (
+        lambda w: w.c.query(w.name, sampler=galileo.sampler("unifrom", fraction=0.1)),
+        "unknown_sampler",
+        "^sampler 'unifrom' is not installed; did you mean 'uniform'",
+    ),
+    "an option": (
+        lambda w: w.c.query(w.name, sampler=galileo.sampler("uniform", frac=0.1)),
+        "invalid_input",
+        r"has no option 'frac' \(did you mean 'fraction'\?\); its options are fraction",
+    ),
+    "an option that is missing": (
+        lambda w: w.c.query(w.name, sampler=galileo.sampler("uniform")),
+        "invalid_input",
+        "needs the option 'fraction'",
+    ),
+    "a fraction": (
+        lambda w: w.c.query(w.name, sampler=galileo.sampler("uniform", fraction=3)),
+        "invalid_input",
+        "up to 1, got 3",
+    ),
+    "a sampler's name": (
+        lambda w: galileo.sampler(5),
+        "invalid_input",
+        "name of a sampler, .*got 5",
+    ),
+    "a seed": (lambda w: galileo.sampler("uniform", seed="a"), "invalid_input", "as seed, got 'a'"),
+    "an archive as text": (lambda w: w.c.send_sampler("a.py"), "invalid_input", "sampler_archive"),
+    "a short digest": (lambda w: w.c.revoke_sampler("abc"), "invalid_input", "digits .* got 'abc'"),
+    "no digest": (lambda w: w.c.revoke_sampler(None), "invalid_input", "digits .* got None"),
+    # --- schemas and data ---
+    "a type": (
+        lambda w: galileo.Feature("a", type="real"),
+        "invalid_schema",
+        "float, int, text or",
+    ),
+    "a unit": (
+        lambda w: galileo.Feature("a", unit=5),
+        "invalid_schema",
+        "a unit as text, .* got 5",
+    ),
+    "a feature's name": (lambda w: galileo.Feature("a b"), "invalid_schema", "got 'a b'"),
+    "a reserved name": (lambda w: galileo.Feature("time"), "invalid_schema", "'time' is taken"),
+    "a dataset's name": (
+        lambda w: galileo.Schema("A b", [galileo.Feature("a")]),
+        "invalid_schema",
+        "dataset name of a-z.*got 'A b'",
+    ),
+    "a retention": (lambda w: galileo.Retention(), "invalid_input", "got neither"),
+    "a latitude of 91": (
+        lambda w: w.ingest(latitude=91.0),
+        "invalid_observations",
+        "91.0 in row 0",
+    ),
+    "a temperature": (
+        lambda w: w.ingest(temperature="warm"),
+        "invalid_observations",
+        "'temperature'",
+    ),
+    "a time": (
+        lambda w: w.ingest(time="yesterday"),
+        "invalid_observations",
+        "'yesterday' in row 0",
+    ),
+    "a missing column": (
+        lambda w: w.c.ingest(w.name, FRAME.drop(columns="time")),
+        "invalid_observations",
+        "missing: time",
+    ),
+    "a producer": (
+        lambda w: w.c.ingest(w.name, FRAME, producer=5),
+        "invalid_input",
+        "name .*got 5",
+    ),
+    "a long producer": (
+        lambda w: w.c.ingest(w.name, FRAME, producer=5000 * "x"),
+        "invalid_input",
+        "^.{0,300}$",
+    ),
+    "progress": (lambda w: w.c.ingest(w.name, FRAME, progress=5), "invalid_input", "got 5"),
+    # --- exploration and results ---
+    "a latitude of 95": (
+        lambda w: w.c.nearest(w.name, latitude=95, longitude=0),
+        "invalid_input",
+        "latitude from -90 to 90",
+    ),
+    "a feature of texts": (
+        lambda w: w.c.summarise(w.name, feature="station"),
+        "invalid_input",
+        r"has numbers \(temperature\), got 'station'",
+    ),
+    "a vertex": (lambda w: w.c.children(w.name, "zz"), "invalid_input", "got 'zz'"),
+    "a level": (
+        lambda w: w.c.children(w.name, order=["foo"]),
+        "invalid_input",
+        "of geohash, datetime, temperature, station, got foo",
+    ),
+    "a depth": (lambda w: list(w.c.tree(w.name, depth="x")), "invalid_input", "depth .* got 'x'"),
+    "labels as text": (lambda w: w.c.read(w.name), "invalid_input", "labels, .* got a str"),
+    "a column": (lambda w: w.c.select(w.name, columns=["temp"]), "invalid_input", "got temp"),
+    "what is plotted": (lambda w: w.labels.plot("foo"), "invalid_input", "numbers .* got 'foo'"),
+    "what is written": (
+        lambda w: galileo.to_geojson(5),
+        "invalid_input",
+        "an Arrow table .* got 5",
+    ),
+    "SPARQL": (lambda w: w.labels.sparql("SELEC ?x"), "query_syntax", "in 'SELEC"),
+    "a prefix": (
+        lambda w: w.labels.sparql("SELECT ?x {?x no:such ?y}"),
+        "query_syntax",
+        "PREFIX no:",
+    ),
+    "a time limit": (
+        lambda w: w.labels.sparql("SELECT ?x {?x ?p ?y}", timeout_s="x"),
+        "invalid_input",
+        "timeout_s .* got 'x'",
+    ),
+    # --- connections ---
+    "a closed client": (
+        lambda w: w.closed.count(w.name),
+        "invalid_input",
+        "^this client is closed",
+    ),
+    "no node": (
+        lambda w: galileo.connect("127.0.0.1:9", timeout=0.1).datasets(),
+        "unavailable",
+        "^no node could be reached at 127.0.0.1:9; check that",
+    ),
+    "no port": (lambda w: galileo.connect("localhost"), "invalid_input", "'host:port', got 'local"),
+    "a timeout": (
+        lambda w: galileo.connect("127.0.0.1:9", timeout="so"),
+        "invalid_input",
+        "got 'so'",
+    ),
+    "a token file": (
+        lambda w: galileo.connect("127.0.0.1:9", token_file="/nowhere"),
+        "config",
+        "token_file to be a readable file",
+    ),
+    "nodes as text": (lambda w: galileo.LocalCluster(nodes="3"), "invalid_input", "got '3' nodes"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_says_what_is_wrong(world: World, name: str) -> None:
+    call, kind, message = WRONG[name]
+    with pytest.raises(GalileoError) as caught:
+        call(world)
+    assert caught.value.kind == kind
+    assert re.search(message, caught.value.message), caught.value.message
+    assert not LEAKS.search(caught.value.message), caught.value.message
+
+
+def test_nothing_was_lost(world: World) -> None:
+    assert world.c.count(world.name) == 1
+    assert world.ccq.id in {info.id for info in world.c.list_ccqs()}
