@@ -24,7 +24,8 @@ CLIENT = (
 CONDITIONS = "What a client takes as a query: CQL2 text, or an expression of these."
 RESULTS = """
 Labels LabelBatches BlockingLabelBatches QueryEnd Receipt QueryExplanation NodeExplanation
-Neighbours FeatureSummary Estimate Children Vertex TreeView ClusterStatus NodeStatus Caller
+Neighbours FeatureSummary Estimate Children Vertex TreeView DatasetDescription FeatureDescription
+ClusterStatus NodeStatus Caller
 """
 CONTINUOUS = """
 Ccq CcqInfo Update Submission Submitted ManyUpdates Window WindowChange Spool SpooledUpdate
