@@ -172,6 +172,7 @@ def test_a_query_is_answered_by_nodes_and_seen_in_the_plan(
     assert len(numbers(by_expression)) == client.count(air, "temperature > 300")
 
 
+@pytest.mark.slow
 def test_filters_of_one_query_do_not_narrow_another(
     load: Any, air: str, client: galileo.Client
 ) -> None:
@@ -184,6 +185,7 @@ def test_filters_of_one_query_do_not_narrow_another(
     assert warm.union(cold).count() == count + client.count(air, "temperature < 260")
 
 
+@pytest.mark.slow
 def test_all_filters_are_pushed_where_that_was_asked_for(
     load: Any, air: str, client: galileo.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +209,7 @@ def test_labels(load: Any, air: str, client: galileo.Client) -> None:
     assert list(load(air, what="labels", columns="rows,geohash").columns) == ["rows", "geohash"]
 
 
+@pytest.mark.slow
 def test_labels_are_read_where_they_are_now(
     air: str, client: galileo.Client, cluster: galileo.LocalCluster
 ) -> None:
@@ -228,6 +231,7 @@ def test_labels_are_read_where_they_are_now(
     assert rows == len(client.query(air))
 
 
+@pytest.mark.slow
 def test_what_came_after_a_load_is_not_in_it(load: Any, empty: str, client: galileo.Client) -> None:
     client.ingest(empty, made(100))
     frame = load(empty)
@@ -261,6 +265,7 @@ def test_a_wrong_dataset_is_named(load: Any) -> None:
 # --- bytes ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_columns_and_conditions_spare_bytes(spark: SparkSession) -> None:
     with behind_a_line() as (running, line):
         client = running.client()
@@ -308,6 +313,7 @@ def test_what_is_written_is_stored_once(
     assert client.count(empty) == ROWS + 10
 
 
+@pytest.mark.slow
 def test_a_task_that_fails_after_it_has_written(
     load: Any,
     air: str,
@@ -395,6 +401,7 @@ def numbers_of(client: galileo.Client, dataset: str) -> list[int]:
     return sorted(client.select(dataset, columns=["number"]).column("number").to_pylist())
 
 
+@pytest.mark.slow
 def test_a_stream_begins_where_it_is_told(
     spark: SparkSession,
     cluster: galileo.LocalCluster,
@@ -422,6 +429,7 @@ def test_a_stream_begins_where_it_is_told(
     assert rows == client.count(air, "temperature > 308")
 
 
+@pytest.mark.slow
 def test_a_gap_ends_a_stream_or_is_skipped(spark: SparkSession, tmp_path: Path) -> None:
     settings = {"storage": {"segment_bytes_max": 4_096, "merge": False}}
     with galileo.LocalCluster(1, 1, settings=settings) as running:
@@ -456,6 +464,7 @@ def published(client: galileo.Client, dataset: str) -> dict[int, int]:
 # --- what is documented --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_runs(
     spark: SparkSession, cluster: galileo.LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
