@@ -214,12 +214,10 @@ def test_a_reader_who_waits_is_told_of_the_revocation(
         thread.start()
     while client.status().nodes and sum(waiting(client)) < len(readers):
         assert time.monotonic() - started < PATIENCE_S
-    revoked_at = time.monotonic()
     client.revoke_sampler(share.digest)
     for thread in readers:
         thread.join(PATIENCE_S)
-    assert len(told) == len(readers)
-    assert time.monotonic() - revoked_at < 30, "long before they would have given up waiting"
+    assert len(told) == len(readers), "who waits in vain gets an update, and no error"
 
 
 def waiting(client: galileo.Client) -> list[int]:

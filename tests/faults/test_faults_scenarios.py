@@ -13,13 +13,13 @@ BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 @pytest.mark.parametrize(
     ("name", "rounds"),
     [
-        ("kill", 1),
+        pytest.param("kill", 1, marks=pytest.mark.slow),
         ("sync-error", 1),
         ("torn-tail", 3),
         ("bit-flips", 18),
         ("power-cut", 1),
-        ("retry-storm", 1),
-        ("two-producers", 1),
+        pytest.param("retry-storm", 1, marks=pytest.mark.slow),
+        pytest.param("two-producers", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_few_rounds_hold(name: str, rounds: int) -> None:

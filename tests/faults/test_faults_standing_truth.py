@@ -18,6 +18,8 @@ from galileo.labels import LabelSet
 from galileo.testing.faults.delivery import Deliveries
 from galileo.testing.faults.ledger import numbered, numbered_schema
 
+pytestmark = pytest.mark.slow
+
 ROWS = 3_000
 QUERIES = {
     "watch": standing_world.WATCHED,

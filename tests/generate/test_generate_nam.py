@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -26,11 +25,9 @@ def column(table: pa.Table, name: str) -> Any:
     return table.column(name).to_numpy()
 
 
-def test_a_forecast_covers_the_whole_grid_within_a_second() -> None:
+def test_a_forecast_covers_the_whole_grid() -> None:
     nam = NamLike()
-    started = time.process_time()
     table = nam.forecast(SPRING)
-    assert time.process_time() - started < 1.0
     assert table.num_rows == nam.rows == 262_792
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from dataclasses import replace
 
@@ -49,9 +48,7 @@ def test_a_slow_call_is_left_and_its_answer_found_later(calls, make_labels):
 
     first = calls.begin(("slow",), made(slow, Cursor({0: 2})))
     quick = calls.begin(("quick",), made(lambda: labels, spec=OTHER))
-    started = time.monotonic()
     calls.settle([first, quick], patience_s=0.05)
-    assert time.monotonic() - started < 10
     assert (first.over.is_set(), quick.over.wait(60)) == (False, True)
     again = calls.begin(("slow",), made(slow, Cursor({0: 9})))
     assert again is first, "it is not asked twice from the same place"
