@@ -6,6 +6,9 @@
 
 set -euo pipefail
 
+# Else each process compiles all of Galileo anew, and tests start many.
+unset PYTHONDONTWRITEBYTECODE
+
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${GALILEO_VENV:-$root/.venv}
 
