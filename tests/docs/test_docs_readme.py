@@ -74,7 +74,7 @@ def test_the_readme_runs_and_finds_something(
     assert len(names["labels"]) > 10
     assert len(names["update"].labels) > 0
     assert names["update"].token != names["ccq"].token
-    assert re.search(r"^[1-9]\d* observations$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r" [1-9]\d* observations$", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", WITH_CLUSTER)

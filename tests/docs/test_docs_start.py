@@ -30,14 +30,15 @@ class Terminal:
         self.ccq_id = ""
 
     def type(self, line: str) -> str:
-        line = re.sub(r"ccq-8c1f\.\.\.", self.ccq_id, line)
+        assigned = re.fullmatch(r"ID=\$\((.*)\)", line)
+        line = (assigned[1] if assigned else line).replace("$ID", self.ccq_id)
         for beginning, more in ENDED.items():
             if line.startswith(beginning):
                 line = f"{line} {more}"
         done = CliRunner().invoke(main, ["--node", self._node, *shlex.split(line)[1:]])
         assert done.exit_code == 0, (line, done.output)
-        if line.startswith("galileo ccq submit"):
-            self.ccq_id = done.stdout.split()[0]
+        if assigned:
+            self.ccq_id = done.stdout.strip()
         return done.stdout
 
 
@@ -62,7 +63,7 @@ def test_the_first_page_works_as_it_stands(
         again = terminal.type("galileo ingest reports reports.csv")
         assert "3 of them stored before" in again
         assert pyarrow.parquet.read_table("warm.parquet").num_rows == 2
-        watched = told["galileo ccq watch ccq-8c1f..."]
+        watched = told["galileo ccq watch $ID --from start"]
         assert "2 labels" in watched
         assert "3 of 3 nodes are up" in told["galileo top"]
         names: dict[str, Any] = {}
