@@ -134,7 +134,7 @@ class MetricsSection:
 
 @dataclass(frozen=True, slots=True)
 class LogsSection:
-    """`format` is "text" or "json", `level` the least that is told: "debug" to "error"."""
+    """`format` is "text" or "json", `level` the minimum log level: "debug" to "error"."""
 
     format: str = "text"
     level: str = "info"

@@ -58,7 +58,7 @@ DEFINITIONS = (
         "1; the labels say what runs here",
         ("version", "node", "group", "cluster"),
     ),
-    Definition("galileo_ready", "gauge", "1 while the node is ready, as /ready tells it"),
+    Definition("galileo_ready", "gauge", "1 while the node is ready, as /ready reports it"),
     Definition(
         "galileo_loop_lag_seconds",
         "histogram",
@@ -108,7 +108,7 @@ DEFINITIONS = (
         "Delivered labels that an earlier answer had passed already",
     ),
     Definition(
-        "galileo_labels_late", "counter", "Delivered labels of windows that were told as closed"
+        "galileo_labels_late", "counter", "Delivered labels of windows that were reported as closed"
     ),
     Definition("galileo_cache_bytes", "gauge", "Memory of all caches"),
     Definition(
@@ -146,7 +146,7 @@ DEFINITIONS = (
     Definition(
         "galileo_ccq_labels_late",
         "counter",
-        "Delivered labels of windows that were told as closed",
+        "Delivered labels of windows that were reported as closed",
         _CCQ,
     ),
     Definition("galileo_ccq_cache_bytes", "gauge", "Memory of the cache", _CCQ),
