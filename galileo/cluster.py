@@ -14,6 +14,7 @@ import signal
 import socket
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import psutil
 
 from galileo.client import Client, Proof
 from galileo.dht.topology import even_ranges
-from galileo.errors import InputError, Unavailable
+from galileo.errors import ConfigError, InputError, Unavailable
 from galileo.local_node import START_TIMEOUT_S, STOP_TIMEOUT_S, LocalNode
 from galileo.model.times import Duration
 from galileo.spark.runtime import RuntimeDir
@@ -79,6 +80,7 @@ class LocalCluster:
         self._temporary = directory is None
         self.directory = Path(directory or tempfile.mkdtemp(prefix="galileo-")).absolute()
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._expect_counts(nodes, groups)
         self._settings = settings or {}
         self._clients: list[Client] = []
         self._refused = False
@@ -103,6 +105,21 @@ class LocalCluster:
         for number, group in enumerate(joined, start=nodes):
             self._add_member(group, name=names[number], address=addresses[number])
         self.nodes = tuple(map(self._local_node, names, addresses))
+
+    def _expect_counts(self, nodes: int, groups: int) -> None:
+        """Data belongs to the counts that the cluster was created with."""
+        first = "node-1"
+        if not ((self.directory / first).is_dir() and self._config_of(first).exists()):
+            return
+        known = tomllib.loads(self._config_of(first).read_text())["cluster"]["groups"]
+        count = sum(not node.get("joined") for group in known for node in group["nodes"])
+        if (count, len(known)) != (nodes, groups):
+            raise ConfigError(
+                f"the data in {self.directory} belongs to {count} nodes in {len(known)} groups, "
+                f"got {nodes} nodes in {groups} groups; start with --nodes {count} --groups "
+                f"{len(known)} (nodes={count}, groups={len(known)} in Python), or name another "
+                "directory"
+            )
 
     @property
     def addresses(self) -> list[str]:

@@ -6,17 +6,18 @@ variable of `[node] listen` is `GALILEO_NODE__LISTEN`, its flag `--set node.list
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import tempfile
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from galileo.dht.topology import Topology, is_address
+from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges, is_address
 from galileo.errors import ConfigError, GalileoError
 from galileo.logs import AuditSection
 from galileo.model.quotas import Quotas
@@ -462,16 +463,35 @@ def _found(raw: Mapping[str, Any]) -> list[str]:
                 sections[name] = _sound(name, values, found)
         except GalileoError as error:
             found.append(error.message)
+    checks: Sequence[Callable[[Config], object]] = _CHECKS
     try:
-        config = Config(topology=_topology_of(raw), **sections)
+        topology = _topology_of(raw)
     except GalileoError as error:
-        return [*found, error.message]
-    for check in _CHECKS:
+        found += [*_wrong_nodes(raw), error.message]
+        # Any topology will do for the checks of what does not depend on it.
+        topology = Topology(
+            "any", (Group("any", (NodeInfo("any", "127.0.0.1:1"),)),), even_ranges(1)
+        )
+        checks = tuple(check for check in _CHECKS if check is not _check_node)
+    config = Config(topology=topology, **sections)
+    for check in checks:
         try:
             check(config)
         except GalileoError as error:
             found.append(error.message)
     return found
+
+
+def _wrong_nodes(raw: Mapping[str, Any]) -> list[str]:
+    """What is wrong with each node of [cluster], where the table has the form of one."""
+    wrong = []
+    with contextlib.suppress(TypeError, KeyError, AttributeError):
+        for node in [node for group in raw["cluster"]["groups"] for node in group["nodes"]]:
+            try:
+                NodeInfo(**node)
+            except ConfigError as error:
+                wrong.append(error.message)
+    return wrong
 
 
 def _sound(name: str, values: Mapping[str, Any], found: list[str]) -> Any:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 
-from galileo.cli import EXIT_INTERRUPTED
+from galileo.cli import EXIT_INTERRUPTED, EXIT_PIPE
 from galileo.cli.main import main as galileo
-from galileo.cli.output import EXIT_BUG, EXIT_GONE, EXIT_INPUT, EXIT_TRY_AGAIN
+from galileo.cli.output import EXIT_BUG, EXIT_GONE, EXIT_INCOMPLETE, EXIT_INPUT, EXIT_TRY_AGAIN
 
 TARGET = Path(__file__).parents[1] / "docs" / "commands.md"
 
@@ -28,13 +28,18 @@ INTRODUCTION = f"""\
 
 *Written by `scripts/command_reference.py` from the commands themselves; do not edit.*
 
-Every command but `up`, `serve` and `evaluator` talks to a running cluster: to the node at
-`127.0.0.1:7701`, to those named by `--node`, or to those named by the environment variable
-`GALILEO_NODES`, separated by spaces. One node is enough; the others are learnt from it.
+The options of `galileo` itself may stand before or after every command. What they leave open
+comes from the environment (`GALILEO_NODE`, `GALILEO_TOKEN_FILE`, `GALILEO_TOKEN`, `GALILEO_TLS`),
+then from the [profile](client.md#profiles). One node is enough; the others are learnt from it.
 
-`--json` may stand before or behind a command. The result then is one JSON value on standard
-output, one for each update with `ccq watch`, one for each file with `ingest`; an error is
+With `--json` the result is one JSON value on standard output, one for each update with
+`ccq watch`, one for each file with `ingest`; an error is
 `{{"error": {{"kind", "message", "details"}}}}` on standard error.
+
+On a terminal, a table shows as many columns as fit, the most important first; `--wide` shows all,
+and so does a pipe. Control characters in stored texts are printed escaped, such as `\\x1b`.
+
+A duration is `250ms`, `10s`, `2m`, `1h30m`, `7d`, `1 hour` or `10y`; a plain number is seconds.
 
 | exit status | meaning |
 |---|---|
@@ -42,9 +47,11 @@ output, one for each update with `ccq watch`, one for each file with `ingest`; a
 | 1 | any other error |
 | {EXIT_INPUT} | fix the input |
 | {EXIT_TRY_AGAIN} | nothing is wrong with the request: try again |
-| {EXIT_GONE} | what was asked for is over |
+| {EXIT_GONE} | the continuous query, or the data, has ended |
+| {EXIT_INCOMPLETE} | a complete answer is required, and nodes are unreachable |
 | {EXIT_BUG} | a bug, or a broken disk |
 | {EXIT_INTERRUPTED} | Ctrl-C |
+| {EXIT_PIPE} | the reader of a pipe has ended, as in `galileo read … \\| head -1`; no message |
 
 [Errors](errors.md) lists the kinds.
 """
@@ -67,7 +74,8 @@ def _section(context: click.Context) -> Iterator[str]:
     yield f"```text\n{context.command_path} {usage}\n```\n"
     if example:
         yield f"Example:\n\n```console\n{example}\n```\n"
-    rows = [_row(option) for option in command.params if isinstance(option, click.Option)]
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    rows = [_row(one) for one in options if one.get_help_record(context) is not None]
     if rows := [row for row in rows if row]:
         yield "\n".join(["| option | default | meaning |", "|---|---|---|", *rows]) + "\n"
     if isinstance(command, click.Group):

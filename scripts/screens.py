@@ -85,7 +85,7 @@ def screens(ccq_id: str) -> Iterator[Screen]:
     yield Screen("top", ("top", "--once"))
     yield Screen("query", ("query", "stations", WARM, "--limit", "8"))
     yield Screen("summarise", ("summarise", "stations", "--feature", "temperature", "--bins", "6"))
-    yield Screen("watch", ("ccq", "watch", ccq_id, "--updates", "1"))
+    yield Screen("watch", ("ccq", "watch", ccq_id, "--from", "start", "--updates", "1"))
 
 
 def captured(screen: Screen, addresses: list[str]) -> str:

@@ -81,6 +81,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=turn)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_user_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hides the profiles and positions of the user who runs the tests, from subprocesses too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.delenv("GALILEO_NODE", raising=False)
+        patch.delenv("GALILEO_PROFILE", raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def sample_data() -> Path:
     """Directory of real sample files; the test is skipped where there is none."""

@@ -12,9 +12,11 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+from click.testing import CliRunner
 
 import galileo
-from galileo.errors import InputError, Unavailable
+from galileo.cli.main import main
+from galileo.errors import ConfigError, InputError, Unavailable
 from galileo.model.schema import Feature, Schema
 from galileo.spark.runtime import RuntimeDir
 
@@ -84,6 +86,22 @@ def test_a_directory_of_another_cluster_is_refused(tmp_path: Path) -> None:
     galileo.LocalCluster(3, 2, tmp_path)
     with pytest.raises(InputError, match=r"expected 3 nodes as .* has data of, got 2"):
         galileo.LocalCluster(2, 2, tmp_path)
+
+
+def test_data_of_other_counts_is_refused_before_a_file_changes(tmp_path: Path) -> None:
+    first = galileo.LocalCluster(3, 2, tmp_path, port=7801)
+    first._write_config("node-1")
+    (tmp_path / "node-1").mkdir()
+    before = (tmp_path / "node-1.toml").read_text()
+    with pytest.raises(
+        ConfigError, match=r"belongs to 3 nodes in 2 groups, .* --nodes 3 --groups 2"
+    ):
+        galileo.LocalCluster(4, 2, tmp_path, port=7801)
+    done = CliRunner().invoke(main, ["up", "--nodes", "4", "--directory", str(tmp_path)])
+    assert done.exit_code == 2
+    assert done.stderr.endswith("[config]\n")
+    assert (tmp_path / "node-1.toml").read_text() == before
+    galileo.LocalCluster(3, 2, tmp_path, port=7801)
 
 
 def test_a_node_is_found_by_its_name(tmp_path: Path) -> None:

@@ -420,9 +420,25 @@ def test_what_a_node_would_miss_to_prove_itself_is_told_by_the_file_alone() -> N
 
 def test_without_a_cluster_the_other_problems_are_told_all_the_same() -> None:
     found = config.problems({"node": {"nam": "a"}})
-    assert len(found) == 2
     assert "'nam'; did you mean 'name'?" in found[0]
     assert "[cluster]" in found[1]
+    assert "expected node.directory" in found[2]
+    assert len(found) == 3
+
+
+def test_a_wrong_address_of_a_node_hides_no_other_problem() -> None:
+    nodes = [{"name": "a", "address": "h:78110"}, {"name": "b", "address": "h"}]
+    raw = {
+        **BASE,
+        "storge": {},
+        "node": {**BASE["node"], "lisen": "h:1"},
+        "metrics": {"address": "127.0.0.1:78110"},
+        "cluster": {"groups": [{"name": "g", "nodes": nodes}]},
+    }
+    found = config.problems(raw)
+    for said in ("'storge'", "'lisen'", "'h:78110'", "node 'b', got 'h'", "metrics.address"):
+        assert sum(said in one for one in found) == 1, (said, found)
+    assert len(found) == 5
 
 
 @pytest.mark.parametrize("key", KEYS)

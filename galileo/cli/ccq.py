@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import click
 
 from galileo.cli.output import failing_well
+from galileo.cli.positions import NOW, START, Position
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, json_option
 from galileo.cli.submissions import Defaults, submissions
@@ -20,33 +22,41 @@ from galileo.client import Client, HeldWindow, Labels, Spool, Update, WindowChan
 from galileo.errors import InputError
 from galileo.model.times import iso
 from galileo.model.windows import Window
+from galileo.query.text import to_text
 
 LABELS_SHOWN = 20
 
 
 @click.group()
 def ccq() -> None:
-    """Cached continuous queries: ask once, come back for what is new.
+    """Continuous queries: submit, fetch, watch and cancel.
 
     \b
     Example:
-      galileo ccq submit nam "temperature > 290" --interval 1s --expiration 1h
-      galileo ccq watch ccq-8c1f...
+      ID=$(galileo ccq submit nam "temperature > 290" --expiration 7d --quiet)
+      galileo ccq watch $ID
     """
 
 
 @ccq.command()
 @click.argument("dataset")
 @click.argument("query", default="")
-@click.option("--interval", default="1s", show_default=True, help="Update interval.")
-@click.option("--expiration", default="30d", show_default=True, help="Time until it ends.")
+@click.option(
+    "--interval", default="1s", show_default=True, help="Time between two evaluations, such as 5s."
+)
+@click.option(
+    "--expiration",
+    default="30d",
+    show_default=True,
+    help="Time after which the query ends, such as 7d.",
+)
 @sampler_options
 @click.option(
     "--compression",
     type=click.Choice(["none", "lz4"]),
     default="none",
     show_default=True,
-    help="Of the labels that wait to be fetched.",
+    help="Compression of the labels that wait to be fetched.",
 )
 @click.option(
     "--window",
@@ -54,6 +64,7 @@ def ccq() -> None:
     help="Windows over the time of observations, such as tumbling:1h or sliding:6h/1h.",
 )
 @click.option("--lateness", help="How far past its end a window stays open, such as 10m.")
+@click.option("--quiet", "-q", is_flag=True, help="Print the id alone.")
 @json_option
 @click.pass_obj
 @failing_well
@@ -68,13 +79,14 @@ def submit(
     compression: str,
     window: str | None,
     lateness: str | None,
+    quiet: bool,
 ) -> None:
-    """Submit a continuous query; prints its id, coordinator and first token.
+    """Submit a continuous query and print its id, first token and how to go on.
 
     \b
     Example:
-      galileo ccq submit nam "temperature > 290" --interval 5s \\
-          --sampler uniform --option fraction=0.1
+      ID=$(galileo ccq submit nam "temperature > 290" --interval 5s --quiet)
+      galileo ccq submit nam --sampler uniform --option fraction=0.1
       galileo ccq submit nam --sampler-file my_sampler.py --option fraction=0.1
       galileo ccq submit nam "temperature > 290" --window tumbling:1h --lateness 10m
     """
@@ -88,6 +100,9 @@ def submit(
             compression=compression,
             window=_window(window, lateness),
         )
+    if quiet and not session.output.as_json:
+        click.echo(made.id)
+        return
     session.output.value(
         {
             "id": made.id,
@@ -97,17 +112,24 @@ def submit(
             "token": made.token,
         },
         words=(
-            f"{made.id}\n{len(made.initial):,} labels now; coordinator {made.coordinator}\n"
-            f"Fetch what comes next with\n  galileo ccq fetch {made.id} --token {made.token}"
+            f"{made.id}\n"
+            f"{len(made.initial):,} labels match now; coordinator {made.coordinator}; "
+            f"ends in {expiration}\n"
+            f"Print new labels as they come:\n  galileo ccq watch {made.id}\n"
+            f"Fetch new labels once:\n  galileo ccq fetch {made.id} --token {made.token}"
         ),
     )
 
 
 @ccq.command("submit-many")
 @click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--dataset", help="Of lines that name none.")
-@click.option("--interval", default="1s", show_default=True, help="Of lines that name none.")
-@click.option("--expiration", default="30d", show_default=True, help="Of lines that name none.")
+@click.option("--dataset", help="Dataset of the lines that name none.")
+@click.option(
+    "--interval", default="1s", show_default=True, help="Interval of the lines that name none."
+)
+@click.option(
+    "--expiration", default="30d", show_default=True, help="Expiration of the lines that name none."
+)
 @click.option("--key", help="Lines without an id get KEY-1, KEY-2 and so on by their number.")
 @json_option
 @click.pass_obj
@@ -123,9 +145,9 @@ def submit_many(
 ) -> None:
     """Submit the continuous queries of a file, one JSON object on each line.
 
-    Keys of a line: dataset, query, interval, expiration, sampler, compression, window, id. A line
-    that is wrong does not keep the others from being submitted. With ids, or --key, the same file
-    may be submitted again: nothing is made twice.
+    Keys of a line: dataset, query, interval, expiration, sampler, compression, window, id. If a
+    line is wrong, the others are submitted all the same. With ids, or --key, the same file may be
+    submitted again without creating a query twice.
 
     \b
     Example:
@@ -152,13 +174,13 @@ def submit_many(
 
 @ccq.command()
 @click.argument("ccq_id")
-@click.option("--token", default="", help="Of the last answer; without it, from the beginning.")
-@click.option("--wait", help="How long to wait for something new, such as 10s.")
+@click.option("--token", default="", help="Resume token of the last update; else from the start.")
+@click.option("--wait", help="Wait for up to this long for a new label, such as 10s.")
 @json_option
 @click.pass_obj
 @failing_well
 def fetch(session: Session, *, ccq_id: str, token: str, wait: str | None) -> None:
-    """Fetch what is new since a token, and the next token.
+    """Fetch the labels that are new since a token, and the next token.
 
     \b
     Example:
@@ -171,16 +193,23 @@ def fetch(session: Session, *, ccq_id: str, token: str, wait: str | None) -> Non
 
 @ccq.command()
 @click.argument("ccq_id")
-@click.option("--token", default="", help="Of the last answer; without it, from the beginning.")
-@click.option("--updates", type=click.IntRange(1), help="Stop after so many.")
+@click.option(
+    "--from",
+    "begin",
+    metavar="start|now|NAME",
+    help="Where to begin: at the first label, with new ones, or at the position of that NAME.  "
+    "[default: now; start with --spool or --closed-only]",
+)
+@click.option("--token", default="", help="Resume token of the last update, in place of --from.")
+@click.option("--updates", type=click.IntRange(1), help="Stop after this many updates.")
 @click.option(
     "--spool",
     "spool_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Store updates in this file before they are printed, and go on where it ends.",
+    help="Store updates in this file before they are printed, and resume where it ends.",
 )
 @click.option(
-    "--closed-only", is_flag=True, help="Print each window with all of its labels once it closes."
+    "--closed-only", is_flag=True, help="Print each window with all of its labels when it closes."
 )
 @json_option
 @click.pass_obj
@@ -189,6 +218,7 @@ def watch(
     session: Session,
     *,
     ccq_id: str,
+    begin: str | None,
     token: str,
     updates: int | None,
     spool_path: Path | None,
@@ -196,20 +226,27 @@ def watch(
 ) -> None:
     """Print updates as they come, until Ctrl-C or the query's end.
 
-    On a terminal the newest labels are redrawn; elsewhere one update follows the other.
+    Begins with labels that are new from now on; --from start prints the earlier ones first. With
+    --from NAME, the position is kept in ~/.local/state/galileo under that name: the first watch
+    begins at the first label, each later one resumes after the last update that was printed.
 
-    With --spool, labels and token go into a file in one step. Killed at any moment and started
-    again, it goes on without a gap or a repetition.
+    On a terminal the newest labels are redrawn; in a pipe the updates follow each other.
 
-    With --closed-only, windows are printed when they are over, again where labels come late. Labels
-    are kept in the spool until then, or in a temporary one.
+    With --spool, labels and token are stored in one step. Killed at any time and restarted, the
+    watch continues without a gap or a repetition.
+
+    With --closed-only, a window is printed when it closes, and again when labels come late. Its
+    labels are kept in the spool until then, or in a temporary one.
 
     \b
     Example:
-      galileo ccq watch ccq-8c1f... --json | jq .labels
+      galileo ccq watch ccq-8c1f... --from start --json | jq .labels
+      galileo ccq watch ccq-8c1f... --from alarms
       galileo ccq watch ccq-8c1f... --spool hot.spool
     """
+    position = _position(ccq_id, begin, token=token, is_stored=closed_only or bool(spool_path))
     with session.client() as client, contextlib.ExitStack() as stack:
+        token = token or position.token(client)
         if closed_only:
             _demand_windows(client, ccq_id)
             if spool_path is None:
@@ -227,23 +264,39 @@ def watch(
                 board.update(update, [_closing(one) for one in update.windows if one.is_closed])
             else:
                 _show(session, update)
+            position.save(update.token)
             if number == updates:
                 return
+
+
+def _position(ccq_id: str, begin: str | None, *, token: str, is_stored: bool) -> Position:
+    """A watch that keeps labels keeps all of them; any other begins with new ones."""
+    if begin is not None and token:
+        raise InputError("expected --from or --token, got both")
+    if begin not in (None, START) and is_stored:
+        raise InputError(
+            f"expected --from start with --spool or --closed-only, which keep all labels, "
+            f"got {begin!r}"
+        )
+    return Position(ccq_id, begin or (START if is_stored or token else NOW))
 
 
 @ccq.command()
 @click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--output",
+    "-o",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write all labels to this file (.parquet, .arrow, .csv).",
 )
-@click.option("--forget", type=click.IntRange(1), metavar="N", help="Drop updates up to number N.")
+@click.option(
+    "--forget", type=click.IntRange(1), metavar="N", help="Delete updates up to number N."
+)
 @json_option
 @click.pass_obj
 @failing_well
 def spool(session: Session, *, path: Path, output: Path | None, forget: int | None) -> None:
-    """Show what a spool holds, write it to a file, or drop what was dealt with.
+    """Show what a spool holds, write it to a file, or delete processed updates.
 
     \b
     Example:
@@ -266,7 +319,11 @@ def spool(session: Session, *, path: Path, output: Path | None, forget: int | No
             words=(
                 f"{len(held):,} labels of {held.ccq_id or 'no query yet'}, "
                 f"last update number {held.last_number}"
-                + (f"; {len(held.gone)} stretches gone by retention" if held.gone else "")
+                + (
+                    f"; {len(held.gone)} ranges of commits dropped by retention"
+                    if held.gone
+                    else ""
+                )
             ),
         )
 
@@ -288,12 +345,12 @@ def list_ccqs(session: Session) -> None:
         {
             "id": one.id,
             "dataset": one.dataset,
-            "query": one.query,
+            "query": one.query if session.output.as_json else query_text(one.query),
+            "state": one.state,
             "interval_s": one.interval_s,
             "expires": dt.datetime.fromtimestamp(one.expires_at, tz=dt.UTC),
             "coordinator": one.coordinator,
             "holders": ", ".join(one.holders),
-            "state": one.state,
             "window": str(one.window) if one.window else "",
         }
         for one in found
@@ -315,12 +372,17 @@ def cancel(session: Session, *, ccq_id: str) -> None:
     """
     with session.client() as client:
         client.cancel(ccq_id)
-    session.output.value({"cancelled": ccq_id}, words=f"{ccq_id} is cancelled")
+    session.output.value({"cancelled": ccq_id}, words=f"cancelled {ccq_id}")
+
+
+def query_text(canonical: str) -> str:
+    """CQL2 text of a query's canonical JSON."""
+    return to_text(json.loads(canonical)) if canonical else ""
 
 
 def _window(text: str | None, lateness: str | None) -> Window | None:
     if text is None and lateness is not None:
-        raise InputError("expected --lateness beside --window, got it alone")
+        raise InputError("--lateness needs --window; add it")
     return None if text is None else Window.parse(text, lateness=lateness)
 
 
@@ -328,7 +390,7 @@ def _demand_windows(client: Client, ccq_id: str) -> None:
     """Raises InputError where the query is known to have none, for then nothing would ever come."""
     known = {one.id: one for one in client.list_ccqs()}
     if ccq_id in known and known[ccq_id].window is None:
-        raise InputError(f"expected a query with windows for --closed-only, {ccq_id} has none")
+        raise InputError(f"--closed-only needs a query with windows; {ccq_id} has none")
 
 
 def _show(session: Session, update: Update) -> None:
@@ -354,7 +416,9 @@ def _show(session: Session, update: Update) -> None:
         session.output.value(None, words=f"nothing new: {update.status}")
     for one in update.gone:
         place = f"partition {one.partition}, commits {one.first} to {one.last}"
-        session.output.value(None, words=f"gone: {place}: dropped by retention before they came")
+        session.output.value(
+            None, words=f"gone: {place}: dropped by retention before they were fetched"
+        )
     for change in update.windows:
         if change.is_closed:
             session.output.value(None, words=_closing(change))
@@ -377,7 +441,7 @@ def _show_closed(session: Session, update: Update, spool: Spool) -> None:
 
 def _closing(change: WindowChange) -> str:
     span = f"{iso(change.start_us)} to {iso(change.end_us)}"
-    late = f": {change.labels:,} labels came late" if change.state == "reopened" else ""
+    late = f": {change.labels:,} late labels" if change.state == "reopened" else ""
     return f"window {span} {change.state}{late}"
 
 
@@ -391,11 +455,9 @@ def _window_words(one: WindowChange | HeldWindow) -> dict[str, Any]:
     }
 
 
-def show_labels(
-    session: Session, labels: Labels, *, limit: int = LABELS_SHOWN, wide: bool = False
-) -> None:
-    """The first labels as a table, and how many there are; `wide` with where they are stored."""
-    hidden = ["label"] if wide else ["block", "partition", "sequence", "label"]
+def show_labels(session: Session, labels: Labels, *, limit: int = LABELS_SHOWN) -> None:
+    """The first labels as a table, and how many there are; --wide shows where they are stored."""
+    hidden = ["label"] if session.output.is_wide else ["block", "partition", "sequence", "label"]
     rows = labels.slice(0, min(limit, len(labels))).to_arrow().drop_columns(hidden).to_pylist()
     session.output.rows(rows)
     shown = f", the first {limit} shown" if len(labels) > limit else ""

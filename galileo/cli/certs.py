@@ -13,7 +13,7 @@ from galileo.cli.session import Session, json_option
 
 _authority = click.argument("authority", type=click.Path(file_okay=False, path_type=Path))
 _days = click.option(
-    "--days", default=certificates.DAYS, show_default=True, help="Until it is worth nothing."
+    "--days", default=certificates.DAYS, show_default=True, help="Validity in days."
 )
 _target = click.option(
     "--target",
@@ -41,13 +41,13 @@ def certs() -> None:
     "--days",
     default=certificates.AUTHORITY_DAYS,
     show_default=True,
-    help="Until it is worth nothing.",
+    help="Validity in days.",
 )
 @json_option
 @click.pass_obj
 @failing_well
 def init(session: Session, *, authority: Path, cluster: str, days: int) -> None:
-    """Make an authority in the directory AUTHORITY; keep its key away from the nodes.
+    """Create an authority in the directory AUTHORITY; do not copy its key to the nodes.
 
     \b
     Example:
@@ -56,7 +56,7 @@ def init(session: Session, *, authority: Path, cluster: str, days: int) -> None:
     made = certificates.make_authority(authority, cluster=cluster, days=days)
     session.output.value(
         {"authority": str(made), "key": str(authority / certificates.AUTHORITY_KEY)},
-        words=f"The authority of {cluster} is in {authority}. Who has its key can make "
+        words=f"Wrote the authority of {cluster} to {authority}. Anyone with its key can make "
         "certificates of nodes.",
     )
 
@@ -69,7 +69,7 @@ def init(session: Session, *, authority: Path, cluster: str, days: int) -> None:
     "hosts",
     multiple=True,
     required=True,
-    help="Name or address by which it is reached; repeat it for others.",
+    help="Host name or address of the node; repeat it for others.",
 )
 @_target
 @_days
@@ -85,7 +85,7 @@ def node(
     target: Path | None,
     days: int,
 ) -> None:
-    """Make key and certificate of the node NAME; again to renew them.
+    """Create or renew the key and certificate of the node NAME.
 
     \b
     Example:
@@ -103,7 +103,7 @@ def node(
 @click.pass_obj
 @failing_well
 def client(session: Session, *, authority: Path, name: str, target: Path | None, days: int) -> None:
-    """Make key and certificate with which the client NAME may connect; again to renew them.
+    """Create or renew the key and certificate of the client NAME.
 
     \b
     Example:
@@ -120,6 +120,6 @@ def _issue(session: Session, authority: Path, subject: Subject, *, target: Path 
             "key": str(made / certificates.KEY),
             "authority": str(made / certificates.AUTHORITY),
         },
-        words=f"The {subject.kind} {subject.name} finds certificate, key and authority in {made}, "
-        f"for {subject.days} days.",
+        words=f"Wrote {subject.kind} certificate for {subject.name} to {made} "
+        f"(valid {subject.days} days)",
     )

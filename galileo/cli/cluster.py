@@ -6,38 +6,47 @@ import json
 import signal
 import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from galileo.cli.live import Part, Screen, follow
-from galileo.cli.output import failing_well
+from galileo.cli.output import Output, failing_well, size_of_bytes
+from galileo.cli.retention import in_units
 from galileo.cli.session import Session, json_option
 from galileo.client import Client, ClusterStatus, NodeStatus
 from galileo.cluster import LocalCluster
 from galileo.errors import InputError, TryAgain
+from galileo.geo import geohash
+from galileo.local_node import LocalNode
+from galileo.model.quotas import NO_RATE
 from galileo.model.times import seconds
 
 PORT = 7701
 DRAIN_LOOK_S = 0.2
+LOOK_S = 0.5
+RESTARTS_MAX = 3
+"""Of each node by `galileo up`."""
 
 
 @click.command()
 @click.option("--nodes", "count", default=3, show_default=True, help="How many node processes.")
 @click.option("--groups", default=2, show_default=True, help="How many groups.")
-@click.option("--port", default=PORT, show_default=True, help="Of the first node.")
+@click.option("--port", default=PORT, show_default=True, help="Port of the first node.")
 @click.option(
     "--directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the data stays; without it a temporary one, removed at the end.",
+    help="Directory of the data; by default a temporary one, removed at the end.",
 )
 @click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="SECTION.KEY=VALUE",
-    help="A key of every node's configuration.",
+    help="Set a key of every node's configuration; repeat it for others.",
 )
 @json_option
 @click.pass_obj
@@ -52,6 +61,8 @@ def up(
     overrides: tuple[str, ...],
 ) -> None:
     """Run a cluster on this machine until Ctrl-C.
+
+    A node that ends is reported on standard error and restarted, up to three times.
 
     \b
     Example:
@@ -68,14 +79,32 @@ def up(
         directory=directory,
         port=port,
         settings=settings,
-        proof=session.proof,
+        proof=session.local_proof,
     ) as cluster:
         session.output.value(
             {"addresses": cluster.addresses, "directory": str(cluster.directory)},
-            words=f"{count} nodes at {', '.join(cluster.addresses)}; data in "
-            f"{cluster.directory}. Ctrl-C stops them.",
+            words=f"{_counted(count, 'node')} at {', '.join(cluster.addresses)}\n"
+            f"data and logs in {cluster.directory}\nStop with Ctrl-C.",
         )
-        stopped.wait()
+        supervise(session.output, cluster.nodes, stopped)
+
+
+def supervise(output: Output, nodes: Sequence[LocalNode], stopped: threading.Event) -> None:
+    """Reports nodes that end, and restarts each of them a few times, until `stopped` is set."""
+    ended: Counter[str] = Counter()
+    while not stopped.wait(LOOK_S):
+        for node in nodes:
+            if node.running or ended[node.name] > RESTARTS_MAX:
+                continue
+            ended[node.name] += 1
+            attempt = ended[node.name]
+            if attempt <= RESTARTS_MAX:
+                what = f"restarting it, attempt {attempt} of {RESTARTS_MAX}"
+                node.start()
+            else:
+                what = "it stays down, and answers are partial; stop the cluster with Ctrl-C, see"
+                what += " the log, and run galileo up again"
+            output.note(f"{node.name} has ended: {what}. Its log is {node.log}")
 
 
 def _settings(overrides: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -91,9 +120,9 @@ def _settings(overrides: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C.")
-@click.option("--interval", default="2s", show_default=True, help="Time between two looks.")
-@click.option("--times", type=click.IntRange(1), help="With --watch, look so many times.")
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
+@click.option("--interval", default="2s", show_default=True, help="Refresh interval, with --watch.")
+@click.option("--times", type=click.IntRange(1), help="Number of refreshes, with --watch.")
 @json_option
 @click.pass_obj
 @failing_well
@@ -111,7 +140,7 @@ def status(session: Session, *, watch: bool, interval: str, times: int | None) -
         def look() -> Screen:
             found = client.status()
             told = {"complete": found.complete, "nodes": found.nodes}
-            return Screen((Part(_status_rows(found)),), told)
+            return Screen((Part(_status_rows(found), words=remarks(found)),), told)
 
         follow(session.output, look, every_s=every_s, times=times if watch else 1)
 
@@ -120,35 +149,49 @@ def _status_rows(found: ClusterStatus) -> list[dict[str, Any]]:
     return [
         {
             "node": node.name,
-            "group": node.group,
-            "address": node.address,
             "state": node.state,
+            "address": node.address,
             "rows": sum(one["rows"] for one in node.datasets),
-            "disk MB": round(sum(one["bytes_on_disk"] for one in node.datasets) / 1e6, 1),
-            "memory MB": round(node.memory_bytes / 1e6),
-            "CPU %": 100 * node.cpu_share,
+            "disk": size_of_bytes(sum(one["bytes_on_disk"] for one in node.datasets)),
+            "memory": size_of_bytes(node.memory_bytes),
+            "host CPU": f"{100 * node.cpu_share:.0f} %",
             "CCQs": node.ccqs_coordinated,
-            "cache MB": node.cache_bytes / 1e6,
-            "held MB": node.held_bytes / 1e6,
-            "spilled MB": node.spilled_bytes / 1e6,
-            "stopped": "; ".join(node.stopped),
-            "held back": _held_back(node),
+            "group": node.group,
+            "cache": size_of_bytes(node.cache_bytes),
+            "held": size_of_bytes(node.held_bytes),
+            "spilled": size_of_bytes(node.spilled_bytes),
         }
         for node in found.nodes
     ]
 
 
+def remarks(found: ClusterStatus) -> str:
+    """What is not as it should be."""
+    lines = [f"{node.name} does not answer" for node in found.nodes if node.state == "unreachable"]
+    for node in found.nodes:
+        lines += [f"{node.name}: stopped: {reason}" for reason in node.stopped]
+        if held := _held_back(node):
+            lines.append(f"{node.name}: held back by readers: {held}")
+    return "\n".join(lines)
+
+
 @click.command()
 @click.argument("node")
-@click.option("--undo", is_flag=True, help="Let the node take continuous queries on again.")
-@click.option("--timeout", default="60s", show_default=True, help="How long to wait for the end.")
+@click.option("--undo", is_flag=True, help="Let the node accept continuous queries again.")
+@click.option(
+    "--timeout",
+    default="60s",
+    show_default=True,
+    help="Wait for up to this long until the node coordinates none.",
+)
 @json_option
 @click.pass_obj
 @failing_well
 def drain(session: Session, *, node: str, undo: bool, timeout: str) -> None:
-    """Hand a node's continuous queries to others, so that it can be stopped without a gap.
+    """Hand a node's continuous queries to other nodes before it is stopped.
 
-    Waits until the node coordinates none. Its data stays; while the node is down, answers lack it.
+    Waits until the node coordinates none. Its data stays on its disk; while the node is down,
+    answers are partial.
 
     \b
     Example:
@@ -159,11 +202,16 @@ def drain(session: Session, *, node: str, undo: bool, timeout: str) -> None:
         left = 0 if undo else _drained(session, client, node, timeout_s=seconds(timeout))
     if left:
         raise TryAgain(
-            f"node {node!r} still coordinates {left} continuous queries after {timeout}; is "
-            "another node there to take them? It goes on giving them away"
+            f"{node} still coordinates {_counted(left, 'continuous query')} after {timeout}. It "
+            "keeps handing them over; check with galileo status that other nodes are up, and run "
+            "galileo drain again"
         )
-    words = "takes continuous queries on again" if undo else "coordinates no continuous query"
-    session.output.value({"node": node, "draining": not undo}, words=f"node {node} {words}")
+    words = (
+        f"{node} accepts continuous queries again"
+        if undo
+        else f"{node} coordinates no continuous query; {node} can be stopped now"
+    )
+    session.output.value({"node": node, "draining": not undo}, words=words)
 
 
 def _drained(session: Session, client: Client, node: str, *, timeout_s: float) -> int:
@@ -181,7 +229,7 @@ def _drained(session: Session, client: Client, node: str, *, timeout_s: float) -
 
 
 def _held_back(node: NodeStatus) -> str:
-    """What retention would drop, did not readers hold it back."""
+    """What retention would drop if no reader had still to fetch it."""
     told = []
     for one in node.datasets:
         size = sum(held["bytes"] for held in one["held_back"])
@@ -196,7 +244,7 @@ def _held_back(node: NodeStatus) -> str:
 @click.pass_obj
 @failing_well
 def whoami(session: Session) -> None:
-    """Show who you are to the cluster, and your quotas with what you use of them.
+    """Show the user name the cluster knows you by, your quotas, and what you use of them.
 
     \b
     Example:
@@ -207,15 +255,19 @@ def whoami(session: Session) -> None:
     if session.output.as_json:
         session.output.value(found)
         return
-    name = found.name or "nobody in particular"
-    roles = f" ({', '.join(found.roles)})" if found.roles else ""
-    words = f"You are {name}{roles}; datasets: {', '.join(found.datasets) or 'none'}."
-    session.output.value(None, words=words)
+    words = [
+        f"user: {found.name or 'anonymous (the cluster has no access control)'}",
+        *([f"roles: {', '.join(found.roles)}"] if found.roles else []),
+        f"datasets: {', '.join(found.datasets) or 'none'}",
+    ]
+    session.output.value(None, words="\n".join(words))
     rows = [
-        {"quota": quota, "bound": f"{one.bound:,.12g}", "used": one.used, "per": one.counted}
+        {"quota": quota, "bound": _bound(quota, one.bound), "used": one.used, "per": one.counted}
         for quota, one in found.quotas.items()
     ]
     session.output.rows(rows, title="Quotas", empty="You have no quotas.")
+    if rows:
+        session.output.value(None, words="The limits of the nodes' configuration apply, too.")
 
 
 @click.command()
@@ -234,9 +286,54 @@ def topology(session: Session) -> None:
     if session.output.as_json:
         session.output.value(found)
         return
-    for number, group in enumerate(found["groups"]):
-        ranges = [start or "0" for start, owner in found["ranges"] if owner == number]
-        session.output.rows(
-            [{"node": node["name"], "address": node["address"]} for node in group["nodes"]],
-            title=f"{group['name']}: geohash ranges from {', '.join(ranges)}",
-        )
+    session.output.rows(
+        [
+            {
+                "group": group["name"],
+                "node": node["name"],
+                "address": node["address"],
+                "geohashes": ranges_of_group(found["ranges"], number),
+            }
+            for number, group in enumerate(found["groups"])
+            for node in group["nodes"]
+        ]
+    )
+
+
+def ranges_of_group(ranges: Sequence[tuple[str, int]], group: int) -> str:
+    """The geohashes of a group, such as "0-3 8 [c,f2)"; adjacent ranges are joined.
+
+    Args:
+        ranges: where each one starts, ascending, and its group.
+        group: the position of a group.
+    """
+    ends = [start for start, _ in ranges[1:]] + [""]
+    joined: list[list[str]] = []
+    for (start, owner), end in zip(ranges, ends, strict=True):
+        if owner == group and joined and joined[-1][1] == start:
+            joined[-1][1] = end
+        elif owner == group:
+            joined.append([start, end])
+    return " ".join(_range(start, end) for start, end in joined)
+
+
+def _range(start: str, end: str) -> str:
+    """Whole first characters as "c-f", others as a half-open interval."""
+    letters = geohash.ALPHABET.decode()
+    first = start or letters[0]
+    if len(first) > 1 or len(end) > 1:
+        return f"[{first},{end})"
+    last = letters[letters.index(end) - 1] if end else letters[-1]
+    return first if first == last else f"{first}-{last}"
+
+
+def _bound(quota: str, bound: float) -> str:
+    if bound >= NO_RATE:
+        return "unlimited"
+    is_time = quota.endswith("_s") and not quota.endswith("_per_s")
+    return in_units(bound) if is_time else f"{bound:,.12g}"
+
+
+def _counted(count: int, noun: str) -> str:
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"

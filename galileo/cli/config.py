@@ -1,4 +1,4 @@
-"""`galileo config check`: whether files are what nodes can be started with."""
+"""`galileo config check`: whether nodes can be started with these files."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def config() -> None:
 def check(session: Session, *, files: tuple[Path, ...]) -> None:
     """Check FILES: every key and value, and whether their [cluster] tables are the same.
 
-    Tells all that is wrong, where a node would stop at the first. Looks at the files alone, not at
-    the environment. Ends with status 0 where all is well, 2 where something is wrong.
+    Reports all problems, where a node would stop at the first. Reads the files alone, not the
+    environment. The exit status is 0 without problems, 2 with some.
 
     \b
     Example:
@@ -49,9 +49,13 @@ def check(session: Session, *, files: tuple[Path, ...]) -> None:
         for file, what in found:
             session.output.value(None, words=f"{file}: {what}")
         if not found:
-            session.output.value(None, words=f"{len(files)} checked: all is well")
+            session.output.value(None, words=f"{_files(len(files))} checked, no problems")
     if found:
         click.get_current_context().exit(EXIT_INPUT)
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
 
 
 def _problems(file: Path) -> list[str]:

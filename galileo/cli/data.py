@@ -34,8 +34,10 @@ F = TypeVar("F", bound=Callable[..., Any])
     metavar="NAME[:UNIT[:TYPE]]",
     help="A feature, in the order of the graph's levels; TYPE is float, int, text or bool.",
 )
-@click.option("--precision", default=5, show_default=True, help="Geohash characters of a block.")
-@click.option("--bucket", default="1h", show_default=True, help="Width of a block in time.")
+@click.option("--precision", default=5, show_default=True, help="Geohash length of a block.")
+@click.option(
+    "--bucket", default="1h", show_default=True, help="Time span of a block, such as 10m."
+)
 @json_option
 @click.pass_obj
 @failing_well
@@ -65,8 +67,7 @@ def _output_options(what: str) -> Callable[[F], F]:
     def decorated(command: F) -> F:
         output = click.option(
             "--output",
-            "--out",
-            "output",
+            "-o",
             metavar="FILE",
             help=f"Write all {what} to a file (.parquet, .geoparquet, .geojson, .arrow, .csv, "
             ".ndjson), or - for stdout.",
@@ -75,7 +76,7 @@ def _output_options(what: str) -> Callable[[F], F]:
             "--format",
             "file_format",
             type=click.Choice(FORMATS),
-            help="Of --output, where its name does not tell.",
+            help="Format of --output, if it can't be inferred from the file name.",
         )
         return output(file_format(command))
 
@@ -108,7 +109,6 @@ def _limit(given: int | None, *, everything: bool) -> int | None:
 @click.argument("dataset")
 @click.argument("query", default="")
 @_limit_options
-@click.option("--wide", is_flag=True, help="Show block, partition and sequence, too.")
 @sampler_options
 @_output_options("labels")
 @require_complete_option
@@ -122,18 +122,17 @@ def query(
     query: str,
     limit: int | None,
     everything: bool,
-    wide: bool,
     sampler: SamplerChoice,
     output: str | None,
     file_format: str | None,
     require_complete: bool,
 ) -> None:
-    """Ask once: the labels of all blocks that match a CQL2 query.
+    """List the labels of the blocks that match a CQL2 query.
 
-    With --output they are written as they come, however many there are. With --sampler they are
-    thinned where they are stored; --sampler-file sends one along, where the nodes allow it.
+    With --output they are written as they arrive, in constant memory. With --sampler the nodes
+    return a sample; --sampler-file uploads one, if the nodes allow it.
 
-    While nodes are away the answer is partial, which standard error says.
+    If nodes are unreachable the answer is partial, which is reported on standard error.
 
     \b
     Example:
@@ -164,7 +163,7 @@ def query(
         session.output.warn_partial(labels.missing)
     else:
         shown = LABELS_SHOWN if limit is None and not everything else limit
-        show_labels(session, labels, limit=len(labels) if shown is None else shown, wide=wide)
+        show_labels(session, labels, limit=len(labels) if shown is None else shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +195,16 @@ class ReadRequest:
 @click.argument("dataset")
 @click.argument("query", default="")
 @_output_options("observations")
-@click.option("--columns", metavar="NAME,NAME,...", help="Columns to read. [default: all]")
+@click.option("--columns", metavar="NAME,NAME,...", help="Columns to read.  [default: all]")
 @click.option(
     "--order-by",
     type=click.Choice(("time", "-time")),
-    help="time: the earliest first; -time: the latest first. [default: any order]",
+    help="time: the earliest first; -time: the latest first.  [default: any order]",
 )
 @_limit_options
-@click.option("--whole-blocks", is_flag=True, help="All observations of the matching paths.")
+@click.option(
+    "--whole-blocks", is_flag=True, help="Download all observations of the matching blocks."
+)
 @require_complete_option
 @json_option
 @click.pass_obj
@@ -224,10 +225,10 @@ def read(
 ) -> None:
     """Download the observations that match a query.
 
-    The limit, the columns and the order are applied by the nodes. With --output all observations
-    are written as they come, however many there are.
+    The nodes apply the limit, the columns and the order. With --output all observations are
+    written as they arrive, in constant memory.
 
-    While nodes are away the answer is partial, which standard error says.
+    If nodes are unreachable the answer is partial, which is reported on standard error.
 
     \b
     Example:

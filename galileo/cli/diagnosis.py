@@ -47,9 +47,21 @@ class Finding:
 
 
 def of_cluster(reports: Sequence[NodeReport]) -> list[Finding]:
-    """All findings, problems first, then in the order of the topology."""
-    found = [*_between(reports), *(one for report in reports for one in _of_node(report))]
-    return sorted(found, key=lambda one: one.weight != "problem")
+    """All findings: nodes that do not answer, other problems, then warnings.
+
+    Within each of them in the order of the topology. A node that does not answer is the cause of
+    much that others report.
+    """
+    silent = [report for report in reports if _is_silent(report)]
+    heard = [report for report in reports if not _is_silent(report)]
+    names = [report.name for report in silent]
+    found = [*_between(reports), *(one for report in heard for one in _of_node(report, names))]
+    found.sort(key=lambda one: one.weight != "problem")
+    return [*map(_silence, silent), *found]
+
+
+def _is_silent(report: NodeReport) -> bool:
+    return bool(report.failure) or report.status is None
 
 
 def of_host(name: str, host: HostCondition) -> list[Finding]:
@@ -87,7 +99,7 @@ def _between(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             "warning",
             "",
             f"nodes run different versions ({told})",
-            "they may not understand everything that the others tell them",
+            "they may not understand all messages of each other",
             "finish the upgrade: one node after the other, `galileo drain` before each",
         )
     if len({one.topology_fingerprint for one in answered}) > 1:
@@ -95,7 +107,7 @@ def _between(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             "problem",
             "",
             "the [cluster] tables of the nodes' files differ",
-            "nodes refuse each other's mail, and look for data in different places",
+            "nodes reject messages of each other, and look for data in different places",
             "make [cluster] the same in all files, then restart the nodes",
         )
     yield from _clocks(answered)
@@ -120,17 +132,20 @@ def _clocks(answered: Sequence[NodeReport]) -> Iterator[Finding]:
 # --- of one node -----------------------------------------------------------------------------
 
 
-def _of_node(report: NodeReport) -> Iterator[Finding]:
-    if report.failure or report.status is None:
-        yield Finding(
-            "problem",
-            report.name,
-            f"does not answer at {report.address}: {report.failure}",
-            "its partitions are missing from answers, and observations for them wait",
-            "see whether it runs there (systemctl status galileo), its log, and the firewall",
-        )
-        return
-    yield from _readiness(report)
+def _silence(report: NodeReport) -> Finding:
+    return Finding(
+        "problem",
+        report.name,
+        f"does not answer at {report.address}: {report.failure}",
+        "its partitions are missing from answers, and ingest into them waits",
+        "check that it runs there (systemctl status galileo), its log and the firewall",
+    )
+
+
+def _of_node(report: NodeReport, silent: Sequence[str]) -> Iterator[Finding]:
+    """What is wrong with a node that answered, while others are silent."""
+    assert report.status is not None
+    yield from _readiness(report, silent)
     yield from _stopped(report.name, report.status)
     yield from _disk(
         report.name,
@@ -154,22 +169,22 @@ def _of_node(report: NodeReport) -> Iterator[Finding]:
         yield _trouble(report.name, trouble)
 
 
-def _readiness(report: NodeReport) -> Iterator[Finding]:
+def _readiness(report: NodeReport, silent: Sequence[str]) -> Iterator[Finding]:
     for name, why in report.not_ready:
         yield Finding(
             "problem",
             report.name,
-            f"is not ready, for its {name}: {why}",
-            "it should not be asked yet",
-            "wait a moment; where it stays so, see its log",
+            f"is not ready: {name}: {why}",
+            "clients should not call it yet",
+            "wait a moment; if it stays so, see its log",
         )
     if report.peers_dead:
         yield Finding(
             "problem",
             report.name,
-            f"does not hear from {report.peers_dead} other nodes",
-            "it answers without what they hold, and takes over their continuous queries",
-            "where these run, see whether the network lets the nodes reach each other",
+            f"does not hear from {_dead_peers(report.peers_dead, silent)}",
+            "its answers are partial, and it takes over their continuous queries",
+            "start the nodes that are down; if all run, check the network between the nodes",
         )
     for loss in report.lost:
         yield Finding(
@@ -183,6 +198,13 @@ def _readiness(report: NodeReport) -> Iterator[Finding]:
         )
 
 
+def _dead_peers(count: int, silent: Sequence[str]) -> str:
+    """By name, where the nodes that do not answer are those it does not hear from."""
+    if count == len(silent):
+        return " and ".join(silent)
+    return "1 other node" if count == 1 else f"{count} other nodes"
+
+
 def _stopped(node: str, status: NodeStatus) -> Iterator[Finding]:
     for partition in status.stopped:
         yield Finding(
@@ -190,7 +212,7 @@ def _stopped(node: str, status: NodeStatus) -> Iterator[Finding]:
             node,
             f"a partition takes no writes: {partition}",
             "observations for it are refused; reads go on",
-            "make room or mend the disk; after a failed sync restart the node",
+            "make room or repair the disk; after a failed sync restart the node",
         )
     if status.state == "draining":
         yield Finding(
@@ -267,7 +289,7 @@ def _containment(node: str, wrong: str) -> Iterator[Finding]:
             "problem",
             node,
             f'samplers.sent is "contained", and they cannot be: {wrong}',
-            "samplers that users send are refused, and queries that have one fail",
+            "uploaded samplers are rejected, and queries that use one fail",
             'install bubblewrap, allow user namespaces, or set samplers.sent = "refused"',
         )
 
@@ -304,13 +326,13 @@ def _trouble(node: str, trouble: Trouble) -> Finding:
             "problem",
             node,
             f"the sampler of {name} fails ({trouble.kind}): {trouble.message}",
-            "its readers are told the error, and get nothing new",
-            "mend the sampler (`galileo sampler test`), then submit the query again",
+            "its readers get the error, and nothing new",
+            "fix the sampler (`galileo sampler test`), then submit the query again",
         )
     return Finding(
         "problem",
         node,
         f"the continuous query {name} fails ({trouble.kind}): {trouble.message}",
-        "its readers are told the error, and get nothing new",
+        "its readers get the error, and nothing new",
         "docs/errors.md says what to do about errors of this kind",
     )

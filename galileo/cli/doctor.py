@@ -38,10 +38,10 @@ EXIT_PROBLEMS = 1
 def doctor(session: Session, *, path: Path | None, directory: Path | None) -> None:
     """Examine a cluster, or the host of a node, and explain what is wrong.
 
-    Asks every node: whether it answers and is ready, versions, clocks, free disk and how fast it
-    is, open files, limits that are near, continuous queries that fail or are overloaded, Java, and
-    what contains samplers. Ends with status 1 where there is a problem, 0 where there is none.
-    Where access is controlled, it takes a token of an admin.
+    Checks every node: whether it answers and is ready, its version, clock, free disk, disk speed,
+    open files, Java, sampler sandbox, limits that are nearly reached, and continuous queries that
+    fail or are overloaded. The exit status is 1 if there is a problem, else 0. With access control
+    it needs the token of an admin.
 
     \b
     Example:
@@ -106,5 +106,6 @@ def _tell(session: Session, found: Sequence[Finding], *, examined: object, words
             words=f"{one.weight.upper()}  {where}{one.what}\n"
             f"    It means: {one.means}.\n    What to do: {one.advice}.\n",
         )
-    end = f"{problems} problems, {len(found) - problems} warnings" if found else "nothing is wrong"
+    counts = [(problems, "problem"), (len(found) - problems, "warning")]
+    end = ", ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in counts)
     session.output.value(None, words=f"Examined {words}: {end}.")

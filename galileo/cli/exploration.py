@@ -1,7 +1,8 @@
-"""`galileo explain`, `nearest`, `summarise`, `drill`, `estimate`: what the graphs tell."""
+"""`galileo explain`, `nearest`, `summarise`, `drill`, `estimate`: answers from metadata."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,11 @@ import click
 from galileo.cli.ccq import LABELS_SHOWN
 from galileo.cli.output import Output, failing_well
 from galileo.cli.session import Session, json_option, require_complete_option
-from galileo.client.findings import NodeExplanation, QueryExplanation
+from galileo.client.findings import FeatureSummary, NodeExplanation, QueryExplanation
 from galileo.client.vertices import levels_of, parse_vertex
 from galileo.errors import InputError
 from galileo.model.schema import Schema
+from galileo.query.text import to_text
 
 _BAR_CHARS = 40
 
@@ -26,7 +28,7 @@ _BAR_CHARS = 40
 @click.pass_obj
 @failing_well
 def explain(session: Session, *, dataset: str, query: str, require_complete: bool) -> None:
-    """Show how a query is answered: whom it asks, what each rules out and looks at.
+    """Show which nodes answer a query, and how much data each one prunes and scans.
 
     \b
     Example:
@@ -46,51 +48,61 @@ def _show_explanation(output: Output, told: QueryExplanation) -> None:
     output.rows([_node_row(node) for node in told.nodes], empty="No node can hold a match.")
     steps = [
         {
-            "node": node.node,
-            "condition": step.condition,
+            "condition": _condition(step.condition),
             "tested": step.tested,
             "passed": step.passed,
+            "node": node.node,
         }
         for node in told.nodes
         for step in node.steps
     ]
+    output.value(None, words="\n" * bool(steps))
     output.rows(steps)
-    away = "".join(f"\n{node.node}: {node.error}" for node in told.nodes if node.error)
-    output.value(
-        None,
-        words=(
-            f"{told.found:,} paths in {1e3 * told.total_s:,.1f} ms, "
-            f"{1e3 * told.plan_s:,.1f} ms of them to find out whom to ask\n"
-            f"groups {', '.join(told.groups) or 'none'}; {len(told.partitions)} partitions can "
-            f"hold a match by placement, the feature graph spares {len(told.spared)}{away}"
-        ),
-    )
+    lines = [
+        "",
+        f"{told.found:,} paths match.",
+        f"time: {_time(told.total_s)}, of which planning {_time(told.plan_s)}",
+        f"groups: {', '.join(told.groups) or 'none'}",
+        f"partitions: {len(told.partitions)} by placement, {len(told.spared)} of them pruned",
+        *(f"{node.node} did not answer: {node.error}" for node in told.nodes if node.error),
+    ]
+    output.value(None, words="\n".join(lines))
 
 
 def _node_row(node: NodeExplanation) -> dict[str, Any]:
     return {
         "node": node.node,
-        "group": node.group,
         "partitions": len(node.partitions),
-        "runs": f"{node.runs - node.runs_pruned} of {node.runs}",
-        "zones": f"{node.zones_scanned} of {node.zones}",
-        "examined": f"{node.paths_examined:,} of {node.paths:,}",
+        "paths": node.paths,
+        "examined": node.paths_examined,
+        "matching": node.found,
+        "time": _time(node.seconds),
+        "zones scanned": f"{node.zones_scanned} of {node.zones}",
+        "runs scanned": f"{node.runs - node.runs_pruned} of {node.runs}",
         "cells tested": node.cells_tested,
-        "found": node.found,
-        "plan ms": 1e3 * node.plan_s,
-        "sift ms": 1e3 * node.sift_s,
-        "gather ms": 1e3 * node.gather_s,
-        "answer ms": 1e3 * node.seconds,
+        "plan": _time(node.plan_s),
+        "filter": _time(node.sift_s),
+        "gather": _time(node.gather_s),
+        "group": node.group,
     }
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.1f} s" if seconds >= 1 else f"{1e3 * seconds:,.1f} ms"
+
+
+def _condition(condition: str) -> str:
+    """CQL2 text of a condition's JSON; a condition on commits is none."""
+    return to_text(json.loads(condition)) if condition.startswith("{") else condition
 
 
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
-@click.option("--latitude", type=float, required=True, help="Of the point, degrees.")
-@click.option("--longitude", type=float, required=True, help="Of the point, degrees.")
-@click.option("-k", "k", type=int, default=10, show_default=True, help="How many at most.")
-@click.option("--within", type=float, help="None farther away than so many metres.")
+@click.option("--latitude", type=float, required=True, help="Latitude of the point in degrees.")
+@click.option("--longitude", type=float, required=True, help="Longitude of the point in degrees.")
+@click.option("-k", "k", type=int, default=10, show_default=True, help="Number of observations.")
+@click.option("--within", type=float, help="Greatest distance in metres.")
 @require_complete_option
 @json_option
 @click.pass_obj
@@ -106,7 +118,7 @@ def nearest(
     within: float | None,
     require_complete: bool,
 ) -> None:
-    """Find the observations nearest to a point, of those that match a query exactly.
+    """Find the matching observations nearest to a point.
 
     \b
     Example:
@@ -134,9 +146,9 @@ def nearest(
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
-@click.option("--feature", required=True, help="An indexed feature that has numbers.")
-@click.option("--bins", type=int, help="Bins of a histogram, of equal width.")
-@click.option("--edges", metavar="E,E,...", help="Edges of its bins instead.")
+@click.option("--feature", help="An indexed numeric feature; by default all of them.")
+@click.option("--bins", type=int, help="Number of bins of a histogram, of equal width.")
+@click.option("--edges", metavar="E,E,...", help="Edges of the histogram's bins.")
 @require_complete_option
 @json_option
 @click.pass_obj
@@ -146,32 +158,64 @@ def summarise(
     *,
     dataset: str,
     query: str,
-    feature: str,
+    feature: str | None,
     bins: int | None,
     edges: str | None,
     require_complete: bool,
 ) -> None:
-    """Count observations under the paths that match, with statistics of a feature.
+    """Count the matching observations, with statistics and histograms of features.
+
+    Counts whole blocks: observations under the paths that match. `summarize` is the same command.
 
     \b
     Example:
+      galileo summarise nam "geohash LIKE '9x%'"
       galileo summarise nam "geohash LIKE '9x%'" --feature temperature --bins 10
     """
     if bins is not None and edges is not None:
         raise InputError("expected --bins or --edges, got both")
+    wanted = bins if edges is None else _numbers("--edges", edges)
     with session.client() as client:
-        wanted = bins if edges is None else _numbers("--edges", edges)
-        told = client.summarise(
-            dataset, query, feature=feature, bins=wanted, require_complete=require_complete
-        )
-    session.output.warn_partial(told.missing)
-    if session.output.as_json:
-        session.output.value({**_fields(told), "mean": told.mean, "complete": told.complete})
+        names = [feature] if feature else _numeric_features(client.schema(dataset))
+        if wanted is not None and len(names) > 1:
+            raise InputError(f"a histogram needs --feature, one of {', '.join(names)}")
+        found = {
+            name: client.summarise(
+                dataset, query, feature=name, bins=wanted, require_complete=require_complete
+            )
+            for name in names
+        }
+    output = session.output
+    output.warn_partial(tuple(sorted({one for told in found.values() for one in told.missing})))
+    if output.as_json:
+        values = [
+            {**_fields(told), "mean": told.mean, "complete": told.complete}
+            for told in found.values()
+        ]
+        output.value(values[0] if feature else values)
         return
-    facts = ("paths", "observations", "nulls", "minimum", "mean", "maximum", "total")
-    session.output.rows([{"feature": feature} | {name: getattr(told, name) for name in facts}])
+    facts = ("observations", "minimum", "mean", "maximum", "nulls", "paths", "total")
+    output.rows(
+        [
+            {"feature": name} | {fact: getattr(told, fact) for fact in facts}
+            for name, told in found.items()
+        ]
+    )
+    if wanted is not None:
+        output.value(None, words="\n")
+        _show_histogram(output, found[names[0]])
+
+
+def _numeric_features(schema: Schema) -> list[str]:
+    names = [one.name for one in schema.features if one.indexed and one.type in ("float", "int")]
+    if not names:
+        raise InputError(f"dataset {schema.name!r} has no indexed feature that has numbers")
+    return names
+
+
+def _show_histogram(output: Output, told: FeatureSummary) -> None:
     most = max(told.counts, default=0)
-    session.output.rows(
+    output.rows(
         [
             {
                 "from": row["low"],
@@ -187,9 +231,13 @@ def summarise(
 @click.command()
 @click.argument("dataset")
 @click.argument("vertex", default="")
-@click.option("--order", metavar="LEVEL,...", help="Levels of the tree, from the root down.")
-@click.option("--limit", default=LABELS_SHOWN, show_default=True, help="Children of this page.")
-@click.option("--after", metavar="VERTEX", help="The last child of the page before.")
+@click.option(
+    "--order", metavar="LEVEL,...", help="Order of the tree's levels, from the root down."
+)
+@click.option(
+    "--limit", default=LABELS_SHOWN, show_default=True, help="Number of children to list."
+)
+@click.option("--after", metavar="VERTEX", help="List the children after this one.")
 @require_complete_option
 @json_option
 @click.pass_obj
@@ -204,7 +252,7 @@ def drill(
     after: str | None,
     require_complete: bool,
 ) -> None:
-    """List the children of a vertex of the metadata graph, with what hangs under each.
+    """List the children of a vertex of the metadata graph, with their counts.
 
     A vertex is the beginning of a path label without the dataset; without one, it is the root.
     Levels are geohash, datetime and the indexed features; with --order they come in another
@@ -248,7 +296,7 @@ def drill(
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
-@click.option("--feature", help="Whose quantiles to tell; indexed, with numbers.")
+@click.option("--feature", help="Feature to compute quantiles for; indexed, with numbers.")
 @click.option("--quantiles", metavar="Q,Q,...", help="From 0 to 1. [default: 0,0.25,0.5,0.75,1]")
 @require_complete_option
 @json_option
@@ -263,7 +311,7 @@ def estimate(
     quantiles: str | None,
     require_complete: bool,
 ) -> None:
-    """Estimate how many paths match, from what one node knows of the whole cluster.
+    """Estimate how many paths match a query, from metadata that one node has.
 
     \b
     Example:
@@ -290,17 +338,17 @@ def estimate(
             for q in told.quantiles
         ]
     )
-    behind = f"; {told.behind:,} commits are not counted yet" if told.behind else ""
+    behind = f"; the newest {told.behind:,} commits are not counted" if told.behind else ""
     session.output.value(
         None,
-        words=f"{told.low:,} to {told.high:,} paths match, as {told.node} knows{behind}",
+        words=f"{told.low:,} to {told.high:,} paths match, as estimated by {told.node}{behind}",
     )
 
 
 def _last(vertex: str, schema: Schema, order: Sequence[str] | None) -> Any:
     path = parse_vertex(vertex, schema, order=order or levels_of(schema))
     if not path:
-        raise InputError("expected --after to name a child, got the root")
+        raise InputError("--after must name a child, not the root")
     return path[-1]
 
 

@@ -1,4 +1,4 @@
-"""`galileo sparql`: explore results as RDF."""
+"""`galileo sparql`: query results as RDF."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from galileo.cli.sparql_serving import serve
 from galileo.cli.sparql_sources import STDIN, opened
 from galileo.cli.table_files import write_table
 from galileo.errors import InputError
+from galileo.model.times import seconds
 from galileo.rdf import SparqlResult
 from galileo.rdf.answers import SOLUTION_FORMATS
 from galileo.rdf.graphs import ROWS_MAX, SUFFIXES, TIMEOUT_S
@@ -39,7 +40,7 @@ class _Asking(click.Group):
 
 @click.group(cls=_Asking)
 def sparql() -> None:
-    """Explore results as RDF; see docs/rdf.md for the terms.
+    """Query results as RDF with SPARQL; see docs/rdf.md for the terms.
 
     The word `ask` may be left out.
 
@@ -54,18 +55,30 @@ def sparql() -> None:
 def _ask_options(command: F) -> F:
     """How a query is given, and what becomes of its answer."""
     options: list[Any] = [
-        click.option("--query", default="", help="CQL2; only its result is explored."),
+        click.option("--query", default="", help="CQL2 query; SPARQL sees its result only."),
         click.option(
-            "--file", "query_file", metavar="FILE", help="Holds the SPARQL query; - for stdin."
+            "--file", "query_file", metavar="FILE", help="File of the SPARQL query; - for stdin."
         ),
-        click.option("--format", "form", type=click.Choice(_FORMATS), help="A W3C format."),
-        click.option("--output", type=_OUTPUT, help="Write the answer to this file."),
-        click.option("--blocks", is_flag=True, help="Print the ids of the blocks that it names."),
         click.option(
-            "--read", "read_file", type=_OUTPUT, help="Download the observations that it names."
+            "--format", "form", type=click.Choice(_FORMATS), help="W3C format of the answer."
         ),
-        click.option("--timeout", default=TIMEOUT_S, show_default=True, help="Seconds."),
-        click.option("--rows", default=ROWS_MAX, show_default=True, help="Most of an answer."),
+        click.option("--output", "-o", type=_OUTPUT, help="Write the answer to this file."),
+        click.option("--blocks", is_flag=True, help="Print the ids of the blocks in the answer."),
+        click.option(
+            "--read",
+            "read_file",
+            type=_OUTPUT,
+            help="Download the observations of the answer to this file.",
+        ),
+        click.option(
+            "--timeout",
+            default=f"{TIMEOUT_S:g}s",
+            show_default=True,
+            help="Time limit of the SPARQL query.",
+        ),
+        click.option(
+            "--rows", default=ROWS_MAX, show_default=True, help="Maximum rows of the answer."
+        ),
     ]
     for option in reversed(options):
         command = option(command)
@@ -91,16 +104,16 @@ def ask(
     output: Path | None,
     blocks: bool,
     read_file: Path | None,
-    timeout: float,
+    timeout: str,
     rows: int,
     require_complete: bool,
 ) -> None:
-    """Ask SPARQL over labels.
+    """Answer a SPARQL query over labels.
 
     SOURCE is a dataset, a continuous query (ccq-...), a spool (.spool) or an RDF file (.nt, .ttl,
-    .rdf, .jsonld). The query is a line, or in a file.
+    .rdf, .jsonld). The query is an argument, or in a file.
 
-    With --blocks and --read, the answer names labels: by vertices, blocks or path labels.
+    --blocks and --read need an answer with vertices, blocks or path labels.
 
     \b
     Example:
@@ -111,7 +124,7 @@ def ask(
     """
     text = _query_text(sparql_query, query_file)
     with opened(session, source, query=query, require_complete=require_complete) as graph:
-        result = graph.sparql(text, timeout_s=timeout, rows_max=rows)
+        result = graph.sparql(text, timeout_s=seconds(timeout), rows_max=rows)
     if blocks:
         named = result.blocks()
         session.output.value({"blocks": named}, words="\n".join(named))
@@ -126,7 +139,7 @@ def ask(
 @sparql.command()
 @click.argument("source")
 @click.argument("path", type=_OUTPUT)
-@click.option("--query", default="", help="CQL2; only its result is written.")
+@click.option("--query", default="", help="CQL2 query; only its result is written.")
 @require_complete_option
 @json_option
 @click.pass_obj
@@ -134,9 +147,9 @@ def ask(
 def export(
     session: Session, *, source: str, path: Path, query: str, require_complete: bool
 ) -> None:
-    """Write labels as RDF to a file, which can be asked and served again.
+    """Write labels as RDF to a file, which can be queried and served again.
 
-    PATH ends in .nt, .ttl, .rdf or .jsonld. SOURCE is as of `galileo sparql ask`.
+    PATH ends in .nt, .ttl, .rdf or .jsonld. SOURCE is as for `galileo sparql ask`.
 
     \b
     Example:
@@ -154,7 +167,7 @@ def export(
 @click.pass_obj
 @failing_well
 def ontology(session: Session) -> None:
-    """Print the ontology: what the classes and properties mean, as Turtle.
+    """Print the ontology of the classes and properties as Turtle.
 
     \b
     Example:
@@ -171,7 +184,7 @@ sparql.add_command(serve)
 
 def _query_text(line: str, file: str | None) -> str:
     if bool(line) == (file is not None):
-        raise InputError("expected a SPARQL query as a line or by --file, and not both")
+        raise InputError("expected a SPARQL query as an argument or by --file, but not both")
     if file is None:
         return line
     try:

@@ -11,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from galileo.cli import EXIT_INTERRUPTED
+from galileo.cli.options import add_shared_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +32,25 @@ class Later:
 
 
 class LazyCommands(MutableMapping[str, click.Command]):
-    """Commands by name, as a group keeps them; one that is asked for is imported."""
+    """Commands by name, as a group keeps them; one that is asked for is imported.
 
-    def __init__(self, later: Mapping[str, Later]) -> None:
+    Args:
+        later: the commands.
+        aliases: other names of some; lists do not show them.
+    """
+
+    def __init__(
+        self, later: Mapping[str, Later], aliases: Mapping[str, str] | None = None
+    ) -> None:
         self.later = dict(later)
+        self._aliases = dict(aliases or {})
         self._loaded: dict[str, click.Command] = {}
 
     def __getitem__(self, name: str) -> click.Command:
+        name = self._aliases.get(name, name)
         if name not in self._loaded:
             self._loaded[name] = self.later[name].load()
+            add_shared_options(self._loaded[name])
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:
@@ -52,7 +63,7 @@ class LazyCommands(MutableMapping[str, click.Command]):
         self._loaded.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.later or name in self._loaded
+        return name in self.later or name in self._loaded or name in self._aliases
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys([*self.later, *self._loaded]))

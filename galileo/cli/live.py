@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from galileo.cli.output import Output, table_of
+from galileo.cli.output import Output, visible
 from galileo.errors import TryAgain
 
 
@@ -58,7 +58,7 @@ class Board:
     def show(self, screen: Screen) -> None:
         """Puts a screen in the place of the last one, or behind it."""
         if self._live is not None:
-            drawn = [one for part in screen.parts for one in _drawn(part)]
+            drawn = [one for part in screen.parts for one in self._drawn(part)]
             self._live.update(Group(*drawn), refresh=True)
         elif self._output.as_json:
             self._output.value(screen.json)
@@ -66,6 +66,10 @@ class Board:
             for part in screen.parts:
                 self._output.rows(part.rows, title=part.title)
                 self._output.value(None, words=part.words)
+
+    def _drawn(self, part: Part) -> list[RenderableType]:
+        table = self._output.table(part.rows, title=part.title) if part.rows else []
+        return [*table, *([Text(visible(part.words))] if part.words else [])]
 
 
 def follow(
@@ -86,13 +90,8 @@ def follow(
                 if last is None or number == times:
                     raise
                 told = {"kind": error.kind, "message": error.message}
-                shown = Screen((*last.parts, Part(words=error.message)), {"error": told})
+                shown = Screen((*last.parts, Part(words=error.command_message)), {"error": told})
             board.show(shown)
             if number == times:
                 return
             time.sleep(max(0.0, every_s - (time.monotonic() - started)))
-
-
-def _drawn(part: Part) -> list[Any]:
-    table = [table_of(part.rows, part.title)] if part.rows else []
-    return [*table, *([Text(part.words)] if part.words else [])]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from galileo import __version__
-from galileo.cli import TIMEOUT
 from galileo.cli.lazy import Later, LazyCommands, LazyGroup
+from galileo.cli.options import given, shared_options
 
 SESSION = Later("galileo.cli.session:Session", "What every command has at hand.")
 COMMANDS = {
@@ -14,9 +14,7 @@ COMMANDS = {
         "galileo.cli.maintenance:backup",
         "Copy a node's DIRECTORY to TARGET, which must not exist; the node may be running.",
     ),
-    "ccq": Later(
-        "galileo.cli.ccq:ccq", "Cached continuous queries: ask once, come back for what is new."
-    ),
+    "ccq": Later("galileo.cli.ccq:ccq", "Continuous queries: submit, fetch, watch and cancel."),
     "certs": Later(
         "galileo.cli.certs:certs", "Certificates: a private authority for the cluster's TLS."
     ),
@@ -36,23 +34,23 @@ COMMANDS = {
     ),
     "drain": Later(
         "galileo.cli.cluster:drain",
-        "Hand a node's continuous queries to others, so that it can be stopped without a gap.",
+        "Hand a node's continuous queries to other nodes before it is stopped.",
     ),
     "drill": Later(
         "galileo.cli.exploration:drill",
-        "List the children of a vertex of the metadata graph, with what hangs under each.",
+        "List the children of a vertex of the metadata graph, with their counts.",
     ),
     "estimate": Later(
         "galileo.cli.exploration:estimate",
-        "Estimate how many paths match, from what one node knows of the whole cluster.",
+        "Estimate how many paths match a query, from metadata that one node has.",
     ),
     "evaluator": Later(
         "galileo.cli.serving:evaluator",
-        "Run this host's Spark evaluator by hand; nodes start one themselves when they need it.",
+        "Run this host's Spark evaluator; nodes start one when they need it.",
     ),
     "explain": Later(
         "galileo.cli.exploration:explain",
-        "Show how a query is answered: whom it asks, what each rules out and looks at.",
+        "Show which nodes answer a query, and how much data each one prunes and scans.",
     ),
     "ingest": Later(
         "galileo.cli.ingest:ingest",
@@ -60,32 +58,35 @@ COMMANDS = {
     ),
     "move": Later(
         "galileo.cli.moving:move",
-        "Move partitions to another node of their group, while everything goes on.",
+        "Move partitions to another node of their group, without downtime.",
     ),
     "nearest": Later(
         "galileo.cli.exploration:nearest",
-        "Find the observations nearest to a point, of those that match a query exactly.",
+        "Find the matching observations nearest to a point.",
     ),
     "query": Later(
-        "galileo.cli.data:query", "Ask once: the labels of all blocks that match a CQL2 query."
+        "galileo.cli.data:query", "List the labels of the blocks that match a CQL2 query."
     ),
     "read": Later("galileo.cli.data:read", "Download the observations that match a query."),
     "count": Later("galileo.cli.data:count", "Count the observations that match a query exactly."),
     "restore": Later(
         "galileo.cli.maintenance:restore",
-        "Make a node's DIRECTORY, which must not exist, out of the backup SOURCE.",
+        "Create a node's DIRECTORY, which must not exist, from the backup SOURCE.",
     ),
     "retention": Later(
         "galileo.cli.retention:retention",
-        "How long observations are kept: by their age, by the bytes they take, or by both.",
+        "Retention: how long observations are kept, by age, by size or by both.",
     ),
     "sampler": Later(
         "galileo.cli.samplers:sampler",
-        "Samplers: which are installed or were sent, and the tools to write one.",
+        "Samplers: list, write, test, upload and revoke them.",
     ),
-    "serve": Later("galileo.cli.serving:serve", "Run one node until it is told to stop."),
+    "serve": Later(
+        "galileo.cli.serving:serve", "Run one node until it receives SIGTERM or SIGINT."
+    ),
     "sparql": Later(
-        "galileo.cli.explore:sparql", "Explore results as RDF; see docs/rdf.md for the terms."
+        "galileo.cli.explore:sparql",
+        "Query results as RDF with SPARQL; see docs/rdf.md for the terms.",
     ),
     "status": Later(
         "galileo.cli.cluster:status",
@@ -93,12 +94,15 @@ COMMANDS = {
     ),
     "summarise": Later(
         "galileo.cli.exploration:summarise",
-        "Count observations under the paths that match, with statistics of a feature.",
+        "Count the matching observations, with statistics and histograms of features.",
     ),
-    "token": Later("galileo.cli.token:token", "Tokens: who may do what, and how it is proved."),
+    "token": Later(
+        "galileo.cli.token:token",
+        "Tokens: create, list and revoke the credentials of users and nodes.",
+    ),
     "top": Later(
         "galileo.cli.top:top",
-        "Show nodes and continuous queries, and go on showing them until Ctrl-C.",
+        "Show nodes and continuous queries, refreshed until Ctrl-C.",
     ),
     "topology": Later(
         "galileo.cli.cluster:topology",
@@ -111,61 +115,27 @@ COMMANDS = {
     ),
     "whoami": Later(
         "galileo.cli.cluster:whoami",
-        "Show who you are to the cluster, and your quotas with what you use of them.",
+        "Show the user name the cluster knows you by, your quotas, and what you use of them.",
     ),
 }
 
 
+ALIASES = {"summarize": "summarise"}
+
+
 @click.group(
     cls=LazyGroup,
-    commands=LazyCommands(COMMANDS),
+    commands=LazyCommands(COMMANDS, ALIASES),
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit status: 0 done, 2 fix the input, 3 try again, 4 what was asked for is over, "
-    "70 a bug or a broken disk, 130 Ctrl-C, 1 any other error.",
+    params=shared_options(),
+    epilog="The options above may stand before or after the command. Exit status: 0 done, 2 fix "
+    "the input, 3 try again, 4 the query or data has ended, 5 the answer is not complete, 70 a bug or a broken disk, 130 Ctrl-C, "
+    "141 the reader of a pipe ended, 1 any other error.",
 )
 @click.version_option(__version__)
-@click.option(
-    "--node",
-    "nodes",
-    multiple=True,
-    envvar="GALILEO_NODES",
-    metavar="HOST:PORT",
-    help="A node of the cluster; repeat it for others to try. [default: 127.0.0.1:7701]",
-)
-@click.option(
-    "--timeout",
-    default=TIMEOUT,
-    show_default=True,
-    help="Retry unreachable nodes for up to this long, such as 10s or 2m.",
-)
-@click.option(
-    "--token-file",
-    default="",
-    metavar="FILE",
-    help="File of the token that proves who calls; else GALILEO_TOKEN_FILE or GALILEO_TOKEN.",
-)
-@click.option(
-    "--tls",
-    default="",
-    metavar="DIRECTORY",
-    help="Certificate, key and authority, as galileo certs makes them; else GALILEO_TLS.",
-)
-@click.option(
-    "--insecure", is_flag=True, help="The network is trusted: send the token to it without TLS."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables and words.")
 @click.pass_context
-def main(
-    context: click.Context,
-    *,
-    nodes: tuple[str, ...],
-    timeout: str,
-    token_file: str,
-    tls: str,
-    insecure: bool,
-    as_json: bool,
-) -> None:
-    """Galileo stores geospatial time series and keeps standing questions answered.
+def main(context: click.Context) -> None:
+    """Galileo stores geospatial time series and runs continuous queries over them.
 
     \b
     Example:
@@ -173,12 +143,4 @@ def main(
       galileo ingest nam forecast.grib2 --create
       galileo query nam "t > 290 AND S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"
     """
-    chosen = nodes or ("127.0.0.1:7701",)
-    context.obj = SESSION.load()(
-        chosen,
-        timeout=timeout,
-        as_json=as_json,
-        token_file=token_file,
-        tls=tls,
-        insecure=insecure,
-    )
+    context.obj = SESSION.load()(given(context))

@@ -26,7 +26,7 @@ _NEW = click.Path(path_type=Path)
 def verify(session: Session, *, directory: Path) -> None:
     """Check every byte that a node keeps in DIRECTORY; the node may be running.
 
-    Changes nothing. Ends with status 0 where all is well, 1 where something is damaged.
+    Changes nothing. The exit status is 0 without damage, 1 with some.
 
     \b
     Example:
@@ -59,7 +59,7 @@ def _row(damage: checks.Damage) -> dict[str, object]:
 
 
 def _summary(report: checks.Report) -> str:
-    state = "all is well" if report.ok else f"{len(report.damages)} damaged places"
+    state = "no damage" if report.ok else f"{len(report.damages)} damaged places"
     torn = f"; {report.torn_bytes:,} bytes of torn tails" if report.torn_bytes else ""
     return (
         f"{report.commits:,} commits in {report.files:,} files, {report.bytes / 1e6:,.1f} MB: "
@@ -70,7 +70,9 @@ def _summary(report: checks.Report) -> str:
 @click.command()
 @click.argument("directory", type=_DIRECTORY)
 @click.argument("target", type=_NEW)
-@click.option("--link", is_flag=True, help="Hard links for files that never change again.")
+@click.option(
+    "--link", is_flag=True, help="Hard-link files that are final instead of copying them."
+)
 @json_option
 @click.pass_obj
 @failing_well
@@ -97,10 +99,10 @@ def backup(session: Session, *, directory: Path, target: Path, link: bool) -> No
 @click.pass_obj
 @failing_well
 def restore(session: Session, *, source: Path, directory: Path) -> None:
-    """Make a node's DIRECTORY, which must not exist, out of the backup SOURCE.
+    """Create a node's DIRECTORY, which must not exist, from the backup SOURCE.
 
-    What was committed after the backup is not in it; see docs/storage.md before a node of a
-    running cluster is started with it.
+    Later commits are not in it; read docs/storage.md before you start a node of a running cluster
+    with it.
 
     \b
     Example:

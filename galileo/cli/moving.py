@@ -17,20 +17,22 @@ from galileo.errors import InputError
 
 @click.command()
 @click.argument("partitions", nargs=-1, type=click.IntRange(min=0), metavar="[PARTITION]...")
-@click.option("--to", required=True, metavar="NODE", help="The node that takes them.")
-@click.option("--from", "source", default="", metavar="NODE", help="Move all that this node has.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be moved.")
+@click.option("--to", required=True, metavar="NODE", help="The node that takes the partitions.")
+@click.option(
+    "--from", "source", default="", metavar="NODE", help="Move all partitions of this node."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be moved, and stop.")
 @json_option
 @click.pass_obj
 @failing_well
 def move(
     session: Session, *, partitions: tuple[int, ...], to: str, source: str, dry_run: bool
 ) -> None:
-    """Move partitions to another node of their group, while everything goes on.
+    """Move partitions to another node of their group, without downtime.
 
-    Without a PARTITION and without --from, those that make up the node's share of its group.
-    Each is copied and verified; then its producers wait for a moment while the rest follows and
-    the node takes over. Ctrl-C gives up what is not done; the same command goes on from there.
+    Without a PARTITION and without --from, moves the node's share of its group. Each partition is
+    copied and verified; ingest into it then waits while the last commits follow and the node takes
+    over. Ctrl-C stops between partitions; the same command resumes there.
 
     \b
     Example:
@@ -46,9 +48,11 @@ def move(
             | ({} if dry_run else _moved(session, client, p, to=to))
             for p in chosen
         ]
-    title = "would move" if dry_run else "moved"
+    title = "Would move" if dry_run else "Moved"
     session.output.rows(
-        rows, title=f"{title} {len(rows)} partitions", empty=f"{to} has all of them already."
+        rows,
+        title=f"{title} {len(rows)} partitions",
+        empty=f"{to} has all of these partitions already.",
     )
 
 
@@ -58,7 +62,8 @@ def _chosen(
     """Those that are to move and are not there yet."""
     for name in filter(None, (to, source)):
         if name not in topology.by_name:
-            raise InputError(f"expected a node of {sorted(topology.by_name)}, got {name!r}")
+            known = ", ".join(sorted(topology.by_name))
+            raise InputError(f"there is no node {name!r}; nodes: {known}")
     if partitions and source:
         raise InputError("expected partitions or --from, got both")
     unknown = sorted(set(partitions) - set(topology.partitions))

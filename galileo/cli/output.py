@@ -1,24 +1,35 @@
-"""How results look: tables and words for people, JSON for programs, errors for both."""
+"""How results look: tables and words for people, JSON for programs, errors for both.
+
+Stored texts may hold terminal escape sequences. All that is printed passes `visible` or `to_json`,
+which escape control characters.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import datetime as dt
+import errno
 import functools
 import json
+import os
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, ParamSpec
 
 import click
-from rich.console import Console
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from galileo.cli import EXIT_INTERRUPTED
+from galileo.cli import EXIT_INTERRUPTED, EXIT_PIPE
+from galileo.cli.options import given
 from galileo.cursor import Cursor
 from galileo.errors import Bug, GalileoError, Gone, IncompleteAnswer, InputError, TryAgain
 from galileo.redaction import redacted
@@ -28,10 +39,22 @@ EXIT_TRY_AGAIN = 3
 EXIT_GONE = 4
 EXIT_INCOMPLETE = 5
 EXIT_BUG = 70
-PIPED_WIDTH = 4096
-"""Where nobody watches, tables are as wide as they must be, so that ids stay in one piece."""
+WIDE = 4096
+"""Columns of a table in a pipe and with --wide, so that ids stay in one piece."""
+CELL_CHARS_MAX = 32
+"""A longer cell is folded before a column is left out."""
+_GAP = 2
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROLS_IN_LINES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_DELETE_AND_C1 = re.compile(r"[\x7f-\x9f]")
 
 P = ParamSpec("P")
+
+
+class _Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process with status 1."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class Output:
@@ -39,12 +62,14 @@ class Output:
 
     Args:
         as_json: one JSON value per result instead of tables.
+        wide: show every column of a table, also where the terminal is narrower.
     """
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, wide: bool = False) -> None:
         self.as_json = as_json
-        width = None if sys.stdout.isatty() else PIPED_WIDTH
-        self._console = Console(highlight=False, soft_wrap=True, width=width)
+        self.is_wide = wide
+        width = None if sys.stdout.isatty() and not wide else WIDE
+        self._console = _Terminal(highlight=False, soft_wrap=True, width=width)
 
     @property
     def is_live(self) -> bool:
@@ -60,25 +85,36 @@ class Output:
         if self.as_json:
             click.echo(to_json(value))
         elif words:
-            self._console.print(words, markup=False)
+            self._console.print(visible(words), markup=False)
+
+    def note(self, words: str) -> None:
+        """Something about a result, for people and programs alike, on standard error."""
+        click.echo(visible(words), err=True)
 
     def rows(self, rows: Sequence[Mapping[str, Any]], *, title: str = "", empty: str = "") -> None:
         """Many results of one shape."""
         if self.as_json:
             click.echo(to_json(list(rows)))
         elif rows:
-            self._console.print(table_of(rows, title))
+            for part in self.table(rows, title=title):
+                self._console.print(part)
         elif empty:
-            self._console.print(empty, markup=False)
+            self._console.print(visible(empty), markup=False)
+
+    def table(self, rows: Sequence[Mapping[str, Any]], *, title: str = "") -> list[RenderableType]:
+        """The rows as a table no wider than the terminal; below it the names of columns left out.
+
+        Columns come by importance: those at the end are left out first.
+        """
+        return table_of(rows, title, width=self._console.width)
 
     def warn_partial(self, missing: Sequence[int]) -> None:
         """Says on standard error what an answer lacks, also beside JSON; nothing if it is whole."""
         if missing:
             partitions = ", ".join(map(str, missing))
-            click.echo(
+            self.note(
                 f"galileo: partial answer: partitions {partitions} are missing, because their "
-                "nodes are away (see galileo status)",
-                err=True,
+                "nodes are unreachable (see galileo status)"
             )
 
     @contextlib.contextmanager
@@ -95,7 +131,7 @@ class Output:
         """
         return Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
+            _Description("", markup=False),
             BarColumn(),
             TextColumn(f"{{task.completed:,.0f}} {unit}"),
             TimeElapsedColumn(),
@@ -105,8 +141,24 @@ class Output:
         )
 
 
+class _Description(TextColumn):
+    def render(self, task: Task) -> Text:
+        return Text(visible(task.description))
+
+
+def visible(text: str) -> str:
+    """The text with its control characters escaped, but for line ends and tabs."""
+    return _CONTROLS_IN_LINES.sub(_escaped, text)
+
+
+def _escaped(control: re.Match[str]) -> str:
+    return f"\\x{ord(control[0]):02x}"
+
+
 def to_json(value: Any) -> str:
-    return json.dumps(value, default=_plain, ensure_ascii=False)
+    """One line of JSON that is safe to print to a terminal."""
+    text = json.dumps(value, default=_plain, ensure_ascii=False)
+    return _DELETE_AND_C1.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
 def failing_well(command: Callable[P, None]) -> Callable[P, None]:
@@ -118,6 +170,10 @@ def failing_well(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
         except GalileoError as error:
             _fail(error)
+        except BrokenPipeError:
+            # What Python still has to write at its end would fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            click.get_current_context().exit(EXIT_PIPE)
         except OSError as error:
             if error.filename is None:
                 raise
@@ -130,7 +186,7 @@ def failing_well(command: Callable[P, None]) -> Callable[P, None]:
 
 def _fail(error: GalileoError) -> NoReturn:
     context = click.get_current_context()
-    _tell(error, as_json=bool(context.find_root().params.get("as_json")))
+    _tell(error, as_json="json" in given(context))
     context.exit(exit_status(error))
 
 
@@ -152,26 +208,94 @@ def _tell(error: GalileoError, *, as_json: bool) -> None:
         click.echo(redacted(to_json({"error": told})), err=True)
     else:
         if trace := error.details.get("traceback"):
-            click.echo(redacted(str(trace)).rstrip("\n"), err=True)
-        click.echo(f"galileo: {redacted(error.command_message)} [{error.kind}]", err=True)
+            click.echo(visible(redacted(str(trace))).rstrip("\n"), err=True)
+        click.echo(visible(f"galileo: {redacted(error.command_message)} [{error.kind}]"), err=True)
 
 
-def table_of(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """Numbers stand on the right, all else on the left; no text is taken for markup."""
-    table = Table(title=Text(title, "table.title") if title else None, header_style="bold")
-    for name, value in rows[0].items():
+def table_of(
+    rows: Sequence[Mapping[str, Any]], title: str, *, width: int = WIDE
+) -> list[RenderableType]:
+    """Numbers stand on the right, all else on the left; no text is taken for markup.
+
+    A column that does not fit is left out as a whole, and named below.
+    """
+    names = list(rows[0])
+    cells = [[_shown(_cell(row[name])) for row in rows] for name in names]
+    widths = _fit(list(map(_widths, map(_shown, names), cells)), width)
+    table = Table(
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for name, size in zip(names, widths, strict=False):
+        value = rows[0][name]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        table.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
-    return table
+        justify: Any = "right" if is_number else "left"
+        table.add_column(Text(_shown(name)), justify=justify, overflow="fold", width=size)
+    for line in zip(*cells[: len(widths)], strict=True):
+        table.add_row(*map(Text, line))
+    parts: list[RenderableType] = [Text(_shown(title), "table.title")] if title else []
+    parts.append(table)
+    if len(widths) == len(names):
+        return parts
+    left_out = ", ".join(map(_shown, names[len(widths) :]))
+    note = f"Not shown: {left_out}. Add --wide to see all columns."
+    return [*parts, Text(textwrap.fill(note, width), "dim")]
+
+
+def _widths(name: str, column: Sequence[str]) -> tuple[int, int]:
+    """The least width of a column, at which long cells are folded, and the width without folds."""
+    longest = max(map(cell_len, column))
+    least = max(min(longest, CELL_CHARS_MAX), *map(cell_len, name.split()), 1)
+    return least, max(longest, cell_len(name), 1)
+
+
+def _fit(columns: Sequence[tuple[int, int]], width: int) -> list[int]:
+    """The widths of the first columns, as many as fit; what is left goes to the first in need."""
+    widths: list[int] = []
+    left = width + _GAP
+    for least, _ in columns:
+        if widths and left < least + _GAP:
+            break
+        widths.append(least)
+        left -= least + _GAP
+    for number, (least, wanted) in enumerate(columns[: len(widths)]):
+        more = max(0, min(left, wanted - least))
+        widths[number] += more
+        left -= more
+    return widths
+
+
+def _shown(text: str) -> str:
+    """A text on one line of a table."""
+    return _CONTROLS.sub(_escaped, text)
+
+
+def size_of_bytes(count: float) -> str:
+    """Bytes for people, such as "340.2 MB"."""
+    for unit, width in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= width:
+            return f"{count / width:,.1f} {unit}"
+    return f"{count:,.0f} B"
+
+
+def time_left(seconds: float) -> str:
+    """Seconds for people, in the largest two units, such as "2d3h" or "45s"."""
+    left, parts = round(seconds), list[str]()
+    for unit, width in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        if left >= width or (unit == "s" and not parts):
+            parts.append(f"{left // width}{unit}")
+            left %= width
+    return "".join(parts[:2])
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:,.6g}"
+        return f"{value:,.0f}" if 1e5 <= abs(value) < 1e15 else f"{value:,.6g}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, dt.datetime):

@@ -20,7 +20,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?")
 
 @click.group()
 def retention() -> None:
-    """How long observations are kept: by their age, by the bytes they take, or by both.
+    """Retention: how long observations are kept, by age, by size or by both.
 
     \b
     Example:
@@ -37,7 +37,7 @@ def retention() -> None:
 @click.option(
     "--past-readers",
     is_flag=True,
-    help="Drop also what a live continuous query's reader has not fetched; it is told.",
+    help="Also drop what readers of continuous queries have not fetched.",
 )
 @json_option
 @click.pass_obj
@@ -64,7 +64,7 @@ def set_(
             age, bytes=None if size is None else size_of(size), past_readers=past_readers
         )
     elif age or size or past_readers:
-        raise InputError("expected either none or bounds for a retention, got both")
+        raise InputError("expected none, or --age and --size, got both")
     with session.client() as client:
         client.set_retention(dataset, policy)
     session.output.value(_told(policy), words=f"{dataset}: {in_words(policy)}")
@@ -76,7 +76,7 @@ def set_(
 @click.pass_obj
 @failing_well
 def show(session: Session, *, dataset: str) -> None:
-    """Show a dataset's retention, and what readers of continuous queries hold back.
+    """Show a dataset's retention, and what is kept for readers of continuous queries.
 
     \b
     Example:
@@ -105,7 +105,7 @@ def show(session: Session, *, dataset: str) -> None:
 @click.pass_obj
 @failing_well
 def apply(session: Session, *, dataset: str) -> None:
-    """Do at once what a dataset's retention demands, which nodes else do in their time.
+    """Apply a dataset's retention now.
 
     \b
     Example:
@@ -157,7 +157,7 @@ def _told(policy: Retention | None) -> dict[str, Any] | None:
 
 
 def _held(held: dict[str, Any]) -> dict[str, Any]:
-    by = ", ".join(held["ccqs"]) or "not certain yet which continuous queries run"
+    by = ", ".join(held["ccqs"]) or "unknown until the continuous queries are loaded"
     return {"partition": held["partition"], "bytes": held["bytes"], "held back by": by}
 
 

@@ -21,7 +21,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 def option_option(command: F) -> F:
     """Only `--option`, as the parameter `options`."""
     chosen = click.option(
-        "--option", "options", multiple=True, metavar="KEY=JSON", help="Of the sampler."
+        "--option",
+        "options",
+        multiple=True,
+        metavar="KEY=JSON",
+        help="Sampler option; repeat it for others.",
     )
     return chosen(command)
 
@@ -46,9 +50,7 @@ class SamplerChoice:
             raise InputError("expected --sampler or --sampler-file, got both; leave one out")
         if self.name is None and self.file is None:
             if self.options or self.seed is not None:
-                raise InputError(
-                    "expected --sampler or --sampler-file beside --option and --seed; add it"
-                )
+                raise InputError("--option and --seed need --sampler or --sampler-file; add one")
             return None
         chosen = sampler_archive(self.file) if self.file is not None else str(self.name)
         return sampler(chosen, seed=self.seed, **dict(option_of(text) for text in self.options))
@@ -63,14 +65,14 @@ def sampler_options(command: F) -> F:
         return command(*args, sampler=SamplerChoice(*(words.pop(name) for name in names)), **words)
 
     name = click.option(
-        "--sampler", "sampler_name", help="Name of a sampler that thins the results."
+        "--sampler", "sampler_name", help="Name of an installed sampler of the nodes."
     )
     file = click.option(
         "--sampler-file",
         type=click.Path(exists=True, path_type=Path),
-        help="A sampler to send along: a Python file, a directory or a zip.",
+        help="A sampler to upload: a Python file, a directory or a zip.",
     )
-    seed = click.option("--seed", type=int, help="Of the sampler, for a reproducible choice.")
+    seed = click.option("--seed", type=int, help="Seed of the sampler, for a reproducible sample.")
     return cast(F, name(file(option_option(seed(choosing)))))
 
 

@@ -1,4 +1,4 @@
-"""`galileo sampler`: which samplers there are, the tools to write one, and to send it."""
+"""`galileo sampler`: list, write, test, upload and revoke samplers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXIT_FAILED = 1
 
 @click.group("sampler")
 def sampler() -> None:
-    """Samplers: which are installed or were sent, and the tools to write one.
+    """Samplers: list, write, test, upload and revoke them.
 
     \b
     Example:
@@ -41,7 +41,7 @@ def sampler() -> None:
 @click.pass_obj
 @failing_well
 def list_samplers(session: Session) -> None:
-    """List the samplers that are installed here; nodes have their own.
+    """List the samplers that are installed on this machine; nodes have their own.
 
     \b
     Example:
@@ -57,14 +57,16 @@ def list_samplers(session: Session) -> None:
     "--directory",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="Where its own directory goes. [default: here]",
+    help="Parent of its directory.  [default: .]",
 )
-@click.option("--observations", is_flag=True, help="It looks at observations, not labels alone.")
+@click.option(
+    "--observations", is_flag=True, help="The sampler reads observations, not labels alone."
+)
 @json_option
 @click.pass_obj
 @failing_well
 def new(session: Session, *, name: str, directory: Path, observations: bool) -> None:
-    """Write a new sampler: a distribution with ten lines to change, and its test.
+    """Write a new sampler: a Python distribution with ten lines to change, and its test.
 
     \b
     Example:
@@ -87,16 +89,17 @@ def new(session: Session, *, name: str, directory: Path, observations: bool) -> 
 @sampler.command()
 @click.argument("target")
 @option_option
-@click.option("--ignores-seed", is_flag=True, help="The seed is to change nothing.")
+@click.option("--ignores-seed", is_flag=True, help="Expect the same sample for every seed.")
 @json_option
 @click.pass_obj
 @failing_well
 def test(session: Session, *, target: str, options: tuple[str, ...], ignores_seed: bool) -> None:
-    """Check that a sampler keeps the rule on which exactly-once rests.
+    """Check that a sampler keeps the rules that exactly-once delivery needs.
 
     TARGET is the directory of a distribution with conformance tests, a Python file, or the name
-    of an installed sampler. Options are for a sampler without a test of its own; it meets labels
-    with the features temperature, level, station and raining. Ends with 1 if a check fails.
+    of an installed sampler. Options are for a sampler without a test of its own; it gets labels
+    with the features temperature, level, station and raining. If a check fails, the exit status
+    is 1.
 
     \b
     Example:
@@ -129,10 +132,10 @@ def test(session: Session, *, target: str, options: tuple[str, ...], ignores_see
 @click.pass_obj
 @failing_well
 def send(session: Session, *, file: Path) -> None:
-    """Send a sampler's code to the nodes, which keep it by the digest of its content.
+    """Upload a sampler's code to the nodes, which store it under its digest.
 
     FILE is a Python file, a directory or a zip with one sampler. --sampler-file of `galileo query`
-    and `galileo ccq submit` does the same by itself.
+    and `galileo ccq submit` uploads, too.
 
     \b
     Example:
@@ -149,7 +152,7 @@ def send(session: Session, *, file: Path) -> None:
 @click.pass_obj
 @failing_well
 def sent(session: Session) -> None:
-    """List the samplers that were sent to the nodes: who, when, and what uses them.
+    """List the uploaded samplers: who uploaded them and when, and what uses them.
 
     \b
     Example:
@@ -157,7 +160,7 @@ def sent(session: Session) -> None:
     """
     with session.client() as client:
         rows = [_sent_row(one) for one in client.sent_samplers()]
-    session.output.rows(rows, empty="No samplers were sent.")
+    session.output.rows(rows, empty="No samplers were uploaded.")
 
 
 @sampler.command()
@@ -166,7 +169,7 @@ def sent(session: Session) -> None:
 @click.pass_obj
 @failing_well
 def revoke(session: Session, *, digest: str) -> None:
-    """End every use of a sampler that was sent, at all nodes and for good.
+    """Revoke an uploaded sampler permanently, at all nodes.
 
     DIGEST may be shortened to eight digits or more.
 
@@ -180,7 +183,7 @@ def revoke(session: Session, *, digest: str) -> None:
     if gone.sampler.ccq_ids:
         words += f"\nThese continuous queries fail now: {', '.join(gone.sampler.ccq_ids)}"
     if gone.away:
-        words += f"\nThese nodes are away and hear of it later: {', '.join(gone.away)}"
+        words += f"\nThese nodes are unreachable and will be informed later: {', '.join(gone.away)}"
     session.output.value(_sent_row(gone.sampler) | {"away": gone.away}, words=words)
 
 

@@ -28,7 +28,7 @@ _overrides = click.option(
     "overrides",
     multiple=True,
     metavar="SECTION.KEY=VALUE",
-    help="Stronger than the file and the environment; repeat it for others.",
+    help="Override a key of the file and the environment; repeat it for others.",
 )
 
 
@@ -38,13 +38,12 @@ _overrides = click.option(
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Serve other machines without TLS: the network is trusted. Short for "
-    "--set security.insecure=true.",
+    help="Serve other machines without TLS. Short for --set security.insecure=true.",
 )
 @click.pass_obj
 @failing_well
 def serve(session: Session, *, path: Path, overrides: tuple[str, ...], insecure: bool) -> None:
-    """Run one node until it is told to stop.
+    """Run one node until it receives SIGTERM or SIGINT.
 
     \b
     Example:
@@ -64,7 +63,7 @@ def serve(session: Session, *, path: Path, overrides: tuple[str, ...], insecure:
 @click.pass_obj
 @failing_well
 def evaluator(session: Session, *, path: Path, overrides: tuple[str, ...]) -> None:
-    """Run this host's Spark evaluator by hand; nodes start one themselves when they need it.
+    """Run this host's Spark evaluator; nodes start one when they need it.
 
     \b
     Example:

@@ -2,66 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
 from galileo.cli import TIMEOUT
+from galileo.cli.options import json_option as json_option
 from galileo.cli.output import Output
 from galileo.client import Client, Proof
+from galileo.client.profiles import Profile, resolve
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Session:
-    """The cluster's addresses and the output; a client is made when first asked for."""
+    """The cluster's addresses and the output.
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        *,
-        as_json: bool,
-        timeout: str = TIMEOUT,
-        token_file: str = "",
-        tls: str = "",
-        insecure: bool = False,
-    ) -> None:
-        self.addresses = list(addresses)
-        self.timeout = timeout
-        self.proof = Proof(token_file=token_file, tls=tls, insecure=insecure)
-        self.output = Output(as_json=as_json)
+    Args:
+        options: the shared options; those after the command are added before it runs.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    @functools.cached_property
+    def profile(self) -> Profile:
+        """What the options, the environment and the profile say.
+
+        Raises:
+            ConfigError: the file of profiles is wrong, or has no such profile.
+        """
+        return resolve(self._given(), name=self._options.get("profile", ""))
+
+    def _given(self) -> Profile:
+        options: Mapping[str, Any] = self._options
+        return Profile(
+            node=tuple(options.get("nodes", ())),
+            token_file=options.get("token_file", ""),
+            tls=options.get("tls", ""),
+            insecure=options.get("insecure", False),
+            timeout=options.get("timeout", ""),
+            output="json" if options.get("json") else "",
+        )
+
+    @property
+    def addresses(self) -> list[str]:
+        return list(self.profile.node)
+
+    @property
+    def timeout(self) -> str:
+        return self.profile.timeout or TIMEOUT
+
+    @property
+    def proof(self) -> Proof:
+        return self.profile.proof()
+
+    @property
+    def local_proof(self) -> Proof:
+        """For a cluster that the command starts itself, which no profile is about."""
+        return self._given().proof()
+
+    @functools.cached_property
+    def output(self) -> Output:
+        if self.profile.output == "json":
+            self._options["json"] = True  # errors too
+        return Output(as_json="json" in self._options, wide="wide" in self._options)
 
     def client(self) -> Client:
         """A client; close it by `with`."""
         return Client(*self.addresses, timeout=self.timeout, proof=self.proof)
 
-    def use_json(self, as_json: bool) -> None:
-        """`--json` may stand before or behind the command."""
-        if as_json:
-            self.output = Output(as_json=True)
-            click.get_current_context().find_root().params["as_json"] = True
-
-
-def json_option(command: F) -> F:
-    """Lets `--json` stand behind the command too."""
-
-    def chosen(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-        context.find_object(Session).use_json(value)  # type: ignore[union-attr]
-
-    option = click.option(
-        "--json", is_flag=True, expose_value=False, callback=chosen, help="Print JSON."
-    )
-    decorated: F = option(command)
-    return decorated
-
 
 def require_complete_option(command: F) -> F:
-    """`--require-complete`, of commands whose answer is partial while nodes are away."""
+    """`--require-complete`, of commands whose answer is partial while nodes are unreachable."""
     option = click.option(
         "--require-complete",
         is_flag=True,
-        help="Fail with exit status 5 where nodes are away, in place of a partial answer.",
+        help="Fail with exit status 5 in place of a partial answer.",
     )
     decorated: F = option(command)
     return decorated

@@ -14,6 +14,7 @@ from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.cli.sparql_sources import opened
 from galileo.errors import GalileoError
+from galileo.model.times import seconds
 from galileo.rdf import Endpoint, EndpointOptions
 from galileo.server.allocation import settle
 
@@ -24,35 +25,52 @@ _DEFAULTS = EndpointOptions()
 
 def _endpoint_options(command: F) -> F:
     options: list[Any] = [
-        click.option("--host", default=_DEFAULTS.host, show_default=True, help="To listen on."),
-        click.option("--port", default=_DEFAULTS.port, show_default=True, help="0 for a free one."),
         click.option(
-            "--public", is_flag=True, help="Allow another than a loopback address: anybody may ask."
-        ),
-        click.option("--cors", default="", metavar="ORIGIN", help="Whose web pages may ask."),
-        click.option(
-            "--timeout", default=_DEFAULTS.timeout_s, show_default=True, help="Seconds of a query."
+            "--host", default=_DEFAULTS.host, show_default=True, help="Address to listen on."
         ),
         click.option(
-            "--rows", default=_DEFAULTS.rows_max, show_default=True, help="Most of an answer."
+            "--port",
+            default=_DEFAULTS.port,
+            show_default=True,
+            help="Port to listen on; 0 for a free one.",
+        ),
+        click.option(
+            "--public",
+            is_flag=True,
+            help="Allow a host that is not loopback: unauthenticated access.",
+        ),
+        click.option(
+            "--cors", default="", metavar="ORIGIN", help="Origin of web pages that may query."
+        ),
+        click.option(
+            "--timeout",
+            default=f"{_DEFAULTS.timeout_s:g}s",
+            show_default=True,
+            help="Time limit of a SPARQL query.",
+        ),
+        click.option(
+            "--rows",
+            default=_DEFAULTS.rows_max,
+            show_default=True,
+            help="Maximum rows of an answer.",
         ),
         click.option(
             "--queries",
             default=_DEFAULTS.queries_max,
             show_default=True,
-            help="That may run or wait; more are told to come back.",
+            help="Max queued queries; excess get HTTP 503.",
         ),
         click.option(
             "--connections",
             default=_DEFAULTS.connections_max,
             show_default=True,
-            help="At a time; of more, those go that keep the server waiting.",
+            help="Max concurrent connections; idle ones are closed first.",
         ),
         click.option(
             "--answers-mib",
             default=_DEFAULTS.answers_mib_max,
             show_default=True,
-            help="Of answers on their way; beyond, slow readers go.",
+            help="Max MiB of responses in flight; slow clients are disconnected beyond it.",
         ),
     ]
     for option in reversed(options):
@@ -62,11 +80,11 @@ def _endpoint_options(command: F) -> F:
 
 @click.command()
 @click.argument("source")
-@click.option("--query", default="", help="CQL2; only its result is served.")
+@click.option("--query", default="", help="CQL2 query; only its result is served.")
 @click.option(
     "--spool",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where a continuous query's updates are stored, so that a restart goes on.",
+    help="File for the updates of a continuous query; a restart resumes from it.",
 )
 @_endpoint_options
 @require_complete_option
@@ -83,7 +101,7 @@ def serve(
     port: int,
     public: bool,
     cors: str,
-    timeout: float,
+    timeout: str,
     rows: int,
     queries: int,
     connections: int,
@@ -92,9 +110,9 @@ def serve(
 ) -> None:
     """Serve labels to any SPARQL client over HTTP, until Ctrl-C.
 
-    SOURCE is as of `galileo sparql ask`. The labels of a continuous query (ccq-...) are kept up to
-    date; those of a dataset are what they are at the start. Nothing can be changed by a client, and
-    nothing is asked elsewhere. See docs/rdf.md.
+    SOURCE is as for `galileo sparql ask`. The labels of a continuous query (ccq-...) are kept up to
+    date; those of a dataset are read once at the start. Clients cannot change anything, and the
+    server sends no requests elsewhere. See docs/rdf.md.
 
     \b
     Example:
@@ -107,7 +125,7 @@ def serve(
         port=port,
         public=public,
         cors=cors,
-        timeout_s=timeout,
+        timeout_s=seconds(timeout),
         rows_max=rows,
         queries_max=queries,
         connections_max=connections,
@@ -115,7 +133,7 @@ def serve(
     )
 
     def stale(error: GalileoError) -> None:
-        click.echo(f"{source} is served as it is, nothing more comes: {error}", err=True)
+        session.output.note(f"{source} no longer grows, its labels are still served: {error}")
 
     source_graph = opened(
         session,

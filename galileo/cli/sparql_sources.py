@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import click
-
 from galileo.cli.session import Session
 from galileo.client import SparqlView, Spool
 from galileo.client.completeness import incomplete
@@ -57,9 +55,9 @@ def opened(
         InputError: an option does not go with the source.
     """
     if query and (is_file(source) or is_ccq(source)):
-        raise InputError(f"expected a dataset beside --query, got {source!r}")
+        raise InputError(f"--query needs a dataset as SOURCE, got {source!r}")
     if spool is not None and not is_ccq(source):
-        raise InputError(f"expected a continuous query beside --spool, got {source!r}")
+        raise InputError(f"--spool needs a continuous query as SOURCE, got {source!r}")
     with contextlib.ExitStack() as stack:
         if is_ccq(source):
             client = stack.enter_context(session.client())
@@ -69,7 +67,7 @@ def opened(
                 raise incomplete(view.missing)
             session.output.warn_partial(view.missing)
             if view.gone:
-                click.echo(f"retention dropped {len(view.gone)} stretches of commits", err=True)
+                session.output.note(f"retention dropped {len(view.gone)} ranges of commits")
             if on_end is not None:
                 threading.Thread(target=_await_end, args=(view, on_end), daemon=True).start()
             yield view.graph

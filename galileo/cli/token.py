@@ -32,7 +32,7 @@ _file = click.option(
 
 @click.group()
 def token() -> None:
-    """Tokens: who may do what, and how it is proved.
+    """Tokens: create, list and revoke the credentials of users and nodes.
 
     \b
     Example:
@@ -48,29 +48,28 @@ def token() -> None:
     multiple=True,
     required=True,
     type=click.Choice([one.value for one in Role]),
-    help="What it is; repeat it for others.",
+    help="Role of the token; repeat it for others.",
 )
 @click.option(
     "--dataset",
     "datasets",
     multiple=True,
-    help="Name or pattern of what it may use; repeat it for others.  [default: *]",
+    help="Dataset, or pattern of datasets, it may use; repeat it for others.  [default: *]",
 )
 @click.option(
     "--quota",
     "quotas",
     multiple=True,
     metavar="NAME=BOUND",
-    help="Most that it may use of one thing, such as ccqs_max=10; repeat it for others.",
+    help="Limit of one resource, such as ccqs_max=10; repeat it for others.",
 )
-@click.option(
-    "--days", type=click.FloatRange(0, DAYS_MAX, min_open=True), help="After which it expires."
-)
+@click.option("--days", type=click.FloatRange(0, DAYS_MAX, min_open=True), help="Validity in days.")
 @_file
 @click.option(
-    "--out",
+    "--output",
+    "-o",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File for the token, which only its owner can read; else it is printed.",
+    help="File for the token, readable by its owner only; by default it is printed.",
 )
 @json_option
 @click.pass_obj
@@ -84,15 +83,15 @@ def new(
     quotas: tuple[str, ...],
     days: float | None,
     path: Path,
-    out: Path | None,
+    output: Path | None,
 ) -> None:
-    """Let NAME in, and tell its token once; it is kept nowhere else.
+    """Create a token for NAME; it is shown only once.
 
     \b
     Example:
       galileo token new ann --role reader --principals principals.toml
       galileo token new bob --role reader --quota ccqs_max=10 --days 30 --principals principals.toml
-      galileo token new nodes --role node --principals principals.toml --out node.token
+      galileo token new nodes --role node --principals principals.toml --output node.token
     """
     principal = Principal(
         name,
@@ -102,13 +101,15 @@ def new(
         inf if days is None else round(time.time() + days * DAY_S),
     )
     made = principals.add(path, principal)
-    if out is not None:
+    if output is not None:
         try:
-            write_secret(out, made.encode())
+            write_secret(output, made.encode())
         except OSError:
-            principals.remove(path, name)  # Nobody will ever know its token.
+            principals.remove(path, name)  # Its token is lost.
             raise
-        session.output.value({"name": name, "file": str(out)}, words=f"Its token is in {out}.")
+        session.output.value(
+            {"name": name, "file": str(output)}, words=f"Wrote the token of {name} to {output}."
+        )
         return
     session.output.value({"name": name, "token": made}, words=made)
 
@@ -139,14 +140,14 @@ def _shown(expires_at: float) -> str | None:
 @click.pass_obj
 @failing_well
 def revoke(session: Session, *, name: str, path: Path) -> None:
-    """Make the token of NAME worth nothing; nodes notice within a second or two.
+    """Revoke NAME's token; nodes reject it within two seconds.
 
     \b
     Example:
       galileo token revoke ann --principals principals.toml
     """
     principals.remove(path, name)
-    session.output.value({"revoked": name}, words=f"{name} has no token any more.")
+    session.output.value({"revoked": name}, words=f"revoked the token of {name}")
 
 
 @token.command("list")
@@ -155,7 +156,7 @@ def revoke(session: Session, *, name: str, path: Path) -> None:
 @click.pass_obj
 @failing_well
 def list_(session: Session, *, path: Path) -> None:
-    """List who has a token, with roles, datasets and quotas of its own.
+    """List the names that have a token, with roles, datasets and quotas.
 
     \b
     Example:
@@ -172,4 +173,4 @@ def list_(session: Session, *, path: Path) -> None:
         }
         for one in known
     ]
-    session.output.rows(rows, title="Principals", empty="Nobody has a token.")
+    session.output.rows(rows, title="Principals", empty="There are no tokens.")

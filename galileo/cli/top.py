@@ -1,35 +1,35 @@
-"""`galileo top`: the cluster at a glance, again and again."""
+"""`galileo top`: nodes and continuous queries, refreshed."""
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import click
 
+from galileo.cli.ccq import query_text
+from galileo.cli.cluster import remarks
 from galileo.cli.live import Part, Screen, follow
-from galileo.cli.output import failing_well
+from galileo.cli.output import failing_well, size_of_bytes, time_left
 from galileo.cli.session import Session, json_option
 from galileo.client import CcqInfo, Client, ClusterStatus, NodeStatus
 from galileo.model.times import seconds
-from galileo.query.text import to_text
 
 QUERY_SHOWN = 48
 """Characters of a query in the table."""
 
 
 @click.command()
-@click.option("--interval", default="2s", show_default=True, help="Time between two looks.")
-@click.option("--once", is_flag=True, help="Look once.")
-@click.option("--times", type=click.IntRange(1), help="Look so many times.")
+@click.option("--interval", default="2s", show_default=True, help="Refresh interval.")
+@click.option("--once", is_flag=True, help="Show the screen once.")
+@click.option("--times", type=click.IntRange(1), help="Number of refreshes.")
 @json_option
 @click.pass_obj
 @failing_well
 def top(session: Session, *, interval: str, once: bool, times: int | None) -> None:
-    """Show nodes and continuous queries, and go on showing them until Ctrl-C.
+    """Show nodes and continuous queries, refreshed until Ctrl-C.
 
-    On a terminal the table is redrawn; elsewhere one follows the other.
+    On a terminal the table is redrawn; in a pipe the tables follow each other.
 
     \b
     Example:
@@ -54,7 +54,11 @@ class Glance:
         status, ccqs, now = self._client.status(), self._client.list_ccqs(), time.time()
         rates = {node.name: self._rate(node) for node in status.nodes}
         parts = (
-            Part([_node(node, rates[node.name]) for node in status.nodes], title=_title(status)),
+            Part(
+                [_node(node, rates[node.name]) for node in status.nodes],
+                title=_title(status),
+                words=remarks(status),
+            ),
             Part(
                 [_ccq(one, now) for one in ccqs],
                 title="Continuous queries",
@@ -81,17 +85,16 @@ def _title(status: ClusterStatus) -> str:
 def _node(node: NodeStatus, rate: float | None) -> dict[str, Any]:
     return {
         "node": node.name,
-        "group": node.group,
         "state": node.state,
-        "CPU %": 100 * node.cpu_share,
-        "memory MB": round(node.memory_bytes / 1e6),
-        "load": round(node.load, 1),
-        "observations": sum(one["rows"] for one in node.datasets),
-        "stored/s": "" if rate is None else f"{rate:,.0f}",
+        "rows": sum(one["rows"] for one in node.datasets),
+        "rows/s": "" if rate is None else f"{rate:,.0f}",
         "calls": calls_of_clients(node),
         "CCQs": node.ccqs_coordinated,
-        "cache MB": node.cache_bytes / 1e6,
-        "stopped": "; ".join(node.stopped),
+        "memory": size_of_bytes(node.memory_bytes),
+        "host CPU": f"{100 * node.cpu_share:.0f} %",
+        "load": round(node.load, 1),
+        "cache": size_of_bytes(node.cache_bytes),
+        "group": node.group,
     }
 
 
@@ -101,14 +104,14 @@ def calls_of_clients(node: NodeStatus) -> int:
 
 
 def _ccq(one: CcqInfo, now: float) -> dict[str, Any]:
-    told = to_text(json.loads(one.query)) if one.query else ""
+    told = query_text(one.query)
     query = told if len(told) <= QUERY_SHOWN else f"{told[:QUERY_SHOWN]}…"
     return {
         "id": one.id,
         "dataset": one.dataset,
-        "state": one.state,
-        "coordinator": one.coordinator,
-        "every s": one.interval_s,
-        "ends in s": round(max(0.0, one.expires_at - now)),
         "query": query,
+        "state": one.state,
+        "every": f"{one.interval_s:g}s",
+        "ends in": time_left(max(0.0, one.expires_at - now)),
+        "coordinator": one.coordinator,
     }

@@ -36,8 +36,10 @@ class Watching(Board):
         self.show(Screen((Part(rows, title=self._ccq_id, words=words),), None))
 
     def _told(self, update: Update) -> str:
-        gone = f", {self._gone:,} commits dropped by retention before they came" * bool(self._gone)
-        more = ", more waits" * update.more
+        gone = f", {self._gone:,} commits dropped by retention before they were fetched" * bool(
+            self._gone
+        )
+        more = ", more to come" * update.more
         return (
             f"{self._labels:,} labels in {self._updates:,} updates, the newest "
             f"{min(self._labels, LABELS_SHOWN)} shown{gone}{more}"

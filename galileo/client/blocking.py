@@ -8,25 +8,32 @@ from typing import Any
 from galileo.client.async_client import NOT_SENT, AsyncClient
 from galileo.client.blocking_calls import BlockingCalls
 from galileo.client.loop_thread import LoopThread
+from galileo.client.profiles import Profile, resolve
 from galileo.client.proof import Proof
+from galileo.errors import InputError
 from galileo.model.times import Duration
 
 
 def connect(
-    address: str,
+    address: str | None = None,
     *more: str,
     timeout: Duration | None = None,
+    profile: str = "",
     token: str = "",
     token_file: str | Path = "",
     tls: str | Path = "",
     insecure: bool = False,
 ) -> Client:
-    """A client of the cluster that a node at "host:port" belongs to.
+    """A client of the cluster that a node belongs to.
 
     Args:
-        address: of any node.
+        address: of any node, as "host:port" or "host"; the default port is 7701. Without one:
+            GALILEO_NODE, else the profile, else the node on this machine.
         more: of others, tried when the first is away.
         timeout: retry unreachable or busy nodes for up to this long.
+        profile: of ~/.config/galileo/config.toml; else that of GALILEO_PROFILE, else "default".
+            What the arguments leave open comes from the environment, then from the profile; a
+            profile that is named here comes first.
         token: that proves who calls, where the cluster asks; else from GALILEO_TOKEN.
         token_file: a file of it, which nobody else may read; else from GALILEO_TOKEN_FILE.
         tls: a directory with certificate.pem, key.pem and authority.pem, as `galileo certs`
@@ -38,8 +45,18 @@ def connect(
         ...     print(client.count("weather"))
         4
     """
-    proof = Proof(token, token_file, tls, insecure)
-    return Client(address, *more, timeout=timeout, proof=proof)
+    given = Profile(
+        node=() if address is None else (address, *more),
+        token=token,
+        token_file=str(token_file),
+        tls=str(tls),
+        insecure=insecure,
+    )
+    if token and token_file:
+        raise InputError("expected a token or a file of one, got both")
+    chosen = resolve(given, name=profile)
+    wait = timeout if timeout is not None else chosen.timeout or None
+    return Client(*chosen.node, timeout=wait, proof=chosen.proof())
 
 
 class Client(BlockingCalls):

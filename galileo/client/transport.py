@@ -16,7 +16,7 @@ import grpc.aio
 from galileo import requests, spans
 from galileo.client.pauses import PAUSE_S as PAUSE_S
 from galileo.client.pauses import Pauses, Timing
-from galileo.dht.topology import Topology, is_address
+from galileo.dht.topology import Topology, is_address, with_port
 from galileo.errors import ConfigError, GalileoError, InputError, TryAgain, Unavailable
 from galileo.wire import forks, tls_probe
 from galileo.wire.channel import Channels
@@ -51,14 +51,14 @@ class Transport:
     ) -> None:
         given = list(addresses)
         if not given:
-            raise InputError("expected the address of at least one node, as 'host:port'")
+            raise InputError("expected the address of at least one node, as 'host:port' or 'host'")
         for address in given:
-            if not is_address(address):
+            if not is_address(with_port(str(address))):
                 raise InputError(
-                    f"expected an address as 'host:port', got {address!r}; several are arguments "
-                    "of their own"
+                    f"expected an address as 'host:port' or 'host', got {address!r}; several are "
+                    "arguments of their own"
                 )
-        self.addresses = list(dict.fromkeys(given))
+        self.addresses = list(dict.fromkeys(map(with_port, given)))
         self._given = frozenset(self.addresses)
         self.patience_s = patience_s
         self.timing = timing or Timing()

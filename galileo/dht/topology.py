@@ -20,6 +20,8 @@ from galileo.errors import ConfigError, InputError
 from galileo.geo import geohash
 from galileo.hashing import text64
 
+PORT = 7701
+"""The default port of a node."""
 NODES_MAX = 1024
 PARTITIONS_PER_GROUP_MAX = 1024
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
@@ -278,6 +280,12 @@ class Topology:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"expected a topology with groups and nodes: {error!r}") from error
+
+
+def with_port(address: str) -> str:
+    """The address with the default port, where it has none: "host" or "[::1]"."""
+    has_port = bool(address.rpartition(":")[1]) and not address.endswith("]")
+    return address if has_port or not address else f"{address}:{PORT}"
 
 
 def is_address(text: object) -> bool:

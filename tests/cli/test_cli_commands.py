@@ -130,8 +130,8 @@ def test_datasets_are_listed_with_what_is_in_them(run: Run, fresh_name: Fresh) -
         "missing": [],
     }
     assert listed[other]["retention"] is None
-    [row] = [line for line in run("datasets").stdout.splitlines() if f" {name} " in line]
-    assert " 2 " in row
+    [row] = [line for line in run("datasets").stdout.splitlines() if line.startswith(f"{name} ")]
+    assert "2" in row.split()
     words = run("datasets", name).stdout
     assert f"{name}: blocks of 4 geohash characters and 10m; kept for 30d" in words
     assert "temperature" in words
@@ -268,12 +268,12 @@ def test_results_go_to_files(
     run: Run, dataset: str, tmp_path: Path, suffix: str, command: str
 ) -> None:
     path = tmp_path / f"warm{suffix}"
-    told = run(command, dataset, "temperature > 290", "--out", str(path)).stdout
+    told = run(command, dataset, "temperature > 290", "--output", str(path)).stdout
     assert f"{WARM} {'labels' if command == 'query' else 'observations'} written to {path}" in told
     table = READERS[suffix](str(path))
     assert table.num_rows == WARM
     assert min(table.column("temperature").to_pylist()) > 290
-    written = values(run(command, dataset, "--out", str(path), "--json"))
+    written = values(run(command, dataset, "--output", str(path), "--json"))
     assert written["file"] == str(path)
     assert READERS[suffix](str(path)).num_rows == written.get("rows", written.get("labels"))
 
@@ -358,7 +358,7 @@ def test_sparql_selects_asks_and_constructs(run: Run, dataset: str) -> None:
     count = "SELECT (COUNT(?p) AS ?n) WHERE { ?p f:temperature ?t }"
     warm = ["--query", "temperature > 290"]
     assert values(run("sparql", dataset, count, *warm, "--json")) == [{"n": WARM}]
-    assert f" {WARM} " in run("sparql", dataset, count, *warm).stdout
+    assert str(WARM) in run("sparql", dataset, count, *warm).stdout.split()
     ask = "ASK { ?p f:temperature ?t FILTER(?t > 1000) }"
     told = {"boolean": False, "complete": True, "missing": []}
     assert values(run("sparql", dataset, ask, "--json")) == told
@@ -387,12 +387,12 @@ def test_topology_shows_groups_and_ranges(run: Run, cluster: galileo.LocalCluste
     found = values(run("topology", "--json"))
     assert [group["name"] for group in found["groups"]] == ["group-1", "group-2"]
     shown = run("topology").stdout
-    assert "group-1: geohash ranges from 0, 2, 4" in shown
+    assert "0 2 4 6 8 b d f h k n q s u w y" in shown
     assert all(address in shown for address in cluster.addresses)
 
 
 def test_the_address_can_come_from_the_environment(cluster: galileo.LocalCluster) -> None:
-    environment = {"GALILEO_NODES": " ".join(cluster.addresses)}
+    environment = {"GALILEO_NODE": " ".join(cluster.addresses)}
     done = CliRunner().invoke(main, ["status", "--json"], env=environment)
     assert done.exit_code == 0
     assert values(done)["complete"] is True
@@ -422,7 +422,7 @@ def test_a_continuous_query_from_submission_to_its_end(run: Run, dataset: str) -
     news = values(run("ccq", "fetch", made["id"], "--token", made["token"], "--json"))
     assert (news["labels"], news["token"], news["more"]) == ([], made["token"], False)
     assert "0 labels" in run("ccq", "fetch", made["id"], "--token", made["token"]).stdout
-    assert f"{made['id']} is cancelled" in run("ccq", "cancel", made["id"]).stdout
+    assert f"cancelled {made['id']}" in run("ccq", "cancel", made["id"]).stdout
     over = run("ccq", "fetch", made["id"], fails=4)
     assert "[ccq_cancelled]" in over.stderr
 
@@ -447,7 +447,7 @@ MISTAKES: dict[str, tuple[Sequence[str], str]] = {
     "no dataset for a file": (["ingest", "nowhere", "{csv}"], "unknown_dataset"),
     "a wrong mapping": (["ingest", "{dataset}", "{csv}", "--map", "temperature"], "invalid_input"),
     "a file of no format": (
-        ["read", "{dataset}", "--out", "{directory}/warm.xlsx"],
+        ["read", "{dataset}", "--output", "{directory}/warm.xlsx"],
         "invalid_input",
     ),
     "parquet on standard output": (
@@ -455,7 +455,7 @@ MISTAKES: dict[str, tuple[Sequence[str], str]] = {
         "invalid_input",
     ),
     "a directory that is not there": (
-        ["read", "{dataset}", "--out", "{directory}/absent/warm.csv"],
+        ["read", "{dataset}", "--output", "{directory}/absent/warm.csv"],
         "invalid_input",
     ),
     "an unknown CCQ": (["ccq", "fetch", "ccq-0123"], "unknown_ccq"),
@@ -497,7 +497,7 @@ def test_no_cluster_ends_with_3() -> None:
     assert error["details"]["addresses"] == [address]
 
 
-@pytest.mark.parametrize("words", [["--node", "localhost"], ["--timeout", "soon"]])
+@pytest.mark.parametrize("words", [["--node", "a b"], ["--timeout", "soon"]])
 def test_a_wrong_global_option_ends_with_2(words: list[str]) -> None:
     done = CliRunner().invoke(main, [*words, "status"])
     assert done.exit_code == 2

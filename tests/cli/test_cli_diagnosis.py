@@ -47,7 +47,7 @@ def test_where_all_is_well_there_is_nothing_to_say() -> None:
     ("changed", "weight", "said"),
     [
         ({"failure": "connection refused"}, "problem", "does not answer at 10.0.0.1:7701"),
-        ({"not_ready": (("disk", "full"),)}, "problem", "not ready, for its disk: full"),
+        ({"not_ready": (("disk", "full"),)}, "problem", "is not ready: disk: full"),
         ({"peers_dead": 2}, "problem", "does not hear from 2 other nodes"),
         ({"lost": ("partition 3",)}, "problem", "has heard of commits that are gone: partition 3"),
         ({"status": STOPPED}, "problem", "takes no writes: rain/p3"),

@@ -44,7 +44,7 @@ def test_verify_tells_that_all_is_well(node: Path) -> None:
     result = run("verify", node)
     assert result.exit_code == 0
     assert "3 commits in 3 files" in result.output
-    assert "all is well" in result.output
+    assert "no damage" in result.output
     told = json.loads(run("verify", node, "--json").output)
     assert (told["ok"], told["commits"], told["damages"]) == (True, 3, [])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -12,9 +13,18 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from galileo.cli.main import main
-from galileo.cli.output import EXIT_INPUT, Output, failing_well
+from galileo.cli.options import json_option
+from galileo.cli.output import (
+    EXIT_INPUT,
+    Output,
+    failing_well,
+    size_of_bytes,
+    table_of,
+    time_left,
+)
 from galileo.errors import InputError, SamplerFailed
 
 LOOKS_LIKE_MARKUP = ("[/b]", "[red]", "[bold]x[/bold]", "\\[a]", "[link=file:x]")
@@ -54,9 +64,9 @@ def ending(error: Exception, *, as_json: bool) -> Result:
     """Of a command that raises an error."""
 
     @click.command()
-    @click.option("--json", "as_json", is_flag=True)
+    @json_option
     @failing_well
-    def fails(as_json: bool) -> None:
+    def fails() -> None:
         raise error
 
     return CliRunner().invoke(fails, ["--json"] if as_json else [])
@@ -86,3 +96,90 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 def test_other_errors_of_the_system_stay_what_they_are() -> None:
     done = ending(OSError(5, "Input/output error"), as_json=False)
     assert isinstance(done.exception, OSError)
+
+
+# --- what may not reach a terminal ---------------------------------------------------------------
+
+CONTROLS = {
+    "CSI": "\x1b[2J",
+    "OSC ended by ST": "\x1b]0;owned\x1b\\",
+    "OSC ended by BEL": "\x1b]52;c;bWFs\x07",
+    "BEL": "\x07",
+    "C1 CSI": "\x9b31m",
+    "C1 OSC": "\x9d0;owned\x9c",
+    "DEL": "\x7f",
+    "carriage return": "good\rbad",
+}
+
+
+def raw_controls(text: str) -> list[str]:
+    return [one for one in text if (ord(one) < 32 and one != "\n") or 127 <= ord(one) < 160]
+
+
+@pytest.mark.parametrize("control", CONTROLS.values(), ids=CONTROLS)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_stored_texts_send_nothing_to_the_terminal(
+    control: str, as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Output(as_json=as_json)
+    stored = f"a{control}b"
+    output.rows([{"name": stored, f"unit {stored}": [stored]}], title=stored)
+    output.value({"sent_by": stored}, words=f"by {stored}")
+    output.rows([], empty=stored)
+    output.note(stored)
+    told = capsys.readouterr()
+    assert raw_controls(told.out + told.err) == []
+    if as_json:
+        rows, value, _ = map(json.loads, told.out.splitlines())
+        assert (rows[0]["name"], value["sent_by"]) == (stored, stored)
+    failed = ending(InputError(f"got {stored}"), as_json=as_json)
+    assert raw_controls(failed.output) == []
+
+
+# --- tables and the width of a terminal ----------------------------------------------------------
+
+
+def table(rows: list[dict[str, object]], width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), soft_wrap=True)
+    for part in table_of(rows, "", width=width):
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_columns_that_do_not_fit_are_left_out_and_named() -> None:
+    lines = table([{f"column-{n}": "x" * 10 for n in range(12)}], 80)
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == [f"column-{n}" for n in range(6)]
+    assert "Not shown: column-6, column-7" in lines[3]
+    assert "--wide" in " ".join(lines)
+
+
+def test_a_table_that_fits_is_shown_as_it_is() -> None:
+    assert table([{"id": "a", "rows": 1200}, {"id": "long", "rows": 3}], 80) == [
+        "id     rows",
+        "───────────",
+        "a     1,200",
+        "long      3",
+    ]
+
+
+def test_long_cells_are_folded_before_a_column_goes() -> None:
+    lines = table([{"id": "x" * 60, "rows": 1, "state": "up"}], 60)
+    assert max(map(len, lines)) <= 60
+    assert lines[0].split() == ["id", "rows", "state"]
+    assert "".join(line.split()[0] for line in lines[2:4]) == "x" * 60
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e12, "2.5 TB")]
+)
+def test_sizes_are_short(count: float, words: str) -> None:
+    assert size_of_bytes(count) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2, "0s"), (45, "45s"), (3700, "1h1m"), (2 * 86400 + 3 * 3600, "2d3h")]
+)
+def test_times_left_are_short(seconds: float, words: str) -> None:
+    assert time_left(seconds) == words

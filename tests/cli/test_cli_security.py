@@ -47,7 +47,7 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     shown = run("token", "list", "--principals", path).stdout
     assert "reader, sampler-author" in " ".join(shown.split())
     out = tmp_path / "bob.token"
-    told = run("token", "new", "bob", "--role", "node", "--principals", path, "--out", out)
+    told = run("token", "new", "bob", "--role", "node", "--principals", path, "--output", out)
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     assert out.read_text() not in told.output
     assert Principals(path).of_token(Keys(token_file=str(out)).read_token()) is not None
@@ -75,11 +75,11 @@ def test_tokens_have_quotas_and_a_last_day(tmp_path: Path) -> None:
 def test_a_token_that_cannot_be_written_lets_nobody_in(tmp_path: Path) -> None:
     path = tmp_path / "principals.toml"
     words = ("token", "new", "ann", "--role", "reader", "--principals", path)
-    refused = run(*words, "--out", tmp_path / "nowhere" / "ann.token")
+    refused = run(*words, "--output", tmp_path / "nowhere" / "ann.token")
     assert refused.exit_code == 2
     assert "expected to be able to use" in " ".join(refused.stderr.split())
     assert json.loads(run("token", "list", "--principals", path, "--json").stdout) == []
-    assert run(*words, "--out", tmp_path / "ann.token").exit_code == 0
+    assert run(*words, "--output", tmp_path / "ann.token").exit_code == 0
 
 
 def test_a_token_expires_in_a_year_that_there_is(tmp_path: Path) -> None:

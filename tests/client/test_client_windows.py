@@ -139,7 +139,7 @@ def test_the_commands_speak_of_windows(cluster, client, dataset, tmp_path: Path)
     try:
         (listed,) = [one for one in json.loads(run("list", "--json")) if one["id"] == ccq["id"]]
         assert listed["window"] == "tumbling:1h, lateness 10m"
-        shown = json.loads(run("watch", ccq["id"], "--updates", "1", "--json"))
+        shown = json.loads(run("watch", ccq["id"], "--from", "start", "--updates", "1", "--json"))
         assert shown["clock"] == "2014-06-01T01:00:00Z"
         assert [(one["new"], one["state"]) for one in shown["windows"]] == [
             (2, "open"),
@@ -159,11 +159,11 @@ def test_the_commands_speak_of_windows(cluster, client, dataset, tmp_path: Path)
         assert sorted(one["value"] for one in late["labels"]) == [1, 2, 5]
         held = json.loads(run("spool", spool[1], "--json"))["windows"]
         assert [(one["labels"], one["state"]) for one in held] == [(3, "closed"), (2, "open")]
-        words = run("watch", ccq["id"], "--updates", "1")
+        words = run("watch", ccq["id"], "--from", "start", "--updates", "1")
         assert "window 2014-06-01T00:00:00Z to 2014-06-01T01:00:00Z closed\n" in words
     finally:
         client.cancel(ccq["id"])
-    assert "beside --window" in run(*submitting, "--lateness", "10m", fails=2)
+    assert "--lateness needs --window" in run(*submitting, "--lateness", "10m", fails=2)
     assert "'tumbling:1h'" in run(*submitting, "--window", "hourly", fails=2)
 
 

@@ -305,7 +305,7 @@ def test_everybody_may_ask_who_they_are(metered: Metered, tmp_path: Path) -> Non
     words = ["--node", metered.cluster.addresses[0], "--tls", str(metered.tls)]
     shown = CliRunner().invoke(main, [*words, "--token-file", str(file), "whoami"])
     assert shown.exit_code == 0, shown.output
-    assert "You are ann (reader, writer); datasets: *." in shown.stdout
+    assert "user: ann\nroles: reader, writer\ndatasets: *\n" in shown.stdout
     assert "vertices_max" in shown.stdout
     done = CliRunner().invoke(main, [*words, "--token-file", str(file), "whoami", "--json"])
     told = json.loads(done.stdout)

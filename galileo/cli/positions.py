@@ -1,0 +1,61 @@
+"""Read positions of `galileo ccq watch` by name, in the user's state directory."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from galileo.client import Client
+from galileo.errors import InputError
+from galileo.wire import token as resume
+
+START, NOW = "start", "now"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class Position:
+    """Where a watch begins, and where it has got to.
+
+    Args:
+        ccq_id: of the continuous query.
+        begin: "start", "now" or a name.
+        environment: of the process if absent.
+
+    Raises:
+        InputError: it is no name.
+    """
+
+    def __init__(
+        self, ccq_id: str, begin: str, *, environment: Mapping[str, str] | None = None
+    ) -> None:
+        if not _NAME.fullmatch(begin):
+            raise InputError(
+                f"expected start, now or a name of letters, digits, '_', '.' and '-', got {begin!r}"
+            )
+        variables = os.environ if environment is None else environment
+        home = variables.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        self._ccq_id, self._begin = ccq_id, begin
+        self._path = Path(home) / "galileo" / "positions" / ccq_id / begin
+
+    def token(self, client: Client) -> str:
+        """The token to begin with; empty for the first label. A new name begins there, too."""
+        if self._begin == START:
+            return ""
+        if self._begin == NOW:
+            newest = client.fetch(self._ccq_id, labels_max=1)
+            return resume.encode(self._ccq_id, newest.frontier)
+        try:
+            return self._path.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return ""
+
+    def save(self, token: str) -> None:
+        """Keeps the token of an update that was printed, under the name if there is one."""
+        if self._begin in (START, NOW):
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        unfinished = self._path.with_name(f".{self._path.name}.part")
+        unfinished.write_text(f"{token}\n", encoding="utf-8")
+        unfinished.replace(self._path)

@@ -1,0 +1,155 @@
+"""Where a client finds its cluster: arguments, the environment and the user's profiles."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from galileo.client.proof import TLS, TOKEN, TOKEN_FILE, Proof
+from galileo.dht.topology import with_port
+from galileo.errors import ConfigError
+from galileo.model.schema import nearest_name
+
+NODE, PROFILE = "GALILEO_NODE", "GALILEO_PROFILE"
+DEFAULT_PROFILE = "default"
+DEFAULT_NODE = "127.0.0.1"
+OUTPUTS = ("table", "json")
+_KEYS = ("node", "token_file", "tls", "insecure", "timeout", "output")
+_CREDENTIALS = frozenset({"token", "token_file", "tls", "insecure"})
+_TOKENS = frozenset({"token", "token_file"})
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How to reach a cluster; what is empty is left to the next source.
+
+    Attributes:
+        node: addresses of nodes, as "host:port" or "host".
+        token: that proves who calls; never read from a file of profiles.
+        token_file: file of the token.
+        tls: directory with certificate, key and authority.
+        insecure: whether the token may be sent over an unencrypted connection.
+        timeout: how long to retry unreachable nodes; a duration.
+        output: of the command line, "table" or "json".
+    """
+
+    node: tuple[str, ...] = ()
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    tls: str = ""
+    insecure: bool = False
+    timeout: str = ""
+    output: str = ""
+
+    def proof(self) -> Proof:
+        return Proof(self.token, self.token_file, self.tls, self.insecure)
+
+
+def profiles_path(environment: Mapping[str, str]) -> Path:
+    """The user's file of profiles, which need not exist."""
+    home = environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(home) / "galileo" / "config.toml"
+
+
+def resolve(
+    given: Profile, *, name: str = "", environment: Mapping[str, str] | None = None
+) -> Profile:
+    """Complete what the caller said by the environment and a profile.
+
+    The environment comes before the profile, unless the profile is named here. Credentials of a
+    profile that has nodes are used for these nodes only.
+
+    Args:
+        given: what the caller said.
+        name: of a profile; else that of GALILEO_PROFILE, else "default", which need not exist.
+        environment: the process's own if absent.
+
+    Raises:
+        ConfigError: the file of profiles is wrong, or has no profile of that name.
+    """
+    variables = os.environ if environment is None else environment
+    profile = read_profile(name or variables.get(PROFILE, ""), variables)
+    token_file = variables.get(TOKEN_FILE, "")
+    from_environment = Profile(
+        node=tuple(map(with_port, variables.get(NODE, "").replace(",", " ").split())),
+        token="" if token_file else variables.get(TOKEN, ""),
+        token_file=token_file,
+        tls=variables.get(TLS, ""),
+    )
+    chosen = replace(given, node=tuple(map(with_port, given.node)))
+    if name:
+        chosen = _merge(_merge_profile(chosen, profile), from_environment)
+    else:
+        chosen = _merge_profile(_merge(chosen, from_environment), profile)
+    return replace(chosen, node=chosen.node or (with_port(DEFAULT_NODE),))
+
+
+def _merge_profile(first: Profile, profile: Profile) -> Profile:
+    """The profile's token must not be sent to a node that the profile does not name."""
+    is_foreign = bool(profile.node) and not set(first.node) <= set(profile.node)
+    return _merge(first, profile, without=_CREDENTIALS if is_foreign else frozenset())
+
+
+def _merge(first: Profile, second: Profile, *, without: frozenset[str] = frozenset()) -> Profile:
+    if first.token or first.token_file:
+        without |= _TOKENS
+    open_fields = [one.name for one in fields(Profile) if not getattr(first, one.name)]
+    return replace(
+        first, **{name: getattr(second, name) for name in open_fields if name not in without}
+    )
+
+
+def read_profile(name: str, environment: Mapping[str, str]) -> Profile:
+    """The profile of that name; where none is named, "default" or an empty one."""
+    path = profiles_path(environment)
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        tables = {}
+    except OSError as error:
+        raise ConfigError(f"the profiles in {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the profiles in {path} are not TOML: {error}") from error
+    if name and name not in tables:
+        known = ", ".join(sorted(tables)) or "none"
+        raise ConfigError(f"there is no profile {name!r} in {path}; profiles: {known}")
+    return _profile(
+        tables.get(name or DEFAULT_PROFILE, {}), f"[{name or DEFAULT_PROFILE}] of {path}"
+    )
+
+
+def _profile(table: Any, where: str) -> Profile:
+    if not isinstance(table, dict):
+        raise ConfigError(f"expected {where} to be a table, got {table!r}")
+    for key, value in table.items():
+        if key not in _KEYS:
+            close = nearest_name(key, _KEYS)
+            hint = f"; did you mean {close!r}?" if close else "."
+            raise ConfigError(f"unknown key in {where}: {key!r}{hint} Known: {', '.join(_KEYS)}")
+        if not _is_fitting(key, value):
+            kind = {"node": "a text or a list of texts", "insecure": "true or false"}
+            raise ConfigError(
+                f"expected {kind.get(key, 'a text')} for {key} in {where}, got {value!r}"
+            )
+    node = table.get("node", [])
+    nodes = tuple(map(with_port, [node] if isinstance(node, str) else node))
+    profile = Profile(**{**table, "node": nodes})
+    if profile.output and profile.output not in OUTPUTS:
+        raise ConfigError(f"expected table or json for output in {where}, got {profile.output!r}")
+    return replace(profile, token_file=_expand(profile.token_file), tls=_expand(profile.tls))
+
+
+def _is_fitting(key: str, value: object) -> bool:
+    if key == "insecure":
+        return isinstance(value, bool)
+    if key == "node" and isinstance(value, list):
+        return all(isinstance(one, str) for one in value)
+    return isinstance(value, str)
+
+
+def _expand(path: str) -> str:
+    return str(Path(path).expanduser()) if path else ""
