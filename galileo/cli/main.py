@@ -129,8 +129,8 @@ ALIASES = {"summarize": "summarise"}
     context_settings={"help_option_names": ["-h", "--help"]},
     params=shared_options(),
     epilog="The options above may stand before or after the command. Exit status: 0 done, 2 fix "
-    "the input, 3 try again, 4 the query or data has ended, 5 the answer is not complete, 70 a bug or a broken disk, 130 Ctrl-C, "
-    "141 the reader of a pipe ended, 1 any other error.",
+    "the input, 3 try again, 4 the query or data has ended, 5 the answer is not complete, 70 a bug "
+    "or a broken disk, 130 Ctrl-C, 141 the reader of a pipe ended, 1 any other error.",
 )
 @click.version_option(__version__)
 @click.pass_context

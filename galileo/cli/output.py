@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -69,7 +70,9 @@ class Output:
         self.as_json = as_json
         self.is_wide = wide
         width = None if sys.stdout.isatty() and not wide else WIDE
-        self._console = _Terminal(highlight=False, soft_wrap=True, width=width)
+        # With a width alone, Rich takes a simple terminal for one of 80 columns.
+        height = None if width is None else shutil.get_terminal_size().lines
+        self._console = _Terminal(highlight=False, soft_wrap=True, width=width, height=height)
 
     @property
     def is_live(self) -> bool:

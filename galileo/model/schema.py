@@ -33,6 +33,8 @@ FEATURES_MAX = 256
 ARROW_SCHEMAS_KEPT = 256
 """Making one takes longer than everything else about a small answer's labels."""
 DATASETS_NAMED_MAX = 20
+NEARNESS_MIN = 0.66
+"""Share of letters in common, of 1, of a name that may have been meant: "nan" and "nam"."""
 SHORTENED_MIN = 3
 """Letters of a name that begins another one."""
 TIME_BUCKET_MIN_S = 1.0
@@ -287,7 +289,7 @@ def dataset_name(name: object) -> str:
 def nearest_name(name: str, names: Sequence[str]) -> str | None:
     """The likeliest of `names` for a misspelt or shortened one, None where none is close."""
     by_lower = {candidate.lower(): candidate for candidate in names}
-    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1)
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=NEARNESS_MIN)
     if not close and len(name) >= SHORTENED_MIN:
         close = [one for one in by_lower if one.startswith(name.lower())][:1]
     return by_lower[close[0]] if close else None

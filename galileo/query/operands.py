@@ -15,6 +15,8 @@ GEOMETRY, DATETIME, GEOHASH = "geometry", "datetime", "geohash"
 SPECIAL = (GEOMETRY, DATETIME, GEOHASH)
 """Properties of every dataset."""
 
+_SYNONYMS = {"time": DATETIME}
+"""Names of columns that stand for properties."""
 PLACE_HINT = "for places write S_INTERSECTS(geometry, BBOX(west, south, east, north))"
 _COORDINATES = frozenset({"latitude", "longitude", "lat", "lon", "long", "lng"})
 """What people ask for where they mean the geometry."""
@@ -60,7 +62,8 @@ def subject(raw: Any, schema: Schema) -> Subject:
         UnsupportedQuery: it is not indexed, or the operand is no property.
     """
     if isinstance(raw, dict) and isinstance(raw.get("property"), str):
-        name = raw["property"]
+        written: str = raw["property"]
+        name = _SYNONYMS.get(written, written)
         return Subject(name, None if name in SPECIAL else _feature(name, schema), folded=False)
     if _is_casei(raw):
         inner = subject(_arguments(raw)[0], schema)

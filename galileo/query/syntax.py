@@ -62,6 +62,10 @@ _EXPECTED = re.compile(r"= expected (.*)", re.DOTALL)
 
 _EMPTY_POINT = re.compile(r"""(?:'[^']*'|"[^"]*"|[^'"])*?\b(POINT\s+(?:ZM?|M)?\s*EMPTY)""", re.I)
 
+_STATEMENT = re.compile(r"\s*(?:SELECT|WITH|FROM|WHERE)\b", re.IGNORECASE)
+_INSTEAD = {"==": "=", "&&": "AND", "||": "OR"}
+_FOREIGN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|(?P<operator>==|&&|\|\|)""")
+
 _VALUE = {"GEOMETRY", "Identifier", "Negative", "UnaryNot", "True", "False", "Null", "DECIMAL"}
 _VALUE |= {"Double", "SingleQuotedString", "ExpressionInParentheses", "Array"}
 _ARITHMETIC = {"Add", "Subtract", "Multiply", "Divide", "Modulo", "Power"}
@@ -130,6 +134,7 @@ def _read_text(source: str) -> Any:
     try:
         parsed = cql2.parse_text(plain)
     except cql2.ParseError as error:
+        _refuse_other_languages(source)
         position, expected = _offset(plain, str(error)), _in_words(str(error))
         position = _original(position, numbers)
         where = place(source, position)
@@ -177,6 +182,15 @@ def _original(position: int, numbers: Sequence[_Number]) -> int:
         grown = len(number.plain) - (number.end - number.start)
         position = max(number.start, position - grown)
     return position
+
+
+def _refuse_other_languages(source: str) -> None:
+    """Says what to write in place of SQL statements and operators of programming languages."""
+    if _STATEMENT.match(source):
+        refuse(source, 0, "this is CQL2, not SQL; write only the part after WHERE")
+    for found in _FOREIGN.finditer(source):
+        if operator := found["operator"]:
+            refuse(source, found.start(), f"write {_INSTEAD[operator]} in place of {operator}")
 
 
 def _read_json(source: str) -> Any:

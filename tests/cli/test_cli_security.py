@@ -95,7 +95,7 @@ def test_an_authority_certifies_nodes_and_clients(tmp_path: Path) -> None:
     done = run("certs", "node", authority, "n-1", "--host", "127.0.0.1", "--json")
     node = json.loads(done.stdout)
     done = run("certs", "client", authority, "ann", "--target", tmp_path / "ann", "--days", "9")
-    assert "for 9 days" in " ".join(done.stdout.split())
+    assert "(valid 9 days)" in " ".join(done.stdout.split())
     assert stat.S_IMODE(Path(node["key"]).stat().st_mode) == 0o600
     Keys(node["certificate"], node["key"], node["authority"]).check()
     Proof(tls=tmp_path / "ann").keys({}).check()

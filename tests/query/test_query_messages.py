@@ -59,6 +59,36 @@ def test_text_that_does_not_parse(text, position, expectation):
     assert shown[1].index("^") == column + 1
 
 
+@pytest.mark.parametrize(
+    ("text", "position", "said"),
+    [
+        ("SELECT * FROM nam WHERE temperature > 1", 0, "CQL2, not SQL; write only the part after"),
+        ("  where temperature > 1", 0, "CQL2, not SQL"),
+        ("station = 'a==b' AND temperature == 1", 33, "write = in place of =="),
+        ("temperature > 1 && humidity > 1", 16, "write AND in place of &&"),
+        ("temperature > 1 || humidity > 1", 16, "write OR in place of ||"),
+    ],
+)
+def test_words_of_other_languages_are_replaced(text, position, said):
+    error = refused(text, QuerySyntaxError)
+    assert said in error.message
+    assert error.details == {"position": position}
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "{} >= TIMESTAMP('2012-03-01T06:00:00Z')",
+        "T_DURING({}, INTERVAL('2012-03-01T00:00:00Z', '2012-03-02T00:00:00Z'))",
+        "{} BETWEEN DATE('2012-03-01') AND DATE('2012-03-07')",
+    ],
+)
+def test_time_is_another_name_of_datetime(condition):
+    query = parse(condition.format("time"), SCHEMA)
+    assert query.to_json() == parse(condition.format("datetime"), SCHEMA).to_json()
+    assert '"datetime"' in query.to_json()
+
+
 def test_point_without_coordinates():
     error = refused("raining AND S_INTERSECTS(geometry, POINT EMPTY)", QuerySyntaxError)
     assert error.details == {"position": 35}
