@@ -77,7 +77,7 @@ def _retentions(client: Client) -> dict[str, Retention | None]:
 
 def _show(output: Output, described: DatasetDescription, retention: Retention | None) -> None:
     schema = described.schema
-    place = "" if described.bbox is None else f"in {' '.join(f'{d:g}' for d in described.bbox)}, "
+    place = "" if described.bbox is None else f"in {' '.join(f'{d:g}' for d in described.bbox)}\n"
     words = (
         f"{schema.name}: blocks of {schema.geohash_precision} geohash characters and "
         f"{_bucket(described)}; {in_words(retention)}\n"

@@ -26,7 +26,7 @@ COMMANDS = {
     "create": Later("galileo.cli.data:create", "Create a dataset."),
     "datasets": Later(
         "galileo.cli.datasets:datasets",
-        "List the datasets that you may use, or show the features of the one of that NAME.",
+        "List the datasets that you may use, or describe the one of that NAME.",
     ),
     "doctor": Later(
         "galileo.cli.doctor:doctor",

@@ -46,7 +46,7 @@ CELL_CHARS_MAX = 32
 """A longer cell is folded before a column is left out."""
 _GAP = 2
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_CONTROLS_IN_LINES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROLS_IN_LINES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 _DELETE_AND_C1 = re.compile(r"[\x7f-\x9f]")
 
 P = ParamSpec("P")
@@ -150,7 +150,7 @@ class _Description(TextColumn):
 
 
 def visible(text: str) -> str:
-    """The text with its control characters escaped, but for line ends and tabs."""
+    """The text with its control characters escaped, but for line ends."""
     return _CONTROLS_IN_LINES.sub(_escaped, text)
 
 
@@ -223,7 +223,7 @@ def table_of(
     A column that does not fit is left out as a whole, and named below.
     """
     names = list(rows[0])
-    cells = [[_shown(_cell(row[name])) for row in rows] for name in names]
+    cells = [[visible(_cell(row[name])) for row in rows] for name in names]
     widths = _fit(list(map(_widths, map(_shown, names), cells)), width)
     table = Table(
         header_style="bold",
@@ -250,7 +250,7 @@ def table_of(
 
 def _widths(name: str, column: Sequence[str]) -> tuple[int, int]:
     """The least width of a column, at which long cells are folded, and the width without folds."""
-    longest = max(map(cell_len, column))
+    longest = max(cell_len(line) for cell in column for line in cell.split("\n"))
     least = max(min(longest, CELL_CHARS_MAX), *map(cell_len, name.split()), 1)
     return least, max(longest, cell_len(name), 1)
 
@@ -272,7 +272,7 @@ def _fit(columns: Sequence[tuple[int, int]], width: int) -> list[int]:
 
 
 def _shown(text: str) -> str:
-    """A text on one line of a table."""
+    """A name on one line of a table."""
     return _CONTROLS.sub(_escaped, text)
 
 

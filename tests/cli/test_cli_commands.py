@@ -152,7 +152,7 @@ def test_datasets_are_described_from_what_is_stored(run: Run, dataset: str) -> N
         assert feature["mean"] == pytest.approx(column.mean())
     words = run("datasets", dataset).stdout
     assert f"{ROWS} observations in {told['paths']} paths" in words
-    [row] = [line for line in run("datasets").stdout.splitlines() if f" {dataset} " in line]
+    [row] = [line for line in run("datasets").stdout.splitlines() if line.startswith(f"{dataset} ")]
     assert f" {ROWS} " in row
     assert "2014-03-01" in row
 
