@@ -285,7 +285,8 @@ class Topology:
 def with_port(address: str) -> str:
     """The address with the default port, where it has none: "host" or "[::1]"."""
     has_port = bool(address.rpartition(":")[1]) and not address.endswith("]")
-    return address if has_port or not address else f"{address}:{PORT}"
+    is_host = bool(address) and not re.search(r"[\s,/]", address)
+    return f"{address}:{PORT}" if is_host and not has_port else address
 
 
 def is_address(text: object) -> bool:
