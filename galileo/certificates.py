@@ -2,7 +2,7 @@
 
 What it makes is plain X.509 in PEM, so any other authority serves as well, if its certificates
 say in the same way whom they are for: a node's carry the URI `galileo:node:NAME`, a client's
-`galileo:client:NAME`. Needs the package `cryptography`, the extra `tls`; nodes and clients do not.
+`galileo:client:NAME`. Needs the package `cryptography`, of the extra `server`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from galileo.errors import ConfigError, InputError
+from galileo.errors import InputError
+from galileo.optional_imports import library
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -60,7 +61,7 @@ def make_authority(directory: Path, *, cluster: str, days: int = AUTHORITY_DAYS)
 
     Raises:
         InputError: there is one already, or a value is wrong.
-        ConfigError: the extra `tls` is missing.
+        MissingExtra: the extra `server` is missing.
     """
     x509, hashes, oid = _library()
     _check_name(cluster)
@@ -101,7 +102,7 @@ def issue(authority: Path, subject: Subject, *, target: Path) -> Path:
 
     Raises:
         InputError: there is no authority, or a value is wrong.
-        ConfigError: the extra `tls` is missing.
+        MissingExtra: the extra `server` is missing.
     """
     x509, hashes, oid = _library()
     _check_subject(subject)
@@ -154,15 +155,10 @@ def _make_directory(directory: Path) -> None:
 
 
 def _library() -> tuple[Any, Any, Any]:
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes
-        from cryptography.x509 import oid
-    except ImportError as error:
-        raise ConfigError(
-            "expected the package cryptography to make certificates; install it by "
-            'pip install "galileo-store[tls]"'
-        ) from error
+    purpose = "making certificates"
+    x509 = library("cryptography.x509", purpose=purpose)
+    hashes = library("cryptography.hazmat.primitives.hashes", purpose=purpose)
+    oid = library("cryptography.x509.oid", purpose=purpose)
     return x509, hashes, oid
 
 

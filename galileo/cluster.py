@@ -25,6 +25,7 @@ from galileo.dht.topology import even_ranges
 from galileo.errors import ConfigError, InputError, Unavailable
 from galileo.local_node import START_TIMEOUT_S, STOP_TIMEOUT_S, LocalNode
 from galileo.model.times import Duration
+from galileo.optional_imports import require
 from galileo.spark.runtime import RuntimeDir
 from galileo.wire import forks
 
@@ -71,6 +72,7 @@ class LocalCluster:
         settings: dict[str, dict[str, Any]] | None = None,
         proof: Proof | None = None,
     ) -> None:
+        require("server", purpose="LocalCluster")
         self._proof = proof or Proof()
         if type(nodes) is not int or type(groups) is not int or not 1 <= groups <= nodes:
             raise InputError(

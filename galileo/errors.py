@@ -184,6 +184,12 @@ class ConfigError(InputError):
     kind = "config"
 
 
+class MissingExtra(ConfigError):
+    """A package of an extra is not installed; `details` name `extra`, `package` and `command`."""
+
+    kind = "missing_extra"
+
+
 class NotPermitted(InputError):
     kind = "not_permitted"
 

@@ -16,11 +16,10 @@ import json
 import re
 from collections.abc import Collection, Iterable, Sequence
 from math import isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,7 +28,11 @@ from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import column_micros, iso_column, micros
+from galileo.optional_imports import to_pandas
 from galileo.packing.arrow_streams import read_stream
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _ESCAPES = (("%", "%25"), ("/", "%2F"), ("~", "%7E"))
 _LEAF = re.compile(r"p([0-9]+)\.([0-9]+)\.([0-9]+)")
@@ -270,8 +273,7 @@ class LabelSet:
             >>> sorted(labels.to_pandas()["temperature"])[-1]
             292.5
         """
-        frame: pd.DataFrame = self.to_arrow().to_pandas()
-        return frame
+        return to_pandas(self.to_arrow())
 
     def _column(self, name: str) -> pa.Array:
         column = self.table.column(name).combine_chunks()

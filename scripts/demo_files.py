@@ -10,7 +10,7 @@ import pandas as pd
 
 from galileo.errors import InputError
 from galileo.formats import Mapping, Source
-from galileo.formats.optional import library
+from galileo.optional_imports import library
 
 # The first name that the file offers is taken.
 TEMPERATURE = ("2t", "t2m", "temperature_2m", "T2", "temperature_2m_k", "temperature_surface_k")

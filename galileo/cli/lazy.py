@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,8 @@ from click.shell_completion import CompletionItem
 
 from galileo.cli import EXIT_INTERRUPTED
 from galileo.cli.options import add_shared_options
+from galileo.errors import MissingExtra
+from galileo.optional_imports import library
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,12 @@ class Later:
     help: str
 
     def load(self) -> Any:
+        """Raises MissingExtra where it needs one that is not installed."""
         module, _, name = self.home.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return getattr(library(module, purpose="this command"), name)
+
+
+FAIL = Later("galileo.cli.output:fail", "Ends a command with an error.")
 
 
 class LazyCommands(MutableMapping[str, click.Command]):
@@ -81,6 +86,8 @@ class LazyGroup(click.Group):
             return super().invoke(context)
         except KeyboardInterrupt:
             context.exit(EXIT_INTERRUPTED)
+        except MissingExtra as error:  # Of a command; its own `failing_well` is not there yet.
+            FAIL.load()(error)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, self._told(name)) for name in self.list_commands(context)]

@@ -172,7 +172,7 @@ def failing_well(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except GalileoError as error:
-            _fail(error)
+            fail(error)
         except BrokenPipeError:
             # What Python still has to write at its end would fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -180,14 +180,15 @@ def failing_well(command: Callable[P, None]) -> Callable[P, None]:
         except OSError as error:
             if error.filename is None:
                 raise
-            _fail(InputError(f"expected to be able to use {error.filename}: {error.strerror}"))
+            fail(InputError(f"expected to be able to use {error.filename}: {error.strerror}"))
         except KeyboardInterrupt:
             click.get_current_context().exit(EXIT_INTERRUPTED)
 
     return guarded
 
 
-def _fail(error: GalileoError) -> NoReturn:
+def fail(error: GalileoError) -> NoReturn:
+    """Prints the error and ends the command with a fitting exit status."""
     context = click.get_current_context()
     _tell(error, as_json="json" in given(context))
     context.exit(exit_status(error))

@@ -5,18 +5,21 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
-import pandas as pd
 
 from galileo.client import completeness, html
 from galileo.client.transport import Transport
 from galileo.cursor import ORIGIN, Cursor
 from galileo.model.schema import Feature, Schema
 from galileo.model.windows import instant
+from galileo.optional_imports import library
 from galileo.wire.codec import cursor_from_pb
 from galileo.wire.pb import query_pb2, query_pb2_grpc
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TIMEOUT_S = 120.0
 
@@ -106,8 +109,12 @@ class DatasetDescription:
             >>> client.describe("weather").to_pandas()["name"].to_list()
             ['temperature', 'station']
         """
+        frame: pd.DataFrame = library("pandas", purpose="to_pandas()").DataFrame(self._rows())
+        return frame
+
+    def _rows(self) -> list[dict[str, Any]]:
         names = [name for name in FeatureDescription.__slots__ if name != "values"]
-        return pd.DataFrame([{n: getattr(one, n) for n in names} for one in self.features])
+        return [{n: getattr(one, n) for n in names} for one in self.features]
 
     def __repr__(self) -> str:
         lacks = f", partitions {list(self.missing)} missing" if self.missing else ""
@@ -126,8 +133,7 @@ class DatasetDescription:
             "partitions missing:": self.missing or None,
         }
         title = f"{self.schema.name}: {self.observations:,} observations"
-        rows: Any = self.to_pandas().to_dict("records")
-        return html.card(title, facts, rows=rows)
+        return html.card(title, facts, rows=self._rows())
 
 
 async def describe(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,6 +13,10 @@ from galileo.client import html
 from galileo.client.vertices import value_texts
 from galileo.cursor import ORIGIN, Cursor
 from galileo.model.schema import Schema
+from galileo.optional_imports import to_pandas
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +177,7 @@ class Neighbours:
             >>> nearest.to_pandas()["distance_m"].to_list()
             [0.0]
         """
-        frame: pd.DataFrame = self.table.to_pandas()
-        return frame
+        return to_pandas(self.table)
 
     def _repr_html_(self) -> str:
         rows = self.table.slice(0, html.ROWS_SHOWN).to_pylist()
@@ -364,8 +366,7 @@ class Children:
             >>> len(client.children("weather", order=["station"]).to_pandas())
             3
         """
-        frame: pd.DataFrame = self.to_arrow().to_pandas()
-        return frame
+        return to_pandas(self.to_arrow())
 
     def _repr_html_(self) -> str:
         rows = self.to_arrow().slice(0, html.ROWS_SHOWN).to_pylist()

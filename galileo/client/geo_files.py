@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 import shapely
 
 from galileo.client.json_lines import json_lines
-from galileo.errors import ConfigError, InputError
+from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.labels import LabelSet
+from galileo.optional_imports import is_frame, library
 
 GeoData: TypeAlias = LabelSet | pa.Table
 """Labels, or observations with their latitude and longitude."""
@@ -100,20 +100,14 @@ def to_geopandas(data: GeoData) -> Any:
     """Labels or observations as a GeoDataFrame (EPSG:4326): rectangles of cells, or points.
 
     Raises:
-        ConfigError: geopandas is not installed; it comes with `galileo-store[plots]`.
+        MissingExtra: geopandas is not installed; it comes with `galileo-store[plots]`.
 
     Example:
         >>> frame = galileo.to_geopandas(client.select("weather"))
         >>> frame.geometry.geom_type.unique().tolist()
         ['Point']
     """
-    try:
-        import geopandas
-    except ImportError as error:
-        raise ConfigError(
-            f"a GeoDataFrame needs geopandas, which does not load ({error}); "
-            "install it with: pip install 'galileo-store[plots]'"
-        ) from error
+    geopandas = library("geopandas", purpose="a GeoDataFrame")
     table = _table(data)
     shapes = Shapes.of(table)
     return geopandas.GeoDataFrame(table.to_pandas(), geometry=shapes.drawn(), crs="EPSG:4326")
@@ -263,7 +257,7 @@ def _pieces(
     data: GeoData | Iterable[GeoData], sink: IO[bytes], kind: type[Writer]
 ) -> Iterator[tuple[Writer, pa.Table]]:
     """The writer and each piece for it; closes it behind the last."""
-    pieces = [data] if isinstance(data, LabelSet | pa.Table | pd.DataFrame) else data
+    pieces = [data] if isinstance(data, LabelSet | pa.Table) or is_frame(data) else data
     if not isinstance(pieces, Iterable) or isinstance(pieces, str):
         raise InputError(
             "expected labels, an Arrow table or an iterable of them, as query, read and select "

@@ -16,11 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.client.lattice import Lattice, contiguous, walk
-from galileo.errors import ConfigError, InputError
+from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.labels import LabelSet
 from galileo.model.schema import COORDINATES, Schema
 from galileo.model.times import column_micros
+from galileo.optional_imports import library
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -72,20 +73,14 @@ def to_xarray(data: LabelSet | pa.Table, schema: Schema | None = None) -> Any:
 
     Raises:
         InputError: a coordinate is missing.
-        ConfigError: xarray is not installed; it comes with `galileo-store[formats]`.
+        MissingExtra: xarray is not installed; it comes with `galileo-store[formats]`.
 
     Example:
         >>> array = galileo.to_xarray(client.select("weather"), client.schema("weather"))
         >>> array["temperature"].attrs["units"]
         'K'
     """
-    try:
-        import xarray
-    except ImportError as error:
-        raise ConfigError(
-            f"a Dataset needs xarray, which does not load ({error}); "
-            "install it with: pip install 'galileo-store[formats]'"
-        ) from error
+    xarray = library("xarray", purpose="a Dataset")
     table, schema = (_centred(data), data.schema) if isinstance(data, LabelSet) else (data, schema)
     if not isinstance(table, pa.Table):
         raise InputError(

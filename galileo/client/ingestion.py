@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar, cast
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from galileo.client.decode import TIMEOUT_S
@@ -30,6 +29,7 @@ from galileo.formats.reader import Reader
 from galileo.formats.source import BATCH_ROWS, rebatched, within_bytes
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
+from galileo.optional_imports import is_frame, is_series
 from galileo.wire.bulk import Bulk, BulkStub, stream_of
 from galileo.wire.codec import cursor_from_pb
 from galileo.wire.pb import storage_pb2
@@ -195,7 +195,7 @@ class Sending:
 
     async def _plain(self, given: Any) -> AsyncGenerator[pa.Table, None]:
         pieces = (normalise(self.schema, piece) for piece in named_tables(given))
-        if not isinstance(given, pa.Table | pa.RecordBatch | pd.DataFrame | Mapping):
+        if not (isinstance(given, pa.Table | pa.RecordBatch | Mapping) or is_frame(given)):
             async for table in _stepped(rebatched(pieces, rows_max=self.batch_rows)):
                 yield table
             return
@@ -274,13 +274,13 @@ async def _each(data: Batches) -> AsyncGenerator[Any, None]:
 
 def is_stream(data: Any) -> TypeGuard[Iterable[Any]]:
     """Whether it is several tables, grids or files, rather than one."""
-    is_one = isinstance(data, str | bytes | os.PathLike | pd.Series | Source)
+    is_one = isinstance(data, str | bytes | os.PathLike | Source) or is_series(data)
     return isinstance(data, Iterable) and not is_one and not is_table(data) and not is_grid(data)
 
 
 def _no_table(given: object) -> InvalidObservations:
     advice = ""
-    if isinstance(given, pd.Series | np.record):
+    if is_series(given) or isinstance(given, np.record):
         advice = "; make it a table by pandas.DataFrame(...)"
     return InvalidObservations(
         "expected a DataFrame (pandas, GeoPandas, polars), an Arrow table, batch or reader, an "

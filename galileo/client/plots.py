@@ -12,9 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.client.lattice import contiguous
-from galileo.errors import ConfigError, InputError
+from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.labels import LabelSet
+from galileo.optional_imports import library
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,7 +38,7 @@ def plot_map(labels: LabelSet, by: str | None = None, *, ax: Any = None, cmap: s
 
     Raises:
         InputError: there is no such feature, or it has no numbers.
-        ConfigError: matplotlib is not installed.
+        MissingExtra: matplotlib is not installed.
     """
     axes = _axes(ax)
     cells, which = np.unique(labels.cells, return_inverse=True)
@@ -136,23 +137,11 @@ def _title(labels: LabelSet) -> str:
 def _axes(ax: Any) -> Any:
     if ax is not None:
         return ax
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise _without(error) from error
-    return pyplot.subplots()[1]
+    return library("matplotlib.pyplot", purpose="a plot").subplots()[1]
 
 
 def _boxes(corners: Floats, values: Floats, cmap: str) -> Any:
-    try:
-        from matplotlib.collections import PolyCollection
-    except ImportError as error:
-        raise _without(error) from error
-    return PolyCollection(list(corners), array=values, cmap=cmap, edgecolors="face", linewidths=0.2)
-
-
-def _without(error: ImportError) -> ConfigError:
-    return ConfigError(
-        f"a plot needs matplotlib, which does not load ({error}); "
-        "install it with: pip install 'galileo-store[plots]'"
+    collections = library("matplotlib.collections", purpose="a plot")
+    return collections.PolyCollection(
+        list(corners), array=values, cmap=cmap, edgecolors="face", linewidths=0.2
     )

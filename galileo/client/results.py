@@ -39,7 +39,7 @@ class Labels(LabelSet):
         """`to_pandas` as a GeoDataFrame, with the rectangle of each label's cell (EPSG:4326).
 
         Raises:
-            ConfigError: geopandas is not installed; it comes with `galileo-store[plots]`.
+            MissingExtra: geopandas is not installed; it comes with `galileo-store[plots]`.
 
         Example:
             >>> frame = labels.to_geopandas()

@@ -63,7 +63,7 @@ def open_source(
     Raises:
         InputError: there is no such file, or it is of no known format, damaged, or does not
             say where or when its values are.
-        ConfigError: the format needs `galileo-store[formats]`, which is not installed.
+        MissingExtra: the format needs `galileo-store[formats]`, which is not installed.
     """
     path = Path(path)
     if not path.is_file():

@@ -22,10 +22,10 @@ from galileo.errors import InputError
 from galileo.formats.grib_fields import POINTS_MAX, Field, Step, opened, scan
 from galileo.formats.grib_messages import read_fields
 from galileo.formats.mapping import Mapping
-from galileo.formats.optional import library
 from galileo.formats.reader import table_of
 from galileo.formats.selection import VariableInfo
 from galileo.model.times import TIME_TYPE, micros
+from galileo.optional_imports import library
 
 MEMBER = "member"
 
@@ -50,7 +50,7 @@ def open_grib(path: Path, mapping: Mapping) -> GribReader:
 
     Raises:
         InputError: it is damaged, or the mapping names coordinates, which GRIB defines itself.
-        ConfigError: ecCodes is not installed.
+        MissingExtra: ecCodes is not installed.
     """
     if mapping.latitude or mapping.longitude or mapping.time:
         raise InputError("GRIB says itself where and when its values are; map no coordinates")

@@ -6,10 +6,9 @@ No optional library is imported here for its own sake: an object of one comes wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,6 +26,12 @@ from galileo.formats.netcdf import read_dataset
 from galileo.formats.reader import Reader
 from galileo.model.observations import Observations, as_table
 from galileo.model.schema import COORDINATES
+from galileo.optional_imports import LateModule, is_frame, is_series
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = LateModule("pandas", purpose="a DataFrame")
 
 WGS84 = 4326
 DEGREES_TOLERANCE = 1e-6
@@ -46,10 +51,10 @@ def is_grid(data: object) -> bool:
 
 def is_table(data: object) -> bool:
     """Whether it is one table: of Arrow, pandas, polars or DuckDB, or a dict of arrays."""
-    if isinstance(data, pd.Series) or is_grid(data):
+    if is_series(data) or is_grid(data):
         return False
     streams = hasattr(type(data), "__arrow_c_stream__") or hasattr(type(data), "__arrow_c_array__")
-    return isinstance(data, pd.DataFrame | Mapping) or streams or _is_lazy(data)
+    return is_frame(data) or isinstance(data, Mapping) or streams or _is_lazy(data)
 
 
 def _is_lazy(data: object) -> bool:
@@ -63,7 +68,7 @@ def named_tables(data: Any) -> Iterator[Observations]:
         InvalidObservations: its geometries or arrays cannot be the columns of a table.
         InputError: several columns could be the same coordinate.
     """
-    if isinstance(data, pd.DataFrame):
+    if is_frame(data):
         frame = _without_geometry(data)
         found = find_columns([str(name) for name in frame.columns])
         yield frame.rename(columns={name: role for role, name in found.items()})
@@ -76,7 +81,7 @@ def named_tables(data: Any) -> Iterator[Observations]:
 
 def open_table(data: Any, mapping: FileMapping) -> ColumnReader:
     """A reader of a table; of a stream, once."""
-    if isinstance(data, pd.DataFrame):
+    if is_frame(data):
         frame = _without_geometry(data)
         levels = [name for name in frame.index.names if name is not None]
         data = as_table(frame.reset_index(levels) if levels else frame)

@@ -21,11 +21,11 @@ import pyarrow as pa
 from galileo.errors import InputError
 from galileo.formats.mapping import Mapping
 from galileo.formats.netcdf_grid import Grid, find_grid, moments, with_constants
-from galileo.formats.optional import library
 from galileo.formats.reader import table_of
 from galileo.formats.selection import VariableInfo, qualified
 from galileo.model.schema import COORDINATES, FEATURES_MAX, FeatureType
 from galileo.model.times import TIME_TYPE
+from galileo.optional_imports import library
 
 CLASSIC_MAGIC = b"CDF"
 SLAB_VALUES_MAX = 1 << 22
@@ -50,7 +50,7 @@ def open_netcdf(path: Path, mapping: Mapping) -> NetcdfReader:
 
     Raises:
         InputError: it is damaged, or does not say where or when its values are.
-        ConfigError: xarray or netCDF4 is not installed.
+        MissingExtra: xarray or netCDF4 is not installed.
     """
     xarray = library("xarray", purpose="reading NetCDF")
     fills = library("netCDF4", purpose="reading NetCDF").default_fillvals

@@ -13,10 +13,10 @@ from galileo.errors import InputError, InvalidObservations, UnknownProperty
 from galileo.formats.columns import USUAL_NAMES, advice
 from galileo.formats.expressions import Literal, parse
 from galileo.formats.mapping import Mapping
-from galileo.formats.optional import library
 from galileo.formats.selection import listed
 from galileo.model.schema import COORDINATES, nearest_name
 from galileo.model.times import TIME_TYPE, micros, time_column, times_from_micros
+from galileo.optional_imports import library
 
 # Usual names in lower case, the best first; XLAT, XLONG, Times and XTIME are WRF's.
 # x and y are often distances on a map here.

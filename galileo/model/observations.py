@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.model.schema import COORDINATES, Feature, Schema, nearest_name
 from galileo.model.times import TIME_MAX_US, TIME_MIN_US, TIME_TYPE, iso, time_column
+from galileo.optional_imports import is_frame
 
-Observations: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | pd.DataFrame
+if TYPE_CHECKING:
+    import pandas as pd
+
+Observations: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | pd.DataFrame"
 
 TEXT_BYTES_MAX = 256 << 20
 """Of the texts of one column, each row with its own; a code or a view may stand for much."""
@@ -44,7 +47,7 @@ def as_table(data: Any) -> pa.Table:
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
     try:
-        if isinstance(data, pd.DataFrame):
+        if is_frame(data):
             _refuse_geometries(data)
             return pa.Table.from_pandas(data, preserve_index=False).replace_schema_metadata(None)
         if isinstance(data, pa.RecordBatchReader):
@@ -68,7 +71,7 @@ def _refuse_geometries(data: pd.DataFrame) -> None:
 
 
 def _index_names(data: Any) -> list[Any]:
-    return list(data.index.names) if isinstance(data, pd.DataFrame) else []
+    return list(data.index.names) if is_frame(data) else []
 
 
 def _check_names(schema: Schema, names: list[str], *, index: list[Any]) -> None:

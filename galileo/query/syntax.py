@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NoReturn
 
-import cql2
-
 from galileo.errors import QuerySyntaxError
+from galileo.optional_imports import LateModule
+
+cql2 = LateModule("cql2", purpose="reading a query")
 
 TEXT_MAX = 1_000_000
 """Characters of a query, as it comes and as canonical CQL2 JSON."""

@@ -14,27 +14,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyoxigraph as ox
 
 from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.times import TIME_TYPE
+from galileo.optional_imports import to_pandas
 from galileo.rdf import convert, late, selection, terms
 from galileo.rdf.engine import Answer
 from galileo.rdf.terms import XSD
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import pyoxigraph as ox
     from rdflib import Graph
+else:
+    ox = late.OXIGRAPH
 
 SOLUTION_FORMATS = {
-    "json": ox.QueryResultsFormat.JSON,
-    "csv": ox.QueryResultsFormat.CSV,
-    "tsv": ox.QueryResultsFormat.TSV,
-    "xml": ox.QueryResultsFormat.XML,
+    "json": "JSON",
+    "csv": "CSV",
+    "tsv": "TSV",
+    "xml": "XML",
 }
+"""By name; what oxigraph calls them."""
 BOOLEAN_FORMATS = {name: SOLUTION_FORMATS[name] for name in ("json", "xml")}
 """W3C's CSV and TSV hold solutions only."""
 
@@ -184,8 +188,7 @@ class SparqlResult:
 
     def to_pandas(self) -> pd.DataFrame:
         """`to_arrow` as a DataFrame; integers beyond int64 make a column of `decimal.Decimal`."""
-        frame: pd.DataFrame = self.to_arrow().to_pandas()
-        return frame
+        return to_pandas(self.to_arrow())
 
     def to_graph(self) -> Graph:
         """What a CONSTRUCT or DESCRIBE made, as a graph of rdflib."""
@@ -209,7 +212,7 @@ class SparqlResult:
             raise InputError(
                 f"expected a format of {sorted(formats)} for {self.kind}, got {format!r}"
             )
-        data = self._parsed().serialize(format=formats[format])
+        data = self._parsed().serialize(format=getattr(ox.QueryResultsFormat, formats[format]))
         assert data is not None, "serialize returns the bytes where no output is named"
         return data
 

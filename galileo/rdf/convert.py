@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyoxigraph as ox
 
 from galileo.errors import InputError
 from galileo.geo import geohash
@@ -26,14 +25,18 @@ from galileo.rdf import late, terms
 from galileo.rdf.terms import GEO, NS, RDF, VERTEX, XSD, iris, joined, literals, text_literals
 
 if TYPE_CHECKING:
+    import pyoxigraph as ox
     from rdflib import Graph
+else:
+    ox = late.OXIGRAPH
 
 FORMATS = {
-    "nt": ox.RdfFormat.N_TRIPLES,
-    "turtle": ox.RdfFormat.TURTLE,
-    "xml": ox.RdfFormat.RDF_XML,
-    "json-ld": ox.RdfFormat.JSON_LD,
+    "nt": "N_TRIPLES",
+    "turtle": "TURTLE",
+    "xml": "RDF_XML",
+    "json-ld": "JSON_LD",
 }
+"""By name; what oxigraph calls them."""
 
 Ints = npt.NDArray[np.int64]
 Statements: TypeAlias = Iterator[tuple[pa.Array, str, "pa.Array | str"]]
@@ -94,12 +97,18 @@ def written(data: bytes, *, format: str) -> bytes:
         return data
     try:
         text = load(data).dump(
-            format=FORMATS[format], from_graph=ox.DefaultGraph(), prefixes=dict(terms.PREFIXES)
+            format=rdf_format(format), from_graph=ox.DefaultGraph(), prefixes=dict(terms.PREFIXES)
         )
     except ValueError as error:
         raise InputError(f"expected triples that {format} can hold: {error}") from error
     assert text is not None, "dump returns the bytes where no output is named"
     return text
+
+
+def rdf_format(name: str) -> ox.RdfFormat:
+    """The syntax of one of `FORMATS`, as oxigraph takes it."""
+    found: ox.RdfFormat = getattr(ox.RdfFormat, FORMATS[name])
+    return found
 
 
 def lines(turtle: bytes) -> bytes:

@@ -8,17 +8,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-import pyoxigraph as ox
-
 from galileo.errors import InputError
 from galileo.labels import LabelSet
-from galileo.rdf import convert
+from galileo.rdf import convert, late
 from galileo.rdf.answers import SparqlResult
 from galileo.rdf.cancelling import Cancellation
 from galileo.rdf.engine import MEMORY_BYTES_MAX, Engine, Limits
 
 if TYPE_CHECKING:
+    import pyoxigraph as ox
     from rdflib import Graph
+else:
+    ox = late.OXIGRAPH
 
 TIMEOUT_S = 30.0
 ROWS_MAX = 1_000_000
@@ -148,7 +149,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
     """The triples of a file as N-Triples, checked by a strict parser."""
     waiting: list[ox.Triple] = []
     try:
-        form = convert.FORMATS[SUFFIXES[path.suffix.lower()]]
+        form = convert.rdf_format(SUFFIXES[path.suffix.lower()])
         for quad in ox.parse(path=str(path), format=form):
             waiting.append(quad.triple)
             if len(waiting) == PIECE_TRIPLES:

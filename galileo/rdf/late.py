@@ -5,20 +5,30 @@ Most results are never asked as RDF, and those that are asked in SPARQL go to ox
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 from typing import Any
+
+from galileo.optional_imports import LateModule, library
 
 GRAPHS = "rdflib"
 FACE = "galileo.rdf.face"
 PARSER = "rdflib.plugins.sparql.parser"
 TREES = "rdflib.plugins.sparql.parserutils"
 PARSING = "pyparsing"
+PURPOSE = "RDF"
+
+OXIGRAPH = LateModule("pyoxigraph", purpose=PURPOSE)
+WORKER = LateModule("galileo.rdf.worker", purpose=PURPOSE)
 
 
 def module(name: str) -> ModuleType:
-    """A module, imported now if it was not before."""
-    return importlib.import_module(name)
+    """A module, imported now if it was not before.
+
+    Raises:
+        MissingExtra: the extra `rdf` is not installed.
+    """
+    imported: ModuleType = library(name, purpose=PURPOSE)
+    return imported
 
 
 def graph(**how: Any) -> Any:

@@ -16,10 +16,15 @@ import time
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from galileo.errors import InputError
-from galileo.rdf import worker
+from galileo.rdf import late
+
+if TYPE_CHECKING:
+    from galileo.rdf import worker
+else:
+    worker = late.WORKER
 
 INTERRUPT_GRACE_S = 5.0
 """How long the keeper has to end its answerer before both are ended."""
@@ -89,7 +94,7 @@ class Process:
     def start(cls, *, memory_bytes_max: int) -> Process:
         secret = secrets.token_bytes(worker.SECRET_BYTES)
         # -P keeps this package's directory off the path: its module names are common words.
-        command = [sys.executable, "-P", str(Path(worker.__file__))]
+        command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
         child = subprocess.Popen(
             [*command, str(memory_bytes_max), secret.hex()],
             bufsize=0,

@@ -29,6 +29,7 @@ from galileo.model.windows import Changes, Told, fold
 from galileo.node.parsing import read_query
 from galileo.node.scans import Tail
 from galileo.node.storage_node import StorageNode
+from galileo.optional_imports import require
 from galileo.packing import FORMAT_VERSION
 from galileo.query import Query
 from galileo.rpc.continuous import (
@@ -169,6 +170,7 @@ class ContinuousQueries:
         return fold(made.window, Told(), buckets=buckets, clock_us=clock_us, more=False)
 
     def _checked(self, submission: Submission, query: Query) -> Ccq:
+        require("spark", purpose=f"a continuous query at node {self._node.name}")
         limits = self._limits
         if not _CCQ_ID.fullmatch(submission.ccq_id):
             raise InputError(

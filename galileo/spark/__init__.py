@@ -6,8 +6,9 @@ PySpark takes a while.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from galileo.optional_imports import library
 
 if TYPE_CHECKING:
     from galileo.spark.source.session import read as read
@@ -20,4 +21,5 @@ __all__ = ["read", "register", "start_session"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'galileo.spark' has no attribute {name!r}")
-    return getattr(importlib.import_module("galileo.spark.source.session"), name)
+    session = library("galileo.spark.source.session", purpose="the data source of Spark")
+    return getattr(session, name)

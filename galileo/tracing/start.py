@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from galileo import spans
 from galileo.errors import ConfigError
+from galileo.optional_imports import library
 
 PORT = 4317
 """Where collectors listen for OTLP over gRPC."""
@@ -97,18 +97,13 @@ def start_tracing(options: TracingOptions, *, service: str, node: str = "") -> T
         node: name of the node.
 
     Raises:
-        ConfigError: the options are wrong, or OpenTelemetry is not installed.
+        ConfigError: the options are wrong.
+        MissingExtra: OpenTelemetry is not installed.
     """
     options.check()
     if not options.endpoint:
         return None
-    try:
-        recording: Any = importlib.import_module("galileo.tracing.recording")
-    except ImportError as error:
-        raise ConfigError(
-            "expected OpenTelemetry to be installed for [tracing]: "
-            f'pip install "galileo-store[otel]" ({error})'
-        ) from error
+    recording = library("galileo.tracing.recording", purpose="[tracing]")
     address, is_tls = collector_of(options.endpoint)
     started = recording.Recording(
         address, is_tls=is_tls, ratio=options.ratio, service=service, node=node

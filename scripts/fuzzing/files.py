@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from fuzzing.targets import SLOW_APART_S, Target
 from galileo.formats import Mapping, Source, open_source
 from galileo.formats.apart import Readers
-from galileo.formats.optional import library
 from galileo.model.times import TIME_TYPE
+from galileo.optional_imports import library
 
 ROWS_MAX = 200_000
 """A file may claim many rows; so many are read of it."""

@@ -25,7 +25,7 @@ from galileo.formats.netcdf import open_netcdf
 from galileo.formats.reader import Reader
 
 netCDF4 = pytest.importorskip("netCDF4")
-pytest.importorskip("pyproj")  # Before ecCodes; see `galileo.formats.optional`.
+pytest.importorskip("pyproj")  # Before ecCodes; see `galileo.optional_imports`.
 eccodes = pytest.importorskip("eccodes")
 
 EMPTY = Mapping()

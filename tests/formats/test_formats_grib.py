@@ -18,7 +18,7 @@ from galileo.errors import InputError
 from galileo.formats import Mapping as FeatureMapping
 from galileo.formats import open_source, suggest_schema
 from galileo.formats.grib_messages import places, read_fields
-from galileo.formats.optional import library
+from galileo.optional_imports import library
 
 if importlib.util.find_spec("eccodes") is None:
     pytest.skip("ecCodes is not installed", allow_module_level=True)

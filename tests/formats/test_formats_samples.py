@@ -16,9 +16,9 @@ import pytest
 
 from galileo.errors import InputError
 from galileo.formats import Mapping, Source, open_source, suggest_schema
-from galileo.formats.optional import library
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
+from galileo.optional_imports import library
 
 NAM_CSV = "nam211_20180917T00Z_f000.csv.gz"
 NAM_GRIB = "nam.t00z.awp21100.tm00.grib2"

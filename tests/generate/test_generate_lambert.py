@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.formats.optional import library
 from galileo.generate import GRID_211, GRID_218, LambertGrid
+from galileo.optional_imports import library
 
 # NCEP Office Note 388, table B: latitude and longitude of the corners (1,1), (nx,1), (1,ny) and
 # (nx,ny).

@@ -66,11 +66,11 @@ def test_the_error_says_why_each_one_is_unfit(make_java):
     mute = make_java("mute", "hello")
     environment = {"JAVA_HOME": str(old), "PATH": str(mute / "bin")}
     with pytest.raises(ConfigError) as caught:
-        find_java(environment, bundled=Path("/nowhere/java"))
+        find_java(environment, bundled=lambda: Path("/nowhere/java"))
     for part in ("from 17 to 25", "JAVA_HOME", "is Java 11", "does not say", "does not run"):
         assert part in caught.value.message
 
 
 def test_no_java_at_all():
     with pytest.raises(ConfigError, match="none was found"):
-        find_java({"PATH": ""}, bundled=None)
+        find_java({"PATH": ""}, bundled=lambda: None)

@@ -70,4 +70,4 @@ def test_what_lacks_is_told_with_what_to_do() -> None:
         "except Exception as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 'pip install "galileo-store[otel]"' in done.stdout
+    assert "pip install 'galileo-store[otel]'" in done.stdout
