@@ -130,7 +130,9 @@ def test_the_cookbook_runs_and_posts_its_alert(
     run(cookbook, node=cluster.addresses[0])
     assert sorted("\n".join(texts).split("\n"))[0].startswith("b2: 268.9 K at 2024-01-10")
     [(_, sql)] = cookbook.blocks("sql")
-    assert duckdb.sql(sql).fetchall()
+    relation = duckdb.sql(sql)
+    assert relation is not None
+    assert relation.fetchall()
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -160,9 +162,7 @@ def commands(block: str) -> Iterator[list[str]]:
 
 def parse(arguments: list[str]) -> None:
     """Parses the arguments of `galileo` as the command line would, without running anything."""
-    context = click.Context(
-        main, info_name="galileo", obj=Session([DOCUMENTED_NODE], as_json=False)
-    )
+    context = click.Context(main, info_name="galileo", obj=Session({"nodes": [DOCUMENTED_NODE]}))
     command: click.Command = main
     while isinstance(command, click.Group):
         _, arguments, _ = command.make_parser(context).parse_args(list(arguments))
