@@ -358,7 +358,7 @@ WRONG: dict[str, Case] = {
         "unavailable",
         "^no node could be reached at 127.0.0.1:9; check that",
     ),
-    "no port": (lambda w: galileo.connect("localhost"), "invalid_input", "'host:port', got 'local"),
+    "a URL": (lambda w: galileo.connect("http://h:1"), "invalid_input", "got 'http://h:1'"),
     "a timeout": (
         lambda w: galileo.connect("127.0.0.1:9", timeout="so"),
         "invalid_input",
