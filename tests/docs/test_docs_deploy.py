@@ -109,7 +109,7 @@ def test_what_the_container_file_copies_is_there() -> None:
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     samplers = tomllib.loads((ROOT / "plugins" / "samplers" / "pyproject.toml").read_text())
     [install] = [line for line in of("RUN") if "--no-index" in line]
-    assert f"{built['name']}[formats]" in install
+    assert f"{built['name']}[formats,otel,rdf,server,spark]" in install
     assert samplers["project"]["name"] in install
     assert {"readme", "license-files"} <= set(built), "the files that a build needs are copied"
 
