@@ -14,7 +14,8 @@ from galileo.tracing import TracingOptions
 @pytest.fixture
 def untraceable(monkeypatch):
     """A worker that lacks what traces need."""
-    monkeypatch.setitem(sys.modules, "galileo.tracing.recording", None)
+    monkeypatch.delitem(sys.modules, "galileo.tracing.recording", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
     task._traced.cache_clear()
     yield
     task._traced.cache_clear()
