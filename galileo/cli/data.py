@@ -177,13 +177,20 @@ class ReadRequest:
     exact: bool
     require_complete: bool
 
-    def table(self, client: Client, *, limit: int | None) -> pa.Table:
-        """The first of them, or all."""
+    def table(self, client: Client, output: Output, *, limit: int | None) -> pa.Table:
+        """The first of them, or all; a terminal shows how many have come."""
+        with output.counting(self.dataset, unit="observations") as come:
+            return self._table(client, limit=limit, progress=come)
+
+    def _table(
+        self, client: Client, *, limit: int | None, progress: Callable[[int], None]
+    ) -> pa.Table:
         options: dict[str, Any] = {
             "columns": self.columns,
             "limit": limit,
             "order_by": self.order_by,
             "require_complete": self.require_complete,
+            "progress": progress,
         }
         if self.exact:
             return client.select(self.dataset, self.query, **options)
@@ -246,7 +253,7 @@ def read(
         if limit is None and not everything and not session.output.as_json:
             shown = LABELS_SHOWN
         # One more says whether there are more.
-        table = request.table(client, limit=None if shown is None else shown + 1)
+        table = request.table(client, session.output, limit=None if shown is None else shown + 1)
     _show_rows(session.output, table, limit=shown)
 
 
@@ -279,7 +286,7 @@ def count(session: Session, *, dataset: str, query: str) -> None:
     Example:
       galileo count nam "temperature > 290"
     """
-    with session.client() as client:
+    with session.client() as client, session.output.counting(dataset):
         counted = client.count(dataset, query)
     session.output.value({"count": counted}, words=f"{counted:,}")
 
@@ -313,7 +320,7 @@ def _write_rows(
     schema = client.schema(request.dataset)
     columns = row_options(request.columns, None, "").arrow_schema(schema)
     if limit is not None or request.order_by:
-        table = request.table(client, limit=limit)
+        table = request.table(client, output, limit=limit)
         missing = missing_of(table)
         _write(output, [table], columns, target=target, unit="rows", missing=lambda: missing)
         return

@@ -121,8 +121,11 @@ class Output:
             )
 
     @contextlib.contextmanager
-    def counting(self, what: str, *, unit: str) -> Iterator[Callable[[int], None]]:
-        """A bar that goes when the work is done; call what it yields with how many have come."""
+    def counting(self, what: str, *, unit: str = "") -> Iterator[Callable[[int], None]]:
+        """A bar that goes when the work is done; call what it yields with how many have come.
+
+        Without a unit it shows the elapsed time alone.
+        """
         with self.progress(unit=unit, passing=True) as bar:
             task = bar.add_task(what, total=None)
             yield lambda come: bar.advance(task, come)
@@ -136,7 +139,7 @@ class Output:
             SpinnerColumn(),
             _Description("", markup=False),
             BarColumn(),
-            TextColumn(f"{{task.completed:,.0f}} {unit}"),
+            *([TextColumn(f"{{task.completed:,.0f}} {unit}")] if unit else []),
             TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=passing,

@@ -369,6 +369,7 @@ class AsyncObservations(AsyncCcqs):
         limit: int | None = None,
         order_by: str = "",
         require_complete: bool = True,
+        progress: Progress | None = None,
     ) -> pa.Table:
         """The observations that match a CQL2 query exactly, found and read in one call.
 
@@ -386,6 +387,7 @@ class AsyncObservations(AsyncCcqs):
             require_complete: whether a partial answer is an error, which it is unless False is
                 given. `galileo.missing` in the metadata of a partial table's schema is a JSON list
                 of the missing partitions.
+            progress: called with the observations of each piece as it comes.
 
         Raises:
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
@@ -397,6 +399,7 @@ class AsyncObservations(AsyncCcqs):
             >>> sorted(table["temperature"].to_pylist())
             [288.0, 291.0]
         """
+        check_progress(progress)
         options = row_options(columns, limit, order_by)
         schema = await self.schema(dataset)
         return await selection.select(
@@ -405,6 +408,7 @@ class AsyncObservations(AsyncCcqs):
             query_text(query),
             options=options,
             require_complete=require_complete,
+            progress=progress,
         )
 
     async def count(self, dataset: str, query: QueryLike = "") -> int:

@@ -454,6 +454,7 @@ class BlockingCalls(BlockingBase):
         limit: int | None = None,
         order_by: str = "",
         require_complete: bool = True,
+        progress: Progress | None = None,
     ) -> pa.Table:
         """The observations that match a CQL2 query exactly, found and read in one call.
 
@@ -471,6 +472,7 @@ class BlockingCalls(BlockingBase):
             require_complete: whether a partial answer is an error, which it is unless False is
                 given. `galileo.missing` in the metadata of a partial table's schema is a JSON list
                 of the missing partitions.
+            progress: called with the observations of each piece as it comes.
 
         Raises:
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
@@ -490,6 +492,7 @@ class BlockingCalls(BlockingBase):
                 limit=limit,
                 order_by=order_by,
                 require_complete=require_complete,
+                progress=progress,
             )
         )
 

@@ -53,18 +53,12 @@ async def collected(
 
     `progress` is then not told again of as many labels as had come before.
     """
-    told = 0
-
-    def tell(come: int) -> None:
-        nonlocal told
-        if progress is not None and come > told:
-            told, more = come, come - told
-            progress(more)
+    tell = of_total(progress)
 
     async def attempt(channel: grpc.aio.Channel) -> Labels:
         call = query_pb2_grpc.QueryStub(channel).Run(request, timeout=decode.ANSWER_TIMEOUT_S)
         try:
-            return await _all_of(call, tell if progress else None)
+            return await _all_of(call, tell)
         finally:
             call.cancel()
 
@@ -91,6 +85,24 @@ async def _all_of(call: Any, tell: Progress | None) -> Labels:
         frontier=end.frontier, missing=end.missing, query=head.query_json
     )
     return answer
+
+
+def of_total(progress: Progress | None) -> Progress | None:
+    """A function of how many have come in all, which calls `progress` with those that are new.
+
+    An attempt that begins again thus reports nothing twice.
+    """
+    if progress is None:
+        return None
+    reported = 0
+
+    def report(total: int) -> None:
+        nonlocal reported
+        if total > reported:
+            reported, new = total, total - reported
+            progress(new)
+
+    return report
 
 
 async def telling(

@@ -10,10 +10,13 @@ import grpc.aio
 import pyarrow as pa
 
 from galileo.client.decode import ANSWER_TIMEOUT_S, ended
+from galileo.client.ingestion import Progress
+from galileo.client.queries import of_total
 from galileo.client.transport import Transport
 from galileo.labels import marked
 from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
 from galileo.model.schema import Schema
+from galileo.packing.arrow_streams import read_stream
 from galileo.wire.codec import table_of
 from galileo.wire.pb import storage_pb2, storage_pb2_grpc
 
@@ -25,6 +28,7 @@ async def select(
     *,
     options: RowOptions,
     require_complete: bool,
+    progress: Progress | None = None,
 ) -> pa.Table:
     """The observations; see `AsyncClient.select`."""
     options.check(schema)
@@ -39,11 +43,19 @@ async def select(
         partial=not require_complete,
     )
 
+    report = of_total(progress)
+
     async def attempt(channel: grpc.aio.Channel) -> pa.Table:
-        parts = [part async for part in _parts(channel, request)]
-        chunks = [part.observations for part in parts if part.observations]
+        chunks, missing, rows = list[bytes](), list[int](), 0
+        async for part in _parts(channel, request):
+            missing.extend(part.missing)
+            if part.observations:
+                chunks.append(part.observations)
+                if report is not None:
+                    rows += read_stream(part.observations).num_rows
+                    report(rows)
         table = sorted_by_time(table_of(chunks, needed.arrow_schema(schema)), options.order_by)
-        return marked(table.select(names), parts[-1].missing)
+        return marked(table.select(names), missing)
 
     return await transport.call(attempt)
 

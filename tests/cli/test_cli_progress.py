@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,17 +38,18 @@ def shown(command: list[str], **environment: str) -> tuple[bytes, bytes]:
     """What a command writes to standard output, a file, and to a terminal as standard error."""
     ours, theirs = pty.openpty()
     clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TERM", "COLUMNS")}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=theirs, env=clean | {"TERM": "xterm"} | environment
-    )
-    os.close(theirs)
-    told = b""
-    while piece := read(ours):
-        told += piece
-    os.close(ours)
-    result, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, told.decode()
-    return result, told
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=theirs, env=clean | {"TERM": "xterm"} | environment
+        )
+        os.close(theirs)
+        told = b""
+        while piece := read(ours):
+            told += piece
+        os.close(ours)
+        assert process.wait(60) == 0, told.decode()
+        output.seek(0)
+        return output.read(), told
 
 
 def read(terminal: int) -> bytes:
@@ -59,10 +61,13 @@ def read(terminal: int) -> bytes:
 
 def test_a_terminal_sees_what_has_come(cluster: galileo.LocalCluster, dataset: str) -> None:
     command = [sys.executable, "-m", "galileo", "--node", cluster.addresses[0]]
-    result, told = shown([*command, "read", dataset, "t >= 500"])
-    assert b"2,500 labels" in told
+    result, told = shown([*command, "read", dataset, "t >= 500", "--all"])
     assert b"2,500 observations" in told
     assert b"2,500 observations" in result
+    assert ESCAPE not in result
+    result, told = shown([*command, "count", dataset, "t >= 500"])
+    assert dataset.encode() in told
+    assert b"2,500" in result
     assert ESCAPE not in result
 
 
@@ -73,7 +78,7 @@ def test_a_terminal_without_colours_sees_none(cluster: galileo.LocalCluster, dat
     assert b"\x1b[3" not in told
 
 
-@pytest.mark.parametrize("words", [["query"], ["read"], ["query", "--json"]])
+@pytest.mark.parametrize("words", [["query"], ["read"], ["count"], ["query", "--json"]])
 def test_nobody_else_does(words: list[str], cluster: galileo.LocalCluster, dataset: str) -> None:
     name, *options = words
     done = CliRunner().invoke(main, ["--node", cluster.addresses[0], name, dataset, *options])

@@ -19,6 +19,8 @@ def test_progress_counts_labels_and_observations(client: galileo.Client, explore
     come: list[int] = []
     table = client.read(labels, progress=come.append)
     assert sum(come) == table.num_rows == len(explored.frame)
+    selected: list[int] = []
+    assert client.select(explored.name, progress=selected.append).num_rows == sum(selected)
 
 
 async def test_what_is_asked_for_again_is_not_counted_again(
@@ -36,8 +38,11 @@ async def test_what_is_asked_for_again_is_not_counted_again(
         found: list[int] = []
         monkeypatch.setattr(Transport, "call", twice)
         labels = await client.query(explored.name, progress=found.append)
+        selected: list[int] = []
+        table = await client.select(explored.name, progress=selected.append)
     assert calls
     assert sum(found) == len(labels)
+    assert sum(selected) == table.num_rows
 
 
 def test_an_error_of_the_callback_ends_the_call(client: galileo.Client, explored: Any) -> None:
