@@ -314,7 +314,8 @@ def _assign(raw: dict[str, Any], assignment: str) -> None:
     section, dot, key = target.strip().partition(".")
     if not equals or not dot or section not in SECTIONS:
         raise ConfigError(
-            f"expected section.key=value with a section of {sorted(SECTIONS)}, got {assignment!r}"
+            "expected section.key=value with a section of "
+            f"{', '.join(sorted(SECTIONS))}; got {assignment!r}"
         )
     table = raw.setdefault(section, {})
     _refuse_other_than_table(section, table)

@@ -45,6 +45,10 @@ REMEDIES = {
         "list_ccqs() returns those that run",
         "galileo ccq list shows those that run",
     ),
+    "one_sampler": Remedy(
+        "name it as entry='module:Class'",
+        "send a file with one such class",
+    ),
     "send_sampler": Remedy(
         "send it first with send_sampler",
         "send it first with galileo sampler send",

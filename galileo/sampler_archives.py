@@ -428,8 +428,8 @@ def _only_sampler(members: Members) -> str:
     ]
     if len(found) != 1:
         raise InvalidArchive(
-            f"expected one class with a method sample, got {', '.join(sorted(found)) or 'none'}; "
-            "name it as entry='module:Class'"
+            f"expected one class with a method sample, got {', '.join(sorted(found)) or 'none'}",
+            remedy="one_sampler",
         )
     return found[0]
 

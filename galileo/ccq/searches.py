@@ -87,7 +87,7 @@ class Searches:
     def _conclude(self, ccq_id: str) -> Effects:
         if not self._running[ccq_id].denied_by >= set(self._state.peers):
             return []
-        message = f"expected the id of a continuous query, got {ccq_id!r}, which no node knows"
+        message = f"continuous query {ccq_id!r} does not exist"
         return self._end(ccq_id, Failure("unknown_ccq", message, (("remedy", "list_ccqs"),)))
 
     def _end(self, ccq_id: str, failure: Failure) -> Effects:

@@ -105,6 +105,12 @@ def _limit(given: int | None, *, everything: bool) -> int | None:
     return given
 
 
+def _check_format(output: str | None, file_format: str | None) -> None:
+    """Raises InputError where there is a format and nothing is written in it."""
+    if file_format is not None and output is None:
+        raise InputError("--format needs --output; add --output FILE, or --output - for stdout")
+
+
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
@@ -141,6 +147,7 @@ def query(
       galileo query nam --sampler reservoir --option n=1000 --seed 7
     """
     limit = _limit(limit, everything=everything)
+    _check_format(output, file_format)
     options: dict[str, Any] = {"sampler": sampler.spec(), "require_complete": require_complete}
     with session.client() as client:
         if output is not None:
@@ -243,6 +250,7 @@ def read(
       galileo read nam --columns time,temperature --order-by -time --limit 5
     """
     limit = _limit(limit, everything=everything)
+    _check_format(output, file_format)
     names = tuple(name.strip() for name in columns.split(",")) if columns else ()
     request = ReadRequest(dataset, query, names, order_by or "", not whole_blocks, require_complete)
     with session.client() as client:
@@ -318,7 +326,9 @@ def _write_rows(
     With a limit or an order they are read together, since nodes find the first ones.
     """
     schema = client.schema(request.dataset)
-    columns = row_options(request.columns, None, "").arrow_schema(schema)
+    options = row_options(request.columns, limit, request.order_by)
+    options.check(schema)
+    columns = options.arrow_schema(schema)
     if limit is not None or request.order_by:
         table = request.table(client, output, limit=limit)
         missing = missing_of(table)

@@ -10,8 +10,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from galileo.cli import EXIT_INTERRUPTED
-from galileo.cli.options import add_shared_options
-from galileo.errors import MissingExtra
+from galileo.cli.options import add_shared_options, given
+from galileo.errors import InputError, MissingExtra
 from galileo.optional_imports import library
 
 
@@ -82,8 +82,14 @@ class LazyGroup(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         """Ctrl-C also comes while a command is imported, which takes seconds on a slow machine."""
+        has_json = "--json" in context.args  # Not yet parsed where another option is wrong.
         try:
             return super().invoke(context)
+        except click.UsageError as error:
+            if has_json or "json" in given(context):
+                given(context)["json"] = True
+                FAIL.load()(InputError(error.format_message()))
+            raise
         except KeyboardInterrupt:
             context.exit(EXIT_INTERRUPTED)
         except MissingExtra as error:  # Of a command; its own `failing_well` is not there yet.

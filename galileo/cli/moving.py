@@ -63,12 +63,15 @@ def _chosen(
     for name in filter(None, (to, source)):
         if name not in topology.by_name:
             known = ", ".join(sorted(topology.by_name))
-            raise InputError(f"there is no node {name!r}; nodes: {known}")
+            raise InputError(f"node {name!r} does not exist; nodes: {known}")
     if partitions and source:
         raise InputError("expected partitions or --from, got both")
     unknown = sorted(set(partitions) - set(topology.partitions))
     if unknown:
-        raise InputError(f"expected partitions from 0 to {topology.partitions[-1]}, got {unknown}")
+        raise InputError(
+            f"expected partitions from 0 to {topology.partitions[-1]}, "
+            f"got {', '.join(map(str, unknown))}"
+        )
     if partitions:
         wanted = partitions
     elif source:

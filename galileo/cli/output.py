@@ -183,7 +183,7 @@ def failing_well(command: Callable[P, None]) -> Callable[P, None]:
         except OSError as error:
             if error.filename is None:
                 raise
-            fail(InputError(f"expected to be able to use {error.filename}: {error.strerror}"))
+            fail(InputError(f"cannot use {error.filename}: {error.strerror}"))
         except KeyboardInterrupt:
             click.get_current_context().exit(EXIT_INTERRUPTED)
 

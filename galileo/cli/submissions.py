@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,15 +49,21 @@ def submissions(path: Path, defaults: Defaults) -> list[Submission]:
 
 def _submission(line: str, number: int, defaults: Defaults) -> Submission:
     try:
-        told = json.loads(line)
-        if not isinstance(told, dict):
-            raise InputError(f"expected a JSON object, got {line[:60]}")
+        told = _json_object(line)
         unknown = [key for key in told if key not in KEYS]
         if unknown:
             raise InputError(f"expected keys of {', '.join(KEYS)}, got {', '.join(unknown)}")
         return _made(told, number, defaults)
     except (ValueError, InputError) as error:
         raise InputError(f"line {number} of the file: {error}", line=number) from error
+
+
+def _json_object(line: str) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        value = json.loads(line)
+        if isinstance(value, dict):
+            return value
+    raise InputError(f"expected a JSON object, got {line.strip()[:60]!r}")
 
 
 def _made(told: Mapping[str, Any], number: int, defaults: Defaults) -> Submission:

@@ -31,6 +31,4 @@ def write_table(table: pa.Table, path: Path) -> None:
     try:
         writer(table, str(path))
     except OSError as error:
-        raise InputError(
-            f"expected a place to write {path} to: {error.strerror or error}"
-        ) from error
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error

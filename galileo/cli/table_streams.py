@@ -92,9 +92,7 @@ def writing(output: str, schema: pa.Schema, *, format: str) -> Iterator[PartialW
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        raise InputError(
-            f"expected a place to write {output} to: {error.strerror or error}"
-        ) from error
+        raise InputError(f"cannot write {output}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager

@@ -120,6 +120,8 @@ class Spool:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock = threading.Lock()
+        if not self.path.parent.is_dir():
+            raise InputError(f"the directory of the spool {self.path} does not exist; create it")
         with self._speaking():
             self._database = sqlite3.connect(
                 self.path,

@@ -138,7 +138,7 @@ class Transport:
                 error = error_of_rpc(rpc_error, asked=address)
                 if not _is_unreachable(error, address):
                     raise error from rpc_error
-                problems[address] = str(error)
+                problems[address] = rpc_error.details() or str(error)
                 self.demote(address)
                 continue
             await self._learn(address)
@@ -146,7 +146,7 @@ class Transport:
         await self._check_tls(problems)
         raise Unavailable(
             f"no node could be reached at {', '.join(self.addresses)}; check that the cluster "
-            f"runs and that the addresses are right. Last: {problems.popitem()[1]}",
+            f"runs and that the addresses are right. Last error: {problems.popitem()[1]}",
             addresses=self.addresses,
         )
 

@@ -200,8 +200,8 @@ def times(columns: Sequence[pa.Array], source: str, *, first_row: int) -> pa.Arr
         raise
     except (InputError, pa.ArrowInvalid) as error:
         raise InvalidObservations(
-            f"expected times in {source!r} in the rows from {first_row}: {error}. For numbers "
-            f"map time=epoch_s({source}) or epoch_ms({source})"
+            f"{source!r} holds no times in the rows from {first_row}: {error}; for numbers map "
+            f"time=epoch_s({source}) or epoch_ms({source})"
         ) from error
 
 

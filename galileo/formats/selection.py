@@ -86,10 +86,10 @@ def resolve(variables: Sequence[VariableInfo], text: str) -> VariableInfo:
 def _unknown(variables: Sequence[VariableInfo], text: str) -> UnknownProperty:
     names = [variable.name for variable in variables]
     close = nearest_name(text, names)
-    hint = f"did you mean {close!r}? " if close else ""
+    hint = f" (did you mean {close!r}?)" if close else ""
     return UnknownProperty(
-        f"expected a variable, or an expression of some with + - * / and "
-        f"{', '.join(sorted(FUNCTIONS))}, got {text!r}; {hint}There are {listed(names)}",
+        f"the file has no variable {text!r}{hint}; its variables are {listed(names)}. Expressions "
+        f"combine them with + - * / and {', '.join(sorted(FUNCTIONS))}",
         nearest=close,
     )
 

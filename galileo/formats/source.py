@@ -275,8 +275,12 @@ def _bound_to_schema(
     for name in mapped:
         if schema.feature(name) is None:
             close = schema.nearest(name)
-            hint = f"; did you mean {close!r}?" if close else ""
-            raise InvalidSchema(f"dataset {schema.name!r} has no feature {name!r}{hint}")
+            hint = f" (did you mean {close!r}?)" if close else ""
+            features = ", ".join(one.name for one in schema.features)
+            raise InvalidSchema(
+                f"dataset {schema.name!r} has no feature {name!r}{hint}; "
+                f"its features are {features}"
+            )
     by_name = _by_feature_name(variables)
     sources = {f.name: mapped.get(f.name) or by_name.get(f.name) for f in schema.features}
     missing = [name for name, source in sources.items() if source is None]

@@ -66,8 +66,8 @@ def check_quantiles(schema: Schema, feature: str | None, shares: Sequence[float]
     """Raises `InputError` where these quantiles cannot be told."""
     if len(shares) > QUANTILES_MAX:
         raise InputError(f"expected at most {QUANTILES_MAX:,} quantiles, got {len(shares):,}")
-    if not all(0 <= share <= 1 for share in shares):
-        raise InputError(f"expected quantiles from 0 to 1, got {list(shares)}")
+    if wrong := [f"{share:g}" for share in shares if not 0 <= share <= 1]:
+        raise InputError(f"expected quantiles from 0 to 1, got {', '.join(wrong)}")
     numeric = [f.name for f in schema.indexed if f.type != "text"]
     if shares and feature not in numeric:
         raise InputError(

@@ -153,7 +153,7 @@ class Schema:
             raise InvalidSchema(f"expected 1 to {FEATURES_MAX} features, got {len(names)}")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise InvalidSchema(f"expected each feature once, got {', '.join(twice)} again")
+            raise InvalidSchema(f"feature {twice[0]!r} is given twice; expected each once")
         if type(self.geohash_precision) is not int or not (
             1 <= self.geohash_precision <= PRECISION_MAX
         ):

@@ -28,6 +28,9 @@ RETENTION_KIND = "retention"
 FENCED_S = 0.1
 """After which a commit for a partition that is being moved is to come again."""
 
+NAMED_MAX = 8
+"""Features of a dataset that an error lists."""
+
 
 class Catalog:
     """Every dataset's schema and shard; opens the journals that the store already has."""
@@ -101,15 +104,8 @@ class Catalog:
             InputError: there are too many.
         """
         if schema.name in self._shards:
-            raise DatasetExists(
-                f"dataset {schema.name!r} exists already"
-                + (
-                    " with the same schema; go on with it"
-                    if self._shards[schema.name].schema == schema
-                    else " with another schema; choose another name"
-                ),
-                same=self._shards[schema.name].schema == schema,
-            )
+            existing = self._shards[schema.name].schema
+            raise _exists(existing, same=existing == schema)
         if len(self._shards) >= DATASETS_MAX:
             raise InputError(
                 f"expected at most {DATASETS_MAX} datasets in a cluster, got another one; "
@@ -272,6 +268,18 @@ class Catalog:
             await writer.drained()
         for shard in self._shards.values():
             shard.close()
+
+
+def _exists(schema: Schema, *, same: bool) -> DatasetExists:
+    names = [feature.name for feature in schema.features]
+    more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
+    features = f"{', '.join(names[:NAMED_MAX])}{more}"
+    how = (
+        "with the same schema; go on with it"
+        if same
+        else f"with another schema, of the features {features}; choose another name"
+    )
+    return DatasetExists(f"dataset {schema.name!r} exists already {how}", same=same)
 
 
 def fenced(partition: int) -> PartitionMoved:

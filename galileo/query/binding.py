@@ -77,8 +77,9 @@ class _Binder:
         if isinstance(raw, bool):
             return EVERYTHING if raw != negated else NOTHING
         if not isinstance(raw, dict) or not ("op" in raw or "property" in raw):
-            hint = f"; {PLACE_HINT}" if isinstance(raw, dict) and "bbox" in raw else ""
-            raise _malformed("a condition", f"{shown(raw)}{hint}", path)
+            if isinstance(raw, dict) and "bbox" in raw:
+                raise QuerySyntaxError(f"a BBOX alone is no condition; {PLACE_HINT}", path=path)
+            raise _malformed("a condition", shown(raw), path)
         if "op" not in raw:
             return self._flag(raw, negated=negated)
         return self._operation(raw, negated=negated, path=path)

@@ -107,8 +107,8 @@ def syntax_error(text: str, message: str) -> InputError:
 def _no_prefix(text: str, prefix: tokens.Prefix) -> QuerySyntaxError:
     line, column = _line_and_column(text, prefix.at)
     return QuerySyntaxError(
-        f"expected prefixes that are declared, got {prefix.name + ':'!r} at line {line}, column "
-        f"{column}; begin the query with PREFIX {prefix.name}: <...>, or use one of "
+        f"prefix {prefix.name + ':'!r} at line {line}, column {column} is not declared; "
+        f"begin the query with PREFIX {prefix.name}: <...>, or use one of "
         f"{', '.join(f'{name}:' for name in terms.PREFIXES)}, which need no declaration",
         position=prefix.at,
     )

@@ -193,10 +193,10 @@ def check_method(principal: Principal, method: str) -> None:
     allowed = RULES.get(method, _NOBODY)
     if not principal.roles & allowed:
         roles = ", ".join(sorted(principal.roles)) or "none"
-        needed = f"one of the roles {', '.join(sorted(allowed))}" if allowed else "a method for all"
+        needed = f"one of the roles {', '.join(sorted(allowed))}" if allowed else "a rule for it"
         raise Forbidden(
-            f"expected {needed} to call {method.rpartition('.')[2]}, got {roles} "
-            f"of {principal.name!r}; ask an administrator of the cluster for another token"
+            f"{principal.name!r} may not call {method.rpartition('.')[2]}, which needs {needed}; "
+            f"its roles: {roles}. Ask an administrator of the cluster for another token"
         )
 
 

@@ -100,9 +100,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
             return cluster_pb2.DrainReply()
         names = sorted(self._node.topology.by_name)
         if request.node not in names:
-            raise InputError(
-                f"expected the name of a node, one of {', '.join(names)}; got {request.node!r}"
-            )
+            raise InputError(f"node {request.node!r} does not exist; nodes: {', '.join(names)}")
         return await self._peers.drain(request.node, request)
 
     @unary

@@ -28,9 +28,7 @@ class MovesServicer(moves_pb2_grpc.MovesServicer):
     ) -> AsyncGenerator[moves_pb2.MoveProgress, None]:
         names = sorted(self._node.topology.by_name)
         if request.to not in names:
-            raise InputError(
-                f"expected the name of a node, one of {', '.join(names)}; got {request.to!r}"
-            )
+            raise InputError(f"node {request.to!r} does not exist; nodes: {', '.join(names)}")
         if request.to != self._node.name:
             async with aclosing(self._peers.move(request.to, request)) as parts:
                 async for part in parts:

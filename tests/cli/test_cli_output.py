@@ -90,7 +90,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["certs", "init", str(tmp_path / "file" / "authority")])
     assert done.exit_code == EXIT_INPUT
     told = " ".join(done.stderr.split())
-    assert f"expected to be able to use {tmp_path / 'file' / 'authority'}: Not a directory" in told
+    assert f"cannot use {tmp_path / 'file' / 'authority'}: Not a directory" in told
 
 
 def test_other_errors_of_the_system_stay_what_they_are() -> None:

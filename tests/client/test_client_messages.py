@@ -89,7 +89,11 @@ WRONG: dict[str, Case] = {
         "dataset_exists",
         "exists already with the same schema",
     ),
-    "a node that is not there": (lambda w: w.c.drain("node-9"), "invalid_input", "one of node-1"),
+    "a node that is not there": (
+        lambda w: w.c.drain("node-9"),
+        "invalid_input",
+        "^node 'node-9' does not exist; nodes: node-1",
+    ),
     "a node that is a number": (lambda w: w.c.drain(1), "invalid_input", "name of a node, got 1"),
     "a local node": (
         lambda w: w.cluster.node("node-9"),
@@ -229,7 +233,11 @@ WRONG: dict[str, Case] = {
         "invalid_input",
         "a galileo.Spool",
     ),
-    "a spool nowhere": (lambda w: galileo.Spool("/nowhere/x"), "try_again", "spool /nowhere/x"),
+    "a spool nowhere": (
+        lambda w: galileo.Spool("/nowhere/x"),
+        "invalid_input",
+        "spool /nowhere/x does not exist",
+    ),
     # --- samplers ---
     "a sampler": (
         lambda w: w.c.query(w.name, sampler=galileo.sampler("unifrom", fraction=0.1)),

@@ -107,7 +107,7 @@ def test_what_is_gone_is_kept_with_its_token(path):
             other.store("ccq-1", Update(labels(), "t4", gone=(Stretch(3, 10, 11),)))
         assert other.gone == spool.gone == (Stretch(0, 1, 2), gone)
     result = CliRunner().invoke(main, ["ccq", "spool", str(path)])
-    assert "2 stretches gone by retention" in result.output
+    assert "2 ranges of commits dropped by retention" in result.output
 
 
 def test_a_spool_belongs_to_one_query(path):
@@ -166,7 +166,7 @@ def test_a_full_disk_leaves_the_spool_as_it_was(path):
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(TryAgain, match="nowhere"):
+    with pytest.raises(InputError, match="nowhere"):
         Spool(tmp_path / "nowhere" / "x.spool")
 
 

@@ -191,7 +191,7 @@ def test_without_the_extra_the_message_says_what_to_install(
         monkeypatch.setitem(detection.READERS, format, readers.opener(format))
     with pytest.raises(ConfigError, match=r"pip install 'galileo-store\[formats\]'") as caught:
         open_source(path)
-    assert caught.value.details == {"module": module}
+    assert caught.value.details["package"] == module
     readers.take().end()
 
 

@@ -94,7 +94,7 @@ def test_an_unknown_prefix_is_named(graph, text, prefix, line, column):
     with pytest.raises(QuerySyntaxError) as caught:
         graph.sparql(text)
     told = caught.value.message
-    assert f"got '{prefix}:' at line {line}, column {column}; " in told
+    assert f"prefix '{prefix}:' at line {line}, column {column} is not declared; " in told
     assert "g:, f:, geo:, " in told
     assert len(told) < 300
     assert text[caught.value.details["position"] :].startswith(f"{prefix}:")

@@ -1,0 +1,295 @@
+"""Wrong commands, and what their errors say: the problem first, what was expected, what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+
+import galileo
+from galileo.cli.main import main
+
+HEAD = "latitude,longitude,time,temperature,station\n"
+ROW = "40,-105,2014-03-01T06:00:00Z,290,KDEN\n"
+FILES = {
+    "good.csv": HEAD + ROW,
+    "empty.csv": "",
+    "junk.bin": "\x01\x02\x00junk",
+    "time.csv": HEAD + ROW.replace("2014-03-01T06:00:00Z", "yesterday"),
+    "place.csv": HEAD + ROW.replace("40,", "95,"),
+    "text.csv": HEAD + ROW.replace("290", "warm"),
+    "timeless.csv": "latitude,longitude,temperature,station\n40,-105,290,KDEN\n",
+    "others.csv": "latitude,longitude,time,humidity\n40,-105,2014-03-01T06:00:00Z,3\n",
+    "ragged.csv": f"{HEAD}40,-105\n",
+    "keys.jsonl": '{"dataset": "air", "quer": "x"}\n',
+    "broken.jsonl": '{"dataset":\n',
+    "sampler.py": "class Sampler:\n    pass\n",
+    "broken.toml": "[node\n",
+    "keys.toml": '[node]\nport = "x"\n',
+    "section.toml": "[nod]\nx = 1\n",
+    "token": "glt_made-up\n",
+}
+"""Written for the commands; `{files}` is their directory."""
+LEAKS = re.compile(
+    r"Traceback|__init__|object at 0x|NoneType|\$\.|at \$|\[['\"]|_pb2|Errno|Error\(|\(char |=None"
+)
+"""What belongs to Python or to the wire, and to no message."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What the commands go wrong on; `names` are what they may name in braces."""
+
+    client: galileo.Client
+    dataset: str
+    names: dict[str, str]
+
+    def run(self, command: str) -> Result:
+        words = shlex.split(command.format(**self.names))
+        given = [] if "--node" in words else ["--node", self.names["node"]]
+        return CliRunner().invoke(main, [*given, "--timeout", "10s", *words])
+
+
+@pytest.fixture(scope="module")
+def world(
+    client: galileo.Client,
+    cluster: galileo.LocalCluster,
+    fresh_name: Callable[[str], str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[World]:
+    name, files = fresh_name("commands"), tmp_path_factory.mktemp("commands")
+    features = [galileo.Feature("temperature", "K"), galileo.Feature("station", type="text")]
+    client.create_dataset(galileo.Schema(name, features))
+    for file, content in FILES.items():
+        (files / file).write_text(content, encoding="utf-8")
+    client.ingest(name, pd.read_csv(files / "good.csv"))
+    (files / "token").chmod(0o600)
+    ccq, cancelled = client.submit(name), client.submit(name)
+    client.cancel(cancelled)
+    expiring = client.submit(name, interval="100ms", expiration="1s")
+    names = {
+        "air": name,
+        "files": str(files),
+        "ccq": ccq.id,
+        "cancelled": cancelled.id,
+        "expiring": expiring.id,
+        "node": cluster.addresses[0],
+    }
+    yield World(client, name, names)
+    client.cancel(ccq)
+
+
+TRY_AGAIN, GONE = 3, 4
+WRONG: dict[str, tuple[str, str]] = {
+    # --- datasets and schemas ---
+    "query berg": ("unknown_dataset", "^dataset 'berg' does not exist.*galileo create"),
+    "count berg": ("unknown_dataset", "^dataset 'berg' does not exist"),
+    "datasets berg": ("unknown_dataset", "^dataset 'berg' does not exist"),
+    "retention set berg --age 3d": ("unknown_dataset", "^dataset 'berg' does not exist"),
+    "create {air} --feature depth:m": (
+        "dataset_exists",
+        "^dataset '{air}' exists already with another schema, of the features temperature, station",
+    ),
+    "create 'A b' --feature t": ("invalid_schema", "a dataset name of a-z.*got 'A b'"),
+    "create new --feature time": ("invalid_schema", "^the feature name 'time' is taken"),
+    "create new --feature a:K:real": ("invalid_schema", "float, int, text or bool .*got 'real'"),
+    "create new --feature a --feature a": ("invalid_schema", "^feature 'a' is given twice"),
+    "create new --feature a --precision 40": ("invalid_schema", "from 1 to 12, got 40"),
+    "create new --feature a --bucket soon": ("invalid_input", "such as .*got 'soon'"),
+    "create new": ("usage", "Missing option '--feature'"),
+    "retention set {air}": ("invalid_input", "an age or a number of bytes, got neither"),
+    "retention set {air} --size big": ("invalid_input", "such as 10GB.* got 'big'"),
+    "retention set {air} none --age 3d": ("invalid_input", "got both"),
+    # --- queries ---
+    "query {air} 'temprature > 3'": ("unknown_property", "'temprature' .did you mean 'temper"),
+    "query {air} 'temperature >'": ("query_syntax", "at line 1, column 14 of the query\n"),
+    "query {air} 'BBOX(geometry,1,2,3,4)'": ("query_syntax", "^a BBOX alone .*write S_INTERSECTS"),
+    "query {air} 'station > 3'": ("unsupported_query", "text feature 'station' with, got 3"),
+    "query {air} \"datetime > 'yesterday'\"": ("unsupported_query", "TIMESTAMP.*yesterday"),
+    "query {air} --limit 3 --all": ("invalid_input", "--limit or --all, got both"),
+    "query {air} --limit many": ("usage", "'--limit': 'many' is not a valid integer"),
+    "query {air} --limt 3": ("usage", "'--limt'.*Did you mean.*'--limit'"),
+    "reed {air}": ("usage", "No such command 'reed'.*'read'"),
+    "read {air} --columns temp": ("invalid_input", "of latitude, .*; got temp"),
+    "read {air} --columns temp --output {files}/no.csv": (
+        "invalid_input",
+        "of latitude, .*; got temp",
+    ),
+    "nearest {air} --latitude 95 --longitude 0": ("invalid_input", "from -90 to 90 .*got 95"),
+    "summarise {air} --feature station": ("invalid_input", "numbers .temperature., got 'station'"),
+    "estimate {air} --quantiles 2": ("invalid_input", "quantiles from 0 to 1, got 2$"),
+    "drill {air} zz": ("invalid_input", "a geohash of 5 characters .*got 'zz'"),
+    "drill {air} --order foo": ("invalid_input", "of geohash, datetime, .*got foo"),
+    # --- outputs ---
+    "query {air} --output {files}/x.xyz": ("invalid_input", "ending in .parquet, .*got 'x.xyz'"),
+    "query {air} --output /nowhere/x.csv": ("invalid_input", "^cannot write /nowhere/x.csv: No"),
+    "query {air} --format csv": ("invalid_input", "^--format needs --output"),
+    "read {air} --format csv": ("invalid_input", "^--format needs --output"),
+    "sparql export {air} {files}/x.xyz": ("invalid_input", "ending in .nt, .*got 'x.xyz'"),
+    "sparql export {air} /nowhere/x.ttl": ("invalid_input", "^cannot use /nowhere/x.ttl: No such"),
+    # --- samplers ---
+    "query {air} --sampler unifrom": ("unknown_sampler", "^sampler 'unifrom' is not installed"),
+    "query {air} --sampler uniform": ("invalid_input", "needs the option 'fraction'"),
+    "query {air} --sampler uniform --option frac=1": ("invalid_input", "no option 'frac' .did"),
+    "query {air} --sampler uniform --option fraction": ("invalid_input", "KEY=JSON, got 'frac"),
+    "query {air} --sampler uniform --option fraction=3": ("invalid_input", "up to 1, got 3"),
+    "query {air} --option fraction=0.1": ("invalid_input", "^--option and --seed need --sampler"),
+    "query {air} --sampler-file {files}/sampler.py": (
+        "invalid_archive",
+        "a method sample, got none; send a file with one",
+    ),
+    "query {air} --sampler-file {files}/sampler.py --sampler uniform": (
+        "invalid_input",
+        "got both; leave one out",
+    ),
+    "sampler revoke abc": ("invalid_input", "8 digits .*got 'abc'"),
+    "sampler new 'a b'": ("invalid_input", "got 'a b'"),
+    # --- files to ingest ---
+    "ingest {air} /nowhere.csv": ("usage", "File '/nowhere.csv' does not exist"),
+    "ingest {air} {files}/empty.csv": ("invalid_input", "header line .*empty.csv, got none"),
+    "ingest {air} {files}/junk.bin": ("invalid_input", "^cannot tell the format of .*one of arrow"),
+    "ingest {air} {files}/time.csv": (
+        "invalid_observations",
+        "^'time' holds no times.*'yesterday'",
+    ),
+    "ingest {air} {files}/place.csv": ("invalid_observations", "latitude .*got 95.0 in row 0"),
+    "ingest {air} {files}/text.csv": ("invalid_observations", "'temperature', got 'warm' in row 0"),
+    "ingest {air} {files}/timeless.csv": ("invalid_input", "^found no column for the time"),
+    "ingest {air} {files}/others.csv": ("invalid_input", "no variable named like temperature"),
+    "ingest {air} {files}/ragged.csv": ("invalid_input", "Expected 5 columns, got 2"),
+    "ingest berg {files}/good.csv": ("unknown_dataset", "galileo ingest --create$"),
+    "ingest {air} {files}/good.csv --format xls": ("invalid_input", "of arrow, .*got 'xls'"),
+    "ingest {air} {files}/good.csv --map temperature": ("invalid_input", "mapping such as .* got"),
+    "ingest {air} {files}/good.csv --map temperature=temp": (
+        "unknown_property",
+        "^the file has no variable 'temp' .did you mean 'temperature'",
+    ),
+    "ingest {air} {files}/good.csv --map 'temperature=1 +'": ("invalid_input", r"'1 \+'"),
+    "ingest {air} {files}/good.csv --map depth=temperature": (
+        "invalid_schema",
+        "^dataset '{air}' has no feature 'depth'; its features are temperature, station",
+    ),
+    "ingest new {files}/good.csv --create --index depth": (
+        "unknown_property",
+        "no feature 'depth'",
+    ),
+    # --- continuous queries ---
+    "ccq fetch ccq-nope": ("unknown_ccq", "^continuous query 'ccq-nope' does not exist.*ccq list"),
+    "ccq watch ccq-nope": ("unknown_ccq", "^continuous query 'ccq-nope' does not exist"),
+    "ccq cancel ccq-nope": ("unknown_ccq", "^continuous query 'ccq-nope' does not exist"),
+    "ccq fetch {cancelled}": ("ccq_cancelled", "'{cancelled}' was cancelled; submit it again"),
+    "ccq watch {cancelled}": ("ccq_cancelled", "was cancelled"),
+    "ccq watch {expiring}": ("ccq_expired", "'{expiring}' has expired; submit it again"),
+    "ccq fetch {ccq} --token bogus": ("invalid_token", "^'bogus' is no resume token"),
+    "ccq fetch {ccq} --wait soon": ("invalid_input", "such as .*got 'soon'"),
+    "ccq watch {ccq} --from 'a b'": ("invalid_input", "start, now or a name .*got 'a b'"),
+    "ccq watch {ccq} --from start --token x": ("invalid_input", "--from or --token, got both"),
+    "ccq watch {ccq} --from alarms --spool {files}/x": ("invalid_input", "--from start .*'alarms'"),
+    "ccq watch {ccq} --spool /nowhere/x": ("invalid_input", "spool /nowhere/x does not exist"),
+    "ccq watch {ccq} --spool {files}/good.csv": ("invalid_input", "a spool .*name a new file"),
+    "ccq watch {ccq} --closed-only": ("invalid_input", "^--closed-only needs a query with windows"),
+    "ccq submit {air} --interval 1us": ("invalid_input", "interval of at least 0.05 s"),
+    "ccq submit {air} --expiration 100y": ("invalid_input", "an expiration from"),
+    "ccq submit {air} --window hourly": ("invalid_input", "'tumbling:1h' .*got 'hourly'"),
+    "ccq submit {air} --lateness 5m": ("invalid_input", "^--lateness needs --window"),
+    "ccq submit-many {files}/keys.jsonl": ("invalid_input", "^line 1 .*keys of .* got quer$"),
+    "ccq submit-many {files}/broken.jsonl": (
+        "invalid_input",
+        "^line 1 .*a JSON object, got '.\"dat",
+    ),
+    # --- SPARQL ---
+    "sparql {air} 'SELEC ?x'": ("query_syntax", "line 1, .*'SELEC"),
+    "sparql {air} 'SELECT ?x {{?x no:such ?y}}'": (
+        "query_syntax",
+        "^prefix 'no:' .* is not declared",
+    ),
+    # --- connections ---
+    "status --node 127.0.0.1:9 --timeout 10ms": (
+        "unavailable",
+        "^no node could be reached at 127.0.0.1:9; check .*refused",
+    ),
+    "status --node http://h:1": ("invalid_input", "'host:port' or 'host', got 'http://h:1'"),
+    "status --node h:99999": ("invalid_input", "got 'h:99999'"),
+    "status --timeout soon": ("invalid_input", "got 'soon'"),
+    "status --profile lab": ("config", "^there is no profile 'lab' in "),
+    "status --token-file /nowhere": ("config", "token_file to be a readable file: No such file"),
+    "status --token-file {files}/good.csv": ("config", "run chmod 600"),
+    "status --tls /nowhere": ("config", "tls.key to be a readable file: No such file"),
+    "status --node 10.0.0.1 --token-file {files}/token": ("config", "TLS to .*--insecure if"),
+    # --- nodes and their files ---
+    "drain node-9": ("invalid_input", "^node 'node-9' does not exist; nodes: node-1, "),
+    "move --to node-9": ("invalid_input", "^node 'node-9' does not exist; nodes: node-1, "),
+    "move 99 --to node-1": ("invalid_input", "partitions from 0 to [0-9]+, got 99$"),
+    "serve --config {files}/broken.toml": ("config", r"broken.toml: .*line 1, column 6"),
+    "serve --config {files}/keys.toml": ("config", "^unknown key in .node.: 'port'. Known: dir"),
+    "serve --config {files}/section.toml": ("config", "^unknown section: 'nod'; did you mean"),
+    "serve --config {files}/keys.toml --set nope": ("config", "of access, audit, .*got 'nope'"),
+    "up --nodes 0": ("invalid_input", "one node in each group, got 0 nodes"),
+    "up --nodes 2 --groups 3": ("invalid_input", "got 2 nodes and 3 groups"),
+    "backup {files} {files}/copy": ("invalid_input", "the directory of a node, got {files};"),
+    "restore {files} {files}/copy": ("invalid_input", "a backup .*got {files}"),
+    "verify {files}": ("invalid_input", "the directory of a node, got {files};"),
+    "token new ann --role king --principals {files}/p": ("usage", "'king' is not one of 'reader'"),
+    "token revoke ann --principals {files}/p": ("config", "No such file.*galileo token new"),
+    "certs client {files} ann": ("invalid_input", "an authority in .*galileo certs init {files}"),
+}
+"""By command: the kind and what the message matches; "usage" is an error of the command line."""
+STATUS = {"unavailable": TRY_AGAIN, "ccq_cancelled": GONE, "ccq_expired": GONE}
+"""Exit statuses other than that for a wrong input."""
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_a_wrong_command_says_what_is_wrong(world: World, command: str) -> None:
+    kind, pattern = WRONG[command]
+    done = world.run(command)
+    assert done.exit_code == STATUS.get(kind, 2), done.output
+    assert done.stdout == ""
+    message = message_of(done.stderr, kind)
+    assert re.search(fill(pattern, world), message), message
+    assert not LEAKS.search(message), message
+    assert len(message.splitlines()) <= 3, message
+
+
+def fill(pattern: str, world: World) -> str:
+    """The pattern with the names in braces."""
+    for name, value in world.names.items():
+        pattern = pattern.replace(f"{{{name}}}", re.escape(value))
+    return pattern
+
+
+def message_of(stderr: str, kind: str) -> str:
+    """The message without the program's name and the kind, or without the usage above it."""
+    if kind == "usage":
+        assert stderr.startswith("Usage: ")
+        return stderr.partition("\nError: ")[2]
+    begin, end = "galileo: ", f" [{kind}]\n"
+    assert stderr.startswith(begin), stderr
+    assert stderr.endswith(end), stderr
+    return stderr[len(begin) : -len(end)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["query {air} --limt 3", "query {air} --limit many", "ccq spool /nowhere", "reed {air}"],
+)
+def test_an_error_of_the_command_line_is_json_with_json(world: World, words: str) -> None:
+    done = world.run(f"{words} --json")
+    assert done.exit_code == 2
+    error = json.loads(done.stderr)["error"]
+    assert error["kind"] == "invalid_input"
+    assert re.search("--limt|many|/nowhere|reed", error["message"])
+
+
+def test_wrong_commands_leave_everything_as_it_was(world: World) -> None:
+    assert world.client.count(world.dataset) == 1
+    assert world.names["ccq"] in {info.id for info in world.client.list_ccqs()}
+    assert "new" not in {schema.name for schema in world.client.datasets()}
+    left = {path.name for path in Path(world.names["files"]).glob("[!.]*")}
+    assert left == set(FILES)
