@@ -147,22 +147,32 @@ def status(session: Session, *, watch: bool, interval: str, times: int | None) -
 
 def _status_rows(found: ClusterStatus) -> list[dict[str, Any]]:
     return [
-        {
-            "node": node.name,
-            "state": node.state,
-            "address": node.address,
-            "rows": sum(one["rows"] for one in node.datasets),
-            "disk": size_of_bytes(sum(one["bytes_on_disk"] for one in node.datasets)),
-            "memory": size_of_bytes(node.memory_bytes),
-            "host CPU": f"{100 * node.cpu_share:.0f} %",
-            "CCQs": node.ccqs_coordinated,
-            "group": node.group,
-            "cache": size_of_bytes(node.cache_bytes),
-            "held": size_of_bytes(node.held_bytes),
-            "spilled": size_of_bytes(node.spilled_bytes),
-        }
+        answered_only(
+            node,
+            {
+                "node": node.name,
+                "state": node.state,
+                "address": node.address,
+                "rows": sum(one["rows"] for one in node.datasets),
+                "disk": size_of_bytes(sum(one["bytes_on_disk"] for one in node.datasets)),
+                "memory": size_of_bytes(node.memory_bytes),
+                "host CPU": f"{100 * node.cpu_share:.0f} %",
+                "CCQs": node.ccqs_coordinated,
+                "group": node.group,
+                "cache": size_of_bytes(node.cache_bytes),
+                "held": size_of_bytes(node.held_bytes),
+                "spilled": size_of_bytes(node.spilled_bytes),
+            },
+        )
         for node in found.nodes
     ]
+
+
+def answered_only(node: NodeStatus, row: dict[str, Any]) -> dict[str, Any]:
+    """The row; of an unreachable node with empty cells for all that it did not report."""
+    known = ("node", "state", "address", "group")
+    is_reachable = node.state != "unreachable"
+    return {name: value if is_reachable or name in known else None for name, value in row.items()}
 
 
 def remarks(found: ClusterStatus) -> str:

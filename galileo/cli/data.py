@@ -296,7 +296,9 @@ def count(session: Session, *, dataset: str, query: str) -> None:
     """
     with session.client() as client, session.output.counting(dataset):
         counted = client.count(dataset, query)
-    session.output.value({"count": counted}, words=f"{counted:,}")
+    # Scripts read the plain number from a pipe.
+    words = f"{counted:,}" if session.output.is_live else str(counted)
+    session.output.value({"count": counted}, words=words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,10 @@ def _retentions(client: Client) -> dict[str, Retention | None]:
 
 def _show(output: Output, described: DatasetDescription, retention: Retention | None) -> None:
     schema = described.schema
-    place = "" if described.bbox is None else f"in {' '.join(f'{d:g}' for d in described.bbox)}\n"
+    place = ""
+    if described.bbox is not None:
+        west, south, east, north = described.bbox
+        place = f"longitude {west:g} to {east:g}, latitude {south:g} to {north:g}\n"
     words = (
         f"{schema.name}: blocks of {schema.geohash_precision} geohash characters and "
         f"{_bucket(described)}; {in_words(retention)}\n"

@@ -18,6 +18,7 @@ from galileo.model.times import seconds
 from galileo.server.host import HostCondition, host_condition
 
 EXIT_PROBLEMS = 1
+_INDENT = " " * 4
 
 
 @click.command()
@@ -101,11 +102,14 @@ def _tell(session: Session, found: Sequence[Finding], *, examined: object, words
         return
     for one in found:
         where = f"{one.node}: " if one.node else ""
-        session.output.value(
-            None,
-            words=f"{one.weight.upper()}  {where}{one.what}\n"
-            f"    It means: {one.means}.\n    What to do: {one.advice}.\n",
-        )
+        fold = session.output.fold
+        lines = [
+            fold(f"{one.weight.upper()}  {where}{one.what}", indent=_INDENT),
+            fold(f"It means: {one.means}.", first=_INDENT, indent=_INDENT),
+            fold(f"What to do: {one.advice}.", first=_INDENT, indent=_INDENT),
+            "",
+        ]
+        session.output.value(None, words="\n".join(lines))
     counts = [(problems, "problem"), (len(found) - problems, "warning")]
     end = ", ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in counts)
     session.output.value(None, words=f"Examined {words}: {end}.")

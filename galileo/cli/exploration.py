@@ -56,15 +56,20 @@ def _show_explanation(output: Output, told: QueryExplanation) -> None:
         for node in told.nodes
         for step in node.steps
     ]
-    output.value(None, words="\n" * bool(steps))
-    output.rows(steps)
+    if steps:
+        output.gap()
+        output.rows(steps)
     lines = [
         "",
         f"{told.found:,} paths match.",
         f"time: {_time(told.total_s)}, of which planning {_time(told.plan_s)}",
         f"groups: {', '.join(told.groups) or 'none'}",
         f"partitions: {len(told.partitions)} by placement, {len(told.spared)} of them pruned",
-        *(f"{node.node} did not answer: {node.error}" for node in told.nodes if node.error),
+        *(
+            output.fold(f"{node.node} did not answer: {node.error}")
+            for node in told.nodes
+            if node.error
+        ),
     ]
     output.value(None, words="\n".join(lines))
 
@@ -139,7 +144,10 @@ def nearest(
         rows = found.to_arrow().to_pylist()
         session.output.value({"rows": rows, "complete": found.complete, "missing": found.missing})
         return
-    session.output.rows(found.to_arrow().to_pylist())
+    table = found.to_arrow()
+    # The distance first, since the last columns may not fit.
+    names = ["distance_m", *(name for name in table.column_names if name != "distance_m")]
+    session.output.rows(table.select(names).to_pylist())
     session.output.value(None, words=f"{len(found):,} observations")
 
 
@@ -202,7 +210,7 @@ def summarise(
         ]
     )
     if wanted is not None:
-        output.value(None, words="\n")
+        output.gap()
         _show_histogram(output, found[names[0]])
 
 
@@ -339,10 +347,9 @@ def estimate(
         ]
     )
     behind = f"; the newest {told.behind:,} commits are not counted" if told.behind else ""
-    session.output.value(
-        None,
-        words=f"{told.low:,} to {told.high:,} paths match, as estimated by {told.node}{behind}",
-    )
+    paths = f"{told.low:,}" if told.low == told.high else f"{told.low:,} to {told.high:,}"
+    words = f"{paths} paths match, as estimated by {told.node}{behind}"
+    session.output.value(None, words=words)
 
 
 def _last(vertex: str, schema: Schema, order: Sequence[str] | None) -> Any:

@@ -19,6 +19,8 @@ from galileo.formats.source import DEFAULT_INDEXED_MAX
 from galileo.model.schema import Schema
 
 SAMPLED_MAX = 64
+INDEXED_NAMED = 6
+"""Indexed features that are named after a dataset was created."""
 """Variables of a file of which a list shows values: reading them costs time."""
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -150,11 +152,11 @@ def _report_created(output: Output, schema: Schema, *, is_chosen: bool) -> None:
         output.value(None, words=f"Created dataset {schema.name} ({count} {noun})")
     indexed = [feature.name for feature in schema.features if feature.indexed]
     if not is_chosen and count > len(indexed) == DEFAULT_INDEXED_MAX:
-        click.echo(
+        output.note(
             f"galileo: only the first {len(indexed)} of {count} features are indexed, so that "
-            f"queries can use no others: {', '.join(indexed)}. To choose, create the dataset with "
-            "--index NAME,... or --map",
-            err=True,
+            f"queries can use no others: {', '.join(indexed[:INDEXED_NAMED])}, and "
+            f"{len(indexed) - INDEXED_NAMED} more (see galileo datasets {schema.name}). To choose, "
+            "create the dataset with --index NAME,... or --map"
         )
 
 

@@ -42,8 +42,10 @@ EXIT_INCOMPLETE = 5
 EXIT_BUG = 70
 WIDE = 4096
 """Columns of a table in a pipe and with --wide, so that ids stay in one piece."""
-CELL_CHARS_MAX = 32
-"""A longer cell is folded before a column is left out."""
+CELL_CHARS_MAX = 36
+"""A longer cell is folded before a column is left out; the id of a continuous query is not."""
+NAMES_LEFT_OUT_MAX = 8
+"""Columns that the note below a table names."""
 _GAP = 2
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CONTROLS_IN_LINES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
@@ -92,7 +94,16 @@ class Output:
 
     def note(self, words: str) -> None:
         """Something about a result, for people and programs alike, on standard error."""
-        click.echo(visible(words), err=True)
+        _print_error(words)
+
+    def gap(self) -> None:
+        """An empty line between two tables, for people."""
+        if not self.as_json:
+            self._console.print()
+
+    def fold(self, words: str, *, first: str = "", indent: str = "") -> str:
+        """Long lines broken between words, where the terminal would break them within one."""
+        return fold(words, width=self._console.width, first=first, indent=indent)
 
     def rows(self, rows: Sequence[Mapping[str, Any]], *, title: str = "", empty: str = "") -> None:
         """Many results of one shape."""
@@ -216,7 +227,36 @@ def _tell(error: GalileoError, *, as_json: bool) -> None:
     else:
         if trace := error.details.get("traceback"):
             click.echo(visible(redacted(str(trace))).rstrip("\n"), err=True)
-        click.echo(visible(f"galileo: {redacted(error.command_message)} [{error.kind}]"), err=True)
+        _print_error(f"galileo: {redacted(error.command_message)} [{error.kind}]")
+
+
+def _print_error(words: str) -> None:
+    text = visible(words)
+    if sys.stderr.isatty():
+        text = fold(text, width=shutil.get_terminal_size().columns)
+    click.echo(text, err=True)
+
+
+def fold(text: str, *, width: int, first: str = "", indent: str = "") -> str:
+    """Breaks lines between words; indented ones stay whole, since they quote queries or commands.
+
+    Args:
+        text: any number of lines.
+        width: columns of the terminal.
+        first: what each line begins with.
+        indent: what the further parts of a line begin with.
+    """
+    wrapper = textwrap.TextWrapper(
+        width,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(
+        f"{first}{line}" if line.startswith(" ") or not line else wrapper.fill(line)
+        for line in text.split("\n")
+    )
 
 
 def table_of(
@@ -237,7 +277,7 @@ def table_of(
         padding=(0, 1, 0, 0),
     )
     for name, size in zip(names, widths, strict=False):
-        value = rows[0][name]
+        value = next((row[name] for row in rows if row[name] is not None), None)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         justify: Any = "right" if is_number else "left"
         table.add_column(Text(_shown(name)), justify=justify, overflow="fold", width=size)
@@ -247,8 +287,13 @@ def table_of(
     parts.append(table)
     if len(widths) == len(names):
         return parts
-    left_out = ", ".join(map(_shown, names[len(widths) :]))
-    note = f"Not shown: {left_out}. Add --wide to see all columns."
+    left_out = [_shown(name) for name in names[len(widths) :]]
+    more = len(left_out) - NAMES_LEFT_OUT_MAX
+    others = f" and {more:,} more" if more > 0 else ""
+    note = (
+        f"Not shown: {', '.join(left_out[:NAMES_LEFT_OUT_MAX])}{others}. "
+        "Add --wide to see all columns."
+    )
     return [*parts, Text(textwrap.fill(note, width), "dim")]
 
 

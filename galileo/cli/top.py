@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from galileo.cli.ccq import query_text
-from galileo.cli.cluster import remarks
+from galileo.cli.cluster import answered_only, remarks
 from galileo.cli.live import Part, Screen, follow
 from galileo.cli.output import failing_well, size_of_bytes, time_left
 from galileo.cli.session import Session, json_option
@@ -83,7 +83,7 @@ def _title(status: ClusterStatus) -> str:
 
 
 def _node(node: NodeStatus, rate: float | None) -> dict[str, Any]:
-    return {
+    row = {
         "node": node.name,
         "state": node.state,
         "rows": sum(one["rows"] for one in node.datasets),
@@ -96,6 +96,7 @@ def _node(node: NodeStatus, rate: float | None) -> dict[str, Any]:
         "cache": size_of_bytes(node.cache_bytes),
         "group": node.group,
     }
+    return answered_only(node, row)
 
 
 def calls_of_clients(node: NodeStatus) -> int:

@@ -223,7 +223,7 @@ def test_features_that_are_not_indexed_are_named_unless_they_are_chosen(
     wide.write_text(f"lat,lon,time,{','.join(names)}\n{row}\n")
     done = run("ingest", fresh_name("wide"), str(wide), "--create")
     assert "only the first 32 of 40 features are indexed" in done.stderr
-    assert "v31. To choose" in done.stderr
+    assert "v5, and 26 more (see galileo datasets " in done.stderr
     chosen = fresh_name("wide")
     done = run("ingest", chosen, str(wide), "--create", "--index", "v39, v0")
     assert "indexed" not in done.stderr

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from galileo.cli.cluster import answered_only
 from galileo.cli.diagnosis import of_cluster, of_host
 from galileo.client.conditions import NodeReport, Trouble
 from galileo.client.results import NodeStatus
@@ -117,3 +118,13 @@ def test_problems_come_first() -> None:
 def test_a_host_is_examined_without_its_node() -> None:
     bad = replace(HOST, sync_s=REFUSED_S, open_files_max=256, java="no", containment="no")
     assert [one.weight for one in of_host("a", bad)] == ["problem"] * 3 + ["warning"]
+
+
+def test_status_leaves_cells_empty_of_what_an_unreachable_node_did_not_report() -> None:
+    row = {"node": "a", "state": "unreachable", "rows": 0, "memory": "0 B", "group": "group-1"}
+    known = {"node": "a", "state": "unreachable", "group": "group-1"}
+    assert answered_only(replace(STATUS, state="unreachable"), row) == {
+        **dict.fromkeys(row),
+        **known,
+    }
+    assert answered_only(replace(STATUS, state="up"), row) == row

@@ -81,6 +81,7 @@ def test_nearest(run: Run, dataset: str) -> None:
     within = str(distances[1] + 0.01)
     shown = run("nearest", dataset, "temperature >= 0", *point, "--within", within).stdout
     assert "2 observations\n" in shown
+    assert shown.split()[0] == "distance_m"
     refused = run("nearest", dataset, "--latitude", "99", "--longitude", "0", fails=2)
     assert "expected a latitude from -90 to 90" in refused.stderr
 

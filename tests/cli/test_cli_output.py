@@ -21,6 +21,7 @@ from galileo.cli.output import (
     EXIT_INPUT,
     Output,
     failing_well,
+    fold,
     size_of_bytes,
     table_of,
     time_left,
@@ -183,3 +184,32 @@ def test_sizes_are_short(count: float, words: str) -> None:
 )
 def test_times_left_are_short(seconds: float, words: str) -> None:
     assert time_left(seconds) == words
+
+
+def test_a_column_of_numbers_stands_on_the_right_where_its_first_value_is_missing() -> None:
+    lines = table([{"rain": None, "x": "a"}, {"rain": 12.5, "x": "b"}, {"rain": 3, "x": "c"}], 80)
+    assert lines[-1].split() == ["3", "c"]
+    assert lines[-1].index("3") == lines[-2].index("12.5") + 3
+
+
+def test_the_note_below_a_table_names_few_of_many_columns() -> None:
+    lines = table([{f"column-{n}": "x" * 10 for n in range(180)}], 80)
+    note = " ".join(lines[3:])
+    assert "Not shown: column-6, column-7" in note
+    assert "column-13 and 166 more. Add --wide" in note
+    assert len(lines[3:]) <= 3
+
+
+def test_the_id_of_a_continuous_query_is_not_folded() -> None:
+    lines = table([{"id": f"ccq-{'0' * 32}", "query": "x" * 30, "state": "running"}], 80)
+    assert f"ccq-{'0' * 32}" in lines[2]
+
+
+def test_long_lines_are_folded_between_words_and_quoted_ones_are_not() -> None:
+    quoted = "    temperature > 290 AND " + "humidity < 50 AND " * 4
+    words = f"galileo: {'word ' * 30}end\n{quoted}"
+    *folded, last = fold(words, width=80, indent="  ").split("\n")
+    assert max(map(len, folded)) <= 80
+    assert folded[1].startswith("  word")
+    assert last == quoted
+    assert fold("a short line", width=80, first="  ") == "  a short line"
