@@ -31,7 +31,8 @@ GOAL_LABELS, TIMES_MAX = 1_000_000, 1.5
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
-    if (reason := obstacle()) is not None:
+    # One that passes, such as a busy machine's, is none when it is looked for again.
+    if obstacle() is not None and (reason := obstacle()) is not None:
         raise NotInstalled(f"samplers cannot be contained here: {reason}")
     yield _start(runs=bench.sizes.cold_starts)
     result = nam_result(bench.sizes.stride, least=max(bench.sizes.labels))

@@ -74,9 +74,9 @@ class Report:
 
 
 def _section_lines(section: Section) -> list[str]:
-    if section.missing:
-        return [f"Not measured: {section.missing}"]
     lines = _table(section.figures) if section.figures else []
+    if section.missing:
+        lines += [*([""] if lines else []), f"Not measured: {section.missing}"]
     if section.failure:
         indented = [f"    {line}" for line in section.failure.splitlines()]
         lines += ["", "**Failed**, so that the rest was not measured:", "", *indented]

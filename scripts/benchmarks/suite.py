@@ -105,6 +105,8 @@ def _section(area: Area, bench: Bench) -> Section:
         for figure in area.measure(bench):
             figures.append(figure)
             bench.say(f"{figure.name}: {quantity(figure.spread.median, figure.unit)}")
+        if not figures:
+            raise AssertionError("expected at least one figure, got none")
     except NotInstalled as error:
         missing = str(error)
         bench.say(missing)

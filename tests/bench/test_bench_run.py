@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 from benchmarks import __main__ as program
+from benchmarks import contained
 from benchmarks.figures import Figure, Spread
-from benchmarks.sizes import QUICK, Bench
+from benchmarks.sizes import QUICK, Bench, NotInstalled
 from benchmarks.suite import AREAS, Area, run
 
 DOCS = Path(__file__).parents[2] / "docs" / "dev" / "performance.md"
@@ -49,7 +50,8 @@ def test_the_quick_bench_measures_everything(bench_environment, tmp_path):
     assert raw["machine"]["cores"] >= 1
     for area in raw["areas"]:
         assert f"## {area['title']}" in figures_file.read_text()
-        assert area["figures"]
+        # What this machine lacks is said; nothing else is left out.
+        assert area["figures"] or area["missing"], (area, progress)
         for figure in area["figures"]:
             assert figure["min"] <= figure["median"] <= figure["max"]
             assert figure["name"] in progress
@@ -129,3 +131,34 @@ def test_the_report_of_an_area_that_failed_has_its_figures_and_the_error(tmp_pat
     assert "| a thing that was measured | 1.50 s |" in text
     assert "**Failed**" in text
     assert "    AssertionError: expected 2 labels, got 3" in text
+
+
+def test_an_area_without_a_figure_and_without_a_reason_has_failed(tmp_path: Path) -> None:
+    bench = Bench(QUICK, tmp_path, lambda _: None)
+    [section] = run([Area("none", "What yields nothing", lambda _: iter(()))], bench).sections
+    assert "expected at least one figure, got none" in section.failure
+
+
+def test_an_area_that_lacks_something_keeps_its_figures_and_says_what(tmp_path: Path) -> None:
+    def lacking(bench: Bench) -> Iterator[Figure]:
+        yield from _well(bench)
+        raise NotInstalled("its peer is not installed")
+
+    report = run([Area("half", "What lacks a peer", lacking)], Bench(QUICK, tmp_path, print))
+    assert report.sections[0].failure == ""
+    assert "| a thing that was measured | 1.50 s |" in report.to_markdown()
+    assert "\n\nNot measured: its peer is not installed" in report.to_markdown()
+
+
+def test_a_busy_machine_is_asked_again_whether_it_contains_samplers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    start = Figure("start", "s", Spread.of([1.0]))
+    monkeypatch.setattr(contained, "_start", lambda *, runs: start)
+    bench = Bench(QUICK, tmp_path, lambda _: None)
+    answers = iter(["the machine is busy", None])
+    monkeypatch.setattr(contained, "obstacle", lambda: next(answers))
+    assert next(contained.measure(bench)) is start
+    monkeypatch.setattr(contained, "obstacle", lambda: "bubblewrap is not installed")
+    with pytest.raises(NotInstalled, match="bubblewrap is not installed"):
+        next(contained.measure(bench))
