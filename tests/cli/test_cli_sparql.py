@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -172,10 +173,16 @@ MINDING = (
 )
 
 
-def started(*words: str, nodes: Sequence[str] = ()) -> subprocess.Popen[str]:
+@contextmanager
+def started(*words: str, nodes: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
     named = [word for address in nodes for word in ("--node", address)]
     command = [sys.executable, "-c", MINDING, *named, "sparql", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def ended(pids: list[int], *, within_s: float = 60.0) -> bool:
@@ -210,7 +217,7 @@ def test_an_endpoint_says_when_nothing_more_comes(
         assert serving.stderr is not None
         url = json.loads(serving.stdout.readline())["url"]
         client.cancel(ccq.id)
-        assert "nothing more comes" in serving.stderr.readline()
+        assert "no longer grows" in serving.stderr.readline()
         with urllib.request.urlopen(f"{url}?{urlencode({'query': COUNT})}") as reply:
             (row,) = json.load(reply)["results"]["bindings"]
         assert row["n"]["value"] == str(HOT)

@@ -210,5 +210,5 @@ def test_the_command_sets_shows_and_applies(keeping: LocalCluster) -> None:
     run("retention", "set", "told", status=2)
     run("retention", "set", "told", "--size", "much", status=2)
     run("retention", "set", "nothing", "--age", "1d", status=2)
-    with pytest.raises(InputError, match="expected"):
+    with pytest.raises(InputError, match="dataset 'nothing' does not exist"):
         client.set_retention("nothing", None)

@@ -20,6 +20,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from matplotlib import pyplot
 
 import galileo
 import galileo.client
@@ -172,6 +173,7 @@ def names(
             return found
 
         yield prepared
+    pyplot.close("all")
 
 
 def compiled(example: doctest.Example) -> CodeType:

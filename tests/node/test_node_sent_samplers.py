@@ -204,7 +204,7 @@ async def test_a_query_is_thinned_by_it_where_labels_lie(
     found = await sampled(open_cluster, sampler(share, seed=7, fraction=0.3), at="c")
     assert 0 < len(found) < 300
     assert set(identities(found)) == set(identities(expected))
-    with pytest.raises(InputError, match="take"):
+    with pytest.raises(InputError, match="has no option 'share'"):
         await sampled(open_cluster, sampler(share, share=0.3))
     with pytest.raises(SamplerFailed, match="no such fraction"):
         await sampled(open_cluster, sampler(share, fraction=3))

@@ -95,5 +95,5 @@ def test_it_is_found_by_name():
     labels = sample_labels()
     thinned = samplers.apply(loaded, labels, seed=spec.seed)
     assert 0 < len(thinned) < len(labels)
-    with pytest.raises(InputError, match="does not take"):
+    with pytest.raises(InputError, match="has no option 'share'"):
         samplers.load(samplers.sampler("uniform", share=0.25))

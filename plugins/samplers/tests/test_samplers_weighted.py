@@ -122,7 +122,7 @@ def test_infinite_weights_go_first_and_negative_ones_never():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"n": 5}, "does not take these options"),
+        ({"n": 5}, "needs the option 'feature'"),
         ({"feature": 5, "n": 5}, "feature by name"),
         ({"feature": "level"}, "either n or scale"),
         ({"feature": "level", "n": 5, "scale": 5}, "either n or scale"),
