@@ -216,9 +216,10 @@ def _check_whole(tail: Tail, on_missing: Callable[[frozenset[int]], None] | None
     if on_missing is not None:
         on_missing(tail.missing)
         return
+    partitions = ", ".join(map(str, sorted(tail.missing)))
     raise IncompleteAnswer(
-        f"a node that keeps partitions {sorted(tail.missing)} could not be asked; try again "
-        "when it is back, or ask for a partial answer, which says what is missing",
+        f"partitions {partitions} are missing, because their nodes are unreachable; try again when "
+        "they are back, or accept a partial answer, which says what is missing",
         missing=sorted(tail.missing),
     )
 

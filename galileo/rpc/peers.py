@@ -322,7 +322,7 @@ class GrpcPeers:
     def _channel(self, node: str, *, even_dead: bool = False) -> grpc.aio.Channel:
         if not even_dead and self._is_dead(node):
             raise Unavailable(
-                f"node {node} has not been heard from; its data waits until it is back",
+                f"node {node} is unreachable; try again when it is back",
                 node=node,
                 after_s=1.0,
             )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from click.testing import CliRunner, Result
 
 import galileo
 from galileo.cli.main import main
-from galileo.errors import IncompleteAnswer
+from galileo.errors import GalileoError, IncompleteAnswer, Unavailable
 from galileo.labels import missing_of
 from galileo.rdf import Endpoint, EndpointOptions
 
@@ -47,6 +50,9 @@ class Halved:
         rows: observations that are left.
         missing: the partitions of the other node.
         labels: of everything, as they are found now.
+        whole: the same, as they were found before.
+        ingest: what ended an ingest of frames without end, which the node's death interrupted.
+        update: what a fetch gave that waited meanwhile.
     """
 
     address: str
@@ -55,6 +61,23 @@ class Halved:
     rows: int
     missing: tuple[int, ...]
     labels: galileo.Labels
+    whole: galileo.Labels
+    ingest: GalileoError
+    update: galileo.Update
+
+
+def ingest_without_end(client: galileo.Client, started: threading.Event) -> GalileoError:
+    """The error that ends it."""
+
+    def frames() -> Iterator[pd.DataFrame]:
+        for number in itertools.count():
+            if number == 3:  # Some are stored.
+                started.set()
+            yield frame()
+
+    with pytest.raises(GalileoError) as caught:
+        client.ingest("more", frames())
+    return caught.value
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +87,54 @@ def halved() -> Iterator[Halved]:
             features = [galileo.Feature("temperature", "K")]
             client.create_dataset(galileo.Schema("air", features, geohash_precision=4))
             client.ingest("air", frame())
+            client.create_dataset(galileo.Schema("more", features, geohash_precision=4))
+            whole = client.query("air")
             ccq = client.submit("air", interval="1h", expiration="2h")
-        pair.nodes[1].kill()
+            newest = client.fetch(ccq).token
+        started = threading.Event()
+        with ThreadPoolExecutor() as pool, galileo.connect(pair.addresses[0], timeout="1s") as busy:
+            ingest = pool.submit(ingest_without_end, busy, started)
+            fetch = pool.submit(busy.fetch, ccq, token=newest, wait="5s")
+            assert started.wait(60.0)
+            pair.nodes[1].kill()
+            error, update = ingest.result(), fetch.result()
         with galileo.connect(pair.addresses[0], timeout="30s") as patient:
             labels = patient.query("air")
         rows = int(np.sum(labels.table.column("rows").to_numpy()))
         with galileo.connect(pair.addresses[0], timeout="500ms") as client:
-            yield Halved(pair.addresses[0], client, ccq.id, rows, labels.missing, labels)
+            yield Halved(
+                pair.addresses[0],
+                client,
+                ccq.id,
+                rows,
+                labels.missing,
+                labels,
+                whole,
+                error,
+                update,
+            )
 
 
 def test_what_is_left_is_less_than_everything(halved: Halved) -> None:
     assert 0 < halved.rows < ROWS
     assert halved.missing == (4, 5, 6, 7)
+
+
+def test_an_ingest_names_the_node_that_died_meanwhile(halved: Halved) -> None:
+    assert isinstance(halved.ingest, Unavailable)
+    assert "node-2" in halved.ingest.message
+    assert "try again" in halved.ingest.message
+
+
+def test_a_fetch_that_waited_meanwhile_ends_and_the_query_goes_on(halved: Halved) -> None:
+    assert len(halved.update.labels) == 0
+    again = halved.client.fetch(halved.ccq_id, token=halved.update.token)
+    assert len(again.labels) == 0
+
+
+def test_observations_at_the_node_that_died_are_not_read_without_it(halved: Halved) -> None:
+    with pytest.raises(Unavailable, match=r"node-2.*try again"):
+        halved.client.read(halved.whole)
 
 
 ANSWERS: dict[str, Callable[..., Any]] = {

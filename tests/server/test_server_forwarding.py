@@ -103,8 +103,8 @@ async def test_a_coordinator_that_fell_silent_is_not_waited_for_once_it_counts_a
 @pytest.mark.parametrize("details", [{}, {"after_s": 1.0, "node": "node-2"}])
 async def test_who_asked_is_told_to_come_back_soon(details: dict[str, Any]) -> None:
     """The successor is there a moment after the coordinator is missed, not a second later."""
-    peers = Peers(Unavailable("node-2 has not been heard from", **details))
-    with pytest.raises(Unavailable, match="not been heard") as refused:
+    peers = Peers(Unavailable("node-2 is unreachable", **details))
+    with pytest.raises(Unavailable, match="is unreachable") as refused:
         await forwarding(peers, Members())._forward("node-2", REQUEST, forwarded=False)
     assert refused.value.details == {**details, "after_s": MOVING_RETRY_S}
 
