@@ -1,0 +1,54 @@
+"""What a node checks of a continuous query before it is run."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from galileo.config import LimitsSection
+from galileo.errors import MissingExtra
+from galileo.model.schema import Feature, Schema
+from galileo.rpc.continuous import Submission
+from galileo.server.continuous import ContinuousQueries
+
+SCHEMA = Schema("nam", [Feature("temperature")])
+
+
+class Node:
+    name = "node-1"
+    topology = SimpleNamespace(groups=("west",))
+
+    async def schema(self, dataset: str) -> Schema:
+        return SCHEMA
+
+
+async def test_a_node_without_spark_refuses_continuous_queries_and_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    unused: Any = None
+    node: Any = Node()
+    queries = ContinuousQueries(
+        node,
+        unused,
+        work=unused,
+        peers=unused,
+        clock=unused,
+        limits=LimitsSection(),
+        warm=lambda: pytest.fail("Spark was started"),
+    )
+    submission = Submission("ccq-1", SCHEMA.name, "temperature > 290", 1.0, 60.0, None, "none")
+    with pytest.raises(MissingExtra) as refused:
+        await queries.submit(submission)
+    [answer] = await queries.submit_many([submission])
+    assert isinstance(answer, MissingExtra)
+    for error in (refused.value, answer):
+        assert error.message.startswith("a continuous query at node node-1 needs the extra 'spark'")
+        assert error.details == {
+            "extra": "spark",
+            "package": "pyspark",
+            "command": "pip install 'galileo-store[spark]'",
+        }
