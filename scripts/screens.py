@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,27 +29,29 @@ import galileo
 from galileo.generate import StationsLike
 
 TARGET = Path(__file__).parents[1] / "docs" / "img"
-LINES, COLUMNS = 40, 150
+LINES, COLUMNS = 40, 80
 HOURS = 8
 WARM = "temperature > 303 AND humidity < 35"
 
 _FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 _REDRAWN = re.compile(r"(?:\x1b\[1A\x1b\[2K)+")
 """What stands before a table that replaces the last one."""
+_CCQ_ID = re.compile(r"ccq-[0-9a-f]{32}")
 _NOT_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-LN-Za-ln-z]|\r")
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """A command, as it is typed, and the name of its picture."""
+    """A command, as it is typed, the name of its picture, and its exit status."""
 
     name: str
     words: tuple[str, ...]
+    status: int = 0
 
     @property
     def title(self) -> str:
         quoted = (f'"{word}"' if " " in word else word for word in self.words)
-        return " ".join(["galileo", *quoted])
+        return _CCQ_ID.sub("$ID", " ".join(["galileo", *quoted]))
 
 
 def main() -> int:
@@ -60,12 +63,15 @@ def main() -> int:
         client = cluster.client()
         ccq = fill(client)
         for screen in screens(ccq.id):
-            text = captured(screen, cluster.addresses)
-            (directory / f"{screen.name}.svg").write_text(drawn(text, title=screen.title))
+            take(screen, cluster, directory)
         tree = galileo.TreeView(client.tree("stations", depth=2), limit=18)
         title = 'print(galileo.TreeView(client.tree("stations", depth=2), limit=18))'
         (directory / "tree.svg").write_text(drawn(str(tree), title=title))
         take_plots(client, directory)
+        cluster.node("node-2").kill()
+        wait_until_unreachable(client, "node-2")
+        for screen in screens_without_a_node():
+            take(screen, cluster, directory)
     for path in sorted(directory.iterdir()):
         print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
     return 0
@@ -83,9 +89,29 @@ def fill(client: galileo.Client) -> galileo.Ccq:
 def screens(ccq_id: str) -> Iterator[Screen]:
     yield Screen("status", ("status",))
     yield Screen("top", ("top", "--once"))
+    yield Screen("doctor", ("doctor",))
+    yield Screen("datasets", ("datasets",))
+    yield Screen("dataset", ("datasets", "stations"))
     yield Screen("query", ("query", "stations", WARM, "--limit", "8"))
+    yield Screen("read", ("read", "stations", WARM, "--limit", "8"))
+    yield Screen("count", ("count", "stations", WARM))
     yield Screen("summarise", ("summarise", "stations", "--feature", "temperature", "--bins", "6"))
     yield Screen("watch", ("ccq", "watch", ccq_id, "--from", "start", "--updates", "1"))
+
+
+def screens_without_a_node() -> Iterator[Screen]:
+    yield Screen("doctor-problem", ("doctor",), status=1)
+    yield Screen("partial", ("query", "stations", WARM, "--limit", "5"))
+
+
+def wait_until_unreachable(client: galileo.Client, name: str) -> None:
+    while all(node.state != "unreachable" for node in client.status().nodes if node.name == name):
+        time.sleep(0.5)
+
+
+def take(screen: Screen, cluster: galileo.LocalCluster, directory: Path) -> None:
+    text = captured(screen, cluster.addresses)
+    (directory / f"{screen.name}.svg").write_text(drawn(text, title=screen.title))
 
 
 def captured(screen: Screen, addresses: list[str]) -> str:
@@ -101,7 +127,7 @@ def captured(screen: Screen, addresses: list[str]) -> str:
         os.close(theirs)
         told = b"".join(iter(lambda: _read(ours), b""))
     os.close(ours)
-    if it.returncode:
+    if it.returncode != screen.status:
         raise RuntimeError(f"{screen.title} ended with {it.returncode}: {told.decode()}")
     return _NOT_COLOURS.sub("", _REDRAWN.split(told.decode())[-1]).strip("\n")
 
@@ -117,8 +143,8 @@ def _read(terminal: int) -> bytes:
 def drawn(text: str, *, title: str) -> str:
     """Text with its colours as SVG, in whatever font of equal widths the reader has."""
     lines = Text.from_ansi(text)
-    width = max(len(line) for line in lines.plain.splitlines())
-    console = Console(record=True, width=max(width, 60), file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    width = max(COLUMNS, *map(len, lines.plain.splitlines()))
+    console = Console(record=True, width=width, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
     with console.file:
         console.print(lines, soft_wrap=True)
         svg = console.export_svg(title=title, unique_id="screen")

@@ -42,8 +42,10 @@ EXIT_INCOMPLETE = 5
 EXIT_BUG = 70
 WIDE = 4096
 """Columns of a table in a pipe and with --wide, so that ids stay in one piece."""
-CELL_CHARS_MAX = 36
-"""A longer cell is folded before a column is left out; the id of a continuous query is not."""
+CELL_CHARS_MAX = 32
+"""A longer cell is folded before a column is left out."""
+WORD_CHARS_MAX = 36
+"""A longer word is broken; the id of a continuous query is not."""
 NAMES_LEFT_OUT_MAX = 8
 """Columns that the note below a table names."""
 _GAP = 2
@@ -126,10 +128,12 @@ class Output:
         """Says on standard error what an answer lacks, also beside JSON; nothing if it is whole."""
         if missing:
             partitions = ", ".join(map(str, missing))
-            self.note(
-                f"galileo: partial answer: partitions {partitions} are missing, because their "
-                "nodes are unreachable (see galileo status)"
+            what = (
+                f"partition {partitions} is missing, because its node is unreachable"
+                if len(missing) == 1
+                else f"partitions {partitions} are missing, because their nodes are unreachable"
             )
+            self.note(f"galileo: partial answer: {what} (see galileo status)")
 
     @contextlib.contextmanager
     def counting(self, what: str, *, unit: str = "") -> Iterator[Callable[[int], None]]:
@@ -300,7 +304,9 @@ def table_of(
 def _widths(name: str, column: Sequence[str]) -> tuple[int, int]:
     """The least width of a column, at which long cells are folded, and the width without folds."""
     longest = max(cell_len(line) for cell in column for line in cell.split("\n"))
-    least = max(min(longest, CELL_CHARS_MAX), *map(cell_len, name.split()), 1)
+    word = max((cell_len(word) for cell in column for word in cell.split()), default=0)
+    folded = max(min(longest, CELL_CHARS_MAX), min(word, WORD_CHARS_MAX))
+    least = max(folded, *map(cell_len, name.split()), 1)
     return least, max(longest, cell_len(name), 1)
 
 

@@ -213,3 +213,14 @@ def test_long_lines_are_folded_between_words_and_quoted_ones_are_not() -> None:
     assert folded[1].startswith("  word")
     assert last == quoted
     assert fold("a short line", width=80, first="  ") == "  a short line"
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [((1,), "partition 1 is missing, because its node"), ((1, 3), "partitions 1, 3 are missing")],
+)
+def test_a_partial_answer_names_one_or_more_partitions(
+    missing: tuple[int, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Output(as_json=False).warn_partial(missing)
+    assert words in capsys.readouterr().err

@@ -57,7 +57,7 @@ def test_the_first_page_works_as_it_stands(
     lines = [line for _, block in start.blocks("console") for line in block.splitlines()]
     told = {line: terminal.type(line) for line in lines if not line.startswith(NOT_TYPED)}
     try:
-        assert len(told) == 9
+        assert len(told) == 11
         assert "3 observations stored" in told["galileo ingest reports reports.csv --create"]
         assert "humidity" in told["galileo datasets reports"]
         again = terminal.type("galileo ingest reports reports.csv")
