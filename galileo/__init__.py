@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from galileo.client.trees import TreeView as TreeView
     from galileo.cluster import LocalCluster as LocalCluster
     from galileo.errors import GalileoError as GalileoError
+    from galileo.errors import GalileoWarning as GalileoWarning
     from galileo.model.retention import Retention as Retention
     from galileo.model.schema import Feature as Feature
     from galileo.model.schema import Schema as Schema
@@ -67,7 +68,7 @@ _HOMES = {
     "to_xarray": "galileo.client.grids",
     "TreeView": "galileo.client.trees",
     "LocalCluster": "galileo.cluster",
-    "GalileoError": "galileo.errors",
+    **dict.fromkeys(("GalileoError", "GalileoWarning"), "galileo.errors"),
     "Retention": "galileo.model.retention",
     "Feature": "galileo.model.schema",
     "Schema": "galileo.model.schema",

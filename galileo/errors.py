@@ -333,6 +333,27 @@ class DataDamaged(Bug):
     kind = "data_damaged"
 
 
+class GalileoWarning(UserWarning):
+    """A call that works, but probably not as it was meant, such as a misspelt feature in SPARQL.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     answer = labels.sparql("ASK { ?label f:temprature ?t }")
+        >>> caught[0].category.__name__
+        'GalileoWarning'
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+
+def reason_of(error: Exception) -> str:
+    """The words of an error for a message; of a `KeyError` not the key alone."""
+    return f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
+
+
 def _leaves(root: type[GalileoError]) -> list[type[GalileoError]]:
     return [root, *(leaf for child in root.__subclasses__() for leaf in _leaves(child))]
 

@@ -13,6 +13,7 @@ everything inside works on the columns of `Schema.label_schema`.
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Collection, Iterable, Sequence
 from math import isnan
@@ -161,7 +162,15 @@ class LabelSet:
             >>> len(labels.slice(0, 3))
             3
         """
-        return self._with(self.table.slice(start, stop - start))
+        try:
+            first, end = operator.index(start), operator.index(stop)
+        except TypeError as error:
+            raise InputError(
+                f"expected two places as whole numbers, got {start!r} and {stop!r}"
+            ) from error
+        if not 0 <= first <= end:
+            raise InputError(f"expected places with 0 <= start <= stop, got {first} and {end}")
+        return self._with(self.table.slice(first, end - first))
 
     def after(self, cursor: Cursor) -> LabelSet:
         """The labels whose commits lie past `cursor`.

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.errors import Bug, InputError, SamplerFailed, UnknownSampler
+from galileo.errors import Bug, InputError, SamplerFailed, UnknownSampler, reason_of
 from galileo.geo import geohash
 from galileo.hashing import mix64
 from galileo.labels import LabelSet
@@ -186,7 +186,7 @@ class SamplerSpec:
             RecursionError,
         ) as error:
             raise InputError(
-                f"expected a sampler as `SamplerSpec.to_json` gives it: {error}"
+                f"expected a sampler as `SamplerSpec.to_json` gives it: {reason_of(error)}"
             ) from error
 
     def __hash__(self) -> int:

@@ -123,7 +123,10 @@ def ask(
       galileo sparql ask nam "SELECT ?p { ?p f:temperature ?t } LIMIT 5" --read five.parquet
     """
     text = _query_text(sparql_query, query_file)
-    with opened(session, source, query=query, require_complete=require_complete) as graph:
+    with (
+        opened(session, source, query=query, require_complete=require_complete) as graph,
+        session.output.noting_warnings(),
+    ):
         result = graph.sparql(text, timeout_s=seconds(timeout), rows_max=rows)
     if blocks:
         named = result.blocks()

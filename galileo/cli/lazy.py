@@ -95,6 +95,17 @@ class LazyGroup(click.Group):
         except MissingExtra as error:  # Of a command; its own `failing_well` is not there yet.
             FAIL.load()(error)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """While a line is completed, no command where its extra is not installed."""
+        try:
+            return super().resolve_command(ctx, args)
+        except MissingExtra:
+            if not ctx.resilient_parsing:
+                raise
+            return None, None, []
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, self._told(name)) for name in self.list_commands(context)]
         if rows:

@@ -17,6 +17,7 @@ import re
 import shutil
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, ParamSpec
 
@@ -32,7 +33,15 @@ from rich.text import Text
 from galileo.cli import EXIT_INTERRUPTED, EXIT_PIPE
 from galileo.cli.options import given
 from galileo.cursor import Cursor
-from galileo.errors import Bug, GalileoError, Gone, IncompleteAnswer, InputError, TryAgain
+from galileo.errors import (
+    Bug,
+    GalileoError,
+    GalileoWarning,
+    Gone,
+    IncompleteAnswer,
+    InputError,
+    TryAgain,
+)
 from galileo.redaction import redacted
 
 EXIT_INPUT = 2
@@ -134,6 +143,15 @@ class Output:
                 else f"partitions {partitions} are missing, because their nodes are unreachable"
             )
             self.note(f"galileo: partial answer: {what} (see galileo status)")
+
+    @contextlib.contextmanager
+    def noting_warnings(self) -> Iterator[None]:
+        """Prints the warnings of Galileo as lines on standard error."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", GalileoWarning)
+            yield
+        for warning in caught:
+            self.note(f"galileo: {warning.message}")
 
     @contextlib.contextmanager
     def counting(self, what: str, *, unit: str = "") -> Iterator[Callable[[int], None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def connect(
 class Client(BlockingCalls):
     """A cluster, from the outside; every call blocks, Ctrl-C cancels it.
 
-    The calls are those of `AsyncClient`. `connect` makes one.
+    The calls are those of `AsyncClient`. `connect` makes one. Close it, or use it in a `with`
+    block; one that is garbage-collected ends its connections and thread as well.
 
     Args:
         addresses: "host:port" of one or more nodes; the others are learnt.
@@ -86,6 +88,8 @@ class Client(BlockingCalls):
         except BaseException:
             self._loop.close()
             raise
+        # Calls and views that are under way keep the asynchronous client, and thus the thread.
+        weakref.finalize(self._client, self._loop.abandon).atexit = False
 
     def __repr__(self) -> str:
         return repr(self._client).replace("<AsyncClient", "<Client", 1)

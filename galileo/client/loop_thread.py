@@ -79,7 +79,7 @@ class LoopThread:
         # What is dropped while the lock is held may be an iterator, whose end takes it, too.
         self._lock = threading.RLock()
         self._ends: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Awaitable[Result], *, handed: Handed[Any] | None = None) -> Result:
@@ -182,7 +182,24 @@ class LoopThread:
         asyncio.run_coroutine_threadsafe(_end(last), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_TIMEOUT_S)
-        self._loop.close()
+
+    def abandon(self) -> None:
+        """Ends as `close` does, without waiting: for a finalizer, which any thread may run."""
+        with self._lock:
+            if self._is_closed or self._is_forked or sys.is_finalizing():
+                return
+            self._is_closed = True
+        self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        task = self._loop.create_task(_end(None))
+        self._ends.add(task)
+        task.add_done_callback(lambda _: self._loop.stop())
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 async def _end(last: Coroutine[Any, Any, None] | None) -> None:

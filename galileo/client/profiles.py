@@ -80,7 +80,9 @@ def resolve(
         token_file=token_file,
         tls=variables.get(TLS, ""),
     )
-    chosen = replace(given, node=tuple(map(with_port, given.node)))
+    # The client refuses what is no text.
+    nodes = (with_port(one) if isinstance(one, str) else one for one in given.node)
+    chosen = replace(given, node=tuple(nodes))
     if name:
         chosen = _merge(_merge_profile(chosen, profile), from_environment)
     else:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from galileo.errors import InputError
+from galileo.errors import InputError, reason_of
 from galileo.model.times import Duration, seconds
 
 AGE_MIN_S = 1.0
@@ -110,7 +110,7 @@ class Retention:
             return Retention(raw["age_s"], bytes=raw["bytes"], past_readers=raw["past_readers"])
         except (KeyError, TypeError) as error:
             raise InputError(
-                f"expected a retention as `Retention.to_dict` gives it: {error!r}"
+                f"expected a retention as `Retention.to_dict` gives it: {reason_of(error)}"
             ) from error
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from galileo.errors import InvalidSchema, UnknownDataset
+from galileo.errors import InvalidSchema, UnknownDataset, reason_of
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.times import MICROS, TIME_TYPE, Duration, seconds
 
@@ -246,7 +246,7 @@ class Schema:
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidSchema(
-                f"expected a schema as `Schema.to_dict` gives it: {error}"
+                f"expected a schema as `Schema.to_dict` gives it: {reason_of(error)}"
             ) from error
 
     def to_json(self) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from galileo.errors import InputError
+from galileo.errors import GalileoWarning, InputError
 from galileo.labels import LabelSet
-from galileo.rdf import convert, late
+from galileo.model.schema import Schema, nearest_name
+from galileo.rdf import convert, late, tokens
 from galileo.rdf.answers import SparqlResult
 from galileo.rdf.cancelling import Cancellation
 from galileo.rdf.engine import MEMORY_BYTES_MAX, Engine, Limits
@@ -65,6 +68,8 @@ class OpenGraph:
         limits = Limits(timeout_s=timeout_s, rows_max=rows_max)
         stops = [self._cancelling, *([cancel] if cancel else [])]
         answer = self._engine.query(text, limits, cancels=stops)
+        if (schema := self._schema()) is not None:
+            _warn_of_features(text, schema)
         return SparqlResult(answer, self._made_of())
 
     def serialise(self, *, format: str = "turtle") -> bytes:
@@ -99,6 +104,10 @@ class OpenGraph:
         """The labels that it is a view of, if it is one of labels."""
         return None
 
+    def _schema(self) -> Schema | None:
+        """Of the labels that it is a view of, if it is one of labels."""
+        return None
+
 
 class LabelGraph(OpenGraph):
     """The RDF view of one label set: `sparql` under limits, `rdf` for everything else.
@@ -123,6 +132,9 @@ class LabelGraph(OpenGraph):
     def _made_of(self) -> LabelSet | None:
         return self.labels
 
+    def _schema(self) -> Schema | None:
+        return self.labels.schema
+
 
 class FileGraph(OpenGraph):
     """The triples of an RDF file, such as `galileo.rdf.serialise` or `galileo sparql export` write.
@@ -143,6 +155,22 @@ class FileGraph(OpenGraph):
         if not self.path.is_file():
             raise InputError(f"expected a file, there is none at {self.path}")
         super().__init__(lambda: _pieces(path))
+
+
+def _warn_of_features(text: str, schema: Schema) -> None:
+    """Warns of names in the namespace of features that are no indexed feature of the dataset."""
+    names = [feature.name for feature in schema.indexed]
+    with suppress(tokens.TooOdd):
+        for name in tokens.names_of(text, prefix="f"):
+            if name not in names:
+                close = nearest_name(name, names)
+                hint = f"did you mean f:{close}?" if close else f"there are {', '.join(names)}"
+                warnings.warn(
+                    f"f:{name} matches nothing: {schema.name!r} has no indexed feature "
+                    f"{name!r}; {hint}",
+                    GalileoWarning,
+                    stacklevel=4,
+                )
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

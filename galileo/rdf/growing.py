@@ -114,6 +114,9 @@ class GrowingGraph(OpenGraph):
     def _made_of(self) -> LabelSet | None:
         return self.labels
 
+    def _schema(self) -> Schema:
+        return self.schema
+
 
 def _identities(labels: LabelSet) -> npt.NDArray[np.void]:
     """Partition, sequence and row of each label as one value."""

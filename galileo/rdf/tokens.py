@@ -141,6 +141,18 @@ def undeclared(text: str) -> Prefix | None:
     return next((one for one in used if one.name not in declared), None)
 
 
+def names_of(text: str, *, prefix: str) -> list[str]:
+    """The local names that a text uses with one of the prefixes of `terms.PREFIXES`, each once.
+
+    None where the text declares the prefix for another namespace. Raises TooOdd.
+    """
+    declared = re.search(rf"\bprefix\s+{prefix}:\s*<([^>]*)>", text, re.IGNORECASE)
+    if declared is not None and declared[1] != terms.PREFIXES[prefix]:
+        return []
+    local = (match["local"] for match in _read(text) if match["word"] == prefix)
+    return list(dict.fromkeys(name[1:] for name in local if name and name != ":"))
+
+
 def depth(text: str) -> int:
     """How deep its brackets are nested. Raises TooOdd."""
     now = deepest = 0

@@ -7,11 +7,13 @@ import sys
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from galileo.cli import EXIT_INTERRUPTED
 from galileo.cli.lazy import Later, LazyCommands, LazyGroup
 from galileo.cli.main import COMMANDS, main
+from galileo.errors import MissingExtra
 
 HEAVY = ("grpc", "numpy", "pandas", "pyarrow", "pyspark", "rdflib", "rich", "shapely")
 ONE = Later("galileo.cli.top:top", "Anything at all.")
@@ -90,6 +92,18 @@ def test_commands_can_be_added_and_taken_away() -> None:
     assert len(group.commands) == 0
     with pytest.raises(KeyError):
         del group.commands["plain"]
+
+
+def test_a_line_is_completed_where_the_extra_of_its_command_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(later: Later) -> click.Command:
+        raise MissingExtra("serve needs the extra 'server'")
+
+    monkeypatch.setattr(Later, "load", load)
+    group = LazyGroup("galileo", commands=LazyCommands({"serve": ONE}))
+    complete = ShellComplete(group, {}, "galileo", "_GALILEO_COMPLETE")
+    assert [item.value for item in complete.get_completions(["serve"], "")] == ["serve"]
 
 
 def test_a_name_that_is_not_there_is_told() -> None:

@@ -98,6 +98,12 @@ def test_a_query_is_a_line_a_file_or_standard_input(run: Run, dataset: str, tmp_
         assert "invalid_input" in run("ask", dataset, *words, fails=2).stderr
 
 
+def test_a_misspelt_feature_is_named_on_standard_error(run: Run, dataset: str) -> None:
+    done = run(dataset, "ASK { ?p f:temprature ?t }", "--json")
+    assert json.loads(done.stdout)["boolean"] is False
+    assert "did you mean f:temperature?" in done.stderr
+
+
 def test_answers_are_written_in_w3c_formats(run: Run, dataset: str, tmp_path: Path) -> None:
     assert run("ask", dataset, COUNT, *WARM, "--format", "csv").stdout.split() == ["n", str(HOT)]
     path = tmp_path / "cells.xml"
@@ -208,7 +214,7 @@ def test_an_endpoint_serves_a_file_until_it_is_interrupted(exported: Path) -> No
     assert ended(workers)
 
 
-def test_an_endpoint_says_when_nothing_more_comes(
+def test_an_endpoint_says_when_its_query_has_ended(
     cluster: galileo.LocalCluster, client: galileo.Client, dataset: str
 ) -> None:
     ccq = client.submit(dataset, "temperature > 290", interval="1h", expiration="2h")
