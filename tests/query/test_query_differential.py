@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -202,6 +203,12 @@ class Maker:
             return float(self.random.randint(-1, 3))
         return self.random.choice([-0.5, 0.5, 1e-9, 2.0**53, self.random.uniform(-1e6, 1e6)])
 
+    def measured(self):
+        """A number as observations have them: they may be infinite, literals may not."""
+        if self.random.random() < 0.1:
+            return self.random.choice([math.inf, -math.inf])
+        return self.number()
+
     def text(self):
         return self.random.choice(TEXTS)
 
@@ -211,7 +218,7 @@ class Maker:
         schema = Schema("world", [*order, Feature("id", type="int", indexed=False)])
         count = self.random.randint(1, 30)
         makers = {
-            "t": self.number,
+            "t": self.measured,
             "n": lambda: self.random.choice([self.random.randint(-1, 3), 2**53 + 1, -(2**62)]),
             "s": self.text,
             "b": lambda: self.random.random() < 0.5,
