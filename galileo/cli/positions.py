@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from galileo.client import Client
-from galileo.errors import InputError
+from galileo.errors import InputError, InvalidToken
 from galileo.wire import token as resume
 
 START, NOW = "start", "now"
@@ -40,16 +40,27 @@ class Position:
         self._path = Path(home) / "galileo" / "positions" / ccq_id / begin
 
     def token(self, client: Client) -> str:
-        """The token to begin with; empty for the first label. A new name begins there, too."""
+        """The token to begin with; empty for the first label. A new name begins there, too.
+
+        Raises:
+            InputError: the file of the name holds something else, or the token of another query.
+        """
         if self._begin == START:
             return ""
         if self._begin == NOW:
             newest = client.fetch(self._ccq_id, labels_max=1)
             return resume.encode(self._ccq_id, newest.frontier)
         try:
-            return self._path.read_text(encoding="utf-8").strip()
+            token = self._path.read_text(encoding="utf-8").strip()
+            resume.read(token, ccq_id=self._ccq_id)
         except FileNotFoundError:
             return ""
+        except (UnicodeDecodeError, InvalidToken) as error:
+            raise InputError(
+                f"{self._path} holds no position of {self._ccq_id}: {error}. Delete the file to "
+                "begin at the first label"
+            ) from error
+        return token
 
     def save(self, token: str) -> None:
         """Keeps the token of an update that was printed, under the name if there is one."""
