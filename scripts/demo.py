@@ -1,9 +1,10 @@
-"""The main job, end to end, in words: a stream, a standing question, a crash, a map."""
+"""The main job, end to end, in words: a stream, a continuous query, a crash, a map."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -52,7 +53,7 @@ class Data:
 
 @dataclass(slots=True)
 class Watcher:
-    """A reader that follows the standing question, and counts what it was handed."""
+    """A reader that watches the continuous query, and counts what it receives."""
 
     client: Client
     ccq_id: str
@@ -65,7 +66,7 @@ class Watcher:
             for update in self.client.watch(self.ccq_id, token=self.token):
                 self.updates.append(update)
                 self.arrived_at.append(time.monotonic())
-                say(f"    update {len(self.updates):3d}: {len(update.labels):6,} new paths")
+                say(f"    update {len(self.updates):3d}: {len(update.labels):6,} new labels")
         except galileo.GalileoError as error:
             if error.kind not in ("ccq_cancelled", "invalid_input"):
                 say(f"    the watch ended: {error}")
@@ -99,8 +100,11 @@ def _run(
     picture: Path,
 ) -> int:
     spec = galileo.sampler("uniform", fraction=SAMPLED_FRACTION, seed=2014)
-    say(f"\nThe standing question, asked once, answered every {UPDATE_INTERVAL}:\n  {query}")
-    say(f"  thinned by the sampler 'uniform' to {SAMPLED_FRACTION:.0%} where the data lives")
+    say(f"\nThe continuous query, submitted once and evaluated every {UPDATE_INTERVAL}:")
+    say(textwrap.fill(query, 80, initial_indent="    ", subsequent_indent="    "))
+    say(
+        f"  The sampler 'uniform' keeps {SAMPLED_FRACTION:.0%} of the matching labels on each node."
+    )
     ccq = client.submit(
         data.schema.name,
         query,
@@ -109,7 +113,7 @@ def _run(
         sampler=spec,
         compression="lz4",
     )
-    say(f"  elected coordinator: {ccq.coordinator}. Warming up Spark for its first cycle ...")
+    say(f"  The coordinator is {ccq.coordinator}. Starting Spark, which takes 10 to 25 seconds ...")
     watcher = Watcher(cluster.client(timeout="60s"), ccq.id, ccq.token)
     thread = threading.Thread(target=watcher.run, daemon=True)
     thread.start()
@@ -150,7 +154,7 @@ def _stream(
     for number, table in enumerate(data.tables):
         if number == len(data.tables) // 2:
             coordinator = _coordinator(client, ccq)
-            say(f"  *** killing the coordinator {coordinator} (SIGKILL) in mid-stream ***")
+            say(f"  *** killing the coordinator {coordinator} (kill -9) while data arrives ***")
             node = cluster.node(coordinator)
             node.kill()
             killed_at = time.monotonic()
@@ -171,7 +175,7 @@ def _await_first_update(watcher: Watcher) -> None:
     started = time.monotonic()
     while not watcher.updates and time.monotonic() - started < DRAIN_TIMEOUT_S:
         time.sleep(0.05)
-    say(f"  (Spark was cold; its first answer took {time.monotonic() - started:.1f} s)")
+    say(f"  (the first update needs a started Spark; it took {time.monotonic() - started:.1f} s)")
 
 
 def _coordinator(client: Client, ccq: galileo.Ccq) -> str:
@@ -187,15 +191,16 @@ def _wait_for(watcher: Watcher, *, initial: int, wanted: int) -> None:
 
 
 def _verdict(delivered: LabelSet, kept: LabelSet, watcher: Watcher, killed_at: float) -> bool:
-    """Compares the union of all updates with the same question asked of everything."""
+    """Compares the union of all updates with one query over all stored data."""
     got, wanted = _identities(delivered), _identities(kept)
     duplicates = len(got) - len(np.unique(got))
     missed = len(np.setdiff1d(wanted, got))
     foreign = len(np.setdiff1d(got, wanted))
     after = [at for at in watcher.arrived_at if at > killed_at]
+    updates = len(watcher.updates)
     say("\nWas anything missed or repeated?")
-    say(f"  paths delivered in {len(watcher.updates)} updates and the initial result: {len(got):,}")
-    say(f"  the same question asked of everything that is stored:  {len(wanted):,}")
+    say(f"  labels delivered, in {updates} updates and the initial result: {len(got):,}")
+    say(f"  labels of the same query over all stored data: {len(wanted):,}")
     say(f"  missed: {missed}, repeated: {duplicates}, wrong: {foreign}")
     if after:
         say(f"  first update after the coordinator was killed: {after[0] - killed_at:.1f} s later")
@@ -222,15 +227,15 @@ def _independent_counts(
 
 
 def _explore(delivered: Labels) -> None:
-    say("\nThe result as a graph, explored with SPARQL before any data is downloaded:")
+    say("\nThe result as a graph, explored with SPARQL before any row is downloaded:")
     text = """
         SELECT ?time (COUNT(?path) AS ?paths) (AVG(?t) AS ?mean)
         WHERE { ?path g:time ?time ; f:temperature ?t }
         GROUP BY ?time ORDER BY DESC(?paths) LIMIT 5
     """
-    say("  " + " ".join(text.split()))
+    say(textwrap.indent(textwrap.dedent(text).strip(), "    "))
     for row in delivered.sparql(text).rows:
-        say(f"    {row['time']:%Y-%m-%d %H:%M}  {row['paths']:6,} paths, mean {row['mean']:.1f} K")
+        say(f"    {row['time']:%Y-%m-%d %H:%M}  {row['paths']:6,} labels, mean {row['mean']:.1f} K")
 
 
 def _identities(labels: LabelSet) -> npt.NDArray[np.uint64]:
