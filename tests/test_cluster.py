@@ -107,7 +107,7 @@ def test_data_of_other_counts_is_refused_before_a_file_changes(tmp_path: Path) -
 def test_a_node_is_found_by_its_name(tmp_path: Path) -> None:
     cluster = galileo.LocalCluster(3, 2, tmp_path)
     assert cluster.node("node-2") is cluster.nodes[1]
-    with pytest.raises(InputError, match="'node-2', 'node-3'], got 'node-4'"):
+    with pytest.raises(InputError, match="no node is named 'node-4'; the nodes are node-1"):
         cluster.node("node-4")
 
 

@@ -19,6 +19,7 @@ PUBLIC = [
     "Condition",
     "Feature",
     "GalileoError",
+    "GalileoWarning",
     "Labels",
     "LocalCluster",
     "Receipt",

@@ -39,6 +39,7 @@ labels: str = client.query("nam")
 """
 
 
+@pytest.mark.slow
 def test_a_program_is_checked(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -67,7 +67,7 @@ def test_a_terminal_sees_what_has_come(cluster: galileo.LocalCluster, dataset: s
     assert ESCAPE not in result
     result, told = shown([*command, "count", dataset, "t >= 500"])
     assert dataset.encode() in told
-    assert b"2,500" in result
+    assert b"2500" in result  # a script reads the number from a file or pipe
     assert ESCAPE not in result
 
 

@@ -349,6 +349,7 @@ def test_a_watch_goes_on_where_its_spool_ends(client, dataset, path):
             next(watched)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_watch_that_is_killed_at_random_misses_and_repeats_nothing(
     cluster, client, dataset, path, tmp_path

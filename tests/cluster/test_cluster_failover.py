@@ -347,7 +347,7 @@ def test_draining_is_undone_and_asks_for_a_node_that_exists(
     client.drain("node-2")
     client.drain("node-2", undo=True)
     assert [node.state for node in client.status().nodes] == ["up"] * 3
-    with pytest.raises(InputError, match=r"one of node-1, node-2, node-3; got 'node-9'"):
+    with pytest.raises(InputError, match="'node-9' does not exist; nodes: node-1, node-2, node-3"):
         client.drain("node-9")
 
 

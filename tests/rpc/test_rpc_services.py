@@ -226,7 +226,7 @@ async def test_a_node_that_is_held_dead_takes_no_rows_and_says_when_to_return(
     refused = await error(ingest(company, make_observations(300)))
     assert type(refused) is Unavailable
     assert refused.details == {"node": "b", "after_s": 1.0}
-    assert "its data waits until it is back" in refused.message
+    assert "try again when it is back" in refused.message
     company.dead.clear()
     assert (await ingest(company, make_observations(300))).rows == 300
     assert (await ask(company))[0].column("rows").to_numpy().sum() == 300

@@ -15,7 +15,7 @@ from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.testing.conformance import SamplerConformance, sample_labels
 
-SEEDS = 1_000
+SEEDS = 300
 
 
 class TestThinning(SamplerConformance):
