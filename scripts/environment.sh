@@ -91,7 +91,7 @@ remove_leftovers() {
 install_packages() {
     local project plugin
     remove_leftovers
-    say "Installing the locked dependencies (about 700 MB to download when pip has none of them, 1.5 GB on the disk;" \
+    say "Installing the locked dependencies (about 740 MB to download when pip has none of them, 1.6 GB on the disk;" \
         "one minute on a fast network)"
     cp "$root/requirements.lock" "$venv/.galileo-lock"
     pip_install --requirement "$root/requirements.lock"
