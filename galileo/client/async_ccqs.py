@@ -153,7 +153,7 @@ class AsyncCcqs(AsyncMany):
                 reader that crashes goes on without a gap or a repetition. It has its own token.
 
         Raises:
-            InputError: the spool is of another CCQ, or a token came beside one that holds some.
+            InputError: the spool is of another CCQ, or a token and a spool with one were given.
             SpoolConflict: another reader stores into the same spool.
             TryAgain: the spool cannot be written; it is as it was.
 
@@ -267,7 +267,7 @@ class AsyncCcqs(AsyncMany):
         return [decode.ccq_info(value) for value in reply.ccqs]
 
     async def cancel(self, ccq: CcqLike) -> None:
-        """Ends a CCQ everywhere; whoever watches it is told.
+        """Ends a CCQ everywhere; its watchers get `CcqCancelled`.
 
         Example:
             >>> ccq = await client.submit("weather")

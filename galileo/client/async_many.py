@@ -29,7 +29,7 @@ class AsyncMany(AsyncSamplers):
         """Submits many continuous queries; some hundreds share one election and one sync.
 
         Nothing is evaluated at once: the first updates have what matches already. One that is wrong
-        does not keep the others from being submitted. Whoever repeats the call with the same
+        does not keep the others from being submitted. A caller that repeats it with the same
         submissions, which have their ids, submits nothing twice.
 
         Args:

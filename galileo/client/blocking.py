@@ -36,7 +36,7 @@ def connect(
             What the arguments leave open comes from the environment, then from the profile; a
             profile that is named here comes first.
         token: that proves who calls, where the cluster asks; else from GALILEO_TOKEN.
-        token_file: a file of it, which nobody else may read; else from GALILEO_TOKEN_FILE.
+        token_file: file of the token, readable by its owner only; else from GALILEO_TOKEN_FILE.
         tls: a directory with certificate.pem, key.pem and authority.pem, as `galileo certs`
             makes it; else from GALILEO_TLS.
         insecure: whether the token may travel unencrypted to other machines.

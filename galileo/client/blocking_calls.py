@@ -589,7 +589,7 @@ class BlockingCalls(BlockingBase):
                 reader that crashes goes on without a gap or a repetition. It has its own token.
 
         Raises:
-            InputError: the spool is of another CCQ, or a token came beside one that holds some.
+            InputError: the spool is of another CCQ, or a token and a spool with one were given.
             SpoolConflict: another reader stores into the same spool.
             TryAgain: the spool cannot be written; it is as it was.
 
@@ -647,7 +647,7 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.list_ccqs())
 
     def cancel(self, ccq: CcqLike) -> None:
-        """Ends a CCQ everywhere; whoever watches it is told.
+        """Ends a CCQ everywhere; its watchers get `CcqCancelled`.
 
         Example:
             >>> ccq = client.submit("weather")
@@ -661,7 +661,7 @@ class BlockingCalls(BlockingBase):
         """Submits many continuous queries; some hundreds share one election and one sync.
 
         Nothing is evaluated at once: the first updates have what matches already. One that is wrong
-        does not keep the others from being submitted. Whoever repeats the call with the same
+        does not keep the others from being submitted. A caller that repeats it with the same
         submissions, which have their ids, submits nothing twice.
 
         Args:

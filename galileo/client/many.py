@@ -198,7 +198,7 @@ class ManyUpdates(Mapping[str, Update]):
 
     @property
     def is_news(self) -> bool:
-        """Whether it tells anything but that there is nothing."""
+        """Whether it has labels or anything else that is new."""
         return bool(self._found or self._sheets or self.errors)
 
     def to_arrow(self, dataset: str | None = None) -> pa.Table:

@@ -19,7 +19,7 @@ class Proof:
 
     Attributes:
         token: as `galileo token new` printed it. Never shown.
-        token_file: a file of it in its place, which nobody else may read.
+        token_file: file of the token, readable by its owner only, in its place.
         tls: a directory as `galileo certs` makes it, with certificate.pem, key.pem and
             authority.pem; "" without TLS.
         insecure: whether the token may travel unencrypted to other machines.
@@ -31,11 +31,11 @@ class Proof:
     insecure: bool = False
 
     def keys(self, environment: Mapping[str, str] | None = None) -> Keys:
-        """The files to read. What is not told comes from the environment, the process's own if
+        """The files to read. What is not given comes from the environment, the process's own if
         absent: GALILEO_TOKEN, GALILEO_TOKEN_FILE, GALILEO_TLS.
 
         Raises:
-            InputError: a token and a file of one were told.
+            InputError: both a token and a token file were given.
 
         Example:
             >>> galileo.client.Proof(token="secret").keys().token

@@ -218,7 +218,7 @@ class CcqInfo:
     """A CCQ as the cluster lists it; times in seconds, `expires_at` since 1970 UTC.
 
     `holders` are nodes that keep earlier stretches of its cache, the oldest first. `owner` is who
-    submitted it, "" where the cluster asks nobody.
+    submitted it, "" without access control.
     """
 
     id: str
@@ -296,7 +296,7 @@ class Update:
             cycles take longer; 0 from a node that does not tell.
         more: whether the next fetch has more at once.
         gone: commits that lie between the token before and this one and that the dataset's
-            retention dropped before they were looked at; whether they matched nobody knows.
+            retention dropped before they were looked at; whether they matched is not known.
         windows: what became of the query's windows, ascending by start: of those that the labels
             belong to, and of those that are over now; empty where the query has none.
         clock_us: the event clock, microseconds since 1970-01-01 UTC: the start of the newest
@@ -335,7 +335,7 @@ class Update:
 
     @property
     def is_news(self) -> bool:
-        """Whether it tells anything but that there is nothing."""
+        """Whether it has labels or anything else that is new."""
         return bool(len(self.labels) or self.gone or self.windows)
 
     def _repr_html_(self) -> str:

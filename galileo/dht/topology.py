@@ -284,8 +284,8 @@ class Topology:
 
 def with_port(address: str) -> str:
     """The address with the default port, where it has none: "host" or "[::1]"."""
-    has_port = ":" in str(address) and not str(address).endswith("]")
-    is_host = bool(address) and not re.search(r"[\s,/]", str(address))
+    has_port = ":" in address and not address.endswith("]")
+    is_host = bool(address) and not re.search(r"[\s,/]", address)
     return f"{address}:{PORT}" if is_host and not has_port else address
 
 

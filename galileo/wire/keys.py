@@ -39,9 +39,9 @@ class Keys:
 
     Attributes:
         certificate: file of the own certificate, PEM; "" without TLS.
-        key: file of its private key, which nobody else may read.
+        key: file of its private key, readable by its owner only.
         authority: file of the certificates of those who vouch for the other side.
-        token_file: file of a token, which nobody else may read; "" for none.
+        token_file: file of a token, readable by its owner only; "" for none.
         token: in place of the file. Never shown.
         insecure: whether a token may travel unencrypted beyond this machine.
     """
