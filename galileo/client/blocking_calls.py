@@ -282,7 +282,8 @@ class BlockingCalls(BlockingBase):
             dataset: its name.
             query: CQL2.
             limit: labels at most, any of those that match; nodes stop once they are found. An
-                answer that was cut by it has an empty `frontier`.
+                answer that was cut by it has an empty `frontier`; partitions of nodes that cannot
+                be reached are missing from it, too.
             sampler: `galileo.sampler(...)` or `galileo.sampler_archive(...)`, thins them where
                 they are stored.
             require_complete: whether a partial answer is an error; it is asked for again as long
@@ -465,7 +466,8 @@ class BlockingCalls(BlockingBase):
             dataset: its name.
             query: CQL2.
             columns: of the answer; all where none is named.
-            limit: observations at most; None: all.
+            limit: observations at most; None: all. A node that cannot be reached is reported also
+                where the limit was reached without it.
             order_by: "time" (the earliest first) or "-time" (the latest first); empty: any order.
                 The order of observations of the same time is not defined. Up to a limit of
                 1,000,000, if there is one.

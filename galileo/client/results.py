@@ -6,6 +6,8 @@ import datetime as dt
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from galileo import rdf
 from galileo.client import geo_files, html, plots
 from galileo.cursor import ORIGIN, Cursor, Stretch
@@ -139,8 +141,7 @@ class QueryEnd:
             >>> sum(len(batches.end.known(part)) for part in parts)
             4
         """
-        gone = set(self.missing)
-        return labels.until(Cursor({p: s for p, s in self.frontier.items() if p not in gone}))
+        return labels.where(~np.isin(labels.partitions, self.missing))
 
 
 @dataclass(frozen=True, slots=True)

@@ -353,6 +353,36 @@ class ClusterScans:
                 else:
                     yield part
 
+    async def limited(self, query: Query, answer: _Answer, labels_max: int) -> _Answer:
+        """The first labels of an answer to the query, then its tail.
+
+        An answer that is cut says of no commit that it is answered, and ends the work at all
+        nodes. Its tail names the partitions of nodes that cannot be reached, asked or not.
+        """
+        async with aclosing(answer) as parts:
+            async for part in parts:
+                if isinstance(part, Tail):
+                    yield part
+                    return
+                if part.num_rows > labels_max:
+                    if labels_max:
+                        yield part.slice(0, labels_max)
+                    break
+                labels_max -= part.num_rows
+                yield part
+        yield Tail(ORIGIN, await self.unreachable(query, self.candidates(query)))
+
+    async def unreachable(self, query: Query, partitions: frozenset[int]) -> frozenset[int]:
+        """Those of the partitions whose nodes cannot be reached: asks for none of their commits."""
+        missing = frozenset[int]()
+        async with aclosing(
+            self.between(query, partitions=partitions, after=ORIGIN, until=ORIGIN)
+        ) as parts:
+            async for part in parts:
+                if isinstance(part, Tail):
+                    missing |= part.missing
+        return missing
+
     async def between(
         self,
         query: Query,
@@ -443,24 +473,6 @@ class ClusterScans:
                 raise
             log.warning("node %s did not answer a scan: %s", node, error)
         yield tail
-
-
-async def limited(answer: _Answer, labels_max: int) -> _Answer:
-    """The first labels of an answer, then its tail; one that is cut says of no commit that it is
-    answered, and ends the work at all nodes.
-    """
-    async with aclosing(answer) as parts:
-        async for part in parts:
-            if isinstance(part, Tail):
-                yield part
-                return
-            if part.num_rows > labels_max:
-                if labels_max:
-                    yield part.slice(0, labels_max)
-                yield Tail(ORIGIN, frozenset())
-                return
-            labels_max -= part.num_rows
-            yield part
 
 
 async def _together(answers: Sequence[_Answer]) -> _Answer:

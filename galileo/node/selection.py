@@ -89,7 +89,8 @@ class Selection:
         They come in any order, those of a limit and an order in that. A limit ends the work at
         this node and at others once it is reached. With an order every node looks at all that
         matches, except for time buckets that lie behind what it has found, and sends its own first
-        observations.
+        observations. Nodes that cannot be reached are reported also where the limit was reached
+        without them.
 
         Args:
             query: bound to its dataset's schema.
@@ -112,6 +113,10 @@ class Selection:
         ) as tables:
             async for table in tables:
                 yield table.select(names)
+        if wanted.left == 0:
+            # The limit was reached before every node had answered.
+            _, others = self._shares(query, commits)
+            _check_whole(await self._scans.unreachable(query, others), on_missing)
 
     async def _all_of(self, work: _Work) -> AsyncGenerator[pa.Table, None]:
         """What may be among the wanted observations."""
@@ -175,7 +180,7 @@ class Selection:
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, Tail):
-                    _check_whole(part, work.on_missing)
+                    _check_whole(part.missing, work.on_missing)
                     _check_reached(part, partitions, commits)
                     continue
                 named = work.wanted_labels(part).select(PARTS_SCHEMA.names).cast(PARTS_SCHEMA)
@@ -210,17 +215,19 @@ class _Work:
         return labels if mask is None else labels.filter(pa.array(mask))
 
 
-def _check_whole(tail: Tail, on_missing: Callable[[frozenset[int]], None] | None) -> None:
-    if not tail.missing:
+def _check_whole(
+    missing: frozenset[int], on_missing: Callable[[frozenset[int]], None] | None
+) -> None:
+    if not missing:
         return
     if on_missing is not None:
-        on_missing(tail.missing)
+        on_missing(missing)
         return
-    partitions = ", ".join(map(str, sorted(tail.missing)))
+    partitions = ", ".join(map(str, sorted(missing)))
     raise IncompleteAnswer(
         f"partitions {partitions} are missing, because their nodes are unreachable; try again when "
         "they are back, or accept a partial answer, which says what is missing",
-        missing=sorted(tail.missing),
+        missing=sorted(missing),
     )
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from galileo.errors import Overloaded
 from galileo.node.parsing import read_query
-from galileo.node.scans import Tail, limited
+from galileo.node.scans import Tail
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query
 from galileo.rpc.encoding import label_messages
@@ -41,7 +41,7 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
         self._allowances.check_query(query, context)
         found = self._found(query, request.sampler_json)
         if request.HasField("limit"):
-            found = limited(found, request.limit)
+            found = self._node.scans.limited(query, found, request.limit)
         with self._counted():
             head = query_pb2.QueryHead(schema_json=schema.to_json(), query_json=query.to_json())
             held = query_pb2.QueryPart(head=head)

@@ -237,9 +237,10 @@ def test_labels_of_partitions_that_were_lost_are_told_apart() -> None:
     rows = {"cell": 1, "bucket": 0, "row": 0, "rows": 1, "sequence": 2}
     places = [rows | {"partition": partition} for partition in (0, 1, 1, 2)]
     labels = LabelSet(schema, pa.Table.from_pylist(places, schema=schema.label_schema))
-    end = QueryEnd(4, Cursor({0: 2, 1: 2}), (1, 2))
-    assert not end.complete
-    assert end.known(labels).partitions.tolist() == [0]
+    for frontier in (Cursor({0: 2, 1: 2}), Cursor({})):  # A limit leaves the frontier empty.
+        end = QueryEnd(4, frontier, (1, 2))
+        assert not end.complete
+        assert end.known(labels).partitions.tolist() == [0]
 
 
 # --- observations --------------------------------------------------------------------------------

@@ -156,6 +156,18 @@ async def test_what_cannot_be_reached_is_missing_and_said_so(
     assert identities(await cluster.ask("temperature > 280")) == identities(whole)
 
 
+@pytest.mark.parametrize("labels_max", [0, 1, 100_000])
+async def test_a_limit_that_is_reached_early_reports_nodes_that_cannot_be_reached(
+    cluster: Any, make_observations: Make, labels_max: int
+) -> None:
+    await fill(cluster, make_observations)
+    cluster.network.away = {"b"}
+    query, scans = parse("", cluster.schema), cluster["a"].scans
+    parts = [part async for part in scans.limited(query, scans.run(query), labels_max)]
+    assert sum(part.num_rows for part in parts[:-1]) == min(labels_max, len(await cluster.ask()))
+    assert parts[-1].missing == placement.partitions_by_node(cluster.topology)["b"]
+
+
 async def test_nodes_that_need_not_be_asked_are_not_missed(
     cluster: Any, make_observations: Make
 ) -> None:

@@ -89,6 +89,21 @@ async def test_a_long_search_gives_others_their_turn(
     )
 
 
+@pytest.mark.parametrize("order", ["", "time"])
+async def test_a_limit_that_is_reached_early_reports_nodes_that_cannot_be_reached(
+    cluster: Any, make_observations: Make, order: str
+) -> None:
+    await cluster.ingest(make_observations(300))
+    query, options = parse("", cluster.schema), RowOptions(("station",), 1, order)
+    cluster.network.away = {"b"}
+    with pytest.raises(IncompleteAnswer):
+        _ = [table async for table in cluster["a"].selection.select(query, options)]
+    missing: set[int] = set()
+    found = cluster["a"].selection.select(query, options, on_missing=missing.update)
+    assert sum([table.num_rows async for table in found]) == 1
+    assert missing == set((await cluster.ask("")).missing) != set()
+
+
 async def test_only_the_columns_that_were_asked_for(cluster: Any, make_observations: Make) -> None:
     await cluster.ingest(make_observations(500))
     found = await select(cluster, f"temperature > 260 AND {BOX}", columns=("station", "latitude"))
