@@ -182,6 +182,9 @@ def remarks(found: ClusterStatus) -> str:
         lines += [f"{node.name}: stopped: {reason}" for reason in node.stopped]
         if held := _held_back(node):
             lines.append(f"{node.name}: held back by readers: {held}")
+    # Each node reports what it knows, which is most often the same.
+    losses = dict.fromkeys(loss for node in found.nodes for loss in node.lost)
+    lines += [f"commits are lost: {loss} (see galileo doctor)" for loss in losses]
     return "\n".join(lines)
 
 

@@ -49,8 +49,8 @@ class Finding:
 def of_cluster(reports: Sequence[NodeReport]) -> list[Finding]:
     """All findings: nodes that do not answer, other problems, then warnings.
 
-    Within each of them in the order of the topology. A node that does not answer is the cause of
-    much that others report.
+    Within each of them in the order of the topology. That others do not hear from a node that does
+    not answer is no finding of its own.
     """
     silent = [report for report in reports if _is_silent(report)]
     heard = [report for report in reports if not _is_silent(report)]
@@ -102,6 +102,7 @@ def _between(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             "they may not understand all messages of each other",
             "finish the upgrade: one node after the other, `galileo drain` before each",
         )
+    yield from _lost(answered)
     if len({one.topology_fingerprint for one in answered}) > 1:
         yield Finding(
             "problem",
@@ -111,6 +112,20 @@ def _between(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             "make [cluster] the same in all files, then restart the nodes",
         )
     yield from _clocks(answered)
+
+
+def _lost(answered: Sequence[NodeReport]) -> Iterator[Finding]:
+    """One finding for each loss, however many nodes report it."""
+    for loss in dict.fromkeys(loss for one in answered if one.status for loss in one.status.lost):
+        yield Finding(
+            "problem",
+            "",
+            f"commits are lost: {loss}",
+            "observations are lost, answers lack them, and tokens of readers can be wrong",
+            "see whether the disk is mounted and the directory the right one; if it is lost, "
+            "restore a backup, or send the observations again, then restart the other nodes, and "
+            "submit continuous queries anew",
+        )
 
 
 def _clocks(answered: Sequence[NodeReport]) -> Iterator[Finding]:
@@ -178,31 +193,14 @@ def _readiness(report: NodeReport, silent: Sequence[str]) -> Iterator[Finding]:
             "clients should not call it yet",
             "wait a moment; if it stays so, see its log",
         )
-    if report.peers_dead:
+    if unheard := [name for name in report.peers_dead if name not in silent]:
         yield Finding(
             "problem",
             report.name,
-            f"does not hear from {_dead_peers(report.peers_dead, silent)}",
+            f"does not hear from {' and '.join(unheard)}",
             "its answers are partial, and it takes over their continuous queries",
-            "start the nodes that are down; if all run, check the network between the nodes",
+            "check the network between the nodes; they run, since they answer this command",
         )
-    for loss in report.lost:
-        yield Finding(
-            "problem",
-            report.name,
-            f"has heard of commits that are gone: {loss}",
-            "observations are lost, answers lack them, and tokens of readers can be wrong",
-            "see whether the disk is mounted and the directory the right one; if it is lost, "
-            "restore a backup, or send the observations again, then restart the other nodes, and "
-            "submit continuous queries anew",
-        )
-
-
-def _dead_peers(count: int, silent: Sequence[str]) -> str:
-    """By name, where the nodes that do not answer are those it does not hear from."""
-    if count == len(silent):
-        return " and ".join(silent)
-    return "1 other node" if count == 1 else f"{count} other nodes"
 
 
 def _stopped(node: str, status: NodeStatus) -> Iterator[Finding]:

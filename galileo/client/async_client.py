@@ -17,6 +17,7 @@ from galileo.client.results import (
     ClusterStatus,
 )
 from galileo.client.transport import Transport
+from galileo.errors import Unavailable
 from galileo.model.schema import Schema
 from galileo.model.times import Duration, seconds
 from galileo.wire.pb import (
@@ -107,12 +108,21 @@ class AsyncClient(AsyncObservations):
 
         Raises:
             InputError: there is no such node.
+            Unavailable: the node cannot be reached; this is not tried again.
 
         Example:
             >>> await client.drain("node-3")
             >>> await client.drain("node-3", undo=True)
         """
         instance_of(str, node, "the name of a node")
+        states = {one.name: one.state for one in (await self.status()).nodes}
+        if states.get(node) == "unreachable":
+            raise Unavailable(
+                f"node {node!r} is unreachable, so it cannot be drained; start it, or check its "
+                "log and the network, and drain it then. If it stays down, other nodes take over "
+                "its continuous queries without it",
+                node=node,
+            )
         request = cluster_pb2.DrainRequest(node=node, undo=undo)
         await self._transport.call(
             lambda channel: cluster_pb2_grpc.ClusterStub(channel).Drain(request, timeout=TIMEOUT_S)

@@ -81,6 +81,7 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             InputError: there is no such node.
+            Unavailable: the node cannot be reached; this is not tried again.
 
         Example:
             >>> client.drain("node-3")

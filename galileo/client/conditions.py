@@ -40,7 +40,7 @@ class NodeReport:
         not_ready: why it is not ready, by what is looked at.
         sync_s: that its disk takes to make a small file durable; negative: it refuses.
         java, containment: what is wrong with them; empty: nothing.
-        lost: commits that it had heard of and that others have no more.
+        peers_dead: names of the nodes that it does not hear from.
     """
 
     name: str
@@ -65,8 +65,7 @@ class NodeReport:
     ccqs: int = 0
     ccqs_max: int = 0
     durability: str = "fsync"
-    peers_dead: int = 0
-    lost: tuple[str, ...] = ()
+    peers_dead: tuple[str, ...] = ()
 
 
 async def conditions(
@@ -109,7 +108,9 @@ async def _report(transport: Transport, node: NodeInfo) -> NodeReport:
     except NotPermitted:
         raise
     except GalileoError as error:
-        return NodeReport(node.name, node.address, failure=error.message)
+        return NodeReport(
+            node.name, node.address, failure=error.details.get("reason") or error.message
+        )
     fingerprint = Topology.from_json(topology.topology_json).fingerprint
     return replace(
         _of(node, status),
@@ -161,6 +162,5 @@ def _of(node: NodeInfo, value: cluster_pb2.NodeStatus) -> NodeReport:
         ccqs=found.ccqs,
         ccqs_max=found.ccqs_max,
         durability=found.durability,
-        peers_dead=found.peers_dead,
-        lost=tuple(found.lost),
+        peers_dead=tuple(found.peers_dead),
     )

@@ -257,6 +257,7 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
         held_bytes=value.held_bytes,
         spilled_bytes=value.spilled_bytes,
         stopped=tuple(value.stopped),
+        lost=tuple(value.lost),
         calls=dict(value.calls),
         datasets=tuple(
             {

@@ -387,7 +387,8 @@ class NodeStatus:
     `cache_bytes` is what the caches of CCQs take in memory; `held_bytes` of that is of CCQs that
     other nodes coordinate by now. `spilled_bytes` are files. `ccqs_overloaded` of those that it
     coordinates have cycles that take longer than their update interval. `calls` are those that the
-    node answers at the moment, by service and method: "Query/Run", "Storage/Read".
+    node answers at the moment, by service and method: "Query/Run", "Storage/Read". `lost` are
+    commits that a node had reported and has no more, as this node knows.
     """
 
     name: str
@@ -406,6 +407,7 @@ class NodeStatus:
     held_bytes: int = 0
     spilled_bytes: int = 0
     stopped: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
     datasets: tuple[dict[str, Any], ...] = ()
     calls: dict[str, int] = field(default_factory=dict)
 

@@ -22,11 +22,9 @@ from galileo.wire import forks, tls_probe
 from galileo.wire.channel import Channels
 from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
-from galileo.wire.status import error_of_rpc
+from galileo.wire.status import REFUSED, error_of_rpc, plain_reason
 
 TOPOLOGY_TIMEOUT_S = 5.0
-_REFUSED = "Connection refused"
-"""By gRPC, where nothing listens."""
 
 Result = TypeVar("Result")
 
@@ -138,7 +136,7 @@ class Transport:
                 error = error_of_rpc(rpc_error, asked=address)
                 if not _is_unreachable(error, address):
                     raise error from rpc_error
-                problems[address] = rpc_error.details() or str(error)
+                problems[address] = plain_reason(rpc_error.details() or str(error))
                 self.demote(address)
                 continue
             await self._learn(address)
@@ -154,7 +152,7 @@ class Transport:
         """Raises ConfigError where a node that failed speaks TLS and this client does not, or the
         reverse: no further try can help.
         """
-        addresses = [one for one, problem in problems.items() if _REFUSED not in problem]
+        addresses = [one for one, problem in problems.items() if REFUSED not in problem]
         answers = await asyncio.gather(*map(tls_probe.speaks_tls, addresses))
         for address, speaks_tls in zip(addresses, answers, strict=True):
             if speaks_tls is None or speaks_tls == self._is_tls:

@@ -175,5 +175,6 @@ def _visible(status: cluster_pb2.NodeStatus, caller: Principal) -> cluster_pb2.N
     shown.CopyFrom(status)
     del shown.datasets[:]
     del shown.stopped[:]
+    del shown.lost[:]
     shown.datasets.extend(one for one in status.datasets if caller.may_use(one.dataset))
     return shown

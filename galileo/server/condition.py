@@ -15,7 +15,6 @@ from galileo.server.readiness import Readiness
 from galileo.wire.pb import cluster_pb2
 
 TROUBLED_MAX = 20
-LOSSES_MAX = 20
 FRESH_S = 2.0
 """Those who ask more often are told the same again: it costs a node two processes to find out."""
 
@@ -76,8 +75,7 @@ async def condition(parts: Parts, *, clock: Clock, ready: Readiness) -> cluster_
         ccqs=len(parts.machine.records),
         ccqs_max=config.limits.ccqs_max,
         durability=config.storage.durability,
-        peers_dead=len(parts.driver.members.dead),
-        lost=[str(one) for one in parts.node.view.losses.known[:LOSSES_MAX]],
+        peers_dead=sorted(parts.driver.members.dead),
     )
 
 

@@ -15,6 +15,9 @@ from galileo.server.memory import memory
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.pb import cluster_pb2
 
+LOSSES_MAX = 20
+"""That a status names."""
+
 
 class Usage:
     """Measures with psutil; CPU is what was used since the last measurement."""
@@ -78,4 +81,5 @@ class Usage:
             pid=os.getpid(),
             wall_s=self._clock.wall(),
             partitions=sorted(node.partitions),
+            lost=[str(one) for one in node.view.losses.known[:LOSSES_MAX]],
         )

@@ -143,7 +143,25 @@ def error_of_rpc(error: grpc.RpcError, *, asked: str) -> errors.GalileoError:
         cls = errors.MessageTooLarge
     if code is Code.INTERNAL and details == SENDING_FAILED:
         cls = errors.Unavailable
-    return cls(f"{_MEANINGS.get(cls, 'the call failed')} ({asked}: {details})", address=asked)
+    reason = plain_reason(details)
+    meaning = _MEANINGS.get(cls, "the call failed")
+    return cls(f"{meaning} ({asked}: {reason})", address=asked, reason=reason)
+
+
+def plain_reason(details: str) -> str:
+    """Why no connection was made, without the words of gRPC where the reason is a known one."""
+    return next((plain for raw, plain in _REASONS if raw in details), details)
+
+
+REFUSED = "connection refused"
+_REASONS = (
+    ("Connection refused", REFUSED),
+    ("No route to host", "no route to the host"),
+    ("Network is unreachable", "the network is unreachable"),
+    ("DNS resolution failed", "the name of the host is unknown"),
+    ("Connection reset", "the connection was reset"),
+    ("Socket closed", "the connection was closed"),
+)
 
 
 _MEANINGS: dict[type[errors.GalileoError], str] = {

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from galileo.cli.cluster import answered_only
+from galileo.cli.cluster import answered_only, remarks
 from galileo.cli.diagnosis import of_cluster, of_host
 from galileo.client.conditions import NodeReport, Trouble
-from galileo.client.results import NodeStatus
+from galileo.client.results import ClusterStatus, NodeStatus
 from galileo.server.host import REFUSED_S, HostCondition
 
 STATUS = NodeStatus("a", "g", "10.0.0.1:7701", "up")
@@ -49,8 +49,7 @@ def test_where_all_is_well_there_is_nothing_to_say() -> None:
     [
         ({"failure": "connection refused"}, "problem", "does not answer at 10.0.0.1:7701"),
         ({"not_ready": (("disk", "full"),)}, "problem", "is not ready: disk: full"),
-        ({"peers_dead": 2}, "problem", "does not hear from 2 other nodes"),
-        ({"lost": ("partition 3",)}, "problem", "has heard of commits that are gone: partition 3"),
+        ({"peers_dead": ("b", "c")}, "problem", "does not hear from b and c"),
         ({"status": STOPPED}, "problem", "takes no writes: rain/p3"),
         ({"status": replace(STATUS, state="draining")}, "warning", "is draining"),
         ({"disk_free_bytes": 40 << 30}, "warning", "are free on its disk"),
@@ -108,6 +107,26 @@ def test_a_clock_that_could_not_be_read_well_is_not_blamed() -> None:
 def test_a_node_that_is_away_is_not_compared() -> None:
     away = NodeReport("b", "10.0.0.2:7701", failure="no route")
     assert [weight for weight, *_ in found(WELL, away)] == ["problem"]
+
+
+def test_one_dead_node_is_one_problem() -> None:
+    away = NodeReport("c", "10.0.0.3:7701", failure="connection refused")
+    here = [replace(WELL, name=name, peers_dead=("c",)) for name in "ab"]
+    assert found(*here, away) == [
+        ("problem", "c", "does not answer at 10.0.0.3:7701: connection refused")
+    ]
+
+
+def test_commits_that_are_lost_are_one_problem_whoever_reports_them() -> None:
+    knowing = replace(WELL, status=replace(STATUS, lost=("partition 3",)))
+    [(weight, node, what)] = found(knowing, replace(knowing, name="b"))
+    assert (weight, node, what) == ("problem", "", "commits are lost: partition 3")
+
+
+def test_status_says_once_which_commits_are_lost() -> None:
+    knowing = replace(STATUS, lost=("partition 3",))
+    words = remarks(ClusterStatus((knowing, replace(knowing, name="b"))))
+    assert words == "commits are lost: partition 3 (see galileo doctor)"
 
 
 def test_problems_come_first() -> None:

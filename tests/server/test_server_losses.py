@@ -47,7 +47,10 @@ async def losses_after_start(config: Config, *, ingests: bool = False) -> list[L
                 frame = pd.DataFrame(rows).astype({"time": "datetime64[ns, UTC]"})
                 await client.ingest(SCHEMA.name, frame)
             assert await client.count(SCHEMA.name) == 1
-        return node.node.view.losses.known
+            [status] = (await client.status()).nodes
+        found = node.node.view.losses.known
+        assert status.lost == tuple(map(str, found))
+        return found
     finally:
         stop.set()
         await serving

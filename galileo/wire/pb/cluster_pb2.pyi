@@ -232,7 +232,6 @@ class NodeCondition(_message.Message):
     CCQS_MAX_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     PEERS_DEAD_FIELD_NUMBER: _builtins.int
-    LOST_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """of its package"""
     disk_free_bytes: _builtins.int
@@ -254,8 +253,6 @@ class NodeCondition(_message.Message):
     """that the cluster keeps"""
     ccqs_max: _builtins.int
     durability: _builtins.str
-    peers_dead: _builtins.int
-    """that it does not hear from"""
     @_builtins.property
     def not_ready(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """why it is not ready, by what is looked at"""
@@ -265,8 +262,8 @@ class NodeCondition(_message.Message):
         """of the queries that it coordinates, some"""
 
     @_builtins.property
-    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """commits that others had told of and have no more, some"""
+    def peers_dead(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names of the nodes that it does not hear from"""
 
     def __init__(
         self,
@@ -287,12 +284,11 @@ class NodeCondition(_message.Message):
         ccqs: _builtins.int = ...,
         ccqs_max: _builtins.int = ...,
         durability: _builtins.str = ...,
-        peers_dead: _builtins.int = ...,
-        lost: _abc.Iterable[_builtins.str] | None = ...,
+        peers_dead: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes_max", b"cache_bytes_max", "ccqs", b"ccqs", "ccqs_max", b"ccqs_max", "containment", b"containment", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durability", b"durability", "java", b"java", "lost", b"lost", "not_ready", b"not_ready", "open_files", b"open_files", "open_files_max", b"open_files_max", "peers_dead", b"peers_dead", "spill_bytes_max", b"spill_bytes_max", "sync_s", b"sync_s", "takes_samplers", b"takes_samplers", "troubled", b"troubled", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes_max", b"cache_bytes_max", "ccqs", b"ccqs", "ccqs_max", b"ccqs_max", "containment", b"containment", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durability", b"durability", "java", b"java", "not_ready", b"not_ready", "open_files", b"open_files", "open_files_max", b"open_files_max", "peers_dead", b"peers_dead", "spill_bytes_max", b"spill_bytes_max", "sync_s", b"sync_s", "takes_samplers", b"takes_samplers", "troubled", b"troubled", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -593,6 +589,7 @@ class NodeStatus(_message.Message):
     CONDITION_FIELD_NUMBER: _builtins.int
     WALL_S_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     group: _builtins.str
     address: _builtins.str
@@ -637,6 +634,10 @@ class NodeStatus(_message.Message):
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """that it has"""
 
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """commits that nodes had reported and have no more, some"""
+
     def __init__(
         self,
         *,
@@ -662,10 +663,11 @@ class NodeStatus(_message.Message):
         condition: Global___NodeCondition | None = ...,
         wall_s: _builtins.float = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
+        lost: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_bytes", b"cache_bytes", "calls", b"calls", "ccqs", b"ccqs", "ccqs_coordinated", b"ccqs_coordinated", "ccqs_overloaded", b"ccqs_overloaded", "condition", b"condition", "cpu_share", b"cpu_share", "datasets", b"datasets", "group", b"group", "held_bytes", b"held_bytes", "load", b"load", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "name", b"name", "partitions", b"partitions", "pid", b"pid", "spilled_bytes", b"spilled_bytes", "state", b"state", "stopped", b"stopped", "uptime_s", b"uptime_s", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_bytes", b"cache_bytes", "calls", b"calls", "ccqs", b"ccqs", "ccqs_coordinated", b"ccqs_coordinated", "ccqs_overloaded", b"ccqs_overloaded", "condition", b"condition", "cpu_share", b"cpu_share", "datasets", b"datasets", "group", b"group", "held_bytes", b"held_bytes", "load", b"load", "lost", b"lost", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "name", b"name", "partitions", b"partitions", "pid", b"pid", "spilled_bytes", b"spilled_bytes", "state", b"state", "stopped", b"stopped", "uptime_s", b"uptime_s", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
