@@ -261,7 +261,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"expected a configuration file at {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(redacted(f"expected TOML in {path}: {error}")) from None
 

@@ -265,7 +265,9 @@ def test_an_unknown_key_of_the_environment_is_refused_too(write: Write) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"configuration file at .*absent\.toml: No such file"):
+    with pytest.raises(
+        ConfigError, match=r"cannot read the configuration file .*absent\.toml: No such file"
+    ):
         config.load(tmp_path / "absent.toml", environment={})
 
 

@@ -130,6 +130,7 @@ def test_a_client_works_without_extras_and_names_those_that_it_needs() -> None:
     [
         (["serve", "--config", "/dev/null"], "this command", "server"),
         (["up"], "LocalCluster", "server"),
+        (["sparql", "weather", "ASK {}"], "galileo sparql", "rdf"),
         (["certs", "init", "NEW", "--cluster", "c"], "making certificates", "server"),
     ],
 )

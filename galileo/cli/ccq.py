@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from galileo.cli.output import failing_well
+from galileo.cli.lazy import Group
+from galileo.cli.output import failing_well, time_left
 from galileo.cli.positions import NOW, START, Position
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, json_option
@@ -20,14 +21,14 @@ from galileo.cli.table_files import write_table
 from galileo.cli.watching import Watching
 from galileo.client import Client, HeldWindow, Labels, Spool, Update, WindowChange
 from galileo.errors import InputError
-from galileo.model.times import iso
+from galileo.model.times import iso, seconds
 from galileo.model.windows import Window
 from galileo.query.text import to_text
 
 LABELS_SHOWN = 20
 
 
-@click.group()
+@click.group(cls=Group)
 def ccq() -> None:
     """Continuous queries: submit, fetch, watch and cancel.
 
@@ -88,7 +89,7 @@ def submit(
       ID=$(galileo ccq submit nam "temperature > 290" --interval 5s --quiet)
       galileo ccq submit nam --sampler uniform --option fraction=0.1
       galileo ccq submit nam --sampler-file my_sampler.py --option fraction=0.1
-      galileo ccq submit nam "temperature > 290" --window tumbling:1h --lateness 10m
+      galileo ccq submit nam "t > 290" --window tumbling:1h --lateness 10m
     """
     with session.client() as client:
         made = client.submit(
@@ -114,9 +115,9 @@ def submit(
         words=(
             f"{made.id}\n"
             f"{len(made.initial):,} labels match now; coordinator {made.coordinator}; "
-            f"ends in {expiration}\n"
+            f"ends in {time_left(seconds(expiration))}\n"
             f"Print new labels as they come:\n  galileo ccq watch {made.id}\n"
-            f"Fetch new labels once:\n  galileo ccq fetch {made.id} --token {made.token}"
+            f"Fetch new labels once:\n  galileo ccq fetch {made.id} \\\n    --token {made.token}"
         ),
     )
 
@@ -151,7 +152,7 @@ def submit_many(
 
     \b
     Example:
-      galileo ccq submit-many queries.jsonl --dataset nam --interval 5s --key alarms
+      galileo ccq submit-many alarms.jsonl --dataset nam --key alarms
     """
     asked = submissions(path, Defaults(dataset, interval, expiration, key))
     with session.client() as client, session.output.progress(unit="queries") as bar:

@@ -8,6 +8,7 @@ import click
 
 from galileo import certificates
 from galileo.certificates import Subject
+from galileo.cli.lazy import Group
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
 
@@ -22,7 +23,7 @@ _target = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def certs() -> None:
     """Certificates: a private authority for the cluster's TLS.
 

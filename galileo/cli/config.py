@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 
 from galileo import config as configuration
+from galileo.cli.lazy import Group
 from galileo.cli.output import EXIT_INPUT, failing_well
 from galileo.cli.session import Session, json_option
 from galileo.errors import ConfigError
 from galileo.redaction import redacted
 
 
-@click.group()
+@click.group(cls=Group)
 def config() -> None:
     """Configuration files of nodes.
 

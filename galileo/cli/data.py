@@ -48,7 +48,7 @@ def create(
 
     \b
     Example:
-      galileo create stations --feature temperature:K --feature wind_speed:m/s --bucket 10m
+      galileo create stations --feature temperature:K --feature wind:m/s
     """
     schema = Schema(
         dataset,
@@ -142,7 +142,7 @@ def query(
 
     \b
     Example:
-      galileo query nam "temperature > 290 AND S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"
+      galileo query nam "S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"
       galileo query nam "temperature > 290" --output - --format csv | head
       galileo query nam --sampler reservoir --option n=1000 --seed 7
     """

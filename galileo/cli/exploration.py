@@ -32,7 +32,7 @@ def explain(session: Session, *, dataset: str, query: str, require_complete: boo
 
     \b
     Example:
-      galileo explain nam "temperature > 290 AND S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"
+      galileo explain nam "S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"
     """
     with session.client() as client:
         told = client.explain(dataset, query, require_complete=require_complete)
@@ -127,7 +127,7 @@ def nearest(
 
     \b
     Example:
-      galileo nearest nam "temperature > 290" --latitude 40.02 --longitude -105.27 -k 5
+      galileo nearest nam "t > 290" --latitude 40.02 --longitude -105.27 -k 5
     """
     with session.client() as client:
         found = client.nearest(
@@ -323,7 +323,7 @@ def estimate(
 
     \b
     Example:
-      galileo estimate nam "temperature > 290" --feature humidity --quantiles 0.1,0.5,0.9
+      galileo estimate nam "t > 290" --feature humidity --quantiles 0.1,0.9
     """
     told_of = "0,0.25,0.5,0.75,1" if quantiles is None and feature else quantiles
     shares = _numbers("--quantiles", told_of) if told_of else []

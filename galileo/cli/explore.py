@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from galileo import rdf
+from galileo.cli.lazy import Group
 from galileo.cli.output import Output, failing_well
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.cli.sparql_serving import serve
@@ -27,7 +28,7 @@ _FORMATS = tuple(dict.fromkeys((*SOLUTION_FORMATS, *rdf.FORMATS)))
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
-class _Asking(click.Group):
+class _Asking(Group):
     """A group whose first command is meant where the first word names none."""
 
     def resolve_command(
@@ -46,8 +47,9 @@ def sparql() -> None:
 
     \b
     Example:
-      galileo sparql ask nam "SELECT ?cell (COUNT(*) AS ?n) WHERE { ?p g:geohash ?cell }
-          GROUP BY ?cell ORDER BY DESC(?n) LIMIT 10" --query "temperature > 290"
+      galileo sparql ask nam --query "temperature > 290" \\
+          "SELECT ?cell (COUNT(*) AS ?n) WHERE { ?p g:geohash ?cell }
+          GROUP BY ?cell ORDER BY DESC(?n) LIMIT 10"
       galileo sparql serve nam
     """
 
@@ -117,10 +119,11 @@ def ask(
 
     \b
     Example:
-      galileo sparql ask nam "SELECT ?cell (COUNT(*) AS ?n) WHERE { ?p g:geohash ?cell }
-          GROUP BY ?cell ORDER BY DESC(?n) LIMIT 10" --query "temperature > 290"
+      galileo sparql ask nam --query "temperature > 290" \\
+          "SELECT ?cell (COUNT(*) AS ?n) WHERE { ?p g:geohash ?cell }
+          GROUP BY ?cell ORDER BY DESC(?n) LIMIT 10"
       galileo sparql ask nam --file hottest.rq --format csv --output hottest.csv
-      galileo sparql ask nam "SELECT ?p { ?p f:temperature ?t } LIMIT 5" --read five.parquet
+      galileo sparql ask nam "SELECT ?p { ?p f:t ?t } LIMIT 5" --read five.parquet
     """
     text = _query_text(sparql_query, query_file)
     with (

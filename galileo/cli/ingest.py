@@ -95,8 +95,9 @@ def ingest(
     Example:
       galileo ingest nam nam.t00z.grib2 --create --map temperature=2t \\
           --map "wind_speed=hypot(10u, 10v)"
-      galileo ingest snow snotel.csv --map depth="snow_in * 0.0254" --missing -9999
-      galileo ingest tower tower.csv --create --map latitude=39.1 --map longitude=-105.5
+      galileo ingest snow snotel.csv --map depth="snow / 39.37" --missing -9999
+      galileo ingest tower tower.csv --create \\
+          --map latitude=39.1 --map longitude=-105.5
       galileo ingest any nam.t00z.grib2 --list --filter wind
     """
     mapping = Mapping.of(maps, missing)
@@ -105,6 +106,8 @@ def ingest(
         for path in files:
             source = open_source(path, mapping=mapping, format=file_format)
             rows += _variables(source, name=path.name, wanted=wanted)
+        if len(files) == 1 and not session.output.as_json:
+            rows = [{name: row[name] for name in row if name != "file"} for row in rows]
         session.output.rows(rows, empty="The files offer no such variables.")
         return
     options = {
@@ -173,8 +176,8 @@ def _variables(source: Source, *, name: str, wanted: str) -> list[dict[str, Any]
             "variable": one.name,
             "becomes": one.role or ", ".join(becomes.get(one.name, [])),
             "type": "time" if one.role == "time" else one.type,
-            "units": one.units,
             "sample": samples.get(one.name, []),
+            "units": one.units,
             "dimensions": ", ".join(map(str, one.dims)),
             "description": one.description,
         }

@@ -77,7 +77,21 @@ class LazyCommands(MutableMapping[str, click.Command]):
         return len({*self.later, *self._loaded})
 
 
-class LazyGroup(click.Group):
+class Group(click.Group):
+    """A group that lists its commands with whole first sentences."""
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, self.summary(name)) for name in self.list_commands(context)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+    def summary(self, name: str) -> str:
+        """The first sentence of a command's help."""
+        return self.commands[name].get_short_help_str(limit=1000)
+
+
+class LazyGroup(Group):
     """A group whose list of commands imports none of those that it can name without."""
 
     def invoke(self, context: click.Context) -> Any:
@@ -106,19 +120,11 @@ class LazyGroup(click.Group):
                 raise
             return None, None, []
 
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, self._told(name)) for name in self.list_commands(context)]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
-
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         named = [name for name in self.list_commands(context) if name.startswith(incomplete)]
         options = click.Command.shell_complete(self, context, incomplete)
-        return [*(CompletionItem(name, help=self._told(name)) for name in named), *options]
+        return [*(CompletionItem(name, help=self.summary(name)) for name in named), *options]
 
-    def _told(self, name: str) -> str:
+    def summary(self, name: str) -> str:
         later = self.commands.later if isinstance(self.commands, LazyCommands) else {}
-        if name in later:
-            return later[name].help
-        return self.commands[name].get_short_help_str(limit=1000)
+        return later[name].help if name in later else super().summary(name)

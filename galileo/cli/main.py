@@ -141,6 +141,6 @@ def main(context: click.Context) -> None:
     Example:
       galileo up --nodes 3 &
       galileo ingest nam forecast.grib2 --create
-      galileo query nam "t > 290 AND S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"
+      galileo query nam "S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"
     """
     context.obj = SESSION.load()(given(context))

@@ -101,7 +101,7 @@ class Output:
         if self.as_json:
             click.echo(to_json(value))
         elif words:
-            self._console.print(visible(words), markup=False)
+            self._console.print(self.fold(visible(words)), markup=False)
 
     def note(self, words: str) -> None:
         """Something about a result, for people and programs alike, on standard error."""
@@ -260,7 +260,7 @@ def _print_error(words: str) -> None:
 
 
 def fold(text: str, *, width: int, first: str = "", indent: str = "") -> str:
-    """Breaks lines between words; indented ones stay whole, since they quote queries or commands.
+    """Breaks long lines between words; indented ones stay whole, since they quote queries or code.
 
     Args:
         text: any number of lines.
@@ -276,7 +276,9 @@ def fold(text: str, *, width: int, first: str = "", indent: str = "") -> str:
         break_on_hyphens=False,
     )
     return "\n".join(
-        f"{first}{line}" if line.startswith(" ") or not line else wrapper.fill(line)
+        f"{first}{line}"
+        if line.startswith(" ") or cell_len(first + line) <= width
+        else wrapper.fill(line)
         for line in text.split("\n")
     )
 

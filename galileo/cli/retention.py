@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from galileo.cli.lazy import Group
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
 from galileo.client import RetentionReport
@@ -18,7 +19,7 @@ _BINARY_UNITS = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?")
 
 
-@click.group()
+@click.group(cls=Group)
 def retention() -> None:
     """Retention: how long observations are kept, by age, by size or by both.
 
@@ -59,6 +60,10 @@ def set_(
       galileo retention set nam none
     """
     policy = None
+    if not (keep or age or size):
+        raise InputError(
+            "say what to keep: --age, --size or both, or none to keep everything from now on"
+        )
     if keep is None:
         policy = Retention(
             age, bytes=None if size is None else size_of(size), past_readers=past_readers

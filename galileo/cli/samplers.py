@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from galileo.cli.lazy import Group
 from galileo.cli.output import failing_well
 from galileo.cli.sampler_checks import checks_of
 from galileo.cli.sampler_options import option_of, option_option
@@ -23,7 +24,7 @@ from galileo.testing.conformance import verdicts
 EXIT_FAILED = 1
 
 
-@click.group("sampler")
+@click.group("sampler", cls=Group)
 def sampler() -> None:
     """Samplers: list, write, test, upload and revoke them.
 
@@ -118,10 +119,15 @@ def test(session: Session, *, target: str, options: tuple[str, ...], ignores_see
         for checks in checks_of(target, spec=spec, seed_matters=not ignores_seed)
         for verdict in verdicts(checks)
     ]
-    session.output.rows(rows)
-    failed = sum(row["verdict"] == "failed" for row in rows)
-    if not session.output.as_json:
-        session.output.value(None, words=f"{failed} of {len(rows)} checks failed")
+    failed = [row for row in rows if row["verdict"] == "failed"]
+    if session.output.as_json:
+        session.output.rows(rows)
+    else:
+        # A message has no room in a narrow table, and is what matters where a check failed.
+        session.output.rows([{k: row[k] for k in ("sampler", "check", "verdict")} for row in rows])
+        lines = [f"failed: {row['check']}: {row['message']}" for row in failed]
+        lines.append(f"{len(failed)} of {len(rows)} checks failed")
+        session.output.value(None, words="\n".join(lines))
     if failed:
         click.get_current_context().exit(EXIT_FAILED)
 

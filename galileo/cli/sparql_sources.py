@@ -12,6 +12,7 @@ from galileo.client import SparqlView, Spool
 from galileo.client.completeness import incomplete
 from galileo.errors import Cancelled, GalileoError, InputError
 from galileo.labels import LabelSet
+from galileo.optional_imports import require
 from galileo.rdf import FileGraph, LabelGraph, OpenGraph
 from galileo.rdf.graphs import SUFFIXES
 
@@ -52,8 +53,10 @@ def opened(
     What the graph lacks is told on standard error.
 
     Raises:
+        MissingExtra: the extra `rdf` is not installed; the cluster was not asked for anything.
         InputError: an option does not go with the source.
     """
+    require("rdf", purpose="galileo sparql")
     if query and (is_file(source) or is_ccq(source)):
         raise InputError(f"--query needs a dataset as SOURCE, got {source!r}")
     if spool is not None and not is_ccq(source):

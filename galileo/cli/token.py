@@ -11,10 +11,12 @@ from pathlib import Path
 import click
 
 from galileo.certificates import DAYS_MAX, write_secret
+from galileo.cli.lazy import Group
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
 from galileo.errors import ConfigError, InputError
 from galileo.model.quotas import KINDS, named
+from galileo.model.schema import nearest_name
 from galileo.rpc import principals
 from galileo.rpc.access import EVERY_DATASET, Principal, Role
 
@@ -30,13 +32,14 @@ _file = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def token() -> None:
     """Tokens: create, list and revoke the credentials of users and nodes.
 
     \b
     Example:
-      galileo token new ann --role reader --dataset "nam*" --principals principals.toml
+      galileo token new ann --role reader --dataset "nam*" \\
+          --principals principals.toml
     """
 
 
@@ -90,8 +93,10 @@ def new(
     \b
     Example:
       galileo token new ann --role reader --principals principals.toml
-      galileo token new bob --role reader --quota ccqs_max=10 --days 30 --principals principals.toml
-      galileo token new nodes --role node --principals principals.toml --output node.token
+      galileo token new bob --role reader --quota ccqs_max=10 --days 30 \\
+          --principals principals.toml
+      galileo token new nodes --role node --output node.token \\
+          --principals principals.toml
     """
     principal = Principal(
         name,
@@ -119,6 +124,12 @@ def _bounds(quotas: tuple[str, ...]) -> dict[str, float]:
     told: dict[str, float] = {}
     for text in quotas:
         name, _, bound = text.partition("=")
+        if name not in KINDS:
+            close = nearest_name(name, list(KINDS))
+            hint = f"; did you mean {close!r}?" if close else "."
+            raise InputError(
+                f"unknown name in --quota: {name!r}{hint} Known: {', '.join(sorted(KINDS))}"
+            )
         number = float(bound) if _NUMBER.fullmatch(bound) else 0.0
         told[name] = int(number) if KINDS.get(name) is int and number.is_integer() else number
     try:

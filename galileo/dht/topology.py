@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from galileo.errors import ConfigError, InputError
+from galileo.errors import ConfigError, InputError, reason_of
 from galileo.geo import geohash
 from galileo.hashing import text64
 
@@ -279,7 +279,9 @@ class Topology:
                 moved=tuple(Move(int(p), int(n), str(node)) for p, n, node in raw.get("moved", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"expected a topology with groups and nodes: {error!r}") from error
+            raise ConfigError(
+                f"expected a topology with groups and nodes: {reason_of(error)}"
+            ) from error
 
 
 def with_port(address: str) -> str:

@@ -41,7 +41,8 @@ class Endpoint:
             self._server = _Server(Service(graph, options))
         except OSError as error:
             raise ConfigError(
-                f"expected an address to listen on, got {options.host}:{options.port}: {error}"
+                f"expected an address to listen on, got {options.host}:{options.port}: "
+                f"{error.strerror or error}"
             ) from error
         self._server.begin("galileo-sparql")
 

@@ -187,9 +187,7 @@ def add(path: Path, principal: Principal) -> str:
     with _locked(path):
         known = read(path) if path.exists() else Known({}, {})
         if any(one.name == principal.name for one in known.principals.values()):
-            raise InputError(
-                f"expected a name that nobody has, got {principal.name!r}; revoke it first"
-            )
+            raise InputError(f"{principal.name!r} has a token already; revoke it first")
         added = {**known.principals, digest_of(token): principal}
         _write(path, replace(known, principals=added))
     return token
@@ -213,9 +211,9 @@ def remove(path: Path, name: str) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One change at a time; the lock is beside the file, which is replaced."""
+    """One change at a time; the directory is locked, since the file is replaced."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

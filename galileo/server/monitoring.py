@@ -59,7 +59,8 @@ class Monitoring:
             self._server = _Server(address, self)
         except OSError as error:
             raise ConfigError(
-                f"expected an address to listen on as metrics.address, got {address}: {error}"
+                f"expected an address to listen on as metrics.address, got {address}: "
+                f"{error.strerror or error}"
             ) from error
         self._server.begin("metrics")
 

@@ -197,7 +197,9 @@ def test_what_a_file_offers_can_be_listed(run: Run, csv: Path) -> None:
     assert [by_name[name]["becomes"] for name in ("latitude", "time")] == ["latitude", "time"]
     filtered = values(run("ingest", "any", str(csv), "--list", "--filter", "WIND", "--json"))
     assert [one["variable"] for one in filtered] == ["wind_speed"]
-    assert "wind_speed" in run("ingest", "any", str(csv), "--list").stdout
+    shown = run("ingest", "any", str(csv), "--list").stdout
+    assert "wind_speed" in shown
+    assert shown.split()[:4] == ["variable", "becomes", "type", "sample"], "one file needs no name"
 
 
 def test_one_station_without_coordinates_is_ingested_with_constants(

@@ -149,7 +149,7 @@ def test_all_that_is_wrong_is_told_with_its_file(tmp_path: Path) -> None:
     assert "'logz'; did you mean 'logs'?" in lines[0] + lines[1]
     assert "node.name to be one of" in lines[2]
     assert "node.directory" in lines[3]
-    assert "expected a configuration file" in lines[4]
+    assert "cannot read the configuration file" in lines[4]
     assert "expected TOML" in lines[5]
 
 

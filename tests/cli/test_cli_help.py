@@ -120,8 +120,13 @@ def test_results_come_as_json_where_there_are_any(path: str) -> None:
 
 @pytest.mark.parametrize("path", ALL)
 def test_help_fits_a_terminal(path: str) -> None:
-    wide = [line for line in help_of(path).splitlines() if len(line) > 100]
+    wide = [line for line in help_of(path).splitlines() if len(line) > 80]
     assert wide == []
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if path not in LEAVES])
+def test_lists_of_commands_have_whole_sentences(path: str) -> None:
+    assert "..." not in help_of(path).partition("Commands:")[2]
 
 
 def test_the_version_is_told() -> None:

@@ -104,7 +104,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "create new --feature a --precision 40": ("invalid_schema", "from 1 to 12, got 40"),
     "create new --feature a --bucket soon": ("invalid_input", "such as .*got 'soon'"),
     "create new": ("usage", "Missing option '--feature'"),
-    "retention set {air}": ("invalid_input", "an age or a number of bytes, got neither"),
+    "retention set {air}": ("invalid_input", "^say what to keep: --age, --size or both, or none"),
     "retention set {air} --size big": ("invalid_input", "such as 10GB.* got 'big'"),
     "retention set {air} none --age 3d": ("invalid_input", "got both"),
     # --- queries ---

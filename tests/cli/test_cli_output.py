@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from galileo.cli import output
 from galileo.cli.main import main
 from galileo.cli.options import json_option
 from galileo.cli.output import (
@@ -213,6 +214,19 @@ def test_long_lines_are_folded_between_words_and_quoted_ones_are_not() -> None:
     assert folded[1].startswith("  word")
     assert last == quoted
     assert fold("a short line", width=80, first="  ") == "  a short line"
+
+
+def test_words_of_a_result_are_folded_at_the_width_of_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "WIDE", 40)  # of what is no terminal
+    Output(as_json=False).value(
+        None, words=f"{'word  ' * 9}\n  galileo {'x' * 60}\ntoken  {'y' * 30}"
+    )
+    *words, command, token = capsys.readouterr().out.splitlines()
+    assert max(map(len, words)) <= 40
+    assert " ".join(words).split() == ["word"] * 9
+    assert (command, token) == (f"  galileo {'x' * 60}", f"token  {'y' * 30}")
 
 
 @pytest.mark.parametrize(

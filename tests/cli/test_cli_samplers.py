@@ -145,6 +145,7 @@ def test_a_change_for_the_worse_is_found(tmp_path: Path) -> None:
     assert broken != text
     code.write_text(broken)
     done = run("sampler", "test", str(tmp_path / "worse"), fails=1)
+    assert "\nfailed: it is deterministic: " in done.stdout
     assert "checks failed" in done.stdout
 
 

@@ -70,6 +70,8 @@ def test_tokens_have_quotas_and_a_last_day(tmp_path: Path) -> None:
         refused = run(*words, "bob", "--quota", wrong)
         assert refused.exit_code == 2, wrong
         assert "--quota" in refused.stderr
+    misspelt = run(*words, "bob", "--quota", "ccqs_mx=5")
+    assert "unknown name in --quota: 'ccqs_mx'; did you mean 'ccqs_max'?" in misspelt.stderr
 
 
 def test_a_token_that_cannot_be_written_lets_nobody_in(tmp_path: Path) -> None:

@@ -100,6 +100,23 @@ def test_a_terminal_of_80_columns_is_filled_and_wide_shows_all(
     assert "spilled" in wide[0]
 
 
+def test_a_submission_names_commands_that_fit_but_for_the_token(
+    client: galileo.Client,
+    cluster: galileo.LocalCluster,
+    dataset: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output, "WIDE", COLUMNS)
+    words = ["--node", cluster.addresses[0], "ccq", "submit", dataset, "feature_1 > 4"]
+    done = CliRunner().invoke(main, [*words, "--interval", "10m", "--expiration", "3600"])
+    ccq_id, facts, *rest, token = done.stdout.splitlines()
+    client.cancel(ccq_id)
+    assert facts.endswith("; ends in 1h")
+    assert [one for one in rest if len(one) > COLUMNS] == []
+    assert rest[-1] == f"  galileo ccq fetch {ccq_id} \\"
+    assert token.startswith("    --token ")
+
+
 def test_wide_shows_where_labels_are_stored(cluster: galileo.LocalCluster, dataset: str) -> None:
     words = ["--node", cluster.addresses[0], "query", dataset, "--wide"]
     shown = CliRunner().invoke(main, words).stdout.splitlines()[0].split()

@@ -65,8 +65,9 @@ def test_changes_are_taken_and_mistakes_are_not(path: Path) -> None:
 
 def test_a_name_has_one_token(path: Path) -> None:
     add(path, ANN)
-    with pytest.raises(InputError, match="expected a name that nobody has, got 'ann'"):
+    with pytest.raises(InputError, match=r"^'ann' has a token already; revoke it first"):
         add(path, ANN)
+    assert [one.name for one in path.parent.iterdir()] == [path.name], "nothing else is left"
     with pytest.raises(InputError, match="expected the name of a principal, one of ann; got 'x'"):
         remove(path, "x")
     with pytest.raises(InputError, match="expected a name of a-z"):
