@@ -18,7 +18,7 @@ from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, json_option
 from galileo.cli.submissions import Defaults, submissions
 from galileo.cli.table_files import write_table
-from galileo.cli.watching import Watching
+from galileo.cli.watching import Watching, ending_with_reader
 from galileo.client import Client, HeldWindow, Labels, Spool, Update, WindowChange
 from galileo.errors import InputError
 from galileo.model.times import iso, seconds
@@ -231,7 +231,8 @@ def watch(
     --from NAME, the position is kept in ~/.local/state/galileo under that name: the first watch
     begins at the first label, each later one resumes after the last update that was printed.
 
-    On a terminal the newest labels are redrawn; in a pipe the updates follow each other.
+    On a terminal the newest labels are redrawn; in a pipe the updates follow each other, until
+    the reader of the pipe ends.
 
     With --spool, labels and token are stored in one step. Killed at any time and restarted, the
     watch continues without a gap or a repetition.
@@ -254,6 +255,7 @@ def watch(
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="galileo-"))
                 spool_path = Path(folder) / "watched.spool"
         spool = stack.enter_context(Spool(spool_path)) if spool_path else None
+        stack.enter_context(ending_with_reader())
         board = Watching(session.output, ccq_id) if session.output.is_live else None
         if board is not None and not closed_only:
             stack.enter_context(board)

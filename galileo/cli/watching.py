@@ -1,8 +1,14 @@
-"""How `galileo ccq watch` looks on a terminal: the newest labels, redrawn with each update."""
+"""How `galileo ccq watch` looks on a terminal, and when it ends in a pipe."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import select
+import signal
+import stat
+import threading
+from collections.abc import Iterator, Sequence
 
 from galileo.cli.live import Board, Part, Screen
 from galileo.cli.output import Output
@@ -11,6 +17,8 @@ from galileo.client import Labels, Update
 LABELS_SHOWN = 20
 NOT_SHOWN = ["block", "partition", "sequence", "label"]
 """Columns that programs need, and that would leave people no room for the others."""
+PIPE_LOOK_MS = 500
+"""Between two looks at a pipe; Linux also reports its end in between."""
 
 
 class Watching(Board):
@@ -44,3 +52,41 @@ class Watching(Board):
             f"{self._labels:,} labels in {self._updates:,} updates, the newest "
             f"{min(self._labels, LABELS_SHOWN)} shown{gone}{more}"
         )
+
+
+@contextlib.contextmanager
+def ending_with_reader(output_fd: int = 1) -> Iterator[None]:
+    """Ends the block when the reader of a pipe ends, also while nothing is written to it.
+
+    Use it in the main thread. Files and terminals are not watched.
+
+    Raises:
+        BrokenPipeError: the reader has ended.
+    """
+    mode = os.fstat(output_fd).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        yield
+        return
+    is_over, has_ended, turn = threading.Event(), threading.Event(), threading.Lock()
+
+    def watch_pipe() -> None:
+        poller = select.poll()
+        poller.register(output_fd, 0)  # Errors and the end are reported whatever is asked for.
+        while not poller.poll(PIPE_LOOK_MS):
+            if is_over.is_set():
+                return
+        with turn:
+            if not is_over.is_set():
+                has_ended.set()
+                os.kill(os.getpid(), signal.SIGINT)  # The main thread may be waiting.
+
+    threading.Thread(target=watch_pipe, name="galileo-pipe", daemon=True).start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if has_ended.is_set():
+            raise BrokenPipeError from None
+        raise
+    finally:
+        with turn:
+            is_over.set()

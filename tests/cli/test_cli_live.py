@@ -204,3 +204,25 @@ def test_bash_completes_commands(tmp_path: Path) -> None:
         ["bash", "-c", asked], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "watch"
+
+
+WAITING_IN_A_PIPE = """
+import threading
+from galileo.cli.watching import ending_with_reader
+
+try:
+    with ending_with_reader():
+        print("begun", flush=True)
+        threading.Event().wait()
+except BrokenPipeError:
+    raise SystemExit(7)
+"""
+
+
+def test_a_watch_that_waits_ends_with_the_reader_of_its_pipe() -> None:
+    command = [sys.executable, "-c", WAITING_IN_A_PIPE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "begun\n"
+        waiting.stdout.close()
+        assert waiting.wait(timeout=60) == 7
