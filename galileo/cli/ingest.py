@@ -116,7 +116,7 @@ def ingest(
         "precision": precision,
         "bucket": bucket,
     }
-    with session.client() as client:
+    with session.client() as client, session.output.noting_warnings():
         for path in files:
             source = open_source(path, mapping=mapping, format=file_format)
             _ingest_file(session.output, client, source, path=path, dataset=dataset, **options)

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Never
 
 import pyarrow as pa
 
@@ -286,7 +287,7 @@ class AsyncObservations(AsyncCcqs):
     async def read(
         self,
         labels: LabelSet,
-        *,
+        *others: Never,
         exact: bool = True,
         columns: Sequence[str] = (),
         limit: int | None = None,
@@ -304,6 +305,7 @@ class AsyncObservations(AsyncCcqs):
 
         Args:
             labels: of this cluster.
+            others: none; a dataset and a query are the arguments of `select`.
             exact: only observations that match the labels' query exactly; else all of their
                 paths, of which some can lie just outside a polygon or an interval.
             columns: of the answer; all where none is named.
@@ -325,7 +327,8 @@ class AsyncObservations(AsyncCcqs):
             >>> sorted(table["temperature"].to_pylist())
             [291.0, 292.5]
         """
-        if require_complete and isinstance(labels, LabelSet):
+        queries.check_labels(labels, *others)
+        if require_complete:
             completeness.check_complete(labels)
         options = row_options(columns, limit, order_by)
         return await queries.read(
@@ -335,7 +338,7 @@ class AsyncObservations(AsyncCcqs):
     async def read_batches(
         self,
         labels: LabelSet,
-        *,
+        *others: Never,
         exact: bool = True,
         columns: Sequence[str] = (),
         limit: int | None = None,
@@ -353,7 +356,8 @@ class AsyncObservations(AsyncCcqs):
             >>> rows
             4
         """
-        if require_complete and isinstance(labels, LabelSet):
+        queries.check_labels(labels, *others)
+        if require_complete:
             completeness.check_complete(labels)
         options = row_options(columns, limit, "")
         pieces = queries.read_batches(self._transport, labels, exact=exact, options=options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import pyarrow as pa
 
@@ -361,7 +361,7 @@ class BlockingCalls(BlockingBase):
     def read(
         self,
         labels: LabelSet,
-        *,
+        *others: Never,
         exact: bool = True,
         columns: Sequence[str] = (),
         limit: int | None = None,
@@ -379,6 +379,7 @@ class BlockingCalls(BlockingBase):
 
         Args:
             labels: of this cluster.
+            others: none; a dataset and a query are the arguments of `select`.
             exact: only observations that match the labels' query exactly; else all of their
                 paths, of which some can lie just outside a polygon or an interval.
             columns: of the answer; all where none is named.
@@ -403,6 +404,7 @@ class BlockingCalls(BlockingBase):
         return self._run(
             self._client.read(
                 labels,
+                *others,
                 exact=exact,
                 columns=columns,
                 limit=limit,
@@ -415,7 +417,7 @@ class BlockingCalls(BlockingBase):
     def read_batches(
         self,
         labels: LabelSet,
-        *,
+        *others: Never,
         exact: bool = True,
         columns: Sequence[str] = (),
         limit: int | None = None,
@@ -439,6 +441,7 @@ class BlockingCalls(BlockingBase):
             self._iterate(
                 self._client.read_batches(
                     labels,
+                    *others,
                     exact=exact,
                     columns=columns,
                     limit=limit,

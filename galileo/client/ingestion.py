@@ -7,6 +7,7 @@ import itertools
 import os
 import threading
 import uuid
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from galileo.client.decode import TIMEOUT_S
 from galileo.client.results import Receipt
 from galileo.client.transport import Transport
 from galileo.cursor import ORIGIN
-from galileo.errors import GalileoError, InputError, InvalidObservations
+from galileo.errors import GalileoError, GalileoWarning, InputError, InvalidObservations
 from galileo.formats import Mapping as FileMapping
 from galileo.formats import Source, open_source
 from galileo.formats.memory import is_grid, is_table, named_tables, open_grid, open_table
@@ -192,6 +193,8 @@ class Sending:
         async for table in _stepped(source.batches(self.batch_rows)):
             yield normalise(self.schema, table)
         self.skipped += source.skipped
+        for words in source.sentinels.warnings():
+            warnings.warn(GalileoWarning(words), stacklevel=1)
 
     async def _plain(self, given: Any) -> AsyncGenerator[pa.Table, None]:
         pieces = (normalise(self.schema, piece) for piece in named_tables(given))

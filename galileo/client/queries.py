@@ -236,8 +236,6 @@ async def read(
     progress: Progress | None,
 ) -> pa.Table:
     """The observations behind labels; see `AsyncClient.read`."""
-    if not isinstance(labels, LabelSet):
-        raise _not_labels(labels)
     schema = labels.schema
     options.check(schema)
     needed = dataclasses.replace(
@@ -257,8 +255,6 @@ async def read_batches(
 
     With an order each piece is in it, and not all of them together.
     """
-    if not isinstance(labels, LabelSet):
-        raise _not_labels(labels)
     options.check(labels.schema)
     left = options.limit
     parts = await asyncio.to_thread(_parts, labels)
@@ -281,9 +277,13 @@ async def read_batches(
                 yield table
 
 
-def _not_labels(given: object) -> InputError:
-    return InputError(
-        f"expected labels, as query gives them, got a {type(given).__name__}; use "
+def check_labels(labels: object, *others: object) -> None:
+    """Raises InputError where the arguments of `read` are something else than labels."""
+    if isinstance(labels, LabelSet) and not others:
+        return
+    given = " and ".join(f"a {type(one).__name__}" for one in (labels, *others))
+    raise InputError(
+        f"expected labels, as query gives them, got {given}; use "
         "client.select(dataset, query), which finds and reads observations in one call"
     )
 

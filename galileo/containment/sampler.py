@@ -142,7 +142,10 @@ class ContainedSampler:
         except Raised as error:
             self._end()
             if error.refused:
-                raise InputError(f"sampler {self.name!r}: {error.message}") from None
+                # Most messages name the sampler themselves.
+                is_named = f"sampler {self.name!r}" in error.message
+                words = error.message if is_named else f"sampler {self.name!r}: {error.message}"
+                raise InputError(words) from None
             raise self._failed("when it was loaded", error) from None
 
     def _heard(self, ask: Callable[[ContainedProcess], Found], *, what: str) -> Found:

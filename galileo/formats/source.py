@@ -7,6 +7,7 @@ has with its first result.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from galileo.errors import InputError, InvalidSchema, UnknownProperty
+from galileo.errors import InputError, InvalidObservations, InvalidSchema, UnknownProperty
 from galileo.formats.conversion import one_array, without
 from galileo.formats.expressions import (
     Columns,
@@ -33,6 +34,7 @@ from galileo.formats.expressions import (
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Reader, table_of
 from galileo.formats.selection import VariableInfo, default_features, feature_name, listed, resolve
+from galileo.formats.sentinels import SentinelSearch
 from galileo.model.schema import (
     ARROW_TYPES,
     COORDINATES,
@@ -72,6 +74,7 @@ class Source:
         mapping: as given, or the one that stands in for it.
         skipped: rows left out by the latest `batches` so far, for they have no place or time,
             or every feature is missing.
+        sentinels: usual sentinels that the latest `batches` has so far taken for numbers.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Source:
         self.format = format
         self.mapping = mapping
         self.skipped = 0
+        self.sentinels = SentinelSearch()
         self._reader = reader
         self._schema = schema
 
@@ -146,6 +150,7 @@ class Source:
         if rows_max < 1:
             raise InputError(f"expected batches of at least 1 row, got {rows_max}")
         self.skipped = 0
+        self.sentinels = SentinelSearch()
         return rebatched(self._tables(), rows_max=rows_max)
 
     def digest(self, rows_max: int = BATCH_ROWS) -> str:
@@ -175,7 +180,9 @@ class Source:
         missing = self._missing()
         first_row = 0
         for raw in self._reader.tables(_names_read(self.bindings)):
-            table = _featured(raw, self.bindings, first_row=first_row, missing=missing)
+            table = _featured(
+                raw, self.bindings, first_row=first_row, missing=missing, search=self.sentinels
+            )
             first_row += raw.num_rows
             kept = table.filter(pa.array(_present(table, self.bindings)))
             self.skipped += table.num_rows - kept.num_rows
@@ -319,7 +326,12 @@ def _names_read(bindings: Sequence[Binding]) -> tuple[str, ...]:
 
 
 def _featured(
-    raw: pa.Table, bindings: Sequence[Binding], *, first_row: int, missing: Mapping
+    raw: pa.Table,
+    bindings: Sequence[Binding],
+    *,
+    first_row: int,
+    missing: Mapping,
+    search: SentinelSearch,
 ) -> pa.Table:
     arrays = [
         without(one_array(column), missing.sentinels(name))
@@ -334,6 +346,14 @@ def _featured(
         else columns.evaluate(b.expression, b.type)
         for b in bindings
     ]
+    for binding, feature in zip(bindings, features, strict=True):
+        if isinstance(binding.expression, Name):
+            search.add(str(binding.expression), feature)
+        elif binding.expression is not None:
+            for name in names(binding.expression):
+                # A file of texts has numbers only as it is evaluated; another text is no matter.
+                with contextlib.suppress(InvalidObservations):
+                    search.add(name, columns.evaluate(Name(name), "float"))
     return table_of(arrays[:count], features, names=[b.feature for b in bindings])
 
 

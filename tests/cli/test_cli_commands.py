@@ -202,6 +202,19 @@ def test_what_a_file_offers_can_be_listed(run: Run, csv: Path) -> None:
     assert shown.split()[:4] == ["variable", "becomes", "type", "sample"], "one file needs no name"
 
 
+def test_a_sentinel_that_is_stored_as_a_number_is_reported(
+    run: Run, fresh_name: Fresh, tmp_path: Path
+) -> None:
+    file = tmp_path / "tower.csv"
+    rows = [f"40,-105,2014-03-01T0{n}:00Z,{-9999 if n % 2 else n}" for n in range(8)]
+    file.write_text("\n".join(["latitude,longitude,time,temp", *rows, ""]))
+    warned = run("ingest", fresh_name("tower"), str(file), "--create").stderr
+    assert warned.startswith("galileo: variable 'temp' is -9999 in 4 of 8 rows")
+    assert "--missing -9999 " in warned
+    silent = run("ingest", fresh_name("tower"), str(file), "--create", "--missing", "-9999")
+    assert silent.stderr == ""
+
+
 def test_one_station_without_coordinates_is_ingested_with_constants(
     run: Run, tmp_path: Path, fresh_name: Fresh
 ) -> None:

@@ -63,6 +63,8 @@ def dataset(client: galileo.Client, fresh_name: Fresh) -> str:
         (lambda c, d: c.ingest(d, FRAME, batch_rows=0), "a whole number of at least 1, got 0"),
         (lambda c, d: c.select(d, columns="time"), r"such as \['time'\], got 'time'"),
         (lambda c, d: c.query(d, sampler="uniform"), r"such as galileo.sampler\('uniform', "),
+        (lambda c, d: c.read(d, "t > 1"), r"labels, .* got a str and a str; use client.select"),
+        (lambda c, d: next(c.read_batches(d)), r"labels, .* got a str; use client.select"),
         (lambda c, d: c.read(d), r"labels, .* got a str; use client.select\(dataset, query\)"),
         (lambda c, d: c.nearest(d, latitude="40", longitude=3), "a latitude, got '40'"),
         (lambda c, d: c.nearest(d, latitude=40, longitude=None), "a longitude, got None"),

@@ -30,6 +30,8 @@ QUERIES = [
     "S_INTERSECTS(geometry, BBOX(-120, 30, -80, 50))",
     "temperature IS NULL",
     "temperature > 1000",
+    "S_INTERSECTS(geometry, BBOX(170, -40, -150, 60))",
+    "S_INTERSECTS(geometry, POLYGON((170 -40, 210 -40, 190 60, 170 60, 170 -40)))",
     "NOT (temperature > 280) OR S_INTERSECTS(geometry, BBOX(100, -40, 160, 0))",
 ]
 
@@ -44,10 +46,14 @@ def dumb(query: str, frame: pd.DataFrame) -> pd.Series:
     t, lat, lon = frame["temperature"], frame["latitude"], frame["longitude"]
     box = (lon >= -120) & (lon <= -80) & (lat >= 30) & (lat <= 50)
     south = (lon >= 100) & (lon <= 160) & (lat >= -40) & (lat <= 0)
+    # Across the antimeridian: a box, and a quadrilateral whose eastern side is slanted.
+    east = lon % 360
+    strip = (lat >= -40) & (lat <= 60) & (east >= 170)
+    slanted = east <= 210 - (lat + 40) / 5
     # Geohash cell 9: 45 degrees by 45.
     nine = (lon >= -135) & (lon < -90) & (lat >= 0) & (lat < 45)
     answers = [frame["station"] != "", t > 280, t.between(270, 290) & nine, box, t.isna()]
-    answers += [t > 1000, (t <= 280) | south]
+    answers += [t > 1000, strip & (east <= 210), strip & slanted, (t <= 280) | south]
     return answers[QUERIES.index(query)]
 
 

@@ -26,6 +26,8 @@ QUERIES = (
     f"temperature > 260 AND NOT {BOX}",
     "DWITHIN(geometry, POINT(10 20), 3000000) OR temperature IS NULL",
     "NOT DWITHIN(geometry, POINT(10 20), 3000000)",
+    "temperature > 260 AND S_INTERSECTS(geometry, BBOX(170, -40, -150, 60))",
+    "S_WITHIN(geometry, POLYGON((170 -40, 210 -40, 190 60, 170 60, 170 -40)))",
     "geohash LIKE 's%' AND datetime > TIMESTAMP('2012-03-01T03:00:00Z')",
     "geohash NOT LIKE 's1b%'",
     "temperature > 1000",

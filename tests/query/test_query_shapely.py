@@ -15,6 +15,7 @@ import shapely
 from shapes import drawn, points_about
 
 from galileo.geo import geohash
+from galileo.geo.ranges import contains
 from galileo.model.schema import Feature, Schema
 from galileo.query import parse
 
@@ -54,6 +55,8 @@ def check(seed):
     columns = {"cell": cell, "bucket": np.zeros(len(cell), dtype=np.int64)}
     assert query.match_paths(columns)[found].all(), again
     assert found[query.certain_paths(columns)].all(), again
+    if (ranges := query.cell_ranges()) is not None:
+        assert contains(ranges, cell[found]).all(), again
     west, south, east, north = shape.bounds
     return any(west < at < east for at in (-180, 180)), max(-south, north) == 90
 
