@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 import galileo
 from galileo.cluster import stop_evaluator
 
-EXAMPLES = {"quick": 30, "all": 100}
+EXAMPLES = {"quick": 15, "all": 100}
 for profile, examples in EXAMPLES.items():
     settings.register_profile(
         profile,
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Shares the groups between processes (`--numprocesses=2`, as `scripts/test` has it)."""
+    """Shares the groups between processes (`--numprocesses=3`, as `scripts/test` has it)."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Groups(LoadScopeScheduling):  # type: ignore[misc]

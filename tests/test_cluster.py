@@ -121,6 +121,7 @@ def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing_behind(tmp_path
     assert not cluster.nodes[0].log.exists(), "it was not even tried"
 
 
+@pytest.mark.slow
 def test_another_cluster_at_its_ports_or_in_its_directory_is_not_taken_for_it(
     tmp_path: Path,
 ) -> None:
@@ -212,6 +213,7 @@ input()
 """
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_minds_no_signal_is_gone_when_the_cluster_has_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

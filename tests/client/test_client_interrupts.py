@@ -219,6 +219,7 @@ def begin(process: subprocess.Popen[bytes]) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.slow
 def test_commands_that_are_interrupted_leave_no_work(
     cluster: galileo.LocalCluster, big: str, tmp_path: Path, ccq: galileo.Ccq, nodes: Nodes
 ) -> None:

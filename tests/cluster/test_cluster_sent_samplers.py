@@ -129,6 +129,7 @@ def failure(client: galileo.Client, ccq: galileo.Ccq) -> SamplerFailed:
     raise AssertionError(f"{ccq.id} does not fail")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3 * PATIENCE_S)  # many processes that take seconds of CPU time each
 def test_each_sampler_fails_its_own_query(
     client: galileo.Client,

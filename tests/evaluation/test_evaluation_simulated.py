@@ -14,6 +14,7 @@ def test_the_same_worlds_play_the_same() -> None:
     assert played != Quiet(2, seed=6).play()
 
 
+@pytest.mark.slow
 def test_more_nodes_share_the_scans_and_only_one_cannot_fail_over() -> None:
     taken = simulate((1, 4), worlds=1, row_s=1e-6)
     alone, four = taken.points

@@ -15,9 +15,9 @@ BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
     [
         pytest.param("kill", 1, marks=pytest.mark.slow),
         ("sync-error", 1),
-        ("torn-tail", 3),
-        ("bit-flips", 18),
-        ("power-cut", 1),
+        ("torn-tail", 1),
+        ("bit-flips", 6),
+        pytest.param("power-cut", 1, marks=pytest.mark.slow),
         pytest.param("retry-storm", 1, marks=pytest.mark.slow),
         pytest.param("two-producers", 1, marks=pytest.mark.slow),
     ],

@@ -37,7 +37,7 @@ def histories(draw):
     text=st.integers(0, 20),
     after=st.just(ORIGIN) | CURSORS,
 )
-@examples(200)
+@examples(100)
 def test_what_was_dropped_is_shown_by_nothing(
     world, dumb_store, rows_of, query_texts, history, head_paths_max, text, after
 ):

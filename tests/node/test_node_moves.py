@@ -217,7 +217,13 @@ async def test_a_node_that_others_do_not_know_takes_nothing(
         await take(cluster, partition_of(cluster), Ignorant(cluster))
 
 
-@pytest.mark.parametrize("victims", ["taker", "owner", "both", "line"])
+@pytest.mark.parametrize(
+    "victims",
+    [
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("taker", "owner")),
+        *("both", "line"),
+    ],
+)
 async def test_wherever_a_move_breaks_off_there_is_one_owner_and_it_goes_on(
     loaded: tuple[Any, list[pa.Table]],
     make_observations: Callable[..., pa.Table],

@@ -282,6 +282,7 @@ def test_a_keeper_that_is_ended_again_and_again_is_told(engine, monkeypatch):
         engine.query("ASK {}", QUICK)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_told_as_the_graph_grows():
     pieces = [TRIPLES]
     engine = Engine(lambda: pieces, memory_bytes_max=400 << 20)

@@ -341,6 +341,7 @@ async def drained(call: grpc.aio.UnaryStreamCall) -> bool:
     return last == b"last"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("served", [READ], indirect=True)
 async def test_readers_that_read_are_not_ended_for_others(served: Served) -> None:
     calls = [served.channel.unary_stream(SELECT)(b"ends", timeout=TIMEOUT_S) for _ in range(2)]

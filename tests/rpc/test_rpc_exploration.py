@@ -138,7 +138,7 @@ async def test_what_makes_no_sense_is_refused(
     assert message in refused.message
 
 
-@pytest.mark.parametrize("how", ["cancelled", "out of time"])
+@pytest.mark.parametrize("how", ["cancelled", pytest.param("out of time", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("method", "work"), [("Summarise", "summarise"), ("Nearest", "rows_by_cell")]
 )

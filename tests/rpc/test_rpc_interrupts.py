@@ -129,6 +129,7 @@ async def asked(child: asyncio.subprocess.Process, call: str) -> None:
     assert await told(child) == "begin"
 
 
+@pytest.mark.slow
 async def test_an_interrupted_call_stops_the_nodes_and_not_the_client(
     child: asyncio.subprocess.Process, work: Work
 ) -> None:

@@ -282,6 +282,7 @@ def test_a_stopped_node_is_not_alive(node: Node) -> None:
     assert node.get("/live")[0] == 200
 
 
+@pytest.mark.slow
 def test_http_and_grpc_agree_that_a_node_waits_for_its_peer() -> None:
     """The other one is never started; after `dead_after_s` the first one is ready without it."""
     [port] = free_ports(1)

@@ -94,6 +94,7 @@ def test_a_node_that_is_told_to_stop_stops_well(config: Path, tmp_path: Path) ->
     assert "Traceback" not in told
 
 
+@pytest.mark.slow
 def test_a_node_refuses_to_start_with_another_placement_than_its_data(config: Path) -> None:
     with subprocess.Popen(server("--config", str(config)), stderr=subprocess.DEVNULL) as process:
         address = config.read_text().rpartition('address = "')[2].partition('"')[0]

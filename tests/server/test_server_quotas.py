@@ -404,6 +404,7 @@ def test_refusals_are_told_together(metered: Metered) -> None:
         assert secret not in everything
 
 
+@pytest.mark.slow
 def test_renewed_files_are_told(metered: Metered) -> None:
     before = len(metered.events(action="reload-principals"))
     metered.tokens.add("new", Role.READER)

@@ -389,6 +389,7 @@ def test_renewed_certificates_are_taken_without_a_restart(guarded: Guarded) -> N
     assert [node.pid for node in guarded.cluster.nodes] == pids
 
 
+@pytest.mark.slow
 def test_a_continuous_query_is_its_submitters(
     guarded: Guarded, client_of: Callable[[str], Client]
 ) -> None:
@@ -420,6 +421,7 @@ def test_a_continuous_query_is_its_submitters(
     check_nothing_is_told(guarded)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(obstacle() is not None, reason=f"sent code is not run here: {obstacle()}")
 def test_a_sent_sampler_runs_where_proof_is_asked_for(
     guarded: Guarded, client_of: Callable[[str], Client], tmp_path: Path
@@ -561,6 +563,7 @@ def test_nodes_that_could_not_prove_to_be_nodes_do_not_start(config: Path, tmp_p
     assert "expected access.token_file, with which this node proves to the others" in told
 
 
+@pytest.mark.slow
 def test_tokens_do_without_tls(tmp_path: Path) -> None:
     tokens = Tokens.made(tmp_path / "principals.toml")
     tokens.add("root", Role.ADMIN)

@@ -161,6 +161,7 @@ async def test_a_full_queue_refuses(handle, serve_labels, make_labels, make_requ
     assert len(answered) >= 4
 
 
+@pytest.mark.slow
 async def test_a_large_tick(handle, serve_labels, make_labels, make_request, schema):
     """A hundred thousand labels and twenty thousand queries pass through the small heap."""
     big, small = make_labels(0, range(1, 101), rows=1000), make_labels(0, range(1, 2))
@@ -178,6 +179,7 @@ async def test_a_large_tick(handle, serve_labels, make_labels, make_request, sch
     assert set(sum(counts).tolist()) == {10}
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_stopped_in_a_sampler_fails_nobody(
     handle, serve_labels, make_labels, make_request
 ):

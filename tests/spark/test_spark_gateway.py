@@ -53,6 +53,7 @@ def test_the_jvm_dies_with_its_parent(tmp_path, await_true):
     await_true(lambda: not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE, within_s=60)
 
 
+@pytest.mark.slow
 def test_the_jvm_ends_on_close(tmp_path):
     with start_parent(tmp_path, "close") as parent:
         pid = int(parent.stdout.readline().split()[0])

@@ -46,6 +46,7 @@ def gone(process: psutil.Process) -> bool:
     return True
 
 
+@pytest.mark.slow
 async def test_a_killed_evaluator_is_replaced_and_its_lease_ends_it_with_all_its_children(
     evaluator_options, serve_labels, make_labels, make_request
 ):
@@ -81,6 +82,7 @@ async def test_a_killed_evaluator_is_replaced_and_its_lease_ends_it_with_all_its
     os.close(lock)
 
 
+@pytest.mark.slow
 async def test_what_does_not_start_is_told_and_not_tried_at_every_tick(runtime_dir, monkeypatch):
     """Settings that Spark refuses."""
     monkeypatch.setattr(launcher, "RETRY_S", 3_600.0)

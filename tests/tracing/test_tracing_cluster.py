@@ -48,6 +48,7 @@ def pair(collector: Collector) -> Iterator[galileo.LocalCluster]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_node_of_the_command_line_tells_its_spans(collector: Collector, tmp_path: Path) -> None:
     [port] = free_ports(1)
     address = f"127.0.0.1:{port}"
@@ -148,6 +149,7 @@ def has_java() -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_java(), reason="there is no Java, without which Spark does not run")
 def test_a_tick_is_followed_to_spark_workers_and_back_to_the_nodes(
     pair: galileo.LocalCluster, collector: Collector
