@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import tempfile
@@ -79,6 +80,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     if hasattr(config, "workerinput"):
         items.sort(key=turn)
+
+
+def pytest_collection_finish() -> None:
+    """Has collections of garbage pass over all that was imported and collected until here."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ends the shared cluster and its evaluator with the group of tests that share it.
+
+    Processes that are idle take a tenth of a processor, which other groups of tests need.
+    """
+    if nextitem is not None and group_of(item.nodeid) != group_of(nextitem.nodeid):
+        for name in ("client", "cluster", "evaluator"):
+            for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():
+                fixture.finish(item._request)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -27,12 +27,12 @@ class Timing:
     Attributes:
         monotonic: seconds, of a clock that never jumps.
         sleep: for some seconds.
-        random: a number from 0 up to 1.
+        random: a number from 0 up to 1; not of the generator that programs seed and reproduce.
     """
 
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    random: Callable[[], float] = random.random
+    random: Callable[[], float] = random.Random().random
 
 
 class Pauses:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,3 +97,9 @@ async def test_advice_beyond_the_end_is_not_waited_for() -> None:
 async def test_chances_differ_unless_they_are_handed_in() -> None:
     first, second = Timing(), Timing()
     assert len({first.random() for _ in range(50)} | {second.random() for _ in range(50)}) > 90
+
+
+def test_chances_leave_alone_the_generator_that_a_program_has_seeded() -> None:
+    before = random.getstate()
+    Timing().random()
+    assert random.getstate() == before

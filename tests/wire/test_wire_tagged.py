@@ -39,7 +39,7 @@ st.register_type_strategy(
 
 
 @pytest.mark.parametrize("cls", [*MESSAGES, Ccq, Record, UsageStatistics])
-@examples(25)
+@examples(20)
 @given(data=st.data())
 def test_every_message_comes_back_equal(cls: type, data: st.DataObject) -> None:
     value = data.draw(st.from_type(cls).filter(lambda made: "nan" not in repr(made)))
