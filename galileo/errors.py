@@ -291,6 +291,12 @@ class CcqCancelled(Gone):
     kind = "ccq_cancelled"
 
 
+class CcqDropped(Gone):
+    """The dataset of a continuous query was dropped, and the query ended with it."""
+
+    kind = "ccq_dropped"
+
+
 class SamplerFailed(Gone):
     """The query's own sampler raised; a CCQ stands still and loses nothing.
 

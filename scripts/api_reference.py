@@ -40,7 +40,11 @@ PAGES: dict[str, tuple[str, str, str]] = {
         CONDITIONS,
         "f Properties Property Condition within near during geohash",
     ),
-    "schemas": ("Schemas and retention", "", "Schema Feature Retention RetentionReport"),
+    "schemas": (
+        "Schemas and retention",
+        "",
+        "Schema Feature DroppedDataset Retention RetentionReport",
+    ),
     "samplers": (
         "Samplers",
         "",

@@ -31,7 +31,7 @@ from galileo.ccq.events import RefuseSubmit, Send
 from galileo.ccq.messages import Announce, AppointMany, ManyAppointed, Noted
 from galileo.ccq.model import Failure, Record
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.state import Effects, NodeState, ending_of, pages_of
+from galileo.ccq.state import Effects, NodeState, drop_of, ending_of, pages_of
 from galileo.election.machine import Election, ElectionOptions
 from galileo.election.messages import (
     AppointmentAccepted,
@@ -143,6 +143,9 @@ class Batches:
             ccq_id, mine = record.ccq.id, state.tracker.get(record.ccq.id)
             if mine is not None and (mine.ended is not None or mine.term > record.term):
                 newer.append(mine)
+            elif state.is_dropped(record.ccq.dataset):
+                effects += state.learn(record, now)
+                newer += filter(None, [state.tracker.get(ccq_id)])
             elif (mine is None or mine.term < record.term) and state.takes_more:
                 effects += state.learn(record, now)
                 news.append(record)
@@ -197,6 +200,15 @@ class Batches:
         mine = batch.placing.get(ccq_id) or batch.noting[ccq_id]
         return self._succeed(batch, record) if record.term > mine.term else []
 
+    def on_dropped(self) -> Effects:
+        """Answers for CCQs of datasets that are dropped."""
+        effects: Effects = []
+        for ccq_id, batch in list(self._of.items()):
+            record = batch.placing.get(ccq_id) or batch.noting[ccq_id]
+            if self._state.is_dropped(record.ccq.dataset):
+                effects += self._resolve(batch, Outcome(ccq_id, failure=drop_of(record.ccq)))
+        return effects
+
     def check(self) -> None:
         for batch in self._running.values():
             batch.election.check()
@@ -225,6 +237,8 @@ class Batches:
             return ending_of(known)
         if known is not None and not known.ccq.asks_the_same(item.ccq):
             return taken(ccq_id)
+        if self._state.is_dropped(item.ccq.dataset):
+            return drop_of(item.ccq)
         if ccq_id in self._campaigns:
             advice = (("after_s", self._state.options.retry_s), ("ccq_id", ccq_id))
             reason = f"{ccq_id!r} is being submitted already; submit it again in a moment"

@@ -27,7 +27,7 @@ from galileo.ccq.counts import ElectionEnded
 from galileo.ccq.events import AnswerSubmit, RefuseSubmit, Send, SubmitRequested
 from galileo.ccq.messages import Announce, Appoint, Appointed, AppointRefused, Noted
 from galileo.ccq.model import Failure, Record
-from galileo.ccq.state import Effects, NodeState, ending_of
+from galileo.ccq.state import Effects, NodeState, drop_of, ending_of
 from galileo.election.machine import Election, ElectionOptions
 from galileo.election.messages import (
     AppointmentAccepted,
@@ -106,6 +106,8 @@ class Campaigns:
         holder = known or (running.record if running else None)
         if holder is not None and not holder.ccq.asks_the_same(event.ccq):
             return [RefuseSubmit(event.request, taken(ccq_id))]
+        if self._state.is_dropped(event.ccq.dataset):
+            return [RefuseSubmit(event.request, drop_of(event.ccq))]
         if ccq_id in self.reserved:
             return [RefuseSubmit(event.request, overloaded("submissions of this query"))]
         if running is not None:
@@ -244,10 +246,16 @@ class Campaigns:
         campaign.record = record
         return self._succeed(campaign)
 
+    def on_dropped(self) -> Effects:
+        """Ends the campaigns for CCQs of datasets that are dropped."""
+        over = [c for c in self._running.values() if self._state.is_dropped(c.record.ccq.dataset)]
+        return [effect for one in over for effect in self._close(one, drop_of(one.record.ccq))]
+
     def check(self) -> None:
         for ccq_id, campaign in self._running.items():
             assert campaign.record.ccq.id == ccq_id
             campaign.election.check()
+            assert not self._state.is_dropped(campaign.record.ccq.dataset), "a campaign for nothing"
             mine = self._state.tracker.get(ccq_id)
             assert mine is None or mine.ended is None, "a campaign for an ended CCQ"
             assert mine is None or mine.term <= campaign.record.term, "an overtaken campaign"

@@ -43,6 +43,17 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetDropped:
+    """The first `generations` datasets of a name were dropped; their CCQs end for good.
+
+    Comes before Restored for all that were dropped in earlier lives; again is harmless.
+    """
+
+    name: str
+    generations: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time has passed; due about every 50 ms. `wall`: seconds since 1970."""
 
@@ -229,6 +240,7 @@ class PacksGathered:
 
 ContinuousEvent = (
     Restored
+    | DatasetDropped
     | Ticked
     | UsageMeasured
     | DrainRequested

@@ -15,7 +15,8 @@ submitted at once): at submission, when the peers of a
 dead coordinator take over, and when a node whose caches are too full (`budget`) gives a CCQ away,
 whose labels it goes on to hold (`holding`). A node that restarts listens for a successor first and
 then appoints itself anew, since what it had evaluated went with its memory. Cycles (`schedule`)
-fill the caches.
+fill the caches. A CCQ ends when it is cancelled, expires, or its dataset is dropped: each node that
+knows of the drop ends the CCQ in every record that it has and that comes, so none can come back.
 
 A record is saved durably before anything is sent that depends on it. Messages may be lost,
 repeated, late and out of order: all that they carry is merged into a semilattice or is checked
@@ -55,6 +56,7 @@ from galileo.ccq.events import (
     ContinuousEvent,
     CycleFailed,
     CycleFinished,
+    DatasetDropped,
     DrainRequested,
     FetchAbandoned,
     FetchesRequested,
@@ -100,6 +102,7 @@ IDS_PER_MESSAGE = 512
 _FETCH_ANSWERS = (AnswerFetch, RefuseFetch, RedirectFetch)
 _BEFORE_RESTORED = (
     Restored,
+    DatasetDropped,
     UsageMeasured,
     DrainRequested,
     SequencesSeen,
@@ -133,6 +136,7 @@ class Continuous:
         self._is_restored = False
         self._handlers: dict[type, Callable[[Any, float], Effects]] = {
             Restored: self._on_restored,
+            DatasetDropped: self._on_dropped,
             Ticked: self._on_ticked,
             UsageMeasured: self._on_usage,
             DrainRequested: self._on_drain,
@@ -254,12 +258,31 @@ class Continuous:
         tracker = self.state.tracker
         merged = [tracker.merge(record, now=now, wall=event.wall) for record in event.records]
         over = [r.ccq.id for r, m in zip(event.records, merged, strict=True) if m.record is None]
+        ended = self._end_dropped(now)
         mine = tracker.led_by(self.state.me)
         check_s = self.state.options.resume_check_s if self.state.peers else 0.0
         self.state.resuming = dict.fromkeys(mine, now + check_s)
         pages = [mine[i : i + IDS_PER_MESSAGE] for i in range(0, len(mine), IDS_PER_MESSAGE)]
         asked = [effect for page in pages for effect in self.state.tell(RecordsWanted(page))]
-        return [*(PurgeRecord(ccq_id) for ccq_id in over), *asked]
+        return [*(PurgeRecord(ccq_id) for ccq_id in over), *ended, *asked]
+
+    def _on_dropped(self, event: DatasetDropped, now: float) -> Effects:
+        """Every node ends what it knows; whoever has not heard of it yet hears of the ends."""
+        state = self.state
+        state.dropped[event.name] = max(event.generations, state.dropped.get(event.name, 0))
+        effects = [*self._campaigns.on_dropped(), *self._batches.on_dropped()]
+        effects += self._end_dropped(now)
+        for dataset in filter(state.is_dropped, {**state.known, **state.clocks}):
+            self._schedule.rouse(dataset, now)
+            state.known.pop(dataset, None)
+            state.clocks.pop(dataset, None)
+        return effects
+
+    def _end_dropped(self, now: float) -> Effects:
+        state = self.state
+        live = [record for record in state.tracker.records.values() if record.ended is None]
+        dropped = [record for record in live if state.is_dropped(record.ccq.dataset)]
+        return [effect for record in dropped for effect in state.learn(record, now)]
 
     def _not_yet(self, event: ContinuousEvent) -> Effects:
         """Before its records are back a node must promise nothing: it may know of higher terms."""
@@ -306,6 +329,8 @@ class Continuous:
         return self._campaigns.hand_over(now)
 
     def _on_sequences(self, event: SequencesSeen, now: float) -> Effects:
+        if self.state.is_dropped(event.dataset):
+            return []
         is_later = self.state.clock_of(event.dataset).learn(event.clock)
         known = self.state.known_of(event.dataset)
         if not known.covers(event.sequences):
@@ -349,6 +374,12 @@ class Continuous:
         ccq_id, mine = record.ccq.id, state.tracker.get(record.ccq.id)
         if mine is not None and (mine.ended is not None or mine.term > record.term):
             return [Send(sender, AppointRefused(ccq_id, record.term, mine))]
+        if state.is_dropped(record.ccq.dataset):
+            ended = state.learn(record, now)
+            return [
+                *ended,
+                Send(sender, AppointRefused(ccq_id, record.term, state.tracker.get(ccq_id))),
+            ]
         effects: Effects = []
         if mine is None or mine.term < record.term:
             if not state.takes_more:

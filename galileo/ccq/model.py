@@ -13,7 +13,7 @@ from galileo.samplers import SamplerSpec
 NODES_MAX = 4096
 """Initiators of elections per cluster; a term is `round * NODES_MAX + ordinal`."""
 
-Ending: TypeAlias = Literal["cancelled", "expired"]
+Ending: TypeAlias = Literal["cancelled", "expired", "dropped"]
 Compression: TypeAlias = Literal["", "lz4"]
 
 
@@ -25,7 +25,7 @@ class Ccq:
         id: unique for ever; never used again for another query. Whoever submits draws it at
             random: two queries that are submitted under one id at two nodes at one time cannot
             be told apart.
-        dataset: name of the dataset it asks about.
+        dataset: key of the dataset it asks about.
         query: canonical CQL2 JSON, empty for "everything".
         interval_s: update interval.
         expires_at: wall time, seconds since 1970-01-01 UTC.

@@ -12,11 +12,12 @@ from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import ContinuousEffect, RedirectFetch, RefuseFetch, SaveRecord, Send
 from galileo.ccq.holding import Holdings
 from galileo.ccq.messages import Announce, Message
-from galileo.ccq.model import NODES_MAX, Ending, Failure, Holder, Record
+from galileo.ccq.model import NODES_MAX, Ccq, Ending, Failure, Holder, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.tracker import Tracker
 from galileo.cursor import ORIGIN, Cursor
 from galileo.election.messages import UsageStatistics
+from galileo.model.schema import name_of_key, split_key
 
 Effects = list[ContinuousEffect]
 RECORDS_PER_MESSAGE = 256
@@ -32,6 +33,7 @@ class NodeState:
     Attributes:
         known: durable commits by dataset.
         clocks: event clocks by dataset.
+        dropped: how many datasets of each name were dropped; see `galileo.model.schema.Schema.key`.
         dead: peers that are thought dead.
         agreed: when each peer was last heard to have the same live records as this node.
         resuming: CCQs that this node coordinated in its last life, and when to go on with them.
@@ -57,6 +59,7 @@ class NodeState:
         self.led: dict[str, Coordination] = {}
         self.known: dict[str, Cursor] = {}
         self.clocks: dict[str, EventClock] = {}
+        self.dropped: dict[str, int] = {}
         self.dead: set[str] = set()
         self.agreed: dict[str, float] = {}
         self.resuming: dict[str, float] = {}
@@ -92,8 +95,18 @@ class NodeState:
         """The event clock of a dataset; one object, which is wound in place."""
         return self.clocks.setdefault(dataset, self.clock_type())
 
+    def is_dropped(self, dataset: str) -> bool:
+        """Whether the dataset with this key was dropped."""
+        name, generation = split_key(dataset)
+        return generation < self.dropped.get(name, 0)
+
     def learn(self, incoming: Record, now: float) -> Effects:
-        """Merges a record; what changes is saved, durably, before anything is built on it."""
+        """Merges a record; what changes is saved, durably, before anything is built on it.
+
+        One of a dropped dataset ends here, from whatever node it comes and however late.
+        """
+        if incoming.ended is None and self.is_dropped(incoming.ccq.dataset):
+            incoming = replace(incoming, ended="dropped", ended_at=self.wall)
         merged = self.tracker.merge(incoming, now=now, wall=self.wall)
         record = merged.record
         if record is None:
@@ -164,6 +177,9 @@ class NodeState:
         assert self.tally.spilled_bytes == sum(cache.spilled_bytes for cache in caches)
         for holding in self.holdings.all():
             holding.cache.check()
+        for record in self.tracker.records.values():
+            is_over = record.ended is not None
+            assert is_over or not self.is_dropped(record.ccq.dataset), "outlives its dataset"
         for ccq_id, led in self.led.items():
             record = self.tracker.records[ccq_id]
             assert led.term == record.term, "coordinates an old term"
@@ -212,9 +228,20 @@ def pages_of(records: Iterable[Record]) -> list[tuple[Record, ...]]:
     ]
 
 
+def drop_of(ccq: Ccq) -> Failure:
+    """Why a CCQ of a dropped dataset answers nothing any more, and is not taken."""
+    return Failure(
+        "ccq_dropped",
+        f"the continuous query {ccq.id!r} ended when its dataset {name_of_key(ccq.dataset)!r} was "
+        "dropped; a dataset that is created under this name is another one",
+    )
+
+
 def ending_of(record: Record) -> Failure:
     """Why an ended CCQ answers nothing any more."""
     ccq_id = record.ccq.id
+    if record.ended == "dropped":
+        return drop_of(record.ccq)
     if record.ended == "cancelled":
         return Failure(
             "ccq_cancelled",

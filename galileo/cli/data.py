@@ -1,10 +1,11 @@
-"""`galileo create`, `query`, `read`, `count`: observations in and out."""
+"""`galileo create`, `drop`, `query`, `read`, `count`: observations in and out."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import click
@@ -59,6 +60,58 @@ def create(
     with session.client() as client:
         client.create_dataset(schema)
     session.output.value(schema.to_dict(), words=f"dataset {dataset} is there")
+
+
+@click.command()
+@click.argument("dataset")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option
+@click.pass_obj
+@failing_well
+def drop(session: Session, *, dataset: str, yes: bool) -> None:
+    """Drop a dataset with all of its observations, and end its continuous queries.
+
+    This cannot be undone. Without a terminal to confirm it on, --yes is required.
+
+    \b
+    Example:
+      galileo drop stations
+      galileo drop stations --yes --json | jq .rows
+    """
+    if not yes and not is_terminal():
+        raise InputError(
+            f"dropping dataset {dataset!r} cannot be undone, and there is no terminal to confirm "
+            "it on; add --yes"
+        )
+    with session.client() as client:
+        if not yes and not _is_confirmed(client, dataset):
+            session.output.note("Nothing was dropped.")
+            click.get_current_context().exit(1)
+        dropped = client.drop_dataset(dataset)
+    session.output.value(
+        asdict(dropped),
+        words=f"dataset {dataset} is dropped: {dropped.rows:,} observations, "
+        f"{dropped.bytes / 1e6:,.1f} MB; continuous queries ended: {dropped.ccqs:,}",
+    )
+    if dropped.pending:
+        away = ", ".join(dropped.pending)
+        session.output.note(f"galileo: not reached yet: {away}; it is dropped there later")
+
+
+def is_terminal() -> bool:
+    """Whether somebody can answer."""
+    return sys.stdin.isatty()
+
+
+def _is_confirmed(client: Client, dataset: str) -> bool:
+    client.schema(dataset)  # Or there is nothing to ask about.
+    found = [
+        one for node in client.status().nodes for one in node.datasets if one["dataset"] == dataset
+    ]
+    rows = sum(one["rows"] for one in found)
+    return click.confirm(
+        f"Drop dataset {dataset} with {rows:,} observations? This cannot be undone.", err=True
+    )
 
 
 def _output_options(what: str) -> Callable[[F], F]:

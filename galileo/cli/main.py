@@ -40,6 +40,10 @@ COMMANDS = {
         "galileo.cli.exploration:drill",
         "List the children of a vertex of the metadata graph, with their counts.",
     ),
+    "drop": Later(
+        "galileo.cli.data:drop",
+        "Drop a dataset with all of its observations, and end its continuous queries.",
+    ),
     "estimate": Later(
         "galileo.cli.exploration:estimate",
         "Estimate how many paths match a query, from metadata that one node has.",

@@ -57,6 +57,7 @@ class AsyncClient(AsyncObservations):
         self._many = ManyFetching(self._transport)
         self._schemas: dict[str, Schema] = {}
         self._sent_digests: set[str] = set()
+        self._transport.on_error = self._heed
 
     def __repr__(self) -> str:
         return f"<AsyncClient of {', '.join(self._transport.addresses)}>"

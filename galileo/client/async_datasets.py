@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import grpc.aio
+
 from galileo.client import decode
 from galileo.client.arguments import dataset_name
 from galileo.client.async_exploration import AsyncExploration
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
-from galileo.client.results import Caller, RetentionReport
-from galileo.errors import InputError
+from galileo.client.results import Caller, DroppedDataset, RetentionReport
+from galileo.errors import GalileoError, InputError, UnknownDataset
 from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Schema, unknown_dataset
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
 
 
 class AsyncDatasets(AsyncExploration):
-    """A schema never changes, so one that was asked for is kept."""
+    """A schema never changes, so one that was asked for is kept until its dataset is dropped."""
 
     _schemas: dict[str, Schema]
 
@@ -39,14 +41,61 @@ class AsyncDatasets(AsyncExploration):
                 f"[galileo.Feature('temperature', unit='K')]), got {schema!r}"
             )
         request = cluster_pb2.CreateDatasetRequest(schema_json=schema.to_json())
-        await self._transport.call(
+        reply = await self._transport.call(
             lambda channel: cluster_pb2_grpc.ClusterStub(channel).CreateDataset(
                 request, timeout=TIMEOUT_S
             )
         )
-        self._schemas[schema.name] = schema
+        self._schemas[schema.name] = Schema.from_json(reply.schema_json)
         if retention is not None:
             await self.set_retention(schema.name, retention)
+
+    async def drop_dataset(self, dataset: str) -> DroppedDataset:
+        """Drops a dataset with everything that it holds; this cannot be undone.
+
+        Its continuous queries end: their readers get `CcqDropped`. The name can be used again at
+        once, also with another schema. The new dataset is another one: labels and tokens of the
+        dropped one are refused. Nodes that are away drop the dataset when they are back.
+
+        Args:
+            dataset: its name.
+
+        Returns:
+            What was removed, and the nodes that have not dropped it yet.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+            Unavailable: the node that decides about this name is away; nothing was dropped.
+
+        Example:
+            >>> schema = galileo.Schema("weather-fog", [galileo.Feature("depth", unit="m")])
+            >>> await client.create_dataset(schema)
+            >>> await client.drop_dataset("weather-fog")
+            DroppedDataset(dataset='weather-fog', rows=0, bytes=0, ccqs=0, pending=())
+        """
+        schemas = {schema.name: schema for schema in await self.datasets()}
+        # Where it is not listed, the node says why: it may be no business of the caller's.
+        known = schemas.get(dataset_name(dataset))
+        request = cluster_pb2.DropDatasetRequest(dataset=known.key if known else dataset)
+        attempts = 0
+
+        async def attempt(channel: grpc.aio.Channel) -> cluster_pb2.DropDatasetReply:
+            nonlocal attempts
+            attempts += 1
+            call = cluster_pb2_grpc.ClusterStub(channel).DropDataset(
+                request, timeout=ANSWER_TIMEOUT_S
+            )
+            reply: cluster_pb2.DropDatasetReply = await call
+            return reply
+
+        try:
+            reply = await self._transport.call(attempt)
+        except UnknownDataset as error:
+            if attempts == 1 or known is None or "dropped" not in error.details:
+                raise
+            reply = cluster_pb2.DropDatasetReply()  # The answer to an earlier attempt was lost.
+        self._schemas.pop(dataset, None)
+        return decode.dropped_dataset(dataset, reply)
 
     async def set_retention(self, dataset: str, retention: Retention | None) -> None:
         """Says for how long a dataset's observations are kept; every node learns of it.
@@ -147,6 +196,11 @@ class AsyncDatasets(AsyncExploration):
         if dataset not in self._schemas:
             raise unknown_dataset(dataset, sorted(self._schemas))
         return self._schemas[dataset]
+
+    def _heed(self, error: GalileoError) -> None:
+        """Forgets the schema of a dataset that some node says is dropped."""
+        if isinstance(error, UnknownDataset):
+            self._schemas.pop(str(error.details.get("dropped")), None)
 
     async def whoami(self) -> Caller:
         """Who this client is to the cluster, and its quotas, as one node counts them.

@@ -33,6 +33,7 @@ from galileo.client.results import (
     CcqInfo,
     CcqLike,
     ClusterStatus,
+    DroppedDataset,
     Labels,
     Receipt,
     RetentionReport,
@@ -791,6 +792,31 @@ class BlockingCalls(BlockingBase):
             >>> client.create_dataset(schema, retention=galileo.Retention("30d"))
         """
         self._run(self._client.create_dataset(schema, retention=retention))
+
+    def drop_dataset(self, dataset: str) -> DroppedDataset:
+        """Drops a dataset with everything that it holds; this cannot be undone.
+
+        Its continuous queries end: their readers get `CcqDropped`. The name can be used again at
+        once, also with another schema. The new dataset is another one: labels and tokens of the
+        dropped one are refused. Nodes that are away drop the dataset when they are back.
+
+        Args:
+            dataset: its name.
+
+        Returns:
+            What was removed, and the nodes that have not dropped it yet.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+            Unavailable: the node that decides about this name is away; nothing was dropped.
+
+        Example:
+            >>> schema = galileo.Schema("weather-fog", [galileo.Feature("depth", unit="m")])
+            >>> client.create_dataset(schema)
+            >>> client.drop_dataset("weather-fog")
+            DroppedDataset(dataset='weather-fog', rows=0, bytes=0, ccqs=0, pending=())
+        """
+        return self._run(self._client.drop_dataset(dataset))
 
     def set_retention(self, dataset: str, retention: Retention | None) -> None:
         """Says for how long a dataset's observations are kept; every node learns of it.

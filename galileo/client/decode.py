@@ -16,6 +16,7 @@ from galileo.client.results import (
     Caller,
     Ccq,
     CcqInfo,
+    DroppedDataset,
     Labels,
     NodeStatus,
     QuotaUse,
@@ -25,7 +26,7 @@ from galileo.client.results import (
 )
 from galileo.errors import DeadlineExceeded, GalileoError, Unavailable
 from galileo.labels import from_ipc
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, name_of_key
 from galileo.model.windows import Window, WindowChange
 from galileo.packing import unpack
 from galileo.samplers import SamplerSpec
@@ -200,6 +201,16 @@ def held_back(value: cluster_pb2.HeldBackValue) -> dict[str, Any]:
     }
 
 
+def dropped_dataset(dataset: str, reply: cluster_pb2.DropDatasetReply) -> DroppedDataset:
+    return DroppedDataset(
+        dataset=dataset,
+        rows=sum(one.rows for one in reply.nodes),
+        bytes=sum(one.bytes for one in reply.nodes),
+        ccqs=reply.ccqs,
+        pending=tuple(one.node for one in reply.nodes if one.failure),
+    )
+
+
 def retention_report(value: cluster_pb2.RetentionReport) -> RetentionReport:
     return RetentionReport(
         node=value.node,
@@ -214,7 +225,7 @@ def retention_report(value: cluster_pb2.RetentionReport) -> RetentionReport:
 def ccq_info(value: continuous_pb2.CcqValue) -> CcqInfo:
     return CcqInfo(
         id=value.id,
-        dataset=value.dataset,
+        dataset=name_of_key(value.dataset),
         query=value.query_json,
         interval_s=value.interval_s,
         expires_at=value.expires_at,
@@ -261,7 +272,7 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
         calls=dict(value.calls),
         datasets=tuple(
             {
-                "dataset": one.dataset,
+                "dataset": name_of_key(one.dataset),
                 "rows": one.rows,
                 "paths": one.paths,
                 "bytes_on_disk": one.bytes_on_disk,

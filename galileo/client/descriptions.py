@@ -140,7 +140,7 @@ async def describe(
     transport: Transport, schema: Schema, *, require_complete: bool
 ) -> DatasetDescription:
     """See `AsyncClient.describe`."""
-    request = query_pb2.DescribeRequest(dataset=schema.name)
+    request = query_pb2.DescribeRequest(dataset=schema.key)
 
     async def attempt(channel: grpc.aio.Channel) -> DatasetDescription:
         stub = query_pb2_grpc.ExploreStub(channel)

@@ -243,7 +243,7 @@ class Tree:
         if not 1 <= limit < 1 << 32:
             raise InputError(f"expected a limit of at least 1 child, got {limit!r}")
         request = query_pb2.ChildrenRequest(
-            dataset=self.schema.name,
+            dataset=self.schema.key,
             prefix_json=values_to_json(prefix),
             order=self.order,
             limit=limit,

@@ -63,7 +63,7 @@ async def send_all(
         async with aclosing(sending.batches(data)) as batches:
             async for batch in batches:
                 head = storage_pb2.IngestRequest(
-                    dataset=sending.schema.name, producer=batch.producer, batch=batch.number
+                    dataset=sending.schema.key, producer=batch.producer, batch=batch.number
                 )
                 request = Bulk(head, stream_of(batch.table))
                 size = request.observations.size

@@ -262,7 +262,7 @@ async def read_batches(
         if left == 0:
             return
         request = storage_pb2.ReadRequest(
-            dataset=labels.schema.name,
+            dataset=labels.schema.key,
             parts=chunk,
             query_json=labels.query if exact else "",
             columns=options.columns,

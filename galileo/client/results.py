@@ -361,6 +361,24 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class DroppedDataset:
+    """What was removed with a dropped dataset, at all nodes that could be reached.
+
+    Attributes:
+        dataset: its name.
+        rows, bytes: observations, and bytes of files.
+        ccqs: continuous queries that ended with it.
+        pending: nodes that have not dropped it yet; they do so when they hear of it.
+    """
+
+    dataset: str
+    rows: int
+    bytes: int
+    ccqs: int
+    pending: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RetentionReport:
     """What a node dropped when a dataset's retention was applied.
 

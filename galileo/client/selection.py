@@ -35,7 +35,7 @@ async def select(
     names = options.names(schema)
     needed = dataclasses.replace(options, columns=needed_columns(names, options.order_by))
     request = storage_pb2.SelectRequest(
-        dataset=schema.name,
+        dataset=schema.key,
         query=query,
         columns=needed.columns,
         limit=options.limit,

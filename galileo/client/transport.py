@@ -37,6 +37,9 @@ class Transport:
         patience_s: how long a call is repeated while nodes are away or busy.
         timing: what it waits with in between.
         keys: what is proved to nodes.
+
+    Attributes:
+        on_error: called with what nodes answer, before it is raised.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Transport:
         self._is_tls = keys.is_tls
         self._channels = Channels(keys)
         self._knows_all = False
+        self.on_error: Callable[[GalileoError], None] = lambda _: None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def close(self) -> None:
@@ -135,6 +139,7 @@ class Transport:
             except grpc.RpcError as rpc_error:
                 error = error_of_rpc(rpc_error, asked=address)
                 if not _is_unreachable(error, address):
+                    self.on_error(error)
                     raise error from rpc_error
                 problems[address] = plain_reason(rpc_error.details() or str(error))
                 self.demote(address)

@@ -96,7 +96,7 @@ class FeatureGraph:
         Raises:
             InputError: the delta is of another dataset.
         """
-        if delta.dataset != self.schema.name:
+        if delta.dataset != self.schema.key:
             raise InputError(
                 f"expected a synopsis of dataset {self.schema.name!r}, got one of {delta.dataset!r}"
             )

@@ -106,7 +106,7 @@ class SynopsisDelta:
             delta = _read(batch)
         except (pa.ArrowInvalid, KeyError, ValueError, StopIteration) as error:
             raise InputError(f"expected a synopsis of dataset {schema.name!r}: {error}") from error
-        if delta.dataset != schema.name or batch.schema.names != _names(schema):
+        if delta.dataset != schema.key or batch.schema.names != _names(schema):
             raise InputError(
                 f"expected a synopsis of dataset {schema.name!r} with columns {_names(schema)}, "
                 f"got one of {delta.dataset!r} with {batch.schema.names}"
@@ -222,7 +222,7 @@ class Synopsis:
         changed: Any = state.entries.changed > base
         entries = state.entries.take(changed)
         news = SynopsisState(state.version, state.step, entries, state.since)
-        return SynopsisDelta(self.schema.name, self.partition, base, news)
+        return SynopsisDelta(self.schema.key, self.partition, base, news)
 
     def check(self) -> None:
         """Asserts that the entries are in order and within their limit."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from galileo.errors import InvalidSchema, UnknownDataset, reason_of
+from galileo.errors import InputError, InvalidSchema, UnknownDataset, reason_of
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.times import MICROS, TIME_TYPE, Duration, seconds
 
@@ -43,6 +43,8 @@ TIME_BUCKET_MAX_S = 366 * 86400.0
 _Levels: TypeAlias = tuple[tuple[str, FeatureType], ...]
 """Names and types of indexed features."""
 
+_OF_GENERATION = "@"
+"""Between name and generation in a key; no name has it."""
 _DATASET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _FEATURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -119,6 +121,8 @@ class Schema:
         features: in the order of the metadata graph's levels (paper, III.B).
         geohash_precision: characters of a block's cell, 1 to 12.
         time_bucket_us: width of a block in time, microseconds.
+        generation: how many datasets of this name were dropped before this one; the cluster sets
+            it when it creates the dataset.
 
     Example:
         >>> temperature = galileo.Feature("temperature", unit="K")
@@ -132,6 +136,7 @@ class Schema:
     features: tuple[Feature, ...]
     geohash_precision: int
     time_bucket_us: int
+    generation: int
 
     def __init__(
         self,
@@ -145,6 +150,7 @@ class Schema:
         object.__setattr__(self, "features", _features(features))
         object.__setattr__(self, "geohash_precision", geohash_precision)
         object.__setattr__(self, "time_bucket_us", _bucket_us(time_bucket))
+        object.__setattr__(self, "generation", 0)
         self._check()
 
     def _check(self) -> None:
@@ -161,6 +167,34 @@ class Schema:
                 f"expected a geohash_precision from 1 to {PRECISION_MAX}, "
                 f"got {self.geohash_precision!r}"
             )
+
+    @property
+    def key(self) -> str:
+        """The identity of the dataset: its name, and from generation 1 on "name@generation".
+
+        No two datasets ever have the same key, also where one got the name of another that was
+        dropped. Everything that is stored or sent about a dataset names it by its key.
+
+        Example:
+            >>> client.schema("weather").key
+            'weather'
+        """
+        return dataset_key(self.name, self.generation)
+
+    def of_generation(self, generation: int) -> Schema:
+        """The same schema for another generation of its dataset.
+
+        Example:
+            >>> client.schema("weather").of_generation(2).key
+            'weather@2'
+        """
+        if generation == self.generation:
+            return self
+        other = object.__new__(Schema)
+        for name in ("name", "features", "geohash_precision", "time_bucket_us"):
+            object.__setattr__(other, name, getattr(self, name))
+        object.__setattr__(other, "generation", generation)
+        return other
 
     @property
     def indexed(self) -> tuple[Feature, ...]:
@@ -219,7 +253,7 @@ class Schema:
             >>> client.schema("weather").to_dict()["time_bucket_us"]
             3600000000
         """
-        return {
+        raw = {
             "name": self.name,
             "features": [
                 {"name": f.name, "unit": f.unit, "type": f.type, "indexed": f.indexed}
@@ -228,6 +262,7 @@ class Schema:
             "geohash_precision": self.geohash_precision,
             "time_bucket_us": self.time_bucket_us,
         }
+        return raw | {"generation": self.generation} if self.generation else raw
 
     @staticmethod
     def from_dict(raw: dict[str, Any]) -> Schema:
@@ -243,7 +278,7 @@ class Schema:
                 [Feature(**feature) for feature in raw["features"]],
                 geohash_precision=int(raw["geohash_precision"]),
                 time_bucket=int(raw["time_bucket_us"]) / MICROS,
-            )
+            ).of_generation(int(raw.get("generation", 0)))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidSchema(
                 f"expected a schema as `Schema.to_dict` gives it: {reason_of(error)}"
@@ -286,6 +321,28 @@ def dataset_name(name: object) -> str:
     return name
 
 
+def dataset_key(name: str, generation: int) -> str:
+    """See `Schema.key`."""
+    return f"{name}{_OF_GENERATION}{generation}" if generation else name
+
+
+def split_key(key: str) -> tuple[str, int]:
+    """The name and the generation of the dataset with this key.
+
+    Raises:
+        InputError: it is no key.
+    """
+    name, at, generation = key.partition(_OF_GENERATION)
+    if at and not (generation.isascii() and generation.isdecimal()):
+        raise InputError(f"expected the key of a dataset, such as 'weather@2', got {key!r}")
+    return name, int(generation or 0)
+
+
+def name_of_key(key: str) -> str:
+    """The name of the dataset with this key."""
+    return key.partition(_OF_GENERATION)[0]
+
+
 def nearest_name(name: str, names: Sequence[str]) -> str | None:
     """The likeliest of `names` for a misspelt or shortened one, None where none is close."""
     by_lower = {candidate.lower(): candidate for candidate in names}
@@ -305,6 +362,17 @@ def unknown_dataset(name: str, names: Sequence[str]) -> UnknownDataset:
         nearest=close,
         remedy="create_dataset",
     )
+
+
+def dropped_dataset(name: str, *, is_again: bool) -> UnknownDataset:
+    """The error about a dataset that was dropped; `is_again`: there is another of its name."""
+    if is_again:
+        return UnknownDataset(
+            f"dataset {name!r} was dropped and created again; what refers to the dropped one, such "
+            "as its labels, is of no use any more. Repeat the request for the new one",
+            dropped=name,
+        )
+    return UnknownDataset(f"dataset {name!r} was dropped", dropped=name, remedy="create_dataset")
 
 
 def _features(given: Any) -> tuple[Feature, ...]:

@@ -2,22 +2,33 @@
 
 A dataset is created at its *home*, the first node of its name's rendezvous order, which is
 what makes two creations of one name conflict; the home then hands it to every node, and
-heartbeats bring it to those that were away.
+heartbeats bring it to those that were away. It is dropped there, too: every node keeps how many
+datasets of each name were dropped (its *generations*), of which the highest number counts, and a
+dataset of a lower generation is never taken in again. Inside the cluster a dataset goes by its key
+(`Schema.key`), so nothing that is late can meet another one of the same name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from typing import TypeAlias
 
 from galileo.dht.topology import Topology
-from galileo.errors import DatasetExists, InputError, PartitionMoved
+from galileo.errors import DatasetExists, InputError, PartitionMoved, PartitionStopped
 from galileo.hashing import text64
 from galileo.model.retention import UNLIMITED, NumberedRetention, Retention
-from galileo.model.schema import Schema, unknown_dataset
+from galileo.model.schema import (
+    Schema,
+    dropped_dataset,
+    name_of_key,
+    unknown_dataset,
+)
 from galileo.node.group_commit import GroupCommit
+from galileo.node.peers import Removed
 from galileo.node.shard import Shard
 from galileo.storage.records import record_name
 from galileo.storage.recovery import Replayed
@@ -28,8 +39,16 @@ RETENTION_KIND = "retention"
 FENCED_S = 0.1
 """After which a commit for a partition that is being moved is to come again."""
 
+OnDropped: TypeAlias = Callable[[str, int, Sequence[str]], None]
+"""Called with a name, how many datasets of it were dropped, and the keys of those there were."""
 NAMED_MAX = 8
 """Features of a dataset that an error lists."""
+
+log = logging.getLogger(__name__)
+
+
+def _ignore(name: str, generations: int, keys: Sequence[str]) -> None:
+    """For who has nothing else to forget."""
 
 
 class Catalog:
@@ -52,6 +71,7 @@ class Catalog:
         self._waiting_max = commits_waiting_max
         self._shards: dict[str, Shard] = {}
         self._writers: dict[tuple[str, int], GroupCommit] = {}
+        self._drops: dict[str, tuple[int, asyncio.Task[Removed]]] = {}
         self._opening = threading.Lock()
         self._making = threading.Lock()
         self._coming_and_going = threading.Lock()
@@ -59,8 +79,10 @@ class Catalog:
             dataset: NumberedRetention.from_json(data.decode())
             for dataset, data in store.load_records(RETENTION_KIND).items()
         }
+        self.on_dropped: OnDropped = _ignore
+        self._forget_retentions()
         for schema in store.schemas().values():
-            self._shards[schema.name] = self._new_shard(schema)
+            self._shards[schema.key] = self._new_shard(schema)
         store.recover(self._replay, wanted=is_own)
         for (dataset, partition), journal in store.journals().items():
             self._shards[dataset].attach(partition, journal, moves=moves_of(partition))
@@ -72,8 +94,13 @@ class Catalog:
         self._shards[dataset].replay(partition, replayed)
 
     @property
-    def names(self) -> list[str]:
+    def keys(self) -> list[str]:
+        """The keys of all datasets."""
         return sorted(self._shards)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(name_of_key(key) for key in self._shards)
 
     @property
     def shards(self) -> dict[str, Shard]:
@@ -82,42 +109,133 @@ class Catalog:
     def knows(self, dataset: str) -> bool:
         return dataset in self._shards
 
+    @property
+    def generations(self) -> dict[str, int]:
+        """How many datasets of each name were dropped, where there were some."""
+        return self._store.generations
+
+    def is_dropped(self, dataset: str) -> bool:
+        """Whether the dataset with this key was dropped."""
+        return self._store.is_dropped(dataset)
+
+    def key_of(self, name: str) -> str | None:
+        """The key of the dataset that has a name now; None where there is none here."""
+        found = (key for key in self.shards if name_of_key(key) == name)
+        return next(found, None)
+
     def schema(self, dataset: str) -> Schema:
         return self.shard(dataset).schema
 
     def shard(self, dataset: str) -> Shard:
-        """The shard of a dataset.
+        """The shard of the dataset with this key.
 
         Raises:
-            UnknownDataset: naming the nearest one.
+            UnknownDataset: it was dropped, or there is none; the error names the nearest one.
         """
         shard = self._shards.get(dataset)
         if shard is None:
-            raise unknown_dataset(dataset, self.names)
+            name = name_of_key(dataset)
+            if self.is_dropped(dataset):
+                raise dropped_dataset(name, is_again=self.key_of(name) is not None)
+            raise unknown_dataset(name, self.names)
         return shard
 
-    def create(self, schema: Schema) -> None:
-        """Keeps a new dataset, durably.
+    def create(self, schema: Schema) -> Schema:
+        """Keeps a new dataset, durably; its schema with the generation that it got.
 
         Raises:
             DatasetExists: the name is taken.
             InputError: there are too many.
         """
-        if schema.name in self._shards:
-            existing = self._shards[schema.name].schema
-            raise _exists(existing, same=existing == schema)
-        if len(self._shards) >= DATASETS_MAX:
+        key, generations = self.key_of(schema.name), self.generations
+        if key is not None:
+            existing = self._shards[key].schema
+            raise _exists(existing, same=existing.of_generation(schema.generation) == schema)
+        if schema.name not in generations and len({*self.names, *generations}) >= DATASETS_MAX:
             raise InputError(
-                f"expected at most {DATASETS_MAX} datasets in a cluster, got another one; "
-                "keep what belongs together in one dataset"
+                f"expected at most {DATASETS_MAX} datasets in a cluster, dropped ones included, "
+                "got another one; keep what belongs together in one dataset, or use the name of a "
+                "dropped one again"
             )
-        self.adopt(schema)
+        created = schema.of_generation(generations.get(schema.name, 0))
+        self.adopt(created)
+        return created
 
     def adopt(self, schema: Schema) -> None:
-        """Keeps a dataset that its home has accepted; again is harmless."""
-        self._store.create_dataset(schema)
-        if schema.name not in self._shards:
-            self._shards[schema.name] = self._new_shard(schema)
+        """Keeps a dataset that its home has accepted; again is harmless.
+
+        Nothing happens where it was dropped. One of an earlier generation has to be dropped first.
+        """
+        with self._making:
+            if self.is_dropped(schema.key):
+                return
+            self._store.create_dataset(schema)
+            if schema.key not in self._shards:
+                self._shards = {**self._shards, schema.key: self._new_shard(schema)}
+
+    def outdated(self, schema: Schema) -> bool:
+        """Whether a dataset says that earlier ones of its name were dropped that are here."""
+        return schema.generation > self.generations.get(schema.name, 0)
+
+    async def drop(self, name: str, generations: int) -> Removed:
+        """Drops the first generations of a name, durably; again returns what it did before.
+
+        From the one write on that says so the datasets are gone here, whatever comes after it: what
+        the disk does not delete now the next start deletes. Commits that are being written are
+        finished first.
+
+        Raises:
+            PartitionStopped: the disk refuses; nothing was dropped.
+        """
+        known = self._drops.get(name)
+        if known is None or known[0] < generations:
+            # Whoever asks may hang up; what has begun is carried to its end.
+            dropping = asyncio.create_task(self._dropped(name, generations))
+            known = self._drops[name] = generations, dropping
+        try:
+            return await asyncio.shield(known[1]) if known[0] == generations else Removed()
+        except PartitionStopped:
+            self._drops.pop(name, None)
+            raise
+
+    async def _dropped(self, name: str, generations: int) -> Removed:
+        shards, writers = await asyncio.to_thread(self._drop, name, generations)
+        self.on_dropped(name, generations, [shard.schema.key for shard in shards])
+        for writer in writers:
+            await writer.drained()
+        return await asyncio.to_thread(self._delete, shards)
+
+    def _drop(self, name: str, generations: int) -> tuple[list[Shard], list[GroupCommit]]:
+        """Forgets the datasets; what no writer is made for any more."""
+        with self._making:
+            dropped = self._store.drop_dataset(name, generations)
+            with self._opening:
+                writers = [one for key, one in self._writers.items() if key[0] in dropped]
+                kept = {key: one for key, one in self._writers.items() if key[0] not in dropped}
+                self._writers = kept
+            for writer in writers:
+                writer.end()
+            shards = [self._shards[key] for key in dropped if key in self._shards]
+            self._shards = {k: one for k, one in self._shards.items() if k not in dropped}
+            return shards, writers
+
+    def _delete(self, shards: Iterable[Shard]) -> Removed:
+        with self._coming_and_going:
+            journals = [journal for shard in shards for journal in shard.journals.values()]
+            removed = sum((Removed(j.rows_total, j.bytes_on_disk) for j in journals), Removed())
+            for journal in journals:
+                journal.end()
+            try:
+                self._store.delete_dropped()
+                self._forget_retentions()
+            except (OSError, PartitionStopped) as error:
+                log.error("dropped datasets cannot be deleted: %s; the next start does it", error)
+            return removed
+
+    def _forget_retentions(self) -> None:
+        for dataset in [one for one in self._retentions if self.is_dropped(one)]:
+            self._store.delete_record(RETENTION_KIND, dataset)
+            self._retentions = {k: one for k, one in self._retentions.items() if k != dataset}
 
     def retention(self, dataset: str) -> NumberedRetention:
         """The retention policy of a dataset, as far as this node has heard.
@@ -125,7 +243,7 @@ class Catalog:
         Raises:
             UnknownDataset: there is none of that name.
         """
-        return self._retentions.get(self.shard(dataset).schema.name, UNLIMITED)
+        return self._retentions.get(self.shard(dataset).schema.key, UNLIMITED)
 
     @property
     def retentions(self) -> dict[str, NumberedRetention]:
@@ -144,6 +262,8 @@ class Catalog:
 
     def adopt_retention(self, dataset: str, numbered: NumberedRetention) -> None:
         """Keeps a policy that the dataset's home has set, if it is newer than the one known."""
+        if self.is_dropped(dataset):
+            return
         if numbered.version > self._retentions.get(dataset, UNLIMITED).version:
             data = numbered.to_json().encode()
             self._store.save_record(RETENTION_KIND, record_name(dataset), data)
@@ -235,6 +355,8 @@ class Catalog:
         """
         with self._coming_and_going:
             for dataset in sorted(datasets):
+                if self.is_dropped(dataset):
+                    continue
                 shard = self.shard(dataset)
                 if partition in shard.journals:
                     continue
@@ -292,6 +414,6 @@ def fenced(partition: int) -> PartitionMoved:
 
 
 def home_of(topology: Topology, dataset: str) -> str:
-    """The node where a dataset is created: the first of its rendezvous order, for good."""
-    names = [node.name for node in topology.founders]
-    return max(names, key=lambda node: text64("dataset", dataset, node))
+    """The node where a dataset is created: the first of its name's rendezvous order, for good."""
+    names, name = [node.name for node in topology.founders], name_of_key(dataset)
+    return max(names, key=lambda node: text64("dataset", name, node))

@@ -265,7 +265,7 @@ class Exploration:
         answers, errors = await _everywhere(
             shares,
             lambda node, part: (
-                self.local.describe(schema.name, part)
+                self.local.describe(schema.key, part)
                 if node == self._node.name
                 else self._peers.describe(node, schema, part)
             ),
@@ -289,13 +289,13 @@ class Exploration:
         """
         check_quantiles(query.schema, feature, shares)
         view, wanted = self._node.view, self._node.scans.candidates(query)
-        shard = self._node.catalog.shard(query.schema.name)
+        shard = self._node.catalog.shard(query.schema.key)
         graph = view.graph(query.schema)
         for partition, synopsis in shard.synopses().items():
             if graph.version(partition) != synopsis.version:
                 view.hear_synopsis(query.schema, synopsis.changes_since(graph.version(partition)))
         count = graph.estimate(query)
-        told = view.sequences(query.schema.name).join(shard.published())
+        told = view.sequences(query.schema.key).join(shard.published())
         owners = placement.owners(self._node.topology)
         heard = {node.name for node in self._node.topology.nodes if view.heard(node.name)}
         return ClusterEstimate(

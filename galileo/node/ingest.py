@@ -119,7 +119,7 @@ class Ingest:
         local: dict[int, Future[Committed]] = {}
         elsewhere = []
         for partition, (rows, derived) in parts.items():
-            task = CommitTask(schema.name, partition, producer, batch, rows)
+            task = CommitTask(schema.key, partition, producer, batch, rows)
             if self._owner(task) == self._name:
                 local[partition] = self._submitted(task, derived)
             else:

@@ -64,7 +64,7 @@ class LocalExploration:
         self._working = 0
 
     async def explain(self, query: Query, share: Share) -> Explained:
-        shard, reached = self._begin(query.schema.name, share)
+        shard, reached = self._begin(query.schema.key, share)
         explanation = await self._run(
             lambda check: shard.graph.explain(
                 query, after=share.after, until=reached, partitions=share.partitions, check=check
@@ -73,7 +73,7 @@ class LocalExploration:
         return Explained(explanation, reached)
 
     async def summarise(self, question: SummaryOf, share: Share) -> Summarised:
-        shard, reached = self._begin(question.query.schema.name, share)
+        shard, reached = self._begin(question.query.schema.key, share)
         summary = await self._run(
             lambda check: shard.graph.summarise(
                 question.query,
@@ -88,7 +88,7 @@ class LocalExploration:
         return Summarised(summary, reached)
 
     async def children(self, question: ChildrenOf) -> Children:
-        shard = self._catalog.shard(question.schema.name)
+        shard = self._catalog.shard(question.schema.key)
         shard.check_own(question.partitions)
 
         def page(check: Check) -> Children:
@@ -122,7 +122,7 @@ class LocalExploration:
         return await self._search(sought, share)
 
     async def _search(self, sought: NearestTo, share: Share) -> Nearby:
-        shard, reached = self._begin(sought.schema.name, share)
+        shard, reached = self._begin(sought.schema.key, share)
         asking = search(sought)
         answer: pa.Table | None = None
         while True:
@@ -157,7 +157,7 @@ class LocalExploration:
             )
         )
         task = ReadTask(
-            query.schema.name, labels.select(PARTS_SCHEMA.names), query_json=query.to_json()
+            query.schema.key, labels.select(PARTS_SCHEMA.names), query_json=query.to_json()
         )
         held = [query.schema.observation_schema.empty_table()]
         async with contextlib.aclosing(self._reading.read_local(task)) as tables:

@@ -58,6 +58,11 @@ class Losses:
         """
         self._retrieved[dataset] = self._retrieved.get(dataset, ORIGIN).join(retrieved)
 
+    def forget(self, dataset: str) -> None:
+        """Forgets a dataset that was dropped."""
+        self._retrieved.pop(dataset, None)
+        self._known = {place: one for place, one in self._known.items() if one.dataset != dataset}
+
     def check_own(
         self, node: str, partitions: Collection[int], *, told: Mapping[str, Cursor]
     ) -> None:

@@ -193,6 +193,10 @@ class Matching:
             raise Unavailable("this node does not know the standing query any more; try again")
         return text
 
+    def forget(self, dataset: str) -> None:
+        """Forgets the queries of a dataset that was dropped."""
+        self._registries.pop(dataset, None)
+
     def registry(self, dataset: str) -> Registry:
         schema = self._catalog.schema(dataset)
         return self._registries.setdefault(dataset, Registry(schema))

@@ -192,6 +192,7 @@ class Moves:
             DataDamaged: it is something else.
             PartitionStopped, ConfigError: as `PartitionJournal.open`.
         """
+        expected = tuple(one for one in expected if not self._catalog.is_dropped(one.dataset))
         names = [one.dataset for one in expected]
         self._catalog.take_in(move.partition, names, moves=move.number)
         found = contents_of(self._catalog, move.partition)
@@ -208,7 +209,8 @@ class Moves:
         raw = json.loads(data) if data else {}
         if raw.get("number") != move.number or raw.get("contents") is None:
             return None
-        return tuple(Contents(*one) for one in raw["contents"])
+        contents = tuple(Contents(*one) for one in raw["contents"])
+        return tuple(one for one in contents if not self._catalog.is_dropped(one.dataset))
 
     def expect(self, move: Move, contents: tuple[Contents, ...] | None) -> None:
         """Says durably, in a thread, that a copy is being made (None) or is complete."""

@@ -161,6 +161,17 @@ class SentSampler:
     revoked_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What a node removed with a dropped dataset; sizes in bytes."""
+
+    rows: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Removed) -> Removed:
+        return Removed(self.rows + other.rows, self.bytes + other.bytes)
+
+
 class Peers(Protocol):
     """Calls to another node by name; each raises `Unavailable` where it cannot be reached.
 
@@ -173,7 +184,11 @@ class Peers(Protocol):
 
     def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncGenerator[pa.Table, None]: ...
 
-    async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> None: ...
+    async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> Schema: ...
+
+    async def drop_dataset(self, node: str, dataset: str) -> dict[str, Removed | GalileoError]: ...
+
+    async def drop_generations(self, node: str, name: str, generations: int) -> Removed: ...
 
     async def datasets(self, node: str) -> list[Schema]: ...
 

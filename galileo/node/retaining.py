@@ -104,7 +104,7 @@ class Retaining:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._options.check_s):
-            for dataset in self._catalog.names:
+            for dataset in self._catalog.keys:
                 if not self._stopping.is_set():
                     self._try(dataset)
 
@@ -115,7 +115,7 @@ class Retaining:
             log.exception("retention of dataset %s failed; it is tried again", dataset)
 
     def _plan(self, shard: Shard, policy: Retention) -> Plan:
-        dataset = shard.schema.name
+        dataset = shard.schema.key
         pieces = {p: journal.pieces() for p, journal in shard.own.items()}
         settled = self._settling[dataset].settled if dataset in self._settling else ORIGIN
         # Readers are asked after the files were listed, so that none of these is newer.
@@ -147,7 +147,7 @@ class Retaining:
             return frozenset()
         now, found = self._options.monotonic(), set()
         for partition, journal in shard.own.items():
-            key, last = (shard.schema.name, partition), journal.pieces()[-1:]
+            key, last = (shard.schema.key, partition), journal.pieces()[-1:]
             if not last or last[0].sealed:
                 self._begun.pop(key, None)
                 continue
@@ -166,7 +166,7 @@ class Retaining:
                 break
             if not shard.is_own(partition):
                 continue
-            place = f"{shard.schema.name}/p{partition}"
+            place = f"{shard.schema.key}/p{partition}"
             try:
                 if partition in found.seal:
                     shard.journals[partition].seal()

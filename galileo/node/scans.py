@@ -318,7 +318,7 @@ class ClusterScans:
             MessageTooLarge: there is too much to merge.
         """
         await self._samplers.ready(spec)
-        chosen = await asyncio.to_thread(self._samplers.load, spec, owner=query.schema.name)
+        chosen = await asyncio.to_thread(self._samplers.load, spec, owner=query.schema.key)
         last = sampling.merging_at_last(query.schema, chosen, spec)
         async with aclosing(self.run(query, sampler=spec)) as parts:
             async for part in parts:
@@ -398,9 +398,7 @@ class ClusterScans:
         With `labels_max` above 0 each node may stop behind that many. A sampler thins them at
         the nodes; samples of different nodes are not merged.
         """
-        whole = ScanTask(
-            0, query.schema.name, query.to_json(), after, until, partitions, labels_max
-        )
+        whole = ScanTask(0, query.schema.key, query.to_json(), after, until, partitions, labels_max)
         if sampler is not None:
             whole = dataclasses.replace(whole, sampler_json=sampler.to_json())
         shares = self._shares(whole)

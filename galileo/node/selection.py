@@ -123,7 +123,7 @@ class Selection:
         query, commits = work.query, work.commits
         own, others = self._shares(query, commits)
         if own:
-            shard = self._catalog.shard(query.schema.name)
+            shard = self._catalog.shard(query.schema.key)
             _check_stored(shard, own, commits)
             pieces = _Pieces(shard, work, own).tables()
             async for table in self._stepwise(pieces):
@@ -142,7 +142,7 @@ class Selection:
         work = _Work(query, options, FirstRows(options))
         found = 0
         if own:
-            pieces = _Pieces(self._catalog.shard(query.schema.name), work, own).counts()
+            pieces = _Pieces(self._catalog.shard(query.schema.key), work, own).counts()
             async for count in self._stepwise(pieces):
                 found += count
         async with aclosing(self._of_others(work, others)) as tables:
@@ -186,7 +186,7 @@ class Selection:
                 named = work.wanted_labels(part).select(PARTS_SCHEMA.names).cast(PARTS_SCHEMA)
                 if not named.num_rows:
                     continue
-                task = ReadTask(query.schema.name, named, query.to_json(), work.rest())
+                task = ReadTask(query.schema.key, named, query.to_json(), work.rest())
                 with found_now():
                     async with aclosing(self._reading.read(task)) as tables:
                         async for table in tables:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -13,15 +14,15 @@ from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Topology
 from galileo.errors import GalileoError, Unavailable
 from galileo.model.retention import NumberedRetention, Retention
-from galileo.model.schema import Schema
-from galileo.node.catalog import Catalog, home_of
+from galileo.model.schema import Schema, split_key
+from galileo.node.catalog import Catalog, OnDropped, home_of
 from galileo.node.giving import Giving
 from galileo.node.ingest import Ingest
 from galileo.node.matching import Matching
 from galileo.node.merging import Merging, MergingOptions
 from galileo.node.movers import Movers
 from galileo.node.moves import Moves, stored_moves
-from galileo.node.peers import HeldBack, Peers, RetentionReport
+from galileo.node.peers import HeldBack, Peers, Removed, RetentionReport
 from galileo.node.reading import Reading
 from galileo.node.retaining import Retaining, RetainingOptions
 from galileo.node.retention import Readers
@@ -69,8 +70,18 @@ class DatasetFacts:
     held: tuple[HeldBack, ...]
 
 
+def _outcome(answer: Removed | BaseException) -> Removed | GalileoError:
+    if isinstance(answer, Removed | GalileoError):
+        return answer
+    raise answer
+
+
 class StorageNode:
-    """Everything of a node but its network and its continuous queries."""
+    """Everything of a node but its network and its continuous queries.
+
+    Attributes:
+        on_dropped: called when datasets have just been dropped here.
+    """
 
     def __init__(
         self,
@@ -106,6 +117,8 @@ class StorageNode:
         )
         self.local_scans = LocalScans(self.catalog, executor=self._scanning, samplers=self.samplers)
         self.matching = Matching(self.catalog, executor=self._scanning)
+        self.on_dropped: OnDropped = self.catalog.on_dropped
+        self.catalog.on_dropped = self._forget
         self.scans = ClusterScans(
             name,
             topology,
@@ -166,8 +179,13 @@ class StorageNode:
         """
         self._retaining = Retaining(self.catalog, options or RetainingOptions(), readers=readers)
 
-    async def create_dataset(self, schema: Schema) -> None:
+    # --- datasets ------------------------------------------------------------------------------
+
+    async def create_dataset(self, schema: Schema) -> Schema:
         """Creates a dataset at its home, which hands it to every other node.
+
+        Returns:
+            Its schema with the generation that the home gave it.
 
         Raises:
             DatasetExists: the name is taken.
@@ -175,12 +193,58 @@ class StorageNode:
         """
         home = home_of(self.topology, schema.name)
         if home != self.name:
-            await self._peers.create_dataset(home, schema, replicate=False)
-            self.catalog.adopt(schema)
-            return
-        self.catalog.create(schema)
-        others = [node.name for node in self.topology.nodes if node.name != self.name]
-        await asyncio.gather(*(self._hand_over(node, schema) for node in others))
+            created = await self._peers.create_dataset(home, schema, replicate=False)
+            await self.adopt(created)
+            return created
+        created = self.catalog.create(schema)
+        await asyncio.gather(*(self._hand_over(node, created) for node in self._others))
+        return created
+
+    @property
+    def _others(self) -> list[str]:
+        return [node.name for node in self.topology.nodes if node.name != self.name]
+
+    async def adopt(self, schema: Schema) -> None:
+        """Keeps a dataset that its home has accepted, and drops those of its name before it."""
+        if self.catalog.outdated(schema):
+            await self.drop(schema.name, schema.generation)
+        self.catalog.adopt(schema)
+
+    async def drop_dataset(self, dataset: str) -> dict[str, Removed | GalileoError]:
+        """Drops the dataset with this key at its home, which has every other node drop it.
+
+        A node that cannot be reached now drops it when it hears of it, by a heartbeat.
+
+        Returns:
+            What each node removed, or why it has not yet.
+
+        Raises:
+            UnknownDataset: there is none with this key, or it was dropped before.
+            Unavailable: the home cannot be reached; nothing was dropped.
+            PartitionStopped: the home's disk refuses; nothing was dropped.
+        """
+        home = home_of(self.topology, dataset)
+        if home != self.name:
+            return await self._peers.drop_dataset(home, dataset)
+        self.catalog.shard(dataset)
+        name, generation = split_key(dataset)
+        removed = {self.name: await self.drop(name, generation + 1)}
+        others = await asyncio.gather(
+            *(self._peers.drop_generations(node, name, generation + 1) for node in self._others),
+            return_exceptions=True,
+        )
+        return removed | dict(zip(self._others, map(_outcome, others), strict=True))
+
+    async def drop(self, name: str, generations: int) -> Removed:
+        """Drops the first generations of a name at this node alone; see `Catalog.drop`."""
+        return await self.catalog.drop(name, generations)
+
+    def _forget(self, name: str, generations: int, keys: Sequence[str]) -> None:
+        """What is known besides of datasets that were just dropped."""
+        for dataset in keys:
+            self.view.forget(dataset)
+            self.matching.forget(dataset)
+        self.on_dropped(name, generations, keys)
 
     async def _hand_over(self, node: str, schema: Schema) -> None:
         try:
@@ -189,23 +253,56 @@ class StorageNode:
             log.warning("node %s will learn of dataset %s later: %s", node, schema.name, error)
 
     async def schema(self, dataset: str) -> Schema:
-        """The schema of a dataset; its home is asked where this node does not know it yet.
+        """The schema of the dataset with this key; its home is asked where it is not known here.
 
         Raises:
-            UnknownDataset: there is none of that name.
+            UnknownDataset: there is none, or it was dropped.
         """
         home = home_of(self.topology, dataset)
-        if home != self.name and not self.catalog.knows(dataset):
+        if home != self.name and self._lacks(dataset):
             with contextlib.suppress(GalileoError):
                 await self.learn_datasets(home, [dataset])
         return self.catalog.schema(dataset)
 
-    async def learn_datasets(self, node: str, names: list[str]) -> None:
-        """Fetches from `node` the datasets among `names` that this one lacks."""
-        if set(names) <= set(self.catalog.names):
-            return
+    async def named(self, name: str) -> Schema:
+        """The schema of the dataset that has this name now, for who knows nothing but the name.
+
+        A key is taken, too, and means the dataset with this key.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+        """
+        if split_key(name)[1]:
+            return await self.schema(name)
+        home, key = home_of(self.topology, name), self.catalog.key_of(name)
+        if key is None and home != self.name:
+            with contextlib.suppress(GalileoError):
+                await self._learn_all(home)
+            key = self.catalog.key_of(name)
+        return self.catalog.schema(key or name)
+
+    def _lacks(self, dataset: str) -> bool:
+        return not (self.catalog.knows(dataset) or self.catalog.is_dropped(dataset))
+
+    async def learn_datasets(self, node: str, keys: Sequence[str]) -> None:
+        """Fetches from `node` the datasets with these keys, where this one lacks some."""
+        if any(map(self._lacks, keys)):
+            await self._learn_all(node)
+
+    async def _learn_all(self, node: str) -> None:
         for schema in await self._peers.datasets(node):
-            self.catalog.adopt(schema)
+            await self.adopt(schema)
+
+    async def learn_generations(self, generations: Mapping[str, int]) -> None:
+        """Drops what another node has heard to be dropped.
+
+        Raises:
+            PartitionStopped: the disk refuses; of some of it nothing was dropped.
+        """
+        known = self.catalog.generations
+        for name, dropped in generations.items():
+            if dropped > known.get(name, 0):
+                await self.drop(name, dropped)
 
     async def set_retention(self, dataset: str, retention: Retention | None) -> NumberedRetention:
         """Changes the policy of a dataset, at its home; heartbeats bring it to the other nodes.
@@ -214,7 +311,7 @@ class StorageNode:
             UnknownDataset: there is none of that name.
             Unavailable: the home cannot be reached.
         """
-        await self.schema(dataset)
+        dataset = (await self.named(dataset)).key
         home = home_of(self.topology, dataset)
         if home == self.name:
             return self.catalog.set_retention(dataset, retention)
@@ -228,8 +325,7 @@ class StorageNode:
         Raises:
             UnknownDataset: there is none of that name.
         """
-        await self.schema(dataset)
-        return self.catalog.retention(dataset)
+        return self.catalog.retention((await self.named(dataset)).key)
 
     async def apply_retention(self, dataset: str) -> dict[str, RetentionReport]:
         """Does now, at every node, what the dataset's policy demands; by node.
@@ -239,7 +335,7 @@ class StorageNode:
         Raises:
             UnknownDataset: there is none of that name.
         """
-        await self.schema(dataset)
+        dataset = (await self.named(dataset)).key
         names = [node.name for node in self.topology.nodes]
         reports = await asyncio.gather(*(self._applied(name, dataset) for name in names))
         return dict(zip(names, reports, strict=True))

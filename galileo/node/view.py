@@ -39,6 +39,12 @@ class ClusterView:
         """Whether a node has told anything since this one started."""
         return node in self._heard
 
+    def forget(self, dataset: str) -> None:
+        """Forgets a dataset that was dropped."""
+        for known in (self._sequences, self._graphs, self._clocks):
+            known.pop(dataset, None)
+        self.losses.forget(dataset)
+
     @property
     def all_sequences(self) -> Mapping[str, Cursor]:
         """The last commits of all datasets."""
@@ -66,9 +72,9 @@ class ClusterView:
         return self.graph(schema).apply(delta)
 
     def graph(self, schema: Schema) -> FeatureGraph:
-        if schema.name not in self._graphs:
-            self._graphs[schema.name] = FeatureGraph(schema)
-        return self._graphs[schema.name]
+        if schema.key not in self._graphs:
+            self._graphs[schema.key] = FeatureGraph(schema)
+        return self._graphs[schema.key]
 
     def spared(
         self, query: Query, partitions: frozenset[int], *, after: Cursor | None = None

@@ -18,7 +18,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from galileo.errors import Forbidden
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, name_of_key
 from galileo.wire.bulk import Bulk
 
 EVERY_DATASET = ("*",)
@@ -74,6 +74,7 @@ RULES: Mapping[str, frozenset[Role]] = MappingProxyType(
             "Continuous/List": _READ,
             "Continuous/Cancel": _READ,
             "Cluster/CreateDataset": _WRITE | _AMONG_NODES,
+            "Cluster/DropDataset": _WRITE | _AMONG_NODES,
             "Cluster/ListDatasets": _READ | _AMONG_NODES,
             "Cluster/Status": _READ | _AMONG_NODES,
             "Cluster/Topology": _READ | _AMONG_NODES,
@@ -109,6 +110,7 @@ _OF_NODES = {
 NODE_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "CreateDatasetRequest": ("replicate",),
+        "DropDatasetRequest": ("generations",),
         "ApplyRetentionRequest": ("local", "numbered_json"),
         "ReadRequest": ("local", "digest"),
         "FetchRequest": ("forwarded",),
@@ -157,9 +159,11 @@ class Principal:
         return self.is_node or "*" in self.datasets
 
     def may_use(self, dataset: str) -> bool:
+        """Whether a grant names a dataset, which goes by its name or its key."""
         if self.may_use_all:
             return True
-        return any(fnmatchcase(dataset, pattern) for pattern in self.datasets)
+        name = name_of_key(dataset)
+        return any(fnmatchcase(name, pattern) for pattern in self.datasets)
 
     def owns(self, owner: str) -> bool:
         """Whether what belongs to `owner` is its own, or it may treat it so."""
@@ -169,8 +173,8 @@ class Principal:
         """Raises Forbidden where no grant names the dataset, whether it exists or not."""
         if not self.may_use(dataset):
             raise Forbidden(
-                f"expected a grant on the dataset {dataset!r}, got none for {self.name!r}; ask "
-                "an administrator of the cluster for one"
+                f"expected a grant on the dataset {name_of_key(dataset)!r}, got none for "
+                f"{self.name!r}; ask an administrator of the cluster for one"
             )
 
     def check_owns(self, owner: str, ccq_id: str) -> None:

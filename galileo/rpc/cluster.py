@@ -11,6 +11,7 @@ from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.access import Principal
+from galileo.rpc.dropping import removed_to_pb
 from galileo.rpc.guard import Context, unary
 from galileo.rpc.identity import Identify, everybody
 from galileo.rpc.peers import GrpcPeers
@@ -36,6 +37,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         identify: Identify = everybody,
         condition: Callable[[], Awaitable[cluster_pb2.NodeCondition]] | None = None,
         describe: Callable[[Principal], cluster_pb2.CallerValue] | None = None,
+        ccqs_of: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._node = node
         self._peers = peers
@@ -45,6 +47,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         self._identify = identify
         self._condition = condition
         self._describe = describe or _name_of
+        self._ccqs_of = ccqs_of
 
     @unary
     async def CreateDataset(  # noqa: N802
@@ -52,10 +55,21 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.CreateDatasetReply:
         schema = Schema.from_json(request.schema_json)
         if request.replicate:
-            self._node.catalog.adopt(schema)
+            await self._node.adopt(schema)
         else:
-            await self._node.create_dataset(schema)
-        return cluster_pb2.CreateDatasetReply()
+            schema = await self._node.create_dataset(schema)
+        return cluster_pb2.CreateDatasetReply(schema_json=schema.to_json())
+
+    @unary
+    async def DropDataset(  # noqa: N802
+        self, request: cluster_pb2.DropDatasetRequest, context: Context
+    ) -> cluster_pb2.DropDatasetReply:
+        if request.generations:
+            own = await self._node.drop(request.dataset, request.generations)
+            return removed_to_pb({self._node.name: own})
+        ccqs = self._ccqs_of(request.dataset)
+        removed = await self._node.drop_dataset(request.dataset)
+        return removed_to_pb(removed, ccqs=ccqs)
 
     @unary
     async def ListDatasets(  # noqa: N802
@@ -63,9 +77,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.ListDatasetsReply:
         catalog = self._node.catalog
         caller = self._identify(context)
-        names = [name for name in catalog.names if caller.may_use(name)]
-        schemas = [catalog.schema(name).to_json() for name in names]
-        return cluster_pb2.ListDatasetsReply(schemas_json=schemas)
+        schemas = [shard.schema for _, shard in sorted(catalog.shards.items())]
+        shown = [schema.to_json() for schema in schemas if caller.may_use(schema.name)]
+        return cluster_pb2.ListDatasetsReply(schemas_json=shown)
 
     @unary
     async def Status(  # noqa: N802

@@ -93,7 +93,7 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
         if request.HasField("share"):
             share = share_from_pb(request.share)
             return described_to_pb(
-                await self._exploration.local.describe(schema.name, share), schema
+                await self._exploration.local.describe(schema.key, share), schema
             )
         told = await self._exploration.describe(schema)
         return described_to_pb(told.value, schema, missing=told.missing)
@@ -163,7 +163,11 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
         yield query_pb2.ExplorePart(tail=tail)
 
     async def _query(self, request: _Asking, context: Context) -> Query:
-        query = await read_query(request.query, await self._node.schema(request.dataset))
+        is_by_node = not isinstance(request, query_pb2.EstimateRequest) and request.HasField(
+            "share"
+        )
+        schema = self._node.schema if is_by_node else self._node.named
+        query = await read_query(request.query, await schema(request.dataset))
         self._allowances.check_query(query, context)
         return query
 

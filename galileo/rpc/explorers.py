@@ -42,7 +42,7 @@ class GrpcExplorers:
 
     async def explain(self, node: str, query: Query, share: Share) -> Explained:
         request = query_pb2.ExplainRequest(
-            dataset=query.schema.name, query=query.to_json(), share=share_to_pb(share)
+            dataset=query.schema.key, query=query.to_json(), share=share_to_pb(share)
         )
         reply: query_pb2.ExplainReply = await self._peers.explore(node, "Explain", request)
         scan = reply.nodes[0].scan
@@ -50,7 +50,7 @@ class GrpcExplorers:
 
     async def summarise(self, node: str, question: SummaryOf, share: Share) -> Summarised:
         request = query_pb2.SummariseRequest(
-            dataset=question.query.schema.name,
+            dataset=question.query.schema.key,
             query=question.query.to_json(),
             feature=question.feature,
             share=share_to_pb(share),
@@ -64,7 +64,7 @@ class GrpcExplorers:
 
     async def children(self, node: str, question: ChildrenOf) -> Children:
         request = query_pb2.ChildrenRequest(
-            dataset=question.schema.name,
+            dataset=question.schema.key,
             prefix_json=values_to_json(question.prefix),
             order=question.order,
             limit=question.limit,
@@ -78,7 +78,7 @@ class GrpcExplorers:
 
     async def nearest(self, node: str, sought: NearestTo, share: Share) -> Nearby:
         request = query_pb2.NearestRequest(
-            dataset=sought.schema.name,
+            dataset=sought.schema.key,
             query=sought.among.to_json(),
             latitude=sought.latitude,
             longitude=sought.longitude,
@@ -91,7 +91,7 @@ class GrpcExplorers:
         return Nearby(table, cursor_from_pb(tail.frontier))
 
     async def describe(self, node: str, schema: Schema, share: Share) -> Described:
-        request = query_pb2.DescribeRequest(dataset=schema.name, share=share_to_pb(share))
+        request = query_pb2.DescribeRequest(dataset=schema.key, share=share_to_pb(share))
         reply: query_pb2.DescribeReply = await self._peers.explore(node, "Describe", request)
         return described_from_pb(reply, schema)
 

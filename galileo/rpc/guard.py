@@ -92,7 +92,8 @@ async def refuse(context: Context, error: Exception) -> NoReturn:
 
 def told(error: GalileoError, context: Context) -> GalileoError:
     """The error as the caller may know it: names of datasets only where all are granted to it."""
-    if isinstance(error, UnknownDataset) and getattr(context, "is_restricted", False):
+    is_unknown = isinstance(error, UnknownDataset) and "dropped" not in error.details
+    if is_unknown and getattr(context, "is_restricted", False):
         return UnknownDataset(
             "the dataset does not exist, or you may not use it; datasets() lists those that you "
             "may use"

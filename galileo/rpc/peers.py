@@ -13,7 +13,7 @@ import pyarrow as pa
 from galileo.cursor import ORIGIN
 from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Topology
-from galileo.errors import DeadlineExceeded, Unavailable
+from galileo.errors import DeadlineExceeded, GalileoError, Unavailable
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Schema
@@ -21,6 +21,7 @@ from galileo.node.peers import (
     CommitAnswer,
     CommitTask,
     ReadTask,
+    Removed,
     RetentionReport,
     ScanAnswer,
     ScanDone,
@@ -30,6 +31,7 @@ from galileo.node.peers import (
     SentSampler,
 )
 from galileo.packing.arrow_streams import read_stream
+from galileo.rpc.dropping import removed_from_pb
 from galileo.rpc.retention import report_from_pb
 from galileo.rpc.samplers import sampler_from_pb, sampler_to_pb
 from galileo.samplers import observed_schema
@@ -55,6 +57,7 @@ from galileo.wire.status import error_from_pb, error_of_rpc
 
 COMMIT_TIMEOUT_S = 30.0
 SCAN_TIMEOUT_S = 60.0
+DROP_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 60.0
 """For the next part of a stream; a reader of ours that is slow takes no time of it."""
 STREAM_TIMEOUT_S = 86_400.0
@@ -147,12 +150,28 @@ class GrpcPeers:
         request = storage_pb2.StandRequest(dataset=dataset, queries_json=texts)
         await self._call(node, storage_pb2_grpc.StorageStub, "Stand", request, STAND_TIMEOUT_S)
 
-    async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> None:
+    async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> Schema:
         request = cluster_pb2.CreateDatasetRequest(
             schema_json=schema.to_json(), replicate=replicate
         )
         stub = cluster_pb2_grpc.ClusterStub
-        await self._call(node, stub, "CreateDataset", request, CALL_TIMEOUT_S)
+        reply = await self._call(node, stub, "CreateDataset", request, CALL_TIMEOUT_S)
+        return Schema.from_json(reply.schema_json)
+
+    async def drop_dataset(self, node: str, dataset: str) -> dict[str, Removed | GalileoError]:
+        request = cluster_pb2.DropDatasetRequest(dataset=dataset)
+        stub = cluster_pb2_grpc.ClusterStub
+        reply = await self._call(node, stub, "DropDataset", request, DROP_TIMEOUT_S)
+        return removed_from_pb(reply)
+
+    async def drop_generations(self, node: str, name: str, generations: int) -> Removed:
+        request = cluster_pb2.DropDatasetRequest(dataset=name, generations=generations)
+        stub = cluster_pb2_grpc.ClusterStub
+        reply = await self._call(node, stub, "DropDataset", request, CALL_TIMEOUT_S)
+        removed = removed_from_pb(reply)[node]
+        if isinstance(removed, GalileoError):
+            raise removed
+        return removed
 
     async def datasets(self, node: str) -> list[Schema]:
         reply = await self._call(

@@ -36,7 +36,7 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
     async def Run(  # noqa: N802
         self, request: query_pb2.QueryRequest, context: Context
     ) -> AsyncGenerator[query_pb2.QueryPart, None]:
-        schema = await self._node.schema(request.dataset)
+        schema = await self._node.named(request.dataset)
         query = await read_query(request.query, schema)
         self._allowances.check_query(query, context)
         found = self._found(query, request.sampler_json)

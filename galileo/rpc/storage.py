@@ -117,7 +117,8 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     async def Select(  # noqa: N802
         self, request: storage_pb2.SelectRequest, context: Context
     ) -> AsyncGenerator[Bulk[storage_pb2.SelectPart], None]:
-        query = await read_query(request.query, await self._node.schema(request.dataset))
+        schema = self._node.named if request.count_only else self._node.schema
+        query = await read_query(request.query, await schema(request.dataset))
         self._allowances.check_query(query, context)
         if request.count_only:
             found = await self._node.selection.count(query)

@@ -20,7 +20,7 @@ from typing import Any
 from galileo import requests
 from galileo.clock import Clock
 from galileo.errors import GalileoError
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, name_of_key
 from galileo.redaction import redacted
 from galileo.rpc.access import NODE_FIELDS, Principal
 from galileo.rpc.calls import REFUSALS, Ended
@@ -233,6 +233,7 @@ def _run_many(requests: Iterable[Any]) -> Iterator[_Act]:
 
 _ACTS: Mapping[str, Callable[[Any], Iterator[_Act]]] = {
     "Cluster/CreateDataset": _created,
+    "Cluster/DropDataset": lambda request: iter([("drop-dataset", name_of_key(request.dataset))]),
     "Cluster/SetRetention": lambda request: iter([("set-retention", request.dataset)]),
     "Cluster/ApplyRetention": lambda request: iter([("apply-retention", request.dataset)]),
     "Cluster/Drain": lambda request: iter([("undrain" if request.undo else "drain", request.node)]),

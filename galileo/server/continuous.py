@@ -13,6 +13,7 @@ from galileo.ccq import elsewhere
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq, Compression
 from galileo.ccq.pack_files import to_bytes
+from galileo.ccq.state import drop_of
 from galileo.clock import Clock
 from galileo.config import LimitsSection
 from galileo.cursor import ORIGIN, Cursor
@@ -23,8 +24,10 @@ from galileo.errors import (
     InputError,
     Overloaded,
     Unavailable,
+    UnknownDataset,
 )
 from galileo.labels import LabelSet
+from galileo.model.schema import Schema
 from galileo.model.windows import Changes, Told, fold
 from galileo.node.parsing import read_query
 from galileo.node.scans import Tail
@@ -123,7 +126,7 @@ class ContinuousQueries:
             InputError: the query, the sampler or a limit refuses it.
             TryAgain: no node could take it.
         """
-        schema = await self._node.schema(submission.dataset)
+        schema = await self._node.named(submission.dataset)
         query = await read_query(submission.query, schema)
         made = self._checked(submission, query)
         if made.sampler is not None:
@@ -207,7 +210,7 @@ class ContinuousQueries:
         compression: Compression = "lz4" if submission.compression == "lz4" else ""
         return Ccq(
             id=submission.ccq_id,
-            dataset=submission.dataset,
+            dataset=query.schema.key,
             query=query.to_json(),
             interval_s=submission.interval_s,
             expires_at=self._clock.wall() + submission.expiration_s,
@@ -321,7 +324,7 @@ class ContinuousQueries:
             answer.labels, compressed=made.compression == "lz4", leaves_out=leaves_out
         )
         return Fetched(
-            schema_json=self._node.catalog.schema(made.dataset).to_json(),
+            schema_json=self._schema(made).to_json(),
             query_json=made.query,
             packed=packed,
             token=tokens.encode(made.id, answer.cursor, told),
@@ -335,6 +338,15 @@ class ContinuousQueries:
             windows=windows,
             kept=kept,
         )
+
+    def _schema(self, made: Ccq) -> Schema:
+        """The schema of a CCQ's dataset; where that was just dropped, the CCQ ends with it."""
+        try:
+            return self._node.catalog.schema(made.dataset)
+        except UnknownDataset as error:
+            if self._node.catalog.is_dropped(made.dataset):
+                raise drop_of(made).to_error() from error
+            raise
 
     async def _forward(
         self, coordinator: str, request: continuous_pb2.FetchRequest, *, forwarded: bool

@@ -157,11 +157,14 @@ class Cycling:
         # By identity first: very many items have the same objects.
         rows: dict[tuple[int, int, int, int], int] = {}
         is_spared = len(items) <= SPARED_ITEMS_MAX
+        shards = self._node.catalog.shards
         for item in items:
             name = item.ccq.dataset
             group = groups.get(name)
             if group is None:
-                group = groups[name] = _Group(self._node.catalog.schema(name))
+                if name not in shards:
+                    continue  # Dropped, or not heard of yet: it ends, or is asked again.
+                group = groups[name] = _Group(shards[name].schema)
             known = self._of_query(item.ccq.query, group.schema)
             key = (id(group), id(item.after), id(item.partitions), id(known.candidates))
             at = None if is_spared else rows.get(key)
@@ -181,7 +184,7 @@ class Cycling:
         return at
 
     def _row(self, item: ccq.CycleItem, known: _Known, schema: Schema, *, is_spared: bool) -> _Row:
-        sequences = self._node.view.sequences(schema.name)
+        sequences = self._node.view.sequences(schema.key)
         wanted = frozenset(item.partitions)
         possible = known.candidates & wanted
         certain = Cursor({p: sequences[p] for p in wanted - possible})
@@ -194,7 +197,7 @@ class Cycling:
         return _Row(item.after, possible - set(spared), certain.join(spared))
 
     def _of_query(self, text: str, schema: Schema) -> _Known:
-        key = (schema.name, text)
+        key = (schema.key, text)
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= QUERIES_KEPT:
@@ -236,7 +239,7 @@ class Cycling:
         await asyncio.gather(*calls)
 
     async def _introduce_at(self, node: str, group: _Group, owned: Partitions) -> None:
-        dataset = group.schema.name
+        dataset = group.schema.key
         asked = [bool(row.asked & owned) for row in group.rows]
         new = {
             known.digest: item.ccq.query
@@ -411,7 +414,7 @@ def _group_to_pb(group: _Group) -> evaluator_pb2.EvaluateGroup:
     rows, cursors = np.unique(after, axis=0, return_inverse=True)
     samplers = _samplers(group.items)
     return evaluator_pb2.EvaluateGroup(
-        dataset=group.schema.name,
+        dataset=group.schema.key,
         schema_json=group.schema.to_json(),
         partitions=partitions,
         after=sequences_to_bytes(rows),

@@ -209,7 +209,12 @@ class Driver:
             await self._deaths.setdefault(node, asyncio.Event()).wait()
 
     async def restore(self) -> tuple[Record, ...]:
-        """Feeds the records of earlier lives; comes before anything that can feed an event."""
+        """Feeds the records of earlier lives; comes before anything that can feed an event.
+
+        What was dropped in them comes first, so that no CCQ of a dropped dataset begins again.
+        """
+        for name, generations in self._store.generations.items():
+            self.feed(ccq.DatasetDropped(name, generations))
         loaded = await asyncio.to_thread(self._store.load_batches, RECORD_KIND)
         records = tuple(TAGGED.decode(data) for _, data in sorted(loaded.items()))
         self.feed(ccq.Restored(records, self._clock.wall()))

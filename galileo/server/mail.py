@@ -39,9 +39,11 @@ MESSAGES_BYTES_MAX = 2 << 20
 SYNOPSIS_BYTES_MAX = 4 << 20
 SAMPLERS_TOGETHER_MAX = 16
 """News of sent samplers in one heartbeat; the receiver may have to fetch their code."""
-PROTOCOL = 1
+DROPPED_TOGETHER_MAX = 1_000
+"""Names of dropped datasets in one heartbeat."""
+PROTOCOL = 2
 """What nodes say to one another; raised where one of an older version would take it wrongly."""
-PROTOCOLS_UNDERSTOOD = (1,)
+PROTOCOLS_UNDERSTOOD = (1, 2)
 """Those of other nodes that this version understands, for upgrades of a node at a time."""
 
 _PATIENT = (messages.Digest,)
@@ -71,6 +73,7 @@ class _Peer:
         self.acknowledged: dict[tuple[str, int], Version] = {}
         self.epoch = 0
         self.retentions: dict[str, int] = {}
+        self.dropped: dict[str, int] = {}
         self.samplers: dict[str, float] = {}
 
     def take_reply(
@@ -81,8 +84,9 @@ class _Peer:
             version = Version(held.epoch, held.version)
             self.acknowledged[held.dataset, held.partition] = version
         if reply.epoch != self.epoch:
-            self.epoch, self.retentions, self.samplers = reply.epoch, {}, {}
+            self.epoch, self.retentions, self.dropped, self.samplers = reply.epoch, {}, {}, {}
             return
+        self.dropped |= {one.name: one.generations for one in request.heartbeat.dropped}
         for one in request.heartbeat.retentions:
             numbered = NumberedRetention.from_json(one.numbered_json)
             self.retentions[one.dataset] = numbered.version
@@ -196,6 +200,7 @@ class MailRoom:
             sequences=sequences,
             synopses=self._changes(box),
             datasets=list(shards),
+            dropped=self._dropped(box),
             retentions=retentions,
             samplers=self._sampler_news(box),
             moves=[
@@ -203,6 +208,15 @@ class MailRoom:
                 for one in self._node.moves.known
             ],
         )
+
+    def _dropped(self, box: _Peer) -> list[cluster_pb2.DroppedGenerations]:
+        """The latest first: the receiver has to hear of them before it misses their commits."""
+        unheard = [
+            cluster_pb2.DroppedGenerations(name=name, generations=generations)
+            for name, generations in reversed(self._node.catalog.generations.items())
+            if generations > box.dropped.get(name, 0)
+        ]
+        return unheard[:DROPPED_TOGETHER_MAX]
 
     def _sampler_news(self, box: _Peer) -> list[cluster_pb2.SentSamplerNews]:
         news = self._node.samplers.news()
@@ -245,11 +259,12 @@ class MailRoom:
             )
         _check_protocol(request)
         held: list[cluster_pb2.SynopsisVersion] = []
+        refused: GalileoError | None = None
         if self._node.live.relocate(request.sender, request.address, epoch=request.epoch):
             log.info("node %s runs at %s now", request.sender, request.address)
         if request.HasField("heartbeat"):
             self._on_heartbeat(request.sender, request.epoch)
-            await self._learn_datasets(request)
+            refused = await self._learn_datasets(request)
             moves = request.heartbeat.moves
             told = [Move(one.partition, one.number, one.node) for one in moves]
             self._node.moves.hear(request.sender, told)
@@ -260,6 +275,8 @@ class MailRoom:
         for one in request.heartbeat.retentions:  # last: where the disk refuses, they come again
             numbered = NumberedRetention.from_json(one.numbered_json)
             self._node.catalog.adopt_retention(one.dataset, numbered)
+        if refused is not None:
+            raise refused
         taken = [
             one.digest
             for one in request.heartbeat.samplers
@@ -269,19 +286,32 @@ class MailRoom:
             epoch=self._node.store.epoch, synopses=held, samplers=taken
         )
 
-    async def _learn_datasets(self, request: cluster_pb2.ExchangeRequest) -> None:
+    async def _learn_datasets(self, request: cluster_pb2.ExchangeRequest) -> GalileoError | None:
+        """Learns which datasets there are and which were dropped; why that was refused, if it was.
+
+        An error of the disk about dropped ones is the sender's to know: they have to come again.
+        """
+        dropped = {one.name: one.generations for one in request.heartbeat.dropped}
+        try:
+            await self._node.learn_generations(dropped)
+        except GalileoError as error:
+            log.error("what %s says is dropped cannot be dropped: %s", request.sender, error)
+            return error
         try:
             await self._node.learn_datasets(request.sender, list(request.heartbeat.datasets))
         except GalileoError as error:
             log.warning("could not learn the datasets of %s: %s", request.sender, error)
+        return None
 
     def _take_heartbeat(
         self, heartbeat: cluster_pb2.Heartbeat, *, sender: str
     ) -> list[cluster_pb2.SynopsisVersion]:
-        view = self._node.view
-        for one in heartbeat.sequences:
+        view, catalog = self._node.view, self._node.catalog
+        # The sender may not have heard yet that it is dropped.
+        living = [one for one in heartbeat.sequences if not catalog.is_dropped(one.dataset)]
+        for one in living:
             view.hear_event_clock(one.dataset, event_clock_from_pb(one.clock))
-        told = {one.dataset: cursor_from_pb(one.sequences) for one in heartbeat.sequences}
+        told = {one.dataset: cursor_from_pb(one.sequences) for one in living}
         news = [dataset for dataset in told if view.hear_sequences(dataset, told[dataset])]
         own = placement.partitions_by_node(self._node.topology)[sender]
         view.losses.hear(sender, own, told=told, heard=view.all_sequences)
@@ -289,7 +319,9 @@ class MailRoom:
             self._on_news(news)
         held = []
         for change in heartbeat.synopses:
-            schema = self._node.catalog.schema(change.dataset)
+            if not catalog.knows(change.dataset):
+                continue  # It was dropped, or could not be learnt yet; it comes again.
+            schema = catalog.schema(change.dataset)
             delta = SynopsisDelta.from_bytes(schema, change.delta)
             version = view.hear_synopsis(schema, delta)
             held.append(

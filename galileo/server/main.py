@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,6 +167,7 @@ class NodeProcess:
         self._watch = self._make_watch()
         self._told: dict[str, Cursor] = {}
         self.node.samplers.on_revoked = self._fail_revoked
+        self.node.on_dropped = self._on_dropped
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set, then lets calls finish for a moment and closes."""
@@ -230,6 +231,7 @@ class NodeProcess:
                 drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
                 identify=self._security.identify,
                 condition=self._watch.conditions.ask,
+                ccqs_of=self._ccqs_of,
                 describe=Callers(self._security.metering, owned_by=self.machine.owned_by).describe,
             ),
             server,
@@ -339,6 +341,17 @@ class NodeProcess:
         ]
         failed, _ = self._work.refused(items)
         self.driver.feed(ccq.CycleFinished(NO_CYCLE, tuple(failed)))
+
+    def _on_dropped(self, name: str, generations: int, keys: Sequence[str]) -> None:
+        """Has the CCQs of datasets end that have just been dropped here."""
+        for dataset in keys:
+            self._told.pop(dataset, None)
+        self.driver.feed(ccq.DatasetDropped(name, generations))
+
+    def _ccqs_of(self, dataset: str) -> int:
+        """How many CCQs of a dataset run, as far as this node knows."""
+        of_it = (record for record in self.machine.records if record.ccq.dataset == dataset)
+        return sum(record.ended is None for record in of_it)
 
     def _check_losses(self, records: Iterable[Record]) -> None:
         """Finds out whether readers have retrieved commits that are not here any more."""

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from galileo.ccq import events as ccq
 from galileo.ccq.packs import KEPT_SHARE, Pack, PackedLabels
+from galileo.ccq.state import drop_of
 from galileo.clock import Clock
 from galileo.config import LimitsSection
 from galileo.cursor import ORIGIN, Cursor
@@ -235,7 +236,9 @@ class ManyFetches:
         if not isinstance(effect, ccq.AnswerFetch) or effect.gone or effect.missing or effect.more:
             return False
         record = self._driver.machine.state.tracker.get(ask.ccq_id)
-        if record is None or record.ccq.window is not None or ask.told != tokens.NOTHING_TOLD:
+        if record is None or not self._node.catalog.knows(record.ccq.dataset):
+            return False
+        if record.ccq.window is not None or ask.told != tokens.NOTHING_TOLD:
             return False
         if effect.labels is None and effect.cursor == ask.cursor:
             return True
@@ -274,6 +277,8 @@ class ManyFetches:
             return ManyUpdate(ask.place, ask.ccq_id, error=error)
         if effect.cursor == ask.cursor and told == ask.told and effect.labels is None:
             return None
+        if self._node.catalog.is_dropped(made.dataset):
+            return ManyUpdate(ask.place, ask.ccq_id, error=drop_of(made).to_error())
         return ManyUpdate(
             ask.place,
             ask.ccq_id,

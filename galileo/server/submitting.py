@@ -82,7 +82,7 @@ class ManySubmissions:
         found: dict[str, Schema | GalileoError] = {}
         for dataset in {one.dataset for one in submissions if isinstance(one, Submission)}:
             try:
-                found[dataset] = await self._node.schema(dataset)
+                found[dataset] = await self._node.named(dataset)
             except GalileoError as error:
                 found[dataset] = error
         return found

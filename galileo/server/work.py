@@ -196,7 +196,7 @@ class ContinuousWork:
         """
         if spec is None:
             return labels
-        chosen = await self.load(spec, dataset=labels.schema.name)
+        chosen = await self.load(spec, dataset=labels.schema.key)
         if not needs_observations(chosen):
             return await _chosen(chosen, labels, spec)
         kept = [
@@ -217,7 +217,7 @@ class ContinuousWork:
 
     async def _observed(self, labels: LabelSet, query: Query) -> pa.Table:
         """The observations behind labels of any nodes, as a sampler gets them."""
-        task = ReadTask(query.schema.name, numbered_parts(labels), query.to_json())
+        task = ReadTask(query.schema.key, numbered_parts(labels), query.to_json())
         with found_now():
             async with aclosing(self._node.reading.read(task)) as pieces:
                 tables = [table async for table in pieces]

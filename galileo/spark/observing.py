@@ -43,7 +43,7 @@ class ObservationReader:
         """
         columns = observed_schema(labels.schema)
         request = storage_pb2.ReadRequest(
-            dataset=labels.schema.name,
+            dataset=labels.schema.key,
             parts=to_ipc(numbered_parts(labels).combine_chunks()),
             local=True,
             numbered=True,

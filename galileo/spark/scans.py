@@ -113,8 +113,11 @@ async def _receive(call: grpc.aio.UnaryStreamCall, replies: Replies) -> None:
 
 
 def _failed(answer: MatchAnswer, error: GalileoError, ask: Ask) -> MatchAnswer:
-    """A lost connection leaves items unanswered; anything else is the error of those."""
-    lost = isinstance(error, TryAgain | AskElsewhere | Cancelled)
+    """A lost connection leaves items unanswered; anything else is the error of those.
+
+    So does a dropped dataset: the items' coordinator may not have heard of it yet, and ends them.
+    """
+    lost = isinstance(error, TryAgain | AskElsewhere | Cancelled) or "dropped" in error.details
     if lost and not isinstance(error, Overloaded):
         return answer
     open_items = np.ones(len(ask.items), dtype=np.bool_)

@@ -85,6 +85,7 @@ class PartitionJournal:
         self._blocks = BlockCache()
         self._writer = SegmentWriter(directory, options)
         self.syncs = self._writer.syncs
+        self._is_over = False
         self._writing = threading.Lock()
         self._merging = threading.Lock()
 
@@ -217,11 +218,13 @@ class PartitionJournal:
         """
         with self._merging:
             sources = due(self._sealed(), options)
-            if not sources or self.stopped:
+            if not sources or self.stopped or self._is_over:
                 return False
             place = self._directory, self._partition, self._schema
             merge = Merge(*place, sources, options.block_bytes)
-            path = write_merged(merge, disk=self._disk, pace=pace)
+            path = write_merged(
+                merge, disk=self._disk, pace=lambda size: pace(size) and not self._is_over
+            )
             if path is None:
                 return False
             newest = max(source.newest_us for source in sources)
@@ -246,7 +249,8 @@ class PartitionJournal:
             PartitionStopped: the disk refuses.
         """
         with self._writing:
-            self._writer.seal(sequence=self.last_sequence + 1)
+            if not self._is_over:
+                self._writer.seal(sequence=self.last_sequence + 1)
 
     def drop(self, until: int) -> Dropped:
         """Drops the oldest files, as far as they hold nothing past `until` and are sealed.
@@ -261,7 +265,7 @@ class PartitionJournal:
         """
         with self._merging:
             files = retention.droppable(self._segments, until, writing=self._writer.path)
-            if not files:
+            if not files or self._is_over:
                 return Dropped(self.dropped)
             moved = retention.save_moved(self._directory, self._mark, files, disk=self._disk)
             mark, dropped = moved
@@ -280,6 +284,21 @@ class PartitionJournal:
             self._writer.close()
             self._maps.clear()
             self._blocks.clear()
+
+    def end(self) -> None:
+        """Before its directory is deleted: from here on it has no commits, and takes none.
+
+        Ends a merge that is under way. What was read before stays valid; reads that have begun
+        raise DataDropped.
+        """
+        self._is_over = True
+        with self._merging:
+            with self._writing:
+                self._writer.stop("the dataset was dropped", advice="Create it again")
+                self._mark = Mark(self.last_sequence)
+                self._segments = []
+                self.rows_total = self.paths_total = 0
+            self.close()
 
     # --- merging and dropping ----------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from galileo.storage.retention import mark_path
 from galileo.storage.segment import segment_paths
 from galileo.storage.segment_check import FileCheck, check_merged, check_segment
 
+DROPPED = "@removed"
+"""Ends the directory of a dataset that was dropped and is being deleted; no name has an @."""
 INCOMING_KIND = "incoming"
 """Of the records of a node, by number, that say which partitions are being copied to it."""
 
@@ -54,6 +56,8 @@ def partitions(directory: Path) -> Iterator[Partition]:
     """All partitions of a node's directory, by dataset and number; not those that are coming."""
     coming = {path.stem for path in (directory / "records" / INCOMING_KIND).glob("*.record")}
     for dataset in sorted((directory / "journals").glob("*")):
+        if dataset.name.endswith(DROPPED):
+            continue
         names = {path.name for path in dataset.iterdir() if path.is_dir()}
         for number in sorted(int(name) for name in names - coming if name.isdecimal()):
             yield Partition(dataset / str(number), dataset.name, number)

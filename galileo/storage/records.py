@@ -21,7 +21,7 @@ RECORD_BYTES_MAX = 64 << 20
 _MAGIC = b"\x89GLR\x0d\x0a\x1a\x01"
 _HEADER = struct.Struct("<8sQI")  # magic, length, CRC-32C of the data
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-_NAME = re.compile(r"[a-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[a-z0-9_.-]{1,64}(@[0-9]{1,19})?")
 
 
 def record_name(name: str) -> str:
@@ -31,7 +31,10 @@ def record_name(name: str) -> str:
         InputError: it is not.
     """
     if not _NAME.fullmatch(name):
-        raise InputError(f"expected 1 to 64 of a-z, 0-9, '_', '.' and '-', got {name!r}")
+        raise InputError(
+            "expected 1 to 64 of a-z, 0-9, '_', '.' and '-', and a generation such as '@2' or "
+            f"none, got {name!r}"
+        )
     return name
 
 
@@ -84,6 +87,10 @@ class RecordDirectory:
             for path, data in loaded.items()
             if data is not None
         }
+
+    def names(self) -> list[str]:
+        """The names of all records, in order."""
+        return [path.name.removesuffix(SUFFIX) for path in record_paths(self._directory)]
 
     def delete(self, name: str) -> None:
         """Deletes a record; nothing happens where there is none.

@@ -3,11 +3,15 @@
 lock                                      held while a process uses the directory
 node/epoch.record                         how often the directory was opened
 datasets/<dataset>.record                 the schema, JSON
+records/generations/<name>.record         how many datasets of a name were dropped
 journals/<dataset>/<partition>/*.segment  the commits
 journals/<dataset>/<partition>/*.merged   older ones, compressed
 journals/<dataset>/<partition>/dropped.record  up to where retention has dropped them
 records/<kind>/<name>.record              small values of other layers
 records/<kind>.batches/<number>.record    very many of them, some in each file
+
+<dataset> is `Schema.key`. A dataset is dropped by one write, of the number of its name's dropped
+generations; what is left of it then is deleted, by the next start if not before.
 """
 
 from __future__ import annotations
@@ -27,10 +31,11 @@ from galileo.errors import (
     InputError,
     UnknownDataset,
 )
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, dropped_dataset, split_key
 from galileo.storage.copying import PartitionCopy
 from galileo.storage.disk import make_directory
 from galileo.storage.journal import PartitionJournal
+from galileo.storage.partition_files import DROPPED
 from galileo.storage.record_batches import RecordBatches, Values
 from galileo.storage.records import RecordDirectory, record_name
 from galileo.storage.recovery import Replayed
@@ -39,6 +44,7 @@ from galileo.storage.writer import JournalOptions
 
 PARTITION_MAX = 2**31 - 1
 _REMOVED = ".removed"
+GENERATIONS_KIND = "generations"
 EPOCH = "epoch"
 
 StoreReplay: TypeAlias = Callable[[str, int, Replayed], None]
@@ -68,6 +74,8 @@ class Store:
         self._recovered = False
         self._journals: dict[tuple[str, int], PartitionJournal] = {}
         self._schemas: dict[str, Schema] = {}
+        self._generations: dict[str, int] = {}
+        self._deleting = threading.Lock()
         self._records: dict[str, RecordDirectory] = {}
         self._batches: dict[str, RecordBatches] = {}
         self._schema_records = RecordDirectory(directory / "datasets", options.disk)
@@ -114,6 +122,7 @@ class Store:
         with self._changing:
             if self._recovered:
                 raise Bug("expected one call of Store.recover, got a second one")
+            self.delete_dropped()
             self._delete_removed()
             for dataset, partition in self._partitions_on_disk():
                 if wanted is None or wanted(partition):
@@ -149,21 +158,82 @@ class Store:
             PartitionStopped: the disk refuses.
         """
         with self._changing:
-            present = self._schemas.get(schema.name)
+            if self.is_dropped(schema.key):
+                raise Bug(f"expected a dataset that was not dropped, got {schema.key!r}")
+            present = self._schemas.get(schema.key)
             if present is not None and present != schema:
                 raise DatasetExists(
                     f"dataset {schema.name!r} exists with another schema: {present.to_json()}. "
                     "A schema never changes; choose another name, or use the dataset as it is"
                 )
             if present is None:
-                self._schema_records.save(schema.name, schema.to_json().encode())
-                self._schemas[schema.name] = schema
+                self._schema_records.save(schema.key, schema.to_json().encode())
+                self._schemas[schema.key] = schema
             return present is None
 
     def schemas(self) -> dict[str, Schema]:
-        """All datasets by name."""
+        """All datasets by key."""
         with self._changing:
             return dict(self._schemas)
+
+    @property
+    def generations(self) -> dict[str, int]:
+        """How many datasets of each name were dropped, where there were some."""
+        with self._changing:
+            return dict(self._generations)
+
+    def is_dropped(self, dataset: str) -> bool:
+        """Whether the dataset with this key was dropped."""
+        name, generation = split_key(dataset)
+        return generation < self._generations.get(name, 0)
+
+    def drop_dataset(self, name: str, generations: int) -> list[str]:
+        """Drops the first generations of a name, durably; again is harmless.
+
+        Their journals stay open, and their files stay, until `delete_dropped`.
+
+        Returns:
+            The keys of those that were here.
+
+        Raises:
+            PartitionStopped: the disk refuses; nothing was dropped.
+        """
+        with self._changing:
+            if generations <= self._generations.get(name, 0):
+                return []
+            self.save_record(GENERATIONS_KIND, name, str(generations).encode())
+            self._generations[name] = generations
+            dropped = [key for key in self._schemas if self.is_dropped(key)]
+            for key in dropped:
+                del self._schemas[key]
+            return dropped
+
+    def delete_dropped(self) -> None:
+        """Deletes the files of datasets that were dropped, in a thread; their journals are over.
+
+        Raises:
+            OSError, PartitionStopped: the disk refuses; the next call, or start, goes on.
+        """
+        with self._deleting:
+            with self._changing:
+                for key in [key for key in self._journals if self.is_dropped(key[0])]:
+                    self._journals.pop(key).close()
+                self._put_dropped_aside()
+            for place in (self._directory / "journals").glob(f"*{DROPPED}"):
+                shutil.rmtree(place)
+            with self._changing:
+                for name in filter(self.is_dropped, self._schema_records.names()):
+                    self._schema_records.delete(name)
+
+    def _put_dropped_aside(self) -> None:
+        """By one renaming each, so that no start finds a part of one."""
+        root, disk = self._directory / "journals", self._options.disk
+        for place in [one for one in _directories(root) if self.is_dropped(one.name)]:
+            aside = place.with_name(place.name + DROPPED)
+            if aside.exists():  # Of a copy that began before the dataset was dropped.
+                shutil.rmtree(aside)
+            disk.rename(place, aside)
+            disk.sync_directory(root)
 
     def journal(self, dataset: str, partition: int) -> PartitionJournal:
         """The journal of a partition, created empty where it does not exist yet.
@@ -188,7 +258,13 @@ class Store:
         return self._directory / "journals" / dataset / str(partition)
 
     def partition_copy(self, dataset: str, partition: int) -> PartitionCopy:
-        """A partition's directory, to be filled by a copy; errors as `PartitionCopy`."""
+        """A partition's directory, to be filled by a copy; errors as `PartitionCopy`.
+
+        Raises:
+            UnknownDataset: the dataset was dropped.
+        """
+        if self.is_dropped(dataset):
+            raise dropped_dataset(split_key(dataset)[0], is_again=False)
         place = self.partition_directory(dataset, partition)
         return PartitionCopy(place, partition=partition, disk=self._options.disk)
 
@@ -239,6 +315,10 @@ class Store:
         self._delete_removed()
 
     def _delete_removed(self) -> None:
+        with self._deleting:
+            self._delete_partitions()
+
+    def _delete_partitions(self) -> None:
         for place in (self._directory / "journals").glob(f"*/*{_REMOVED}"):
             shutil.rmtree(place)
 
@@ -332,8 +412,11 @@ class Store:
             raise ConfigError(f"the directory {self._directory} cannot be used: {error}") from error
 
     def _load_schemas(self) -> None:
-        for name, data in self._schema_records.load_all().items():
-            self._schemas[name] = Schema.from_json(data.decode())
+        generations = self.load_records(GENERATIONS_KIND)
+        self._generations = {name: int(data) for name, data in generations.items()}
+        for key, data in self._schema_records.load_all().items():
+            if not self.is_dropped(key):
+                self._schemas[key] = Schema.from_json(data.decode())
 
     def _advance_epoch(self) -> None:
         records = RecordDirectory(self._directory / "node", self._options.disk)
@@ -346,7 +429,9 @@ class Store:
 
     def _partitions_on_disk(self) -> Iterator[tuple[str, int]]:
         root = self._directory / "journals"
-        for directory in sorted(root.iterdir()) if root.exists() else []:
+        for directory in sorted(_directories(root)):
+            if self.is_dropped(directory.name):
+                continue  # A copy that began before it was dropped; the next start deletes it.
             if directory.name not in self._schemas:
                 raise damaged(directory, 0, reason="these commits belong to an unknown dataset")
             names = (path.name for path in directory.iterdir())
@@ -373,6 +458,12 @@ class Store:
             replay=lambda replayed: replay(dataset, partition, replayed),
             wall=self._wall,
         )
+
+
+def _directories(root: Path) -> list[Path]:
+    """Of datasets; not what was put aside to be deleted."""
+    found = root.iterdir() if root.exists() else ()
+    return [one for one in found if not one.name.endswith(DROPPED)]
 
 
 def _nothing_to_replay(dataset: str, partition: int, replayed: Replayed) -> None:

@@ -9,6 +9,7 @@ from ccq_driver import BUSY, CCQ, IDLE, WALL, Driver, only
 from galileo.ccq.batch_events import AnswerBatch, BatchItem, BatchSubmitted, Outcome
 from galileo.ccq.events import (
     CancelRequested,
+    DatasetDropped,
     DrainRequested,
     FetchesRequested,
     FetchRequested,
@@ -303,3 +304,31 @@ def test_what_is_being_elected_counts():
     assert refused_of(driver.feed(BatchSubmitted(4, owned("t"), 2))) == ["t"]
     polls = driver.feed(SubmitRequested(5, owned("t", owner="bob")[0].ccq, ORIGIN, owned_max=2))
     assert only(polls, RefuseSubmit) == []
+
+
+def test_a_batch_that_is_under_way_ends_with_the_dataset():
+    driver = Driver()
+    driver.feed(UsageMeasured(replace(BUSY, cpu_share=0.85)))
+    other = BatchItem(replace(CCQ, id="other", dataset="d2"))
+    (poll, _) = driver.feed(BatchSubmitted(1, (*items("q", "r"), other)))
+    assert only(driver.feed(DatasetDropped("d", 1)), AnswerBatch) == []
+    driver.hear("b", PollAnswer(poll.message.election, BUSY))
+    (offer,) = only(driver.hear("c", PollAnswer(poll.message.election, IDLE)), Send)
+    assert [record.ccq.id for record in offer.message.records] == ["other"]
+    (answer,) = driver.hear("c", ManyAppointed((("other", NODES_MAX),), ()))
+    assert [one.failure and one.failure.kind for one in answer.outcomes] == [
+        "ccq_dropped",
+        "ccq_dropped",
+        None,
+    ]
+    (refused,) = driver.feed(BatchSubmitted(2, items("s")))
+    assert refused.outcomes[0].failure.kind == "ccq_dropped"
+
+
+def test_a_node_that_knows_of_a_drop_says_so_to_who_offers():
+    driver = Driver("b")
+    driver.feed(DatasetDropped("d", 1))
+    effects = driver.hear("a", AppointMany((Record(CCQ, NODES_MAX, "b"),)))
+    told = [effect.message for effect in only(effects, Send)]
+    assert told[0].records[0].ended == "dropped"
+    assert told[-1] == ManyAppointed((), (("q", NODES_MAX),))

@@ -10,6 +10,7 @@ from galileo.ccq.events import (
     AnswerCancel,
     AnswerSubmit,
     CancelRequested,
+    DatasetDropped,
     FetchRequested,
     MessageArrived,
     PurgeRecord,
@@ -354,3 +355,73 @@ def test_an_acknowledgement_is_saved_lazily_and_announced():
     assert only(effects, SaveRecord) == [SaveRecord(record, durable=False)]
     assert Send("b", Announce((record,))) in effects
     assert only(driver.tick(4.0), SaveRecord) == []
+
+
+# --- dropped datasets --------------------------------------------------------------------------
+
+
+def test_a_dropped_dataset_ends_its_ccqs_and_no_others():
+    driver = Driver()
+    driver.lead()
+    driver.lead(replace(CCQ, id="other", dataset="d2"))
+    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    effects = driver.feed(DatasetDropped("d", 1))
+    ended = Record(CCQ, NODES_MAX, "a", ended="dropped", ended_at=WALL)
+    assert only(effects, SaveRecord) == [SaveRecord(ended, durable=True)]
+    assert [e.failure.kind for e in only(effects, RefuseFetch)] == ["ccq_dropped"]
+    assert only(effects, Send) == [], "every node ends what it knows"
+    assert list(driver.machine.coordinated) == ["other"]
+    assert driver.feed(DatasetDropped("d", 1)) == []
+    (refused,) = driver.feed(FetchRequested(2, "q", ORIGIN))
+    assert refused.failure.kind == "ccq_dropped"
+    assert "dataset 'd' was dropped" in refused.failure.message
+
+
+def test_what_comes_late_of_a_dropped_dataset_is_ended():
+    driver = Driver()
+    driver.feed(DatasetDropped("d", 1))
+    record = Record(CCQ, NODES_MAX, "a")
+    ended = replace(record, ended="dropped", ended_at=WALL)
+    effects = driver.hear("b", Appoint(record, 0))
+    assert only(effects, Send) == [Send("b", AppointRefused("q", NODES_MAX, ended))]
+    later = Record(replace(CCQ, id="r"), NODES_MAX, "c")
+    driver.hear("b", Announce((later,)))
+    assert {one.ended for one in driver.machine.records} == {"dropped"}
+    (refused,) = driver.feed(SubmitRequested(1, replace(CCQ, id="s"), ORIGIN))
+    assert refused.failure.kind == "ccq_dropped"
+    driver.feed(SequencesSeen("d", Cursor({0: 3})))
+    assert driver.machine.state.known == {}
+
+
+def test_a_dataset_that_was_created_again_is_another_one():
+    driver = Driver()
+    driver.feed(DatasetDropped("d", 1))
+    driver.lead(replace(CCQ, id="new", dataset="d@1"))
+    driver.feed(SequencesSeen("d@1", Cursor({0: 3})))
+    assert list(driver.machine.coordinated) == ["new"]
+    driver.feed(DatasetDropped("d", 2))
+    assert (list(driver.machine.coordinated), driver.machine.state.known) == ([], {})
+
+
+def test_a_submission_that_is_under_way_ends_with_the_dataset():
+    driver = Driver()
+    submitted_to(driver, BUSY, IDLE)
+    driver.feed(SubmitRequested(2, replace(CCQ, id="polling"), ORIGIN))
+    refused = only(driver.feed(DatasetDropped("d", 1)), RefuseSubmit)
+    assert [(one.request, one.failure.kind) for one in refused] == [
+        (1, "ccq_dropped"),
+        (2, "ccq_dropped"),
+    ]
+    assert driver.hear("c", Appointed("q", NODES_MAX)) == []
+
+
+def test_a_node_that_restarts_leaves_out_what_was_dropped_meanwhile():
+    machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(("a", "b"),)))
+    machine.step(DatasetDropped("d", 1), 0.0)
+    kept = Record(CCQ, NODES_MAX, "a")
+    effects = machine.step(Restored((kept,), WALL), 0.0)
+    ended = replace(kept, ended="dropped", ended_at=WALL)
+    assert effects == [SaveRecord(ended, durable=True)]
+    machine.step(Ticked(WALL), 60.0)
+    machine.check()
+    assert not machine.coordinated

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
-from galileo.errors import Unavailable
+from galileo.errors import GalileoError, Unavailable
 from galileo.labels import LabelSet
 from galileo.model.retention import NumberedRetention, Retention
 from galileo.model.schema import Feature, Schema
@@ -21,6 +21,7 @@ from galileo.node.peers import (
     CommitAnswer,
     CommitTask,
     ReadTask,
+    Removed,
     RetentionReport,
     ScanAnswer,
     ScanTask,
@@ -108,16 +109,22 @@ class Network:
         async for table in self._reach(node, "read").reading.read_local(task):
             yield table
 
-    async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> None:
+    async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> Schema:
         there = self._reach(node, "create_dataset")
-        if replicate:
-            there.catalog.adopt(schema)
-        else:
-            await there.create_dataset(schema)
+        if not replicate:
+            return await there.create_dataset(schema)
+        await there.adopt(schema)
+        return schema
+
+    async def drop_dataset(self, node: str, dataset: str) -> dict[str, Removed | GalileoError]:
+        return await self._reach(node, "drop_dataset").drop_dataset(dataset)
+
+    async def drop_generations(self, node: str, name: str, generations: int) -> Removed:
+        return await self._reach(node, "drop_generations").drop(name, generations)
 
     async def datasets(self, node: str) -> list[Schema]:
         catalog = self._reach(node, "datasets").catalog
-        return [catalog.schema(name) for name in catalog.names]
+        return [shard.schema for shard in catalog.shards.values()]
 
     async def get_sampler(self, node: str, digest: str) -> tuple[SentSampler, bytes]:
         there = self._reach(node, "get_sampler").samplers

@@ -213,7 +213,7 @@ def test_clients_may_not_set_what_is_for_nodes(message: str, field: str) -> None
     if described.message_type is not None:
         getattr(request, field).SetInParent()
     else:
-        value = {bool: True, str: "x", bytes: b"x"}[type(getattr(request, field))]
+        value = {bool: True, str: "x", bytes: b"x", int: 1}[type(getattr(request, field))]
         setattr(request, field, value)
     with pytest.raises(Forbidden, match=f"expected no '{field}' in the request"):
         check_request(ANY_CLIENT, request)

@@ -57,7 +57,7 @@ class Wire:
 
     async def datasets(self, node: str) -> list[Schema]:
         catalog = self.nodes[node].catalog
-        return [catalog.schema(name) for name in catalog.names]
+        return [shard.schema for shard in catalog.shards.values()]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ class Node:
     name = "node-1"
     topology = SimpleNamespace(groups=("west",))
 
-    async def schema(self, dataset: str) -> Schema:
+    async def named(self, dataset: str) -> Schema:
         return SCHEMA
 
 

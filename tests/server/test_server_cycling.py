@@ -315,3 +315,14 @@ async def test_what_lies_past_the_answer_is_left_to_the_next_cycle(node, monkeyp
     monkeypatch.setattr(evaluator, "_part", part)
     (result,) = await cycle(cycling(node, evaluator), item(0, EVERYWHERE, Cursor({0: 2})))
     assert found(result) == [(p, s) for p in range(4) for s in range(3 if p == 0 else 1, 8)]
+
+
+async def test_a_dataset_that_is_not_there_is_left_out_of_the_cycle(node):
+    """It was dropped, or has not been heard of; the queries of others go on."""
+    gone, known = item(0, EVERYWHERE), item(1, EVERYWHERE)
+    gone = replace(gone, ccq=replace(gone.ccq, dataset="air@7"))
+    made = cycling(node, Evaluator())
+    finished = await made.run(ccq.StartCycle(7, (gone, known)))
+    assert [one.ccq_id for one in finished.results] == ["c1"]
+    assert found(finished.results[0]) == commits(ORIGIN, range(4))
+    assert (await made.run(ccq.StartCycle(8, (gone,)))).results == ()

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from galileo.ccq.messages import Appointed, Digest, RecordsWanted
+from galileo.cursor import ORIGIN
 from galileo.election.messages import Poll
-from galileo.errors import ConfigError, InputError
+from galileo.errors import ConfigError, InputError, PartitionStopped
 from galileo.model.retention import Retention
 from galileo.query import parse
 from galileo.server import mail as mail_module
@@ -83,6 +84,13 @@ async def post(wire: Any, schema: Any) -> AsyncIterator[Post]:
     await asyncio.gather(*running, return_exceptions=True)
 
 
+async def settled(condition: Callable[[], bool]) -> None:
+    """Returns when threads of the nodes have brought it about."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 async def test_messages_arrive_once_and_in_order(post: Post) -> None:
     sent = [Poll(f"election-{number}") for number in range(50)] + [Appointed("c", 3)]
     for message in sent:
@@ -150,6 +158,65 @@ async def test_a_heartbeat_brings_datasets_that_the_peer_lacks(post: Post, schem
     post.wire.nodes["a"].catalog.adopt(other)
     await post.beat("a", "b")
     assert post.wire.nodes["b"].catalog.schema("gfs") == other
+
+
+async def test_a_dropped_dataset_is_told_until_the_peer_has_dropped_it(post: Post) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    await post.beat("a", "b")  # The first reply of a life says only which life it is.
+    await a.drop("nam", 1)
+    post.wire.away.add("b")
+    assert len((await post.beat("a", "b")).heartbeat.dropped) == 1
+    post.wire.away.clear()
+    assert len((await post.beat("a", "b")).heartbeat.dropped) == 1
+    await settled(lambda: not b.catalog.keys)
+    assert b.catalog.generations == {"nam": 1}
+    async with asyncio.timeout(TIMEOUT_S):
+        while (await post.beat("a", "b")).heartbeat.dropped:
+            pass
+    await post.beat("b", "a")
+    assert a.catalog.keys == [], "b's heartbeats do not bring it back"
+
+
+async def test_heartbeats_of_a_node_that_missed_a_drop_tell_nothing_of_it(
+    post: Post, make_observations: Callable[[int], pa.Table], schema: Any
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    other = type(schema)("gfs", schema.features)
+    for node in (a, b):
+        node.catalog.adopt(other)
+    for dataset in ("nam", "gfs"):
+        await b.ingest.ingest(dataset, make_observations(300), producer="p", batch=0)
+    await a.drop("nam", 1)
+    a.catalog.create(schema)
+    for _ in range(4):
+        await post.beat("b", "a")
+    await post.until(lambda: len(post.heartbeats) >= 4)
+    assert a.catalog.keys == ["gfs", "nam@1"]
+    assert {dataset for _, told in post.news for dataset in told} == {"gfs"}
+    assert a.view.sequences("gfs") == b.catalog.shard("gfs").own_published(), "others arrive"
+    assert (a.view.sequences("nam"), a.view.sequences("nam@1")) == (ORIGIN, ORIGIN)
+    assert a.view.losses.known == []
+
+
+async def test_a_disk_that_refuses_a_drop_is_told_again_and_delays_nothing(
+    post: Post, schema: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    await post.beat("a", "b")
+    await a.drop("nam", 1)
+
+    def refuse(*_: object) -> list[str]:
+        raise PartitionStopped("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(b.store, "drop_dataset", refuse)
+        post["a"].send("b", Poll("news"))
+        await post.beat("a", "b")
+        await post.until(lambda: bool(post.messages))
+        assert b.catalog.keys == ["nam"]
+    assert (await post.beat("a", "b")).heartbeat.dropped
+    await settled(lambda: not b.catalog.keys)
+    assert b.catalog.generations == {"nam": 1}
 
 
 async def test_a_retention_is_told_until_the_peer_has_it(post: Post) -> None:
@@ -273,7 +340,7 @@ async def test_mail_of_a_version_that_speaks_otherwise_is_refused(
         protocol=protocol,
         heartbeat=cluster_pb2.Heartbeat(),
     )
-    with pytest.raises(ConfigError, match=f"protocol 1, got protocol {protocol} of node 'b'"):
+    with pytest.raises(ConfigError, match=f"protocol 1, 2, got protocol {protocol} of node 'b'"):
         await post["a"].arrive(request)
     assert post.heartbeats == []
 

@@ -89,6 +89,7 @@ class Many:
     stage: Stage
     fetches: ManyFetches
     revoked: set[str]
+    dropped: set[str]
 
     async def __call__(
         self, tokens: dict[str, str], *, wait_s: float = 0.0, labels_max: int = 0
@@ -104,21 +105,26 @@ class Many:
 
 @pytest.fixture
 def many() -> Many:
-    stage, revoked = Stage(), set[str]()
+    stage, revoked, dropped = Stage(), set[str](), set[str]()
 
     def check(ccq_id: str) -> None:
         if ccq_id in revoked:
             raise SamplerRevoked("its sampler was revoked")
 
+    catalog = SimpleNamespace(
+        schema=lambda _: SCHEMA,
+        knows=lambda dataset: dataset not in dropped,
+        is_dropped=lambda dataset: dataset in dropped,
+    )
     fetches = ManyFetches(
-        SimpleNamespace(catalog=SimpleNamespace(schema=lambda _: SCHEMA)),  # type: ignore[arg-type]
+        SimpleNamespace(catalog=catalog),  # type: ignore[arg-type]
         stage,  # type: ignore[arg-type]
         peers=SimpleNamespace(address=lambda name: f"{name}:1"),  # type: ignore[arg-type]
         clock=SystemClock(),
         limits=LimitsSection(),
         check=check,
     )
-    return Many(stage, fetches, revoked)
+    return Many(stage, fetches, revoked, dropped)
 
 
 def rows(fetched: ManyFetched) -> dict[str, int]:
@@ -270,3 +276,14 @@ async def test_errors_and_redirections_come_beside_the_sheets(many: Many) -> Non
     told = await in_sheets(many, {"q0": "", "nobody": "x", "q1": "wrong"})
     assert [update.ccq_id for update in told.updates] == ["nobody", "q1"]
     assert [sheet.places for sheet in told.sheets] == [[0]]
+
+
+async def test_those_of_a_dataset_that_was_just_dropped_get_that_error(many: Many) -> None:
+    many.stage.cycle(1)
+    many.dropped.add(SCHEMA.name)  # The machine has not heard of it yet.
+    fetched = await many(dict.fromkeys(IDS, ""))
+    kinds = {update.error.kind for update in fetched.updates if update.error}
+    assert (len(fetched.updates), kinds) == (COUNT, {"ccq_dropped"})
+    many.stage.step(ccq.DatasetDropped(SCHEMA.name, 1))
+    fetched = await many(dict.fromkeys(IDS, ""))
+    assert {update.error.kind for update in fetched.updates if update.error} == kinds

@@ -33,6 +33,7 @@ SOMETIMES = (
     "cycles abandoned",
     "cycles failed",
     "cycles lost",
+    "datasets dropped",
     "deaths suspected",
     "drains of coordinators",
     "drops",

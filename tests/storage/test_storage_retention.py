@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from mortal_disk import Died, MortalDisk
 
 from galileo.errors import (
     BatchConflict,
@@ -30,7 +29,6 @@ from galileo.model.schema import Schema
 from galileo.storage import retention
 from galileo.storage.commits import Commit, Committed
 from galileo.storage.disk import RealDisk
-from galileo.storage.frame import Buffer
 from galileo.storage.journal import PartitionJournal
 from galileo.storage.merging import MergeOptions
 from galileo.storage.records import RecordDirectory, load_record
@@ -305,44 +303,6 @@ def play(directory: Path, steps: list[tuple[str, int]], make: Make, open_journal
 
 
 # --- crashes -----------------------------------------------------------------------------------
-
-
-class Died(Exception):
-    """The process is no more."""
-
-
-@dataclass
-class MortalDisk(RealDisk):
-    """The process dies before its n-th operation, or that operation fails."""
-
-    left: int = 1 << 30
-    error: type[BaseException] = Died
-    calls: list[str] = field(default_factory=list)
-
-    def _step(self, name: str) -> None:
-        self.calls.append(name)
-        self.left -= 1
-        if self.left < 0:
-            raise self.error(errno.EIO, "the disk is gone")
-
-    def create(self, path: Path) -> int:
-        self._step("create")
-        return super().create(path)
-
-    def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
-        self._step("write")
-        return super().write(descriptor, buffers, offset)
-
-    def fdatasync(self, descriptor: int) -> None:
-        self._step("fdatasync")
-        os.fstat(descriptor)
-
-    def unlink(self, path: Path) -> None:
-        self._step("unlink")
-        super().unlink(path)
-
-    def sync_directory(self, directory: Path) -> None:
-        self._step("sync_directory")
 
 
 def seal_and_drop(journal: PartitionJournal) -> None:

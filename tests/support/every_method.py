@@ -55,6 +55,7 @@ Continuous/Held           n
 Continuous/List           r w s a
 Continuous/Cancel         r w s a
 Cluster/CreateDataset     w a n
+Cluster/DropDataset       w a n
 Cluster/ListDatasets      r w s a n
 Cluster/Status            r w s a n
 Cluster/Topology          r w s a n

@@ -86,7 +86,7 @@ def _observations(
     nodes: Nodes, asked: Asked, split: Split, schema: Schema
 ) -> Iterator[pa.RecordBatch]:
     request = storage_pb2.SelectRequest(
-        dataset=schema.name,
+        dataset=schema.key,
         query=asked.query_json,
         columns=asked.arrow.names,
         commits=storage_pb2.CommitRange(
@@ -103,7 +103,7 @@ def _observations(
 
 def _labels(nodes: Nodes, asked: Asked, split: Split, schema: Schema) -> Iterator[pa.RecordBatch]:
     item = storage_pb2.ScanItem(
-        dataset=schema.name,
+        dataset=schema.key,
         query_json=asked.query_json,
         after=cursor_to_pb(split.after),
         until=cursor_to_pb(split.until),

@@ -56,6 +56,7 @@ class Service(Protocol):
     logs: dict[int, Log]
     is_calm: bool
     cancelled: set[str]
+    dropped: set[str]
 
     def node(self, name: str) -> Node: ...
 
@@ -311,9 +312,13 @@ class Reader(_Client):
         self._on_final(effect.failure)
 
     def _on_final(self, failure: Failure) -> None:
-        """Only what has really expired or been cancelled may be over."""
+        """Only what has really expired, or been cancelled or dropped, may be over."""
         is_over = EPOCH_WALL + self.loop.now >= self.ccq.expires_at - SKEW_MAX_S
-        allowed = {"ccq_expired": is_over, "ccq_cancelled": self.ccq.id in self.world.cancelled}
+        allowed = {
+            "ccq_expired": is_over,
+            "ccq_cancelled": self.ccq.id in self.world.cancelled,
+            "ccq_dropped": self.ccq.dataset in self.world.dropped,
+        }
         demand(allowed.get(failure.kind, False), f"{self.name}: {failure.message}")
         self.ended, self._awaited = failure.kind, None
 

@@ -23,6 +23,7 @@ from galileo.ccq.events import (
     ContinuousEvent,
     CycleItem,
     CycleResult,
+    DatasetDropped,
     FetchRequested,
     Restored,
     SaveRecord,
@@ -336,6 +337,35 @@ class _IgnoreEnds(NodeState):
         return super().learn(incoming, now)
 
 
+class _TakeDropped(NodeState):
+    """Takes CCQs of a dropped dataset that come late."""
+
+    def learn(self, incoming: Record, now: float) -> Effects:
+        if self.tracker.get(incoming.ccq.id) is not None:
+            return super().learn(incoming, now)
+        dropped, self.dropped = self.dropped, {}
+        try:
+            return super().learn(incoming, now)
+        finally:
+            self.dropped = dropped
+
+
+class _IgnoreDrops(Continuous):
+    """Leaves the CCQs of a dropped dataset as they are."""
+
+    def _on_dropped(self, event: DatasetDropped, now: float) -> Effects:
+        return []
+
+
+class _CancelDropped(NodeState):
+    """Ends the CCQs of a dropped dataset as if somebody had cancelled them."""
+
+    def learn(self, incoming: Record, now: float) -> Effects:
+        if incoming.ended is None and self.is_dropped(incoming.ccq.dataset):
+            incoming = replace(incoming, ended="cancelled", ended_at=self.wall)
+        return super().learn(incoming, now)
+
+
 class _SaveLast(Continuous):
     """Sends first and saves afterwards."""
 
@@ -425,6 +455,9 @@ VARIANTS: dict[str, Variant] = {
     "reuse_terms": Variant(_on(_ReuseTerms)),
     "count_terms": Variant(_on(_CountTerms)),
     "ignore_ends": Variant(_on(_IgnoreEnds)),
+    "take_dropped": Variant(_on(_TakeDropped)),
+    "ignore_drops": Variant(_IgnoreDrops),
+    "cancel_dropped": Variant(_on(_CancelDropped)),
     "save_last": Variant(_SaveLast),
     "resume_in_term": Variant(_ResumeInTerm),
     "answer_before_noted": Variant(

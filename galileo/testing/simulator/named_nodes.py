@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from galileo.testing.simulator.logs import SCHEMA
 from galileo.testing.simulator.loop import Loop
 from galileo.testing.simulator.node import Node
 
@@ -12,10 +13,12 @@ class NamedNodes:
     Attributes:
         loop: draws what is random.
         nodes: in the order of their names.
+        datasets: all of which have the same commits.
     """
 
     loop: Loop
     nodes: list[Node]
+    datasets: tuple[str, ...] = (SCHEMA.name,)
     _requests = 0
 
     def node(self, name: str) -> Node:

@@ -30,6 +30,7 @@ from galileo.ccq.events import (
     ConfirmSequences,
     ContinuousEffect,
     ContinuousEvent,
+    DatasetDropped,
     DrainRequested,
     FetchRequested,
     GatherPacks,
@@ -67,7 +68,7 @@ from galileo.model.windows import ClockStep
 from galileo.testing.simulator.checker import Checker
 from galileo.testing.simulator.disk import RecordDisk, SpillDisk
 from galileo.testing.simulator.evaluator import Evaluator, Labour, Trouble
-from galileo.testing.simulator.logs import SCHEMA, Commit, Log
+from galileo.testing.simulator.logs import Commit, Log
 from galileo.testing.simulator.loop import Loop, demand
 from galileo.testing.simulator.network import Network
 from galileo.testing.simulator.variants import Variant
@@ -99,6 +100,7 @@ class Heartbeat:
     epoch: int
     sequences: Cursor
     clock: tuple[ClockStep, ...]
+    dropped: tuple[tuple[str, int], ...] = ()
 
 
 class Cluster(Protocol):
@@ -112,6 +114,7 @@ class Cluster(Protocol):
     logs: dict[int, Log]
     mid_step_crashes: float
     labour: Labour
+    datasets: tuple[str, ...]
 
     def next_request(self) -> int: ...
 
@@ -140,6 +143,7 @@ class Node:
         self._loop = world.loop
         self._disk = RecordDisk()
         self._spills = SpillDisk(self._loop)
+        self._dropped: dict[str, int] = {}
         self._inbox: list[Callable[[], None]] = []
         self._replies: dict[int, Reply] = {}
         self._evaluator = Evaluator(
@@ -175,6 +179,8 @@ class Node:
         self._loop.note(f"{self.name} boots")
         self._world.checker.restart(self.name)
         self._spills.clear()
+        for name, generations in self._dropped.items():
+            self.feed(DatasetDropped(name, generations))
         self.feed(Restored(self._disk.restore(), self.wall))
         free = self._loop.random.choice((1, 4, 8)) << 30
         self.feed(UsageMeasured(UsageStatistics(self._loop.random.random(), free)))
@@ -208,6 +214,13 @@ class Node:
     def drain(self, *, is_on: bool) -> None:
         if self.serves:
             self.feed(DrainRequested(is_on))
+
+    def drop(self, name: str, generations: int) -> None:
+        """Drops datasets, durably before the machine hears of it; again is harmless."""
+        if generations > self._dropped.get(name, 0):
+            self._loop.note(f"{self.name} drops {name}")
+            self._dropped[name] = generations
+            self.feed(DatasetDropped(name, generations))
 
     def receive(self, action: Callable[[], None]) -> None:
         """Something comes in: now, after the pause, or never."""
@@ -288,7 +301,8 @@ class Node:
     def _heed(self, effect: membership.MembershipEffect) -> None:
         if isinstance(effect, membership.SendHeartbeat):
             sequences = Cursor({log.partition: log.end for log in self.own_logs()})
-            beat = Heartbeat(self.epoch, sequences, self._own_clock())
+            dropped = tuple(self._dropped.items())
+            beat = Heartbeat(self.epoch, sequences, self._own_clock(), dropped)
             peer = self._world.node(effect.to)
             self._post(effect.to, lambda: peer.on_heartbeat(self.name, beat))
         else:
@@ -300,7 +314,10 @@ class Node:
         for effect in self._membership.step(arrived, self._now):
             self._heed(effect)
         self._membership.check()
-        self.feed(SequencesSeen(SCHEMA.name, beat.sequences, beat.clock))
+        for dropped in beat.dropped:
+            self.drop(*dropped)
+        for dataset in self._world.datasets:
+            self.feed(SequencesSeen(dataset, beat.sequences, beat.clock))
 
     def _sync(self, log: Log, commit: Commit, reply: Callable[[int], None]) -> None:
         log.sync()
@@ -309,7 +326,8 @@ class Node:
 
     def _see_own_sequences(self) -> None:
         sequences = Cursor({log.partition: log.end for log in self.own_logs()})
-        self.feed(SequencesSeen(SCHEMA.name, sequences, self._own_clock()))
+        for dataset in self._world.datasets:
+            self.feed(SequencesSeen(dataset, sequences, self._own_clock()))
 
     def _own_clock(self) -> tuple[ClockStep, ...]:
         return tuple(step for log in self.own_logs() for step in log.clock_steps())

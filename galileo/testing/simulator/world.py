@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from galileo.ccq.model import Ccq
@@ -14,6 +14,7 @@ from galileo.samplers import SamplerSpec
 from galileo.testing.simulator.batches import BatchClient
 from galileo.testing.simulator.checker import Checker
 from galileo.testing.simulator.clients import Producer, Reader
+from galileo.testing.simulator.dropping import DROPPED, Dropping
 from galileo.testing.simulator.evaluator import NO_TROUBLE, Labour, no_labour
 from galileo.testing.simulator.faults import Faults
 from galileo.testing.simulator.logs import Log, query
@@ -68,6 +69,8 @@ class World(NamedNodes):
         self.mid_step_crashes = 0.0
         self.is_calm = False
         self.cancelled: set[str] = set()
+        self.dropped: set[str] = set()
+        self.dropping = Dropping(self, seed)
         self.logs = {p: Log(p) for p in range(random.randint(2, 4))}
         self.checker = Checker(self.logs, self.loop.counters, has_cursors=self.variant.has_cursors)
         names = [f"n{i}" for i in range(random.randint(3, 5))]
@@ -137,7 +140,9 @@ class World(NamedNodes):
             self.readers.pop()  # The paper knows one client for each CCQ.
         else:
             first.when_submitted(lambda: second.follow(first, is_from_start=is_from_start))
-        if len(self.readers) > 3:
+        if self._is_dropped:
+            self.dropping.start()
+        elif len(self.readers) > 3:
             loop.after(loop.random.uniform(4.0, 20.0), self.readers[2].cancel)
         loop.after(1.5, self.faults.start)
         self.retention.start()
@@ -218,6 +223,17 @@ class World(NamedNodes):
         demand(self._are_led_once(), f"not one coordinator each: {self._leaders()}")
         demand(self._ends_are_known(), "an ended CCQ lives on")
         demand(bool(self._live_readers()), "no CCQ lived to the end")
+        living = [reader.name for reader in self._live_readers() if self._is_over(reader)]
+        demand(not living, f"the dataset is dropped, and these live on: {living}")
+
+    def _is_over(self, reader: Reader) -> bool:
+        """Whether its dataset is dropped."""
+        return reader.ccq.dataset in self.dropped
+
+    @property
+    def _is_dropped(self) -> bool:
+        """Whether a dataset of this world is dropped at some time."""
+        return DROPPED in self.datasets
 
     def _live_readers(self) -> list[Reader]:
         return [reader for reader in self.readers if not reader.ended]
@@ -226,7 +242,7 @@ class World(NamedNodes):
         return {node.name: list(node.machine.coordinated) for node in self.nodes}
 
     def _make_readers(self) -> list[Reader]:
-        """The first CCQ lives on, the second may expire, the third is cancelled."""
+        """The first CCQ lives on, the second may expire, the third is cancelled or dropped."""
         random = self.loop.random
         readers = []
         for number in range(random.randint(1, 3)):
@@ -242,6 +258,9 @@ class World(NamedNodes):
                 window=window_of(self._seed, number) if self.variant.has_cursors else None,
             )
             readers.append(Reader(f"r{number}", self, ccq))
+        if len(readers) > 2 and self.dropping.is_due:
+            readers[2] = Reader("r2", self, replace(readers[2].ccq, dataset=DROPPED))
+            self.datasets = (*self.datasets, DROPPED)
         return [*readers, Reader("second", self, readers[0].ccq)]
 
 

@@ -47,16 +47,102 @@ Global___CreateDatasetRequest: _TypeAlias = CreateDatasetRequest  # noqa: Y015
 class CreateDatasetReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    schema_json: _builtins.str
+    """with the generation that the dataset got"""
     def __init__(
         self,
+        *,
+        schema_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schema_json", b"schema_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateDatasetReply: _TypeAlias = CreateDatasetReply  # noqa: Y015
+
+@_typing.final
+class DropDatasetRequest(_message.Message):
+    """In all requests and replies `dataset` is the key of a dataset, "name" or "name@generation"; where
+    only the name is given, QueryRequest, SubmitRequest and those about retention mean the dataset
+    that has it now.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    generations: _builtins.int
+    """between nodes: only the receiver drops so many of the name"""
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        generations: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "generations", b"generations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropDatasetRequest: _TypeAlias = DropDatasetRequest  # noqa: Y015
+
+@_typing.final
+class DropDatasetReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    CCQS_FIELD_NUMBER: _builtins.int
+    ccqs: _builtins.int
+    """that ended with it"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___DroppedAtNode]: ...
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___DroppedAtNode] | None = ...,
+        ccqs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccqs", b"ccqs", "nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropDatasetReply: _TypeAlias = DropDatasetReply  # noqa: Y015
+
+@_typing.final
+class DroppedAtNode(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    rows: _builtins.int
+    bytes: _builtins.int
+    failure: _builtins.str
+    """why it has not dropped it yet; empty: it has"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "failure", b"failure", "node", b"node", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DroppedAtNode: _TypeAlias = DroppedAtNode  # noqa: Y015
 
 @_typing.final
 class ListDatasetsRequest(_message.Message):
@@ -877,6 +963,30 @@ class DatasetSequences(_message.Message):
 Global___DatasetSequences: _TypeAlias = DatasetSequences  # noqa: Y015
 
 @_typing.final
+class DroppedGenerations(_message.Message):
+    """How many datasets of a name were dropped; the highest number counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    generations: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        generations: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DroppedGenerations: _TypeAlias = DroppedGenerations  # noqa: Y015
+
+@_typing.final
 class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -886,6 +996,7 @@ class Heartbeat(_message.Message):
     RETENTIONS_FIELD_NUMBER: _builtins.int
     SAMPLERS_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetSequences]: ...
     @_builtins.property
@@ -904,6 +1015,10 @@ class Heartbeat(_message.Message):
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveValue]:
         """all that it knows"""
 
+    @_builtins.property
+    def dropped(self) -> _containers.RepeatedCompositeFieldContainer[Global___DroppedGenerations]:
+        """that the receiver may not have"""
+
     def __init__(
         self,
         *,
@@ -913,10 +1028,11 @@ class Heartbeat(_message.Message):
         retentions: _abc.Iterable[Global___DatasetRetention] | None = ...,
         samplers: _abc.Iterable[Global___SentSamplerNews] | None = ...,
         moves: _abc.Iterable[Global___MoveValue] | None = ...,
+        dropped: _abc.Iterable[Global___DroppedGenerations] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "moves", b"moves", "retentions", b"retentions", "samplers", b"samplers", "sequences", b"sequences", "synopses", b"synopses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "dropped", b"dropped", "moves", b"moves", "retentions", b"retentions", "samplers", b"samplers", "sequences", b"sequences", "synopses", b"synopses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,11 @@ class ClusterStub:
                 request_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.CreateDatasetRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.CreateDatasetReply.FromString,
                 _registered_method=True)
+        self.DropDataset = channel.unary_unary(
+                '/galileo.wire.pb.Cluster/DropDataset',
+                request_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.DropDatasetRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.DropDatasetReply.FromString,
+                _registered_method=True)
         self.ListDatasets = channel.unary_unary(
                 '/galileo.wire.pb.Cluster/ListDatasets',
                 request_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.ListDatasetsRequest.SerializeToString,
@@ -86,6 +91,13 @@ class ClusterServicer:
 
     def CreateDataset(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropDataset(self, request, context):
+        """Drops a dataset with all that it holds; its name can be used again.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -148,6 +160,11 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.CreateDataset,
                     request_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.CreateDatasetRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.CreateDatasetReply.SerializeToString,
+            ),
+            'DropDataset': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropDataset,
+                    request_deserializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.DropDatasetRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_pb_dot_cluster__pb2.DropDatasetReply.SerializeToString,
             ),
             'ListDatasets': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDatasets,
@@ -217,6 +234,33 @@ class Cluster:
             '/galileo.wire.pb.Cluster/CreateDataset',
             galileo_dot_wire_dot_pb_dot_cluster__pb2.CreateDatasetRequest.SerializeToString,
             galileo_dot_wire_dot_pb_dot_cluster__pb2.CreateDatasetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropDataset(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.wire.pb.Cluster/DropDataset',
+            galileo_dot_wire_dot_pb_dot_cluster__pb2.DropDatasetRequest.SerializeToString,
+            galileo_dot_wire_dot_pb_dot_cluster__pb2.DropDatasetReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,141 @@
+"""Dropping a dataset of a cluster of processes, and using its name again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+import galileo
+from galileo.cli.main import main
+from galileo.errors import CcqDropped, UnknownDataset
+from galileo.model.times import TIME_TYPE
+
+ROWS = 40
+OTHER = [galileo.Feature("depth", unit="mm"), galileo.Feature("note", type="text")]
+
+
+def rows(**features: list) -> pa.Table:
+    numbers = range(ROWS)
+    columns = {
+        "latitude": [float(number) for number in numbers],
+        "longitude": [4.0 * number for number in numbers],
+        "time": pa.array([number * 3_600_000_000 for number in numbers]).cast(TIME_TYPE),
+    }
+    return pa.table(columns | features)
+
+
+@pytest.fixture
+def client(cluster: galileo.LocalCluster) -> Iterator[galileo.Client]:
+    """One of its own, for it keeps schemas."""
+    with cluster.client() as made:
+        yield made
+
+
+@pytest.fixture
+def name(client: galileo.Client, fresh_name: Callable[[str], str]) -> str:
+    """A dataset with some rows."""
+    name = fresh_name("dropped")
+    client.create_dataset(galileo.Schema(name, [galileo.Feature("t")], geohash_precision=2))
+    client.ingest(name, rows(t=[float(number) for number in range(ROWS)]), producer="one")
+    return name
+
+
+def run(cluster: galileo.LocalCluster, *words: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(main, [*words, "--node", cluster.addresses[0]], input=answer)
+
+
+def test_a_dropped_dataset_is_gone_for_every_client(
+    cluster: galileo.LocalCluster, client: galileo.Client, name: str
+) -> None:
+    with cluster.client() as other:
+        assert other.schema(name).name == name
+        labels = client.query(name)
+        ccq = other.submit(name, interval="1s", expiration="1h")
+        dropped = client.drop_dataset(name)
+        assert (dropped.rows, dropped.ccqs, dropped.pending) == (ROWS, 1, ())
+        assert dropped.bytes > 0
+        for each in (client, other):
+            assert name not in {schema.name for schema in each.datasets()}
+            assert ccq.id not in {one.id for one in each.list_ccqs()}
+            with pytest.raises(CcqDropped, match=f"its dataset '{name}' was dropped"):
+                each.fetch(ccq)
+            for refused in (
+                lambda each=each: each.query(name),
+                lambda each=each: each.count(name),
+                lambda each=each: each.ingest(name, rows(t=[0.0] * ROWS)),
+                lambda each=each: each.read(labels),
+                lambda each=each: each.drop_dataset(name),
+            ):
+                with pytest.raises(UnknownDataset):
+                    refused()
+
+
+def test_the_name_of_a_dropped_dataset_is_another_dataset(
+    cluster: galileo.LocalCluster, client: galileo.Client, name: str
+) -> None:
+    with cluster.client() as other:
+        labels = client.query(name)
+        assert other.select(name).num_rows == ROWS
+        client.drop_dataset(name)
+        client.create_dataset(galileo.Schema(name, OTHER))
+        assert client.schema(name).key == f"{name}@1"
+        table = rows(depth=[1.0] * ROWS, note=["x"] * ROWS)
+        receipt = client.ingest(name, table, producer="one")
+        assert (receipt.rows, receipt.duplicate_rows) == (ROWS, 0)
+        with pytest.raises(UnknownDataset, match="was dropped and created again"):
+            client.read(labels)
+        with pytest.raises(UnknownDataset, match="was dropped and created again"):
+            other.select(name)
+        assert other.select(name)["note"].to_pylist() == ["x"] * ROWS, "now it knows"
+        found = client.query(name, "note = 'x'")
+        assert client.read(found).num_rows == client.count(name) == ROWS
+        assert client.describe(name).observations == ROWS
+        assert len(client.nearest(name, latitude=1, longitude=1, k=3).to_pandas()) == 3
+        assert client.summarise(name, feature="depth").observations == ROWS
+        assert client.estimate(name).low == found.table.num_rows
+        assert client.children(name, order=["note"]).texts().to_pylist() == ["x"]
+        assert client.explain(name).partitions
+        client.set_retention(name, galileo.Retention("100y"))
+        assert client.retention(name) == galileo.Retention("100y")
+        assert len(client.apply_retention(name)) == 3
+        ccq = client.submit(name, interval="1s", expiration="1h")
+        assert (ccq.info.dataset, len(ccq.initial)) == (name, len(found))
+        assert client.fetch(ccq).labels.schema == found.schema
+        status = [one["dataset"] for node in client.status().nodes for one in node.datasets]
+        assert status.count(name) == 3
+        assert client.drop_dataset(name).ccqs == 1
+
+
+def test_the_command_asks_before_it_drops(
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = run(cluster, "drop", name)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "no terminal to confirm it on; add --yes" in refused.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr("galileo.cli.data.is_terminal", lambda: True)
+        declined = run(cluster, "drop", name, answer="n\n")
+        assert declined.exit_code == 1
+        assert f"Drop dataset {name} with {ROWS} observations?" in declined.stderr
+        assert "Nothing was dropped." in declined.stderr
+        assert client.count(name) == ROWS
+        accepted = run(cluster, "drop", name, answer="y\n")
+    assert accepted.exit_code == 0
+    assert f"dataset {name} is dropped: {ROWS} observations" in accepted.stdout
+    unknown = run(cluster, "drop", name, "--yes")
+    assert (unknown.exit_code, "[unknown_dataset]" in unknown.stderr) == (2, True)
+
+
+def test_the_command_drops_without_asking_where_told_to(
+    cluster: galileo.LocalCluster, name: str
+) -> None:
+    result = run(cluster, "drop", name, "--yes", "--json")
+    assert json.loads(result.stdout)["rows"] == ROWS
+    assert json.loads(result.stdout)["pending"] == []

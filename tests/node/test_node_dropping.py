@@ -1,0 +1,241 @@
+"""Dropping datasets on a cluster of nodes, some of which are away, late or restarted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from galileo.errors import PartitionMoved, Unavailable, UnknownDataset
+from galileo.model.retention import Retention
+from galileo.model.rows import RowOptions
+from galileo.model.schema import Feature, Schema
+from galileo.node.catalog import home_of
+from galileo.node.matching import MatchTask
+from galileo.node.peers import Removed
+from galileo.query import parse
+
+Make = Callable[..., pa.Table]
+
+AGAIN = Schema("nam", [Feature("depth", "m")], geohash_precision=3)
+
+
+def known(cluster: Any) -> dict[str, list[str]]:
+    return {node.name: node.catalog.keys for node in cluster.nodes}
+
+
+def everywhere(*keys: str) -> dict[str, list[str]]:
+    return {name: list(keys) for name in "abc"}
+
+
+def directories(cluster: Any) -> list[str]:
+    return sorted(path.name for path in cluster.directory.glob("*/journals/*"))
+
+
+def beat(cluster: Any, sender: str, to: str) -> Any:
+    """What a heartbeat tells of datasets."""
+    return hear(cluster, to, sender, cluster[sender].catalog)
+
+
+async def hear(cluster: Any, to: str, sender: str, catalog: Any) -> None:
+    await cluster[to].learn_generations(catalog.generations)
+    await cluster[to].learn_datasets(sender, catalog.keys)
+
+
+@pytest.mark.parametrize("at", ["a", "b", "c"])
+async def test_a_dataset_dropped_at_any_node_is_gone_everywhere(
+    cluster: Any, make_observations: Make, at: str
+) -> None:
+    await cluster.ingest(make_observations(500))
+    labels = await cluster.ask()
+    outcome = await cluster[at].drop_dataset("nam")
+    assert sum(one.rows for one in outcome.values()) == 500
+    assert all(one.bytes > 0 for one in outcome.values())
+    assert known(cluster) == everywhere()
+    assert directories(cluster) == []
+    for node in "abc":
+        for request in (
+            cluster[node].schema("nam"),
+            cluster[node].named("nam"),
+            cluster[node].drop_dataset("nam"),
+            cluster.ingest(make_observations(5), at=node),
+            cluster.read(labels, at=node),
+        ):
+            with pytest.raises(UnknownDataset, match="'nam' was dropped; create it"):
+                await request
+
+
+async def test_a_dataset_that_does_not_exist_cannot_be_dropped(cluster: Any) -> None:
+    with pytest.raises(UnknownDataset, match="did you mean 'nam'"):
+        await cluster["a"].drop_dataset("nan")
+    assert known(cluster) == everywhere("nam")
+
+
+async def test_a_name_is_free_for_another_dataset(cluster: Any, make_observations: Make) -> None:
+    old = await cluster.ingest(make_observations(300))
+    labels = await cluster.ask()
+    await cluster["b"].set_retention("nam", Retention(bytes=1 << 40))
+    await cluster["a"].drop_dataset("nam")
+    created = await cluster["b"].create_dataset(AGAIN)
+    assert created == AGAIN.of_generation(1)
+    assert known(cluster) == everywhere("nam@1")
+    rows = make_observations(80).rename_columns(["latitude", "longitude", "time", "depth", "n"])
+    answer = await cluster["a"].ingest.ingest(
+        "nam@1", rows.drop_columns(["n"]), producer="radar", batch=0
+    )
+    assert (answer.rows, answer.duplicate_rows) == (80, 0), "numbers of batches begin anew"
+    assert set(answer.reached.values()) == {1}, "and so do sequences"
+    assert set(old.reached.values()) == {1}
+    for node in "abc":
+        assert await cluster[node].named("nam") == created
+        assert (await cluster[node].retention("nam")).retention is None
+        with pytest.raises(UnknownDataset, match="'nam' was dropped and created again"):
+            await cluster.read(labels, at=node)
+        with pytest.raises(UnknownDataset, match="'nam' was dropped and created again"):
+            await cluster.ingest(make_observations(5), at=node)
+    await cluster["c"].set_retention("nam", Retention(bytes=1 << 30))
+    assert cluster["c"].catalog.retention("nam@1").retention == Retention(bytes=1 << 30)
+    removed = await cluster["a"].drop_dataset("nam@1")
+    assert sum(one.rows for one in removed.values()) == 80
+    assert cluster["c"].catalog.generations == {"nam": 2}
+    assert cluster["c"].catalog.retentions == {}
+
+
+async def test_a_node_that_was_away_does_not_bring_a_dataset_back(
+    cluster: Any, make_observations: Make
+) -> None:
+    await cluster.ingest(make_observations(300))
+    home = home_of(cluster.topology, "nam")
+    away = next(name for name in "abc" if name != home)
+    cluster.network.away = {away}
+    outcome = await cluster[home].drop_dataset("nam")
+    assert isinstance(outcome[away], Unavailable)
+    cluster.network.away = set()
+    assert cluster[away].catalog.keys == ["nam"]
+    await beat(cluster, away, home)
+    assert cluster[home].catalog.keys == []
+    await beat(cluster, home, away)
+    assert known(cluster) == everywhere()
+    assert directories(cluster) == []
+
+
+async def test_a_node_that_missed_two_datasets_takes_the_second(
+    cluster: Any, make_observations: Make
+) -> None:
+    await cluster.ingest(make_observations(300))
+    home = home_of(cluster.topology, "nam")
+    away = next(name for name in "abc" if name != home)
+    cluster.network.away = {away}
+    await cluster[home].drop_dataset("nam")
+    await cluster[home].create_dataset(AGAIN)
+    cluster.network.away = set()
+    await cluster[away].learn_datasets(home, cluster[home].catalog.keys)
+    assert known(cluster) == everywhere("nam@1")
+    await beat(cluster, away, home)
+    assert known(cluster) == everywhere("nam@1")
+
+
+async def test_without_its_home_a_dataset_is_not_dropped(cluster: Any) -> None:
+    home = home_of(cluster.topology, "nam")
+    cluster.network.away = {home}
+    other = next(name for name in "abc" if name != home)
+    with pytest.raises(Unavailable):
+        await cluster[other].drop_dataset("nam")
+    assert known(cluster) == everywhere("nam")
+
+
+async def test_a_dataset_stays_dropped_when_nodes_restart(
+    cluster: Any, make_observations: Make
+) -> None:
+    await cluster.ingest(make_observations(300))
+    await cluster["a"].set_retention("nam", Retention(bytes=1 << 40))
+    await cluster["a"].drop_dataset("nam")
+    for name in "abc":
+        await cluster.restart(name)
+    assert known(cluster) == everywhere()
+    await cluster["c"].create_dataset(AGAIN)
+    for name in "abc":
+        node = await cluster.restart(name)
+        assert await node.named("nam") == AGAIN.of_generation(1)
+        assert (await node.retention("nam")).retention is None
+
+
+async def test_other_datasets_go_on_while_one_is_dropped(
+    cluster: Any, make_observations: Make
+) -> None:
+    other = Schema("gfs", cluster.schema.features, geohash_precision=2, time_bucket="6h")
+    await cluster["a"].create_dataset(other)
+
+    async def ingest(dataset: str, batch: int) -> Any:
+        node = cluster["abc"[batch % 3]]
+        table = make_observations(50, batch)
+        return await node.ingest.ingest(dataset, table, producer=dataset, batch=batch)
+
+    outcomes = await asyncio.gather(
+        *(ingest("gfs", batch) for batch in range(12)),
+        cluster["b"].drop_dataset("nam"),
+        *(ingest("nam", batch) for batch in range(12)),
+        return_exceptions=True,
+    )
+    assert [one.rows for one in outcomes[:12]] == [50] * 12
+    errors = [one for one in outcomes[13:] if isinstance(one, Exception)]
+    assert all(isinstance(error, UnknownDataset | PartitionMoved) for error in errors)
+    assert known(cluster) == everywhere("gfs")
+    assert set(directories(cluster)) == {"gfs"}
+    found = [
+        len(table) async for table in cluster["c"].selection.select(parse("", other), RowOptions())
+    ]
+    assert sum(found) == 600
+
+
+async def test_whatever_is_late_meets_nothing(cluster: Any, make_observations: Make) -> None:
+    """What a node sends that has not heard of the drop is refused, or finds nothing."""
+    await cluster.ingest(make_observations(50))
+    node = cluster["a"]
+    await node.matching.stand("nam", [""])
+    writers = [node.catalog.writer("nam", p) for p in node.catalog.shard("nam").own]
+    await node.drop_dataset("nam")
+    await node.create_dataset(cluster.schema)
+    nothing = np.zeros(0, dtype=np.int32)
+    task = MatchTask("nam", nothing, np.zeros((0, 0), dtype=np.int64), nothing, b"")
+    with pytest.raises(UnknownDataset):
+        await node.matching.match(task)
+    for writer in writers:
+        with pytest.raises(PartitionMoved):
+            writer.submit(None)
+    with pytest.raises(UnknownDataset):
+        node.catalog.writer("nam", 0)
+    await node.adopt(cluster.schema)
+    node.catalog.adopt_retention("nam", (await node.retention("nam@1")))
+    assert known(cluster) == everywhere("nam@1")
+    node.catalog.take_in(0, ["nam"], moves=1)
+    assert not node.catalog.shard("nam@1").journals
+    with pytest.raises(UnknownDataset):
+        node.store.partition_copy("nam", 0)
+
+
+async def test_a_drop_is_repeated_without_harm(cluster: Any, make_observations: Make) -> None:
+    await cluster.ingest(make_observations(50))
+    removed = await cluster["a"].drop_dataset("nam")
+    await cluster["a"].create_dataset(AGAIN)
+    first = removed["b"]
+    assert first.rows > 0
+    assert await cluster["b"].drop("nam", 1) == first, "the answer to a call that comes again"
+    await cluster["b"].learn_generations({"nam": 1})
+    assert await (await cluster.restart("b")).drop("nam", 1) == Removed()
+    assert known(cluster) == everywhere("nam@1")
+
+
+async def test_calls_that_drop_a_dataset_at_once_get_one_answer(
+    cluster: Any, make_observations: Make
+) -> None:
+    """A heartbeat may bring the news before the call of the home does."""
+    await cluster.ingest(make_observations(50))
+    node = cluster["a"]
+    rows = sum(journal.rows_total for journal in node.catalog.shard("nam").own.values())
+    outcomes = await asyncio.gather(*(node.drop("nam", 1) for _ in range(3)))
+    assert {one.rows for one in outcomes} == {rows}
