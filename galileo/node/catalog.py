@@ -70,6 +70,7 @@ class Catalog:
         self._executor = executor
         self._waiting_max = commits_waiting_max
         self._shards: dict[str, Shard] = {}
+        self._keys: dict[str, str] = {}
         self._writers: dict[tuple[str, int], GroupCommit] = {}
         self._drops: dict[str, tuple[int, asyncio.Task[Removed]]] = {}
         self._opening = threading.Lock()
@@ -83,6 +84,7 @@ class Catalog:
         self._forget_retentions()
         for schema in store.schemas().values():
             self._shards[schema.key] = self._new_shard(schema)
+            self._keys[schema.name] = schema.key
         store.recover(self._replay, wanted=is_own)
         for (dataset, partition), journal in store.journals().items():
             self._shards[dataset].attach(partition, journal, moves=moves_of(partition))
@@ -100,7 +102,7 @@ class Catalog:
 
     @property
     def names(self) -> list[str]:
-        return sorted(name_of_key(key) for key in self._shards)
+        return sorted(self._keys.copy())
 
     @property
     def shards(self) -> dict[str, Shard]:
@@ -120,8 +122,7 @@ class Catalog:
 
     def key_of(self, name: str) -> str | None:
         """The key of the dataset that has a name now; None where there is none here."""
-        found = (key for key in self.shards if name_of_key(key) == name)
-        return next(found, None)
+        return self._keys.get(name)
 
     def schema(self, dataset: str) -> Schema:
         return self.shard(dataset).schema
@@ -172,6 +173,7 @@ class Catalog:
             self._store.create_dataset(schema)
             if schema.key not in self._shards:
                 self._shards = {**self._shards, schema.key: self._new_shard(schema)}
+                self._keys[schema.name] = schema.key
 
     def outdated(self, schema: Schema) -> bool:
         """Whether a dataset says that earlier ones of its name were dropped that are here."""
@@ -217,6 +219,8 @@ class Catalog:
                 writer.end()
             shards = [self._shards[key] for key in dropped if key in self._shards]
             self._shards = {k: one for k, one in self._shards.items() if k not in dropped}
+            if self._keys.get(name) in dropped:
+                del self._keys[name]
             return shards, writers
 
     def _delete(self, shards: Iterable[Shard]) -> Removed:

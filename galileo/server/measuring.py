@@ -18,6 +18,7 @@ from galileo.ccq.coordination import Coordination
 from galileo.ccq.counts import LabelCounts
 from galileo.ccq.machine import Continuous
 from galileo.config import Config
+from galileo.model.schema import name_of_key
 from galileo.node.storage_node import StorageNode
 from galileo.server.audit import Audit
 from galileo.server.driver import Driver
@@ -145,7 +146,7 @@ def shown_ccqs(
 
 
 def _ccq(led: Coordination, now: float) -> Iterator[Measured]:
-    labels = (led.ccq.id, led.ccq.dataset)
+    labels = (led.ccq.id, name_of_key(led.ccq.dataset))
     cycles = led.cycles
     yield "galileo_ccq_frontier_age_seconds", labels, cycles.age_s(now)
     yield "galileo_ccq_interval_seconds", labels, led.ccq.interval_s
@@ -163,7 +164,7 @@ def _ccq(led: Coordination, now: float) -> Iterator[Measured]:
 
 def _datasets(node: StorageNode) -> Iterator[Measured]:
     for facts in node.facts():
-        labels = (facts.dataset,)
+        labels = (name_of_key(facts.dataset),)
         yield "galileo_dataset_rows", labels, facts.rows
         yield "galileo_dataset_paths", labels, facts.paths
         yield "galileo_dataset_disk_bytes", labels, facts.bytes_on_disk

@@ -178,9 +178,8 @@ class Store:
 
     @property
     def generations(self) -> dict[str, int]:
-        """How many datasets of each name were dropped, where there were some."""
-        with self._changing:
-            return dict(self._generations)
+        """How many datasets of each name were dropped, where there were some; the latest last."""
+        return dict(self._generations)
 
     def is_dropped(self, dataset: str) -> bool:
         """Whether the dataset with this key was dropped."""
@@ -202,7 +201,8 @@ class Store:
             if generations <= self._generations.get(name, 0):
                 return []
             self.save_record(GENERATIONS_KIND, name, str(generations).encode())
-            self._generations[name] = generations
+            others = {one: n for one, n in self._generations.items() if one != name}
+            self._generations = {**others, name: generations}  # Another one: it is read unlocked.
             dropped = [key for key in self._schemas if self.is_dropped(key)]
             for key in dropped:
                 del self._schemas[key]

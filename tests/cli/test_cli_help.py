@@ -63,6 +63,7 @@ def test_the_commands_are_these() -> None:
             "doctor",
             "drain",
             "drill",
+            "drop",
             "estimate",
             "evaluator",
             "explain",

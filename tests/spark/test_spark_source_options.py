@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError
-from galileo.spark.source.options import SourceOptions, cursor_of, cursor_of_text, offset_of
+from galileo.model.schema import Feature, Schema
+from galileo.spark.source.options import (
+    SourceOptions,
+    cursor_of,
+    cursor_of_text,
+    generation_of,
+    offset_of,
+)
+from galileo.spark.source.source import StreamReader
 
 NEEDED = {"address": "127.0.0.1:7701, 127.0.0.1:7702", "dataset": "air"}
 
@@ -39,6 +49,9 @@ def test_wrong_options_are_named(changed: dict[str, str], message: str) -> None:
 def test_offsets_are_cursors() -> None:
     cursor = Cursor({11: 4, 2: 7})
     assert list(offset_of(cursor)) == ["2", "11"]
+    later = offset_of(cursor, generation=3)
+    assert (generation_of(offset_of(cursor)), generation_of(later)) == (0, 3)
+    assert cursor_of(later) == cursor
     assert cursor_of(offset_of(cursor)) == cursor_of_text('{"11": 4, "2": 7}') == cursor
 
 
@@ -46,3 +59,15 @@ def test_offsets_are_cursors() -> None:
 def test_a_text_that_is_no_cursor(text: str) -> None:
     with pytest.raises(InputError, match="expected the option 'starting' to be"):
         cursor_of_text(text)
+
+
+def test_a_checkpoint_of_a_dropped_dataset_is_refused() -> None:
+    """Another dataset may have its name now, whose commits have the same numbers."""
+    schema = Schema("air", [Feature("t")])
+    reader = StreamReader.__new__(StreamReader)
+    reader._options = SourceOptions.of(NEEDED)
+    reader._known = SimpleNamespace(schema=schema.of_generation(1))  # type: ignore[assignment]
+    offset = reader._offset(Cursor({2: 7}))
+    assert reader._cursor(offset) == Cursor({2: 7})
+    with pytest.raises(InputError, match="a dropped dataset of this name; begin with a new"):
+        reader._cursor({"2": 7})

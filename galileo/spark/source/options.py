@@ -30,6 +30,9 @@ _STREAM = ("starting", "commits_per_batch", "commits_per_task", "on_gap")
 _WRITE = ("job", "order", "batch_rows")
 NAMES = (*_READ, *_PROOF, *_STREAM, *_WRITE)
 
+_GENERATION = "generation"
+"""Of the dataset, in an offset beside the partitions."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
@@ -102,12 +105,22 @@ class SourceOptions:
 
 def cursor_of(offset: Mapping[str, int]) -> Cursor:
     """The cursor of a stream's offset."""
-    return Cursor({int(partition): sequence for partition, sequence in offset.items()})
+    places = {place: sequence for place, sequence in offset.items() if place != _GENERATION}
+    return Cursor({int(partition): sequence for partition, sequence in places.items()})
 
 
-def offset_of(cursor: Cursor) -> dict[str, int]:
-    """A stream's offset: partitions as text, ascending, so that equal ones are equal as JSON."""
-    return {str(partition): sequence for partition, sequence in cursor.items()}
+def generation_of(offset: Mapping[str, int]) -> int:
+    """The generation of the dataset that a stream's offset is of."""
+    return offset.get(_GENERATION, 0)
+
+
+def offset_of(cursor: Cursor, *, generation: int = 0) -> dict[str, int]:
+    """A stream's offset: partitions as text, ascending, so that equal ones are equal as JSON.
+
+    The generation of the dataset comes last, unless it is 0.
+    """
+    offset = {str(partition): sequence for partition, sequence in cursor.items()}
+    return offset | {_GENERATION: generation} if generation else offset
 
 
 def cursor_of_text(text: str) -> Cursor:

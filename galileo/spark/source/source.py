@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 from galileo.cursor import Cursor
 from galileo.dht.topology import Topology
 from galileo.errors import Bug, InputError
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, dropped_dataset
 from galileo.spark.source import columns, filters
 from galileo.spark.source.nodes import Nodes
 from galileo.spark.source.options import (
@@ -45,6 +45,7 @@ from galileo.spark.source.options import (
     SourceOptions,
     cursor_of,
     cursor_of_text,
+    generation_of,
     offset_of,
 )
 from galileo.spark.source.plan import (
@@ -94,7 +95,7 @@ def find_out(addresses: Sequence[str], dataset: str, *, keys: Keys) -> Known:
     """
     with Nodes(addresses, keys=keys) as nodes:
         schema, topology = nodes.schema(dataset), nodes.topology()
-        return Known(schema, topology, stored(topology, nodes.status(), dataset=dataset))
+        return Known(schema, topology, stored(topology, nodes.status(), dataset=schema.key))
 
 
 class GalileoSource(DataSource):
@@ -206,21 +207,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         if self._options.starting not in (EARLIEST, LATEST):
-            return offset_of(cursor_of_text(self._options.starting))
+            return self._offset(cursor_of_text(self._options.starting))
         found = self._look()
         check_whole(found)
         is_latest = self._options.starting == LATEST
-        return offset_of(found.published if is_latest else found.dropped)
+        return self._offset(found.published if is_latest else found.dropped)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        begin = cursor_of(start)
+        begin = self._cursor(start)
         # The partitions of nodes that are away stay where they are.
         end = begin.join(self._look().published)
         if self._target is not None:
             end = begin.join(end.meet(self._target))
         if isinstance(limit, ReadMaxFiles):
             end = bounded(begin, end, commits_max=limit.max_files)
-        return offset_of(end)
+        return self._offset(end)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """In commits. Spark knows no such limit; one on files is what comes nearest."""
@@ -228,7 +229,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxFiles(most) if most else ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
-        return offset_of(self._known.stored.published)
+        return self._offset(self._known.stored.published)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         found = self._look()
@@ -238,8 +239,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         return steady_tasks(
             self._known.topology,
-            after=cursor_of(start),
-            until=cursor_of(end),
+            after=self._cursor(start),
+            until=self._cursor(end),
             commits_max=self._options.commits_per_task,
         )
 
@@ -250,9 +251,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What is stored now; waits a moment where it was asked just before."""
         time.sleep(max(0.0, self._looked_s + POLL_S - time.monotonic()))
         addresses = dict.fromkeys([*self._options.addresses, *self._known.addresses])
-        self._known = find_out(tuple(addresses), self._options.dataset, keys=self._options.keys)
+        known = find_out(tuple(addresses), self._options.dataset, keys=self._options.keys)
+        if known.schema.key != self._known.schema.key:
+            raise dropped_dataset(self._options.dataset, is_again=True)
+        self._known = known
         self._looked_s = time.monotonic()
         return self._known.stored
+
+    def _offset(self, cursor: Cursor) -> dict[str, int]:
+        return offset_of(cursor, generation=self._known.schema.generation)
+
+    def _cursor(self, offset: dict[str, int]) -> Cursor:
+        """The cursor of an offset, which may come from the checkpoint of a dropped dataset."""
+        if generation_of(offset) != self._known.schema.generation:
+            raise InputError(
+                f"expected a checkpoint of dataset {self._options.dataset!r} as it is, got one of "
+                "a dropped dataset of this name; begin with a new checkpoint"
+            )
+        return cursor_of(offset)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -316,7 +332,7 @@ def _sending(options: SourceOptions, schema: StructType, *, overwrite: bool) -> 
     names = tuple(known.schema.observation_schema.names)
     return Sending(
         known.addresses,
-        options.dataset,
+        known.schema.key,
         names,
         options.order,
         batch_rows=options.batch_rows,
