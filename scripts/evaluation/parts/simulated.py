@@ -132,6 +132,7 @@ class Quiet(NamedNodes):
         self.mid_step_crashes = 0.0
         self.is_calm = True
         self.cancelled: set[str] = set()
+        self.dropped: set[str] = set()
         self.logs = {partition: Log(partition) for partition in range(PARTITIONS)}
         self.checker = Checker(self.logs, self.loop.counters, has_cursors=True)
         self._names = tuple(f"n{number}" for number in range(nodes))
