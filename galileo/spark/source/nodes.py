@@ -19,6 +19,7 @@ from galileo.errors import (
     Cancelled,
     DeadlineExceeded,
     GalileoError,
+    IncompleteAnswer,
     InputError,
     PartitionMoved,
     TryAgain,
@@ -166,7 +167,9 @@ class Nodes:
                 except PartitionMoved as error:
                     problems.append(error)
             if time.monotonic() > deadline:
-                raise problems[0]
+                # It names what is missing, which an address that cannot be reached does not.
+                incomplete = (one for one in problems if isinstance(one, IncompleteAnswer))
+                raise next(incomplete, problems[0])
             time.sleep(PAUSE_S)
 
     def _channel(self, address: str) -> grpc.Channel:
