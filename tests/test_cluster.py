@@ -199,6 +199,7 @@ def test_an_address_to_listen_on_that_is_none_is_told_by_the_node(tmp_path: Path
         cluster.__enter__()
 
 
+@pytest.mark.slow
 def test_settings_reach_the_nodes(tmp_path: Path) -> None:
     cluster = galileo.LocalCluster(1, 1, tmp_path, settings={"limits": {"ccqs_max": 0}})
     with pytest.raises(Unavailable, match=r"expected limits\.ccqs_max above zero, got 0"):

@@ -71,6 +71,7 @@ def test_a_terminal_sees_what_has_come(cluster: galileo.LocalCluster, dataset: s
     assert ESCAPE not in result
 
 
+@pytest.mark.slow
 def test_a_terminal_without_colours_sees_none(cluster: galileo.LocalCluster, dataset: str) -> None:
     command = [sys.executable, "-m", "galileo", "--node", cluster.addresses[0]]
     _, told = shown([*command, "query", dataset, "t >= 500"], NO_COLOR="1")

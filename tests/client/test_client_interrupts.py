@@ -252,6 +252,7 @@ def command_interrupted(process: subprocess.Popen[bytes], text: str, nodes: Node
     return True
 
 
+@pytest.mark.slow
 def test_sparql_that_is_interrupted_leaves_no_process(
     cluster: galileo.LocalCluster, big: str
 ) -> None:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_no_continuous_query_is_taken_on_without_room_and_queries_go_on(tmp_path: Path) -> None:
     with (
         MemoryDisk(tmp_path / "small", size_bytes=64 << 20) as disk,

@@ -176,6 +176,7 @@ def check_coordinator_killed(
     assert reader.gone == set(lost.reached.items())
 
 
+@pytest.mark.slow
 def test_the_command_sets_shows_and_applies(keeping: LocalCluster) -> None:
     def run(*words: str, status: int = 0) -> str:
         result = CliRunner().invoke(main, ["--node", keeping.addresses[0], *words])

@@ -226,6 +226,7 @@ def waiting(client: galileo.Client) -> list[int]:
     return [node.calls.get("Continuous/Fetch", 0) for node in client.status().nodes]
 
 
+@pytest.mark.slow
 def test_a_cluster_that_does_not_allow_it_says_how_to(
     tmp_path: Path, archive: Callable[[str, str], galileo.SamplerArchive]
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from evaluation.parts.simulated import BUSY_SHARE, INTERVAL_S, Quiet, simulate
 
 
+@pytest.mark.slow
 def test_the_same_worlds_play_the_same() -> None:
     played = Quiet(2, seed=5).play()
     assert played == Quiet(2, seed=5).play()

@@ -14,9 +14,9 @@ BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
     ("name", "rounds"),
     [
         pytest.param("kill", 1, marks=pytest.mark.slow),
-        ("sync-error", 1),
+        pytest.param("sync-error", 1, marks=pytest.mark.slow),
         ("torn-tail", 1),
-        ("bit-flips", 6),
+        pytest.param("bit-flips", 18, marks=pytest.mark.slow),
         pytest.param("power-cut", 1, marks=pytest.mark.slow),
         pytest.param("retry-storm", 1, marks=pytest.mark.slow),
         pytest.param("two-producers", 1, marks=pytest.mark.slow),

@@ -52,7 +52,19 @@ def moments(texts: Any) -> pd.DatetimeIndex:
     return pd.DatetimeIndex(pd.to_datetime(texts, utc=True)).as_unit("us")
 
 
-@pytest.mark.parametrize("name", [NAM_GRIB, ERA5, WRF, GFS, NAM_CSV, ASOS, HURDAT, EARTHQUAKES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        NAM_GRIB,
+        pytest.param(ERA5, marks=pytest.mark.slow),
+        WRF,
+        GFS,
+        NAM_CSV,
+        ASOS,
+        HURDAT,
+        EARTHQUAKES,
+    ],
+)
 def test_batches_repeat_and_fit_a_dataset_made_for_them(sample_data: Path, name: str) -> None:
     if name in EXTRAS and importlib.util.find_spec(EXTRAS[name]) is None:
         pytest.skip(f"{EXTRAS[name]} is not installed")

@@ -138,6 +138,7 @@ async def test_what_a_reader_holds_that_takes_nothing_for_long_is_given_back(
     call.cancel()
 
 
+@pytest.mark.slow
 async def test_so_many_answers_at_a_time_and_no_more(
     filled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +184,7 @@ async def test_a_peer_that_sends_nothing_is_not_waited_for_long(
     blocked.set()
 
 
+@pytest.mark.slow
 async def test_a_reader_slower_than_a_peer_may_be_gets_everything(
     filled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,7 @@ def schema(name: str) -> galileo.Schema:
     return galileo.Schema(name, [galileo.Feature("rain", "mm")], geohash_precision=2)
 
 
+@pytest.mark.slow
 def test_the_frontier_ages_while_the_evaluator_is_away_and_is_young_again_after(
     node: Node, evaluator: dict[str, Any]
 ) -> None:

@@ -50,6 +50,7 @@ def test_health_and_reflection_are_served(cluster: galileo.LocalCluster) -> None
     assert "grpc.health.v1.Health" in names
 
 
+@pytest.mark.slow
 def test_a_directory_has_one_process(cluster: galileo.LocalCluster) -> None:
     config = str(cluster.directory / "node-1.toml")
     done = subprocess.run(
@@ -63,6 +64,7 @@ def test_a_directory_has_one_process(cluster: galileo.LocalCluster) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_wrong_flag_is_refused_in_one_line(config: Path) -> None:
     done = subprocess.run(
         server("--config", str(config), "--set", "limits.ccq_max=3"),

@@ -79,6 +79,7 @@ async def test_what_fails_fails_alone(handle, serve_labels, make_labels, make_re
     assert (unknown.unknown, unknown.labels, unknown.reached) == (True, [], Cursor())
 
 
+@pytest.mark.slow
 async def test_a_sampler_that_takes_its_process_down_fails_alone(
     handle, serve_labels, make_labels, make_request
 ):

@@ -302,6 +302,7 @@ def save(frame: DataFrame, cluster: galileo.LocalCluster, dataset: str, **option
     writer.options(address=cluster.addresses[0], dataset=dataset).save()
 
 
+@pytest.mark.slow
 def test_what_is_written_is_stored_once(
     load: Any, air: str, empty: str, client: galileo.Client, cluster: galileo.LocalCluster
 ) -> None:

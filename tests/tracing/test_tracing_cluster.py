@@ -110,6 +110,7 @@ def check_family(trace: list[Told]) -> None:
             assert by_id[one.parent].begun_s <= one.begun_s + 0.05
 
 
+@pytest.mark.slow
 def test_a_batch_is_followed_to_the_disks_of_both_nodes(
     pair: galileo.LocalCluster, collector: Collector
 ) -> None:

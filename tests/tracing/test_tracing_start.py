@@ -54,6 +54,7 @@ def test_without_an_endpoint_nothing_starts() -> None:
     assert not spans.is_on()
 
 
+@pytest.mark.slow
 def test_nothing_of_opentelemetry_is_imported_until_it_is_wanted() -> None:
     code = (
         "import sys, galileo, galileo.server.main, galileo.spark.evaluator_main, galileo.cli.main\n"
