@@ -9,6 +9,7 @@ import signal
 import stat
 import threading
 from collections.abc import Iterator, Sequence
+from types import FrameType
 
 from galileo.cli.live import Board, Part, Screen
 from galileo.cli.output import Output
@@ -17,6 +18,8 @@ from galileo.client import Labels, Update
 LABELS_SHOWN = 20
 NOT_SHOWN = ["block", "partition", "sequence", "label"]
 """Columns that programs need, and that would leave people no room for the others."""
+READER_ENDED = signal.SIGUSR1
+"""Interrupts the main thread. Commands in the background of a script ignore SIGINT."""
 PIPE_LOOK_MS = 500
 """Between two looks at a pipe; Linux also reports its end in between."""
 
@@ -77,16 +80,23 @@ def ending_with_reader(output_fd: int = 1) -> Iterator[None]:
                 return
         with turn:
             if not is_over.is_set():
-                has_ended.set()
-                os.kill(os.getpid(), signal.SIGINT)  # The main thread may be waiting.
+                os.kill(os.getpid(), READER_ENDED)  # The main thread may be waiting.
 
+    def end_block(number: int, frame: FrameType | None) -> None:
+        has_ended.set()
+        raise KeyboardInterrupt  # Which ends the call that waits, too.
+
+    before = signal.signal(READER_ENDED, end_block)
     threading.Thread(target=watch_pipe, name="galileo-pipe", daemon=True).start()
     try:
-        yield
+        try:
+            yield
+        finally:
+            with turn:
+                is_over.set()
     except KeyboardInterrupt:
         if has_ended.is_set():
             raise BrokenPipeError from None
         raise
     finally:
-        with turn:
-            is_over.set()
+        signal.signal(READER_ENDED, before)

@@ -219,10 +219,17 @@ except BrokenPipeError:
 """
 
 
-def test_a_watch_that_waits_ends_with_the_reader_of_its_pipe() -> None:
+@pytest.mark.parametrize("is_in_background", [False, True])
+def test_a_watch_that_waits_ends_with_the_reader_of_its_pipe(is_in_background: bool) -> None:
+    """Shells have a command in the background of a script ignore SIGINT."""
     command = [sys.executable, "-c", WAITING_IN_A_PIPE]
+    if is_in_background:
+        command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
-        assert waiting.stdout is not None
-        assert waiting.stdout.readline() == "begun\n"
-        waiting.stdout.close()
-        assert waiting.wait(timeout=60) == 7
+        try:
+            assert waiting.stdout is not None
+            assert waiting.stdout.readline() == "begun\n"
+            waiting.stdout.close()
+            assert waiting.wait(timeout=60) == 7
+        finally:
+            waiting.kill()
