@@ -225,11 +225,14 @@ def test_who_calls_too_often_waits_and_is_told_when_to_come_back(metered: Metere
     assert metered.events(principal="bob", outcome="throttled") == []
     # A machine that answers them slowly throttles them all the same.
     with metered.channel("seldom") as channel:
+        grpc.channel_ready_future(channel).result(WITHIN_S)
         stub = cluster_pb2_grpc.ClusterStub(channel)
         with ThreadPoolExecutor(60) as pool:
             failed = list(filter(None, pool.map(lambda _: failure(stub), range(60))))
-    assert {error.code() for error in failed} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
-    pushed = dict(failed[0].trailing_metadata())[PUSHBACK_KEY]
+    # A connection that breaks on a busy machine is no refusal.
+    refused = [one for one in failed if one.code() is not grpc.StatusCode.UNAVAILABLE]
+    assert {one.code() for one in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    pushed = dict(refused[0].trailing_metadata())[PUSHBACK_KEY]
     assert 1_000 < int(pushed) < 60_000, "so others' clients know when, too"
 
 
