@@ -92,13 +92,17 @@ def halved() -> Iterator[Halved]:
             ccq = client.submit("air", interval="1h", expiration="2h")
             newest = client.fetch(ccq).token
         started = threading.Event()
-        with ThreadPoolExecutor() as pool, galileo.connect(pair.addresses[0], timeout="1s") as busy:
+        with (
+            ThreadPoolExecutor() as pool,
+            galileo.connect(pair.addresses[0], timeout="1s") as busy,
+            galileo.connect(pair.addresses[0], timeout="60s") as patient,
+        ):
             ingest = pool.submit(ingest_without_end, busy, started)
-            fetch = pool.submit(busy.fetch, ccq, token=newest, wait="5s")
+            # The node that is killed may be its coordinator, which the other one then becomes.
+            fetch = pool.submit(patient.fetch, ccq, token=newest, wait="5s")
             assert started.wait(60.0)
             pair.nodes[1].kill()
             error, update = ingest.result(), fetch.result()
-        with galileo.connect(pair.addresses[0], timeout="30s") as patient:
             labels = patient.query("air")
         rows = int(np.sum(labels.table.column("rows").to_numpy()))
         with galileo.connect(pair.addresses[0], timeout="500ms") as client:
