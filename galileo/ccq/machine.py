@@ -267,7 +267,7 @@ class Continuous:
         return [*(PurgeRecord(ccq_id) for ccq_id in over), *ended, *asked]
 
     def _on_dropped(self, event: DatasetDropped, now: float) -> Effects:
-        """Every node ends what it knows; whoever has not heard of it yet hears of the ends."""
+        """Ends the CCQs of the dropped datasets in all records that this node has."""
         state = self.state
         state.dropped[event.name] = max(event.generations, state.dropped.get(event.name, 0))
         effects = [*self._campaigns.on_dropped(), *self._batches.on_dropped()]

@@ -17,7 +17,7 @@ from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.tracker import Tracker
 from galileo.cursor import ORIGIN, Cursor
 from galileo.election.messages import UsageStatistics
-from galileo.model.schema import name_of_key, split_key
+from galileo.model.schema import is_dropped, name_of_key
 
 Effects = list[ContinuousEffect]
 RECORDS_PER_MESSAGE = 256
@@ -97,8 +97,7 @@ class NodeState:
 
     def is_dropped(self, dataset: str) -> bool:
         """Whether the dataset with this key was dropped."""
-        name, generation = split_key(dataset)
-        return generation < self.dropped.get(name, 0)
+        return is_dropped(dataset, self.dropped)
 
     def learn(self, incoming: Record, now: float) -> Effects:
         """Merges a record; what changes is saved, durably, before anything is built on it.

@@ -99,7 +99,7 @@ def drop(session: Session, *, dataset: str, yes: bool) -> None:
 
 
 def is_terminal() -> bool:
-    """Whether somebody can answer."""
+    """Whether a question can be answered on standard input."""
     return sys.stdin.isatty()
 
 

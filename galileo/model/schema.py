@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
@@ -336,6 +336,17 @@ def split_key(key: str) -> tuple[str, int]:
     if at and not (generation.isascii() and generation.isdecimal()):
         raise InputError(f"expected the key of a dataset, such as 'weather@2', got {key!r}")
     return name, int(generation or 0)
+
+
+def is_dropped(key: str, generations: Mapping[str, int]) -> bool:
+    """Whether the dataset with this key was dropped.
+
+    Args:
+        key: of the dataset.
+        generations: how many datasets of each name were dropped, where there were some.
+    """
+    name, generation = split_key(key)
+    return generation < generations.get(name, 0)
 
 
 def name_of_key(key: str) -> str:

@@ -191,7 +191,7 @@ class Catalog:
         """
         known = self._drops.get(name)
         if known is None or known[0] < generations:
-            # Whoever asks may hang up; what has begun is carried to its end.
+            # A caller may be cancelled; a drop that has begun is finished all the same.
             dropping = asyncio.create_task(self._dropped(name, generations))
             known = self._drops[name] = generations, dropping
         try:

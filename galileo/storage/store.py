@@ -31,7 +31,7 @@ from galileo.errors import (
     InputError,
     UnknownDataset,
 )
-from galileo.model.schema import Schema, dropped_dataset, split_key
+from galileo.model.schema import Schema, dropped_dataset, is_dropped, name_of_key
 from galileo.storage.copying import PartitionCopy
 from galileo.storage.disk import make_directory
 from galileo.storage.journal import PartitionJournal
@@ -183,8 +183,7 @@ class Store:
 
     def is_dropped(self, dataset: str) -> bool:
         """Whether the dataset with this key was dropped."""
-        name, generation = split_key(dataset)
-        return generation < self._generations.get(name, 0)
+        return is_dropped(dataset, self._generations)
 
     def drop_dataset(self, name: str, generations: int) -> list[str]:
         """Drops the first generations of a name, durably; again is harmless.
@@ -264,7 +263,7 @@ class Store:
             UnknownDataset: the dataset was dropped.
         """
         if self.is_dropped(dataset):
-            raise dropped_dataset(split_key(dataset)[0], is_again=False)
+            raise dropped_dataset(name_of_key(dataset), is_again=False)
         place = self.partition_directory(dataset, partition)
         return PartitionCopy(place, partition=partition, disk=self._options.disk)
 
