@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import TypeAlias
 
@@ -29,7 +29,7 @@ from galileo.model.schema import (
 )
 from galileo.node.group_commit import GroupCommit
 from galileo.node.peers import Removed
-from galileo.node.shard import Shard
+from galileo.node.shard import ALL_PARTITIONS, Shard
 from galileo.storage.records import record_name
 from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
@@ -61,11 +61,11 @@ class Catalog:
         executor: Executor,
         commits_waiting_max: int,
         moves_of: Callable[[int], int] = lambda _: 0,
-        is_own: Callable[[int], bool] = lambda _: True,
+        owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
     ) -> None:
         self._store = store
         self._moves_of = moves_of
-        self._is_own = is_own
+        self._owned = owned
         self._fenced: set[int] = set()
         self._executor = executor
         self._waiting_max = commits_waiting_max
@@ -85,12 +85,12 @@ class Catalog:
         for schema in store.schemas().values():
             self._shards[schema.key] = self._new_shard(schema)
             self._keys[schema.name] = schema.key
-        store.recover(self._replay, wanted=is_own)
+        store.recover(self._replay, wanted=lambda partition: partition in owned())
         for (dataset, partition), journal in store.journals().items():
             self._shards[dataset].attach(partition, journal, moves=moves_of(partition))
 
     def _new_shard(self, schema: Schema) -> Shard:
-        return Shard(schema, epoch=self._store.epoch, is_own=self._is_own)
+        return Shard(schema, epoch=self._store.epoch, owned=self._owned)
 
     def _replay(self, dataset: str, partition: int, replayed: Replayed) -> None:
         self._shards[dataset].replay(partition, replayed)

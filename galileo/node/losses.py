@@ -7,6 +7,7 @@ and gives the numbers of what it lost to other commits. Who has heard of the los
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ class Losses:
         self._behind: dict[str, int] = {}
         self._retrieved: dict[str, Cursor] = {}
         self._known: dict[tuple[str, int], Loss] = {}
+        self._compared: dict[tuple[str, str], tuple[object, ...]] = {}
 
     @property
     def known(self) -> list[Loss]:
@@ -61,6 +63,7 @@ class Losses:
     def forget(self, dataset: str) -> None:
         """Forgets a dataset that was dropped."""
         self._retrieved.pop(dataset, None)
+        self._compared = {pair: of for pair, of in self._compared.items() if pair[1] != dataset}
         self._known = {place: one for place, one in self._known.items() if one.dataset != dataset}
 
     def check_own(
@@ -85,10 +88,19 @@ class Losses:
             told: its last commits, by dataset.
             heard: the last ones that anybody has told of.
         """
-        last = dict(heard)
-        for dataset, retrieved in self._retrieved.items():
-            last[dataset] = last.get(dataset, ORIGIN).join(retrieved)
-        behind = _behind(node, partitions, told=told, heard=last)
+        behind = []
+        for dataset in heard.keys() | self._retrieved.keys():
+            expected = heard.get(dataset, ORIGIN), self._retrieved.get(dataset, ORIGIN)
+            compared = partitions, told.get(dataset, ORIGIN), *expected
+            before = self._compared.get((node, dataset), ())
+            if before and all(map(operator.is_, compared, before)):
+                continue  # Nothing was missing when the same objects were compared.
+            missing = _behind(node, partitions, told=told, heard={dataset: Cursor.join(*expected)})
+            if missing:
+                self._compared.pop((node, dataset), None)
+            else:
+                self._compared[node, dataset] = compared
+            behind += missing
         self._behind[node] = self._behind.get(node, 0) + 1 if behind else 0
         if self._behind[node] >= HEARD_TIMES:
             self._note(behind)

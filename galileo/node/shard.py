@@ -9,7 +9,8 @@ one: the reason why a continuous query cannot miss.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +34,21 @@ _REMADE = 1 << 40
 """What making a synopsis anew adds to its epoch; far above all epochs of a store."""
 _MOVED = 1 << 52
 """What a move of the partition adds: another node's epochs begin elsewhere."""
+ALL_PARTITIONS = range(1 << 31)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedCommits:
+    """What a shard has published in this node's own partitions.
+
+    Attributes:
+        sequences: the last commit of each partition.
+        clock: up to which commit each partition holds which newest time bucket, at least for the
+            commits of `sequences`.
+    """
+
+    sequences: Cursor
+    clock: tuple[ClockStep, ...]
 
 
 class Shard:
@@ -46,14 +62,20 @@ class Shard:
     """
 
     def __init__(
-        self, schema: Schema, *, epoch: int, is_own: Callable[[int], bool] = lambda _: True
+        self,
+        schema: Schema,
+        *,
+        epoch: int,
+        owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
     ) -> None:
         self.schema = schema
-        self.is_own = is_own
+        self._owned = owned
         self.graph = MetadataGraph(schema)
         self.journals: dict[int, PartitionJournal] = {}
         self._epoch = epoch
         self._published: dict[int, int] = {}
+        self._change = object()
+        self._own_published: tuple[object, object, PublishedCommits] | None = None
         self._newest: dict[int, ClockStep] = {}
         self._synopses: dict[int, Synopsis] = {}
         self._unsummarised: dict[int, list[Replayed]] = {}
@@ -81,6 +103,7 @@ class Shard:
             self.journals = {**self.journals, partition: journal}
         if journal.last_sequence:  # of which none was replayed where retention dropped them all
             self._published[partition] = journal.last_sequence
+        self._change = object()
 
     def detach(self, partition: int) -> None:
         """Forgets a partition, in a thread; its journal is the caller's to close."""
@@ -91,7 +114,12 @@ class Shard:
         with self._summarising:
             for kept in (self._synopses, self._unsummarised, self._unsummarised_paths):
                 kept.pop(partition, None)
+        self._change = object()
         self.graph.remove(partition)
+
+    def is_own(self, partition: int) -> bool:
+        """Whether a partition is this node's own."""
+        return partition in self._owned()
 
     @property
     def own(self) -> dict[int, PartitionJournal]:
@@ -126,13 +154,21 @@ class Shard:
             raise Bug(f"expected partition {partition} of {self.schema.name!r} to have commits")
         return found
 
-    def own_published(self) -> Cursor:
-        """The last commit of each of its own partitions."""
-        return Cursor({p: s for p, s in self._published.copy().items() if self.is_own(p)})
+    def own_published(self) -> PublishedCommits:
+        """What is published in its own partitions; one object until that, or a synopsis, changes.
 
-    def own_event_clock(self) -> tuple[ClockStep, ...]:
-        """The event clock of its own partitions."""
-        return tuple(step for step in self.event_clock() if self.is_own(step.partition))
+        So who asks again and again finds out at once that there is nothing new.
+        """
+        # Read first: what changes meanwhile sets another one, and counts the next time.
+        change, owned = self._change, self._owned()
+        known = self._own_published
+        if known is not None and known[0] is change and known[1] is owned:
+            return known[2]
+        sequences = Cursor({p: s for p, s in self._published.copy().items() if p in owned})
+        clock = tuple(step for step in self.event_clock() if step.partition in owned)
+        published = PublishedCommits(sequences, clock)
+        self._own_published = change, owned, published
+        return published
 
     def published(self) -> Cursor:
         """The last commit of each partition that a scan sees."""
@@ -217,6 +253,7 @@ class Shard:
                 self._summarise(partition)
         self._wind(partition, commits)
         self._published[partition] = commits.last_sequence
+        self._change = object()
 
     def _wind(self, partition: int, commits: Replayed) -> None:
         """Winds the event clock: before the commits are published, lest a reader be ahead of it."""
@@ -269,6 +306,7 @@ class Shard:
                 nothing = pa.RecordBatch.from_pylist([], schema=self.schema.path_schema)
                 fresh.add(next(iter(left.to_batches()), nothing), until)
             self._synopses[partition] = fresh
+        self._change = object()
 
     def close(self) -> None:
         for journal in self.journals.values():

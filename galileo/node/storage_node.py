@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from galileo.cursor import Cursor
 from galileo.dht.live import LiveTopology
@@ -104,7 +105,7 @@ class StorageNode:
             executor=self._executor,
             commits_waiting_max=options.commits_waiting_max,
             moves_of=self._moves_of,
-            is_own=self._is_own,
+            owned=partial(topology.partitions, name),
         )
         self.moves = Moves(name, topology, store=store, catalog=self.catalog)
         self.giving = Giving(name, topology, moves=self.moves, catalog=self.catalog, store=store)
@@ -150,9 +151,6 @@ class StorageNode:
     def partitions(self) -> frozenset[int]:
         """The partitions that this node has."""
         return self.live.partitions(self.name)
-
-    def _is_own(self, partition: int) -> bool:
-        return partition in self.live.partitions(self.name)
 
     def _moves_of(self, partition: int) -> int:
         last = self.live.move_of(partition)
@@ -372,7 +370,7 @@ class StorageNode:
                 paths=sum(journal.paths_total for journal in shard.own.values()),
                 bytes_on_disk=sum(j.bytes_on_disk for j in shard.own.values()),
                 graph_bytes=shard.graph.memory_bytes(),
-                sequences=shard.own_published(),
+                sequences=shard.own_published().sequences,
                 retention=self.catalog.retention(dataset).retention,
                 dropped=shard.dropped(),
                 held=() if self._retaining is None else self._retaining.held(dataset),

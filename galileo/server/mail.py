@@ -11,16 +11,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from galileo.ccq import messages, model
-from galileo.dht import placement
 from galileo.dht.topology import Move
 from galileo.election.messages import UsageStatistics
 from galileo.errors import ConfigError, GalileoError, InputError
 from galileo.graph.synopsis import SynopsisDelta, Version
 from galileo.model.retention import NumberedRetention
 from galileo.model.windows import Window
+from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.peers import GrpcPeers
 from galileo.wire.codec import (
@@ -71,6 +71,7 @@ class _Peer:
         self.outbox: deque[bytes] = deque(maxlen=OUTBOX_MAX)
         self.wake = asyncio.Event()
         self.acknowledged: dict[tuple[str, int], Version] = {}
+        self.up_to_date: dict[str, PublishedCommits] = {}
         self.epoch = 0
         self.retentions: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
@@ -80,11 +81,14 @@ class _Peer:
         self, request: cluster_pb2.ExchangeRequest, reply: cluster_pb2.ExchangeReply
     ) -> None:
         """Notes what the peer has now; a peer that was restarted may have been restored."""
+        is_another = reply.epoch != self.epoch
+        if is_another:
+            self.epoch, self.retentions, self.dropped, self.samplers = reply.epoch, {}, {}, {}
+            self.acknowledged, self.up_to_date = {}, {}
         for held in reply.synopses:
             version = Version(held.epoch, held.version)
             self.acknowledged[held.dataset, held.partition] = version
-        if reply.epoch != self.epoch:
-            self.epoch, self.retentions, self.dropped, self.samplers = reply.epoch, {}, {}, {}
+        if is_another:
             return
         self.dropped |= {one.name: one.generations for one in request.heartbeat.dropped}
         for one in request.heartbeat.retentions:
@@ -92,6 +96,13 @@ class _Peer:
             self.retentions[one.dataset] = numbered.version
         told = {one.digest: one.revoked_at for one in request.heartbeat.samplers}
         self.samplers |= {digest: told[digest] for digest in reply.samplers if digest in told}
+
+
+class _Received(NamedTuple):
+    """What a peer has published of a dataset, as it arrived and decoded."""
+
+    encoded: bytes
+    published: PublishedCommits
 
 
 class MailRoom:
@@ -122,6 +133,8 @@ class MailRoom:
         others = [other.name for other in node.topology.nodes if other.name != node.name]
         self._boxes = {name: _Peer(name) for name in others}
         self._encoded: tuple[Any, bytes] = (None, b"")
+        self._sent: dict[str, tuple[PublishedCommits, cluster_pb2.DatasetSequences]] = {}
+        self._received: dict[str, dict[str, _Received]] = {name: {} for name in others}
 
     def send(self, to: str, message: Any) -> None:
         """Sends a message; one that is patient goes with the next heartbeat."""
@@ -183,21 +196,13 @@ class MailRoom:
 
     def _heartbeat(self, box: _Peer) -> cluster_pb2.Heartbeat:
         shards = self._node.catalog.shards
-        sequences = [
-            cluster_pb2.DatasetSequences(
-                dataset=dataset,
-                sequences=cursor_to_pb(shard.own_published()),
-                clock=event_clock_to_pb(shard.own_event_clock()),
-            )
-            for dataset, shard in shards.items()
-        ]
         retentions = [
             cluster_pb2.DatasetRetention(dataset=dataset, numbered_json=numbered.to_json())
             for dataset, numbered in self._node.catalog.retentions.items()
             if numbered.version > box.retentions.get(dataset, 0)
         ]
         return cluster_pb2.Heartbeat(
-            sequences=sequences,
+            sequences=self._sequences(),
             synopses=self._changes(box),
             datasets=list(shards),
             dropped=self._dropped(box),
@@ -208,6 +213,17 @@ class MailRoom:
                 for one in self._node.moves.known
             ],
         )
+
+    def _sequences(self) -> list[cluster_pb2.DatasetSequences]:
+        """What is published of each dataset, encoded once for all peers and heartbeats."""
+        encoded: dict[str, tuple[PublishedCommits, cluster_pb2.DatasetSequences]] = {}
+        for dataset, shard in self._node.catalog.shards.items():
+            published, known = shard.own_published(), self._sent.get(dataset)
+            if known is None or known[0] is not published:
+                known = published, _sequences_to_pb(dataset, published)
+            encoded[dataset] = known
+        self._sent = encoded
+        return [message for _, message in encoded.values()]
 
     def _dropped(self, box: _Peer) -> list[cluster_pb2.DroppedGenerations]:
         """The latest first: the receiver has to hear of them before it misses their commits."""
@@ -229,13 +245,22 @@ class MailRoom:
     def _changes(self, box: _Peer) -> list[cluster_pb2.SynopsisChange]:
         changes, size = [], 0
         for dataset, shard in self._node.catalog.shards.items():
+            published = shard.own_published()
+            if box.up_to_date.get(dataset) is published:
+                continue
+            is_up_to_date = True
             for partition, synopsis in sorted(shard.synopses().items()):
                 known = box.acknowledged.get((dataset, partition))
-                if known == synopsis.version or size > SYNOPSIS_BYTES_MAX:
+                if known == synopsis.version:
+                    continue
+                is_up_to_date = False
+                if size > SYNOPSIS_BYTES_MAX:
                     continue
                 delta = synopsis.changes_since(known).to_bytes(shard.schema)
                 size += len(delta)
                 changes.append(cluster_pb2.SynopsisChange(dataset=dataset, delta=delta))
+            if is_up_to_date:
+                box.up_to_date[dataset] = published
         return changes
 
     # --- what arrives ------------------------------------------------------------------------
@@ -309,11 +334,12 @@ class MailRoom:
         view, catalog = self._node.view, self._node.catalog
         # The sender may not have heard yet that it is dropped.
         living = [one for one in heartbeat.sequences if not catalog.is_dropped(one.dataset)]
-        for one in living:
-            view.hear_event_clock(one.dataset, event_clock_from_pb(one.clock))
-        told = {one.dataset: cursor_from_pb(one.sequences) for one in living}
+        received = self._decode(living, sender=sender)
+        for dataset, one in received.items():
+            view.hear_event_clock(dataset, one.published.clock)
+        told = {dataset: one.published.sequences for dataset, one in received.items()}
         news = [dataset for dataset in told if view.hear_sequences(dataset, told[dataset])]
-        own = placement.partitions_by_node(self._node.topology)[sender]
+        own = self._node.live.partitions(sender)
         view.losses.hear(sender, own, told=told, heard=view.all_sequences)
         if news:
             self._on_news(news)
@@ -333,6 +359,33 @@ class MailRoom:
                 )
             )
         return held
+
+    def _decode(
+        self, sequences: Iterable[cluster_pb2.DatasetSequences], *, sender: str
+    ) -> dict[str, _Received]:
+        """Decodes what is published of each dataset; what has not changed only once."""
+        decoded: dict[str, _Received] = {}
+        for message in sequences:
+            # The message itself would keep the memory of the whole request.
+            encoded = message.SerializeToString()
+            known = self._received[sender].get(message.dataset)
+            if known is None or known.encoded != encoded:
+                known = _Received(encoded, _sequences_from_pb(message))
+            decoded[message.dataset] = known
+        self._received[sender] = decoded
+        return decoded
+
+
+def _sequences_to_pb(dataset: str, published: PublishedCommits) -> cluster_pb2.DatasetSequences:
+    return cluster_pb2.DatasetSequences(
+        dataset=dataset,
+        sequences=cursor_to_pb(published.sequences),
+        clock=event_clock_to_pb(published.clock),
+    )
+
+
+def _sequences_from_pb(message: cluster_pb2.DatasetSequences) -> PublishedCommits:
+    return PublishedCommits(cursor_from_pb(message.sequences), event_clock_from_pb(message.clock))
 
 
 def _check_protocol(request: cluster_pb2.ExchangeRequest) -> None:

@@ -22,8 +22,6 @@ from galileo.ccq.options import ContinuousOptions
 from galileo.clock import Clock, SystemClock
 from galileo.config import Config, LimitsSection, StorageSection
 from galileo.containment import ContainedSamplers, ContainmentLimits
-from galileo.cursor import Cursor
-from galileo.dht import placement
 from galileo.dht.live import LiveTopology
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.dht.topology import Topology
@@ -35,6 +33,7 @@ from galileo.node.merging import MergingOptions
 from galileo.node.retaining import RetainingOptions
 from galileo.node.retention import Reader
 from galileo.node.sent_samplers import SendingOptions
+from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.access import Principal
 from galileo.rpc.bounds import BULK_BYTES_MAX, Bounds, BoundsOptions
@@ -165,7 +164,7 @@ class NodeProcess:
         )
         self._usage = Usage(clock, cache_bytes_max=config.limits.cache_bytes_max)
         self._watch = self._make_watch()
-        self._told: dict[str, Cursor] = {}
+        self._told: dict[str, PublishedCommits] = {}
         self.node.samplers.on_revoked = self._fail_revoked
         self.node.on_dropped = self._on_dropped
 
@@ -359,9 +358,8 @@ class NodeProcess:
         for record in records:
             if record.ended is None and record.ccq.dataset in shards:
                 losses.expect(record.ccq.dataset, record.retrieved)
-        own = placement.partitions_by_node(self.node.topology)[self.node.name]
-        told = {dataset: shard.own_published() for dataset, shard in shards.items()}
-        losses.check_own(self.node.name, own, told=told)
+        told = {dataset: shard.own_published().sequences for dataset, shard in shards.items()}
+        losses.check_own(self.node.name, self.node.partitions, told=told)
 
     async def _status(self) -> cluster_pb2.NodeStatus:
         status = self._usage.status(self.node, self.machine)
@@ -378,11 +376,13 @@ class NodeProcess:
         """The datasets in which this node has committed since it was last asked."""
         news: list[ccq.ContinuousEvent] = []
         for dataset, shard in self.node.catalog.shards.items():
-            published = shard.own_published()
-            if self._told.get(dataset) != published:
-                self._told[dataset] = published
-                self.node.view.hear_sequences(dataset, published)
-                self.node.view.hear_event_clock(dataset, shard.own_event_clock())
+            published, before = shard.own_published(), self._told.get(dataset)
+            if published is before:
+                continue
+            self._told[dataset] = published
+            if before is None or published.sequences != before.sequences:
+                self.node.view.hear_sequences(dataset, published.sequences)
+                self.node.view.hear_event_clock(dataset, published.clock)
                 news.append(self._seen(dataset))
         return news
 

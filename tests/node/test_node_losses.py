@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from galileo.cursor import Cursor
+from galileo.cursor import ORIGIN, Cursor
 from galileo.node.losses import HEARD_TIMES, Loss, Losses
 
 HEARD = {"air": Cursor({0: 5, 1: 7, 2: 9}), "rain": Cursor({1: 2})}
@@ -56,3 +59,33 @@ def test_what_readers_have_retrieved_is_expected_after_a_restart_of_every_node()
         losses.hear("b", [1, 2], told={"air": Cursor({1: 6, 2: 3})}, heard={"air": Cursor({1: 6})})
     losses.check_own("a", [3], told={})
     assert losses.known == [Loss("b", "air", 2, had=5, has=3)]
+
+
+CURSORS = [ORIGIN, Cursor({1: 1}), Cursor({1: 1}), Cursor({1: 2, 2: 1}), Cursor({2: 3})]
+PARTITIONS = [frozenset({1}), frozenset({2}), frozenset({1, 2})]
+REPORTS = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("air", "rain"), st.sampled_from(CURSORS))
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("bc"),
+            st.sampled_from(PARTITIONS),
+            REPORTS,
+            REPORTS,
+            st.none() | st.sampled_from(CURSORS),
+        ),
+        max_size=20,
+    )
+)
+def test_reports_that_are_not_compared_again_hide_no_loss(steps: list[Any]) -> None:
+    losses, always = Losses(), Losses()
+    for node, partitions, told, heard, retrieved in steps:
+        for each in (losses, always):
+            if retrieved is not None:
+                each.expect("air", retrieved)
+            each.hear(node, partitions, told=told, heard=heard)
+        always._compared.clear()
+        assert losses.known == always.known

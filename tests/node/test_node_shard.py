@@ -19,7 +19,7 @@ from galileo.graph.synopsis import Synopsis
 from galileo.model import paths
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
-from galileo.node.shard import Shard
+from galileo.node.shard import PublishedCommits, Shard
 from galileo.query import parse
 from galileo.storage.journal import Commit, Committed, PartitionJournal
 from galileo.storage.store import Store
@@ -207,3 +207,67 @@ def test_the_event_clock_is_wound_before_a_commit_is_published(
         commit = Commit("p", 0, *paths.index(schema, make_observations(3, seed=0)))
         assert shard.write(PARTITION, [commit])
     assert ahead[-1:] == [False]
+
+
+def test_what_is_published_is_one_object_until_it_changes(
+    tmp_path: Path, schema: Schema, make_observations: Make
+) -> None:
+    owned = [frozenset({PARTITION, 5})]
+    with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
+        store.create_dataset(schema)
+        store.recover(lambda *_: None)
+        shard = Shard(schema, epoch=store.epoch, owned=lambda: owned[0])
+        seen = [shard.own_published()]
+
+        def is_new() -> bool:
+            seen.append(shard.own_published())
+            return seen[-1] is not seen[-2]
+
+        def write(partition: int, batch: int) -> None:
+            shard.write(partition, [Commit("p", batch, *paths.index(schema, make_observations(3)))])
+
+        for partition in (PARTITION, 5):
+            shard.attach(partition, store.journal(schema.name, partition))
+        assert (is_new(), is_new()) == (True, False)
+        write(PARTITION, 0)
+        assert (is_new(), is_new()) == (True, False)
+        assert seen[-1].sequences == Cursor({PARTITION: 1})
+        write(5, 1)
+        assert is_new()
+        assert seen[-1].sequences == Cursor({PARTITION: 1, 5: 1})
+        assert [step.partition for step in seen[-1].clock] == [PARTITION, 5]
+        shard.drop(5, 0)
+        assert not is_new()
+        shard._narrow(5)
+        assert is_new(), "a synopsis was made anew"
+        owned[0] = frozenset({5})
+        assert (is_new(), is_new()) == (True, False)
+        assert seen[-1].sequences == Cursor({5: 1})
+        assert [step.partition for step in seen[-1].clock] == [5]
+        shard.detach(5)
+        assert is_new()
+        assert seen[-1] == PublishedCommits(ORIGIN, ())
+
+
+def test_the_last_commit_of_many_threads_is_published(
+    tmp_path: Path, schema: Schema, make_observations: Make
+) -> None:
+    """Whatever the order in which they end, and however often somebody looks meanwhile."""
+    partitions, batches = range(4), 25
+    with Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
+        store.create_dataset(schema)
+        store.recover(lambda *_: None)
+        shard = Shard(schema, epoch=store.epoch)
+        for partition in partitions:
+            shard.attach(partition, store.journal(schema.name, partition))
+
+        def write(partition: int) -> None:
+            for batch in range(batches):
+                commit = Commit(f"p{partition}", batch, *paths.index(schema, make_observations(1)))
+                shard.write(partition, [commit])
+                assert shard.own_published().sequences[partition] == batch + 1
+
+        with ThreadPoolExecutor(len(partitions)) as pool:
+            for done in [pool.submit(write, partition) for partition in partitions]:
+                done.result()
+        assert shard.own_published().sequences == Cursor(dict.fromkeys(partitions, batches))

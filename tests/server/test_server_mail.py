@@ -193,7 +193,7 @@ async def test_heartbeats_of_a_node_that_missed_a_drop_tell_nothing_of_it(
     await post.until(lambda: len(post.heartbeats) >= 4)
     assert a.catalog.keys == ["gfs", "nam@1"]
     assert {dataset for _, told in post.news for dataset in told} == {"gfs"}
-    assert a.view.sequences("gfs") == b.catalog.shard("gfs").own_published(), "others arrive"
+    assert a.view.sequences("gfs") == b.catalog.shard("gfs").published(), "others arrive"
     assert (a.view.sequences("nam"), a.view.sequences("nam@1")) == (ORIGIN, ORIGIN)
     assert a.view.losses.known == []
 
@@ -302,6 +302,19 @@ async def test_synopses_travel_until_they_are_acknowledged(
     await a.ingest.ingest("nam", make_observations(10), producer="p", batch=1)
     later = (await post.beat("a", "b")).heartbeat.synopses
     assert 0 < len(later) <= len(mine)
+
+
+async def test_synopses_travel_again_to_a_peer_that_was_restarted(
+    post: Post, make_observations: Callable[[int], pa.Table]
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
+    mine = set(a.catalog.shard("nam").journals)
+    told = [len((await post.beat("a", "b")).heartbeat.synopses) for _ in range(2)]
+    assert told == [len(mine), 0]
+    b.store.epoch += 1
+    told = [len((await post.beat("a", "b")).heartbeat.synopses) for _ in range(3)]
+    assert told == [0, len(mine), 0], "the first reply of a life says that it is another one"
 
 
 async def test_synopses_of_one_heartbeat_are_bounded(
