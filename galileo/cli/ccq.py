@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from galileo.cli.lazy import Group
-from galileo.cli.output import failing_well, time_left
+from galileo.cli.output import exit_status, failing_well, time_left
 from galileo.cli.positions import NOW, START, Position
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, json_option
@@ -170,7 +170,11 @@ def submit_many(
     session.output.rows(rows, empty="the file is empty")
     failed = [one.error for one in done if one.error is not None]
     if failed:
-        raise failed[0]
+        session.output.note(
+            f"galileo: {len(failed)} of {len(done)} queries were refused, each with the error that "
+            f"its row has [{failed[0].kind}]"
+        )
+        click.get_current_context().exit(exit_status(failed[0]))
 
 
 @ccq.command()
