@@ -22,7 +22,7 @@ from galileo.cursor import Cursor
 from galileo.errors import DataDamaged
 from galileo.labels import LabelSet, cut_between_commits
 from galileo.model.schema import Schema
-from galileo.packing import ROWS_MAX, pack, pack_plain, unpack
+from galileo.packing import ROWS_MAX, pack, pack_uncompressed, unpack
 
 PACK_BYTES_MAX = 16 << 20
 """Labels of one pack before they are packed; a single label may exceed it."""
@@ -227,7 +227,9 @@ class PackedLabels:
                 kept[number] = one.ranges()
             else:
                 table = one.table(schema)
-                pieces.append(pack(table, compressed=True) if compressed else pack_plain(table))
+                pieces.append(
+                    pack(table, compressed=True) if compressed else pack_uncompressed(table)
+                )
         return pieces, kept
 
     def _where(self, masked: Iterable[tuple[Pack, npt.NDArray[np.bool_]]]) -> PackedLabels:

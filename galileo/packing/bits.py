@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from galileo.packing.streams import Reader, Writer
+from galileo.packing.streams import ByteReader, ByteWriter
 
 Numbers = npt.NDArray[np.uint64]
 
@@ -33,30 +33,30 @@ _TYPES: dict[int, Any] = {
 _WORDS = tuple(next(word for word in _TYPES if width <= word) for width in range(WORD + 1))
 
 
-def put_bits(writer: Writer, numbers: Numbers, *, width: int) -> None:
+def encode_bits(writer: ByteWriter, numbers: Numbers, *, width: int) -> None:
     """Appends numbers below 2**width; how many and how wide is for the reader to know."""
     if width == 0 or len(numbers) == 0:
         return
     if width in _TYPES:
-        writer.put(numbers.astype(_TYPES[width]).tobytes())
+        writer.write(numbers.astype(_TYPES[width]).tobytes())
     elif len(numbers) < LANES_MIN * _word(width):
         places = np.arange(width, dtype=np.uint64)
         flags = ((numbers[:, None] >> places) & np.uint64(1)).astype(np.uint8)
-        writer.put(np.packbits(flags, bitorder="little").tobytes())
+        writer.write(np.packbits(flags, bitorder="little").tobytes())
     else:
-        writer.put(_to_words(numbers, width).tobytes())
+        writer.write(_to_words(numbers, width).tobytes())
 
 
-def take_bits(reader: Reader, *, count: int, width: int) -> Numbers:
+def decode_bits(reader: ByteReader, *, count: int, width: int) -> Numbers:
     """The numbers that `put_bits` appended."""
     if width == 0 or count == 0:
         return np.zeros(count, dtype=np.uint64)
     word = _word(width)
     if width in _TYPES:
-        data = reader.take(count * width // 8)
+        data = reader.read(count * width // 8)
         return np.frombuffer(data, dtype=_TYPES[width]).astype(np.uint64)
     if count < LANES_MIN * word:
-        bits = np.frombuffer(reader.take(-(-count * width // 8)), dtype=np.uint8)
+        bits = np.frombuffer(reader.read(-(-count * width // 8)), dtype=np.uint8)
         flags = np.zeros((count, WORD), dtype=np.uint8)
         flags[:, :width] = np.unpackbits(bits, count=count * width, bitorder="little").reshape(
             count, width
@@ -64,7 +64,7 @@ def take_bits(reader: Reader, *, count: int, width: int) -> Numbers:
         numbers: Numbers = np.packbits(flags, axis=1, bitorder="little").view("<u8").reshape(-1)
         return numbers
     lanes = -(-count // word)
-    words = np.frombuffer(reader.take(word // 8 * width * lanes), dtype=_TYPES[word])
+    words = np.frombuffer(reader.read(word // 8 * width * lanes), dtype=_TYPES[word])
     return _from_words(words.reshape(width, lanes), width)[:count].astype(np.uint64)
 
 

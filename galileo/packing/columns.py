@@ -17,57 +17,57 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.packing.bits import Numbers
-from galileo.packing.integers import checked_codes, put_numbers, take_numbers
-from galileo.packing.streams import Reader, Writer, damaged
+from galileo.packing.integers import checked_codes, decode_numbers, encode_numbers
+from galileo.packing.streams import ByteReader, ByteWriter, corrupt
 
 DECIMALS_MAX = 6
 SAMPLE = 64
-ODD_SHARE = 16
+EXCEPTIONS_SHARE = 16
 """A column may have one odd value among so many and still be written as decimals."""
 
 _WHOLE_MAX = 2.0**52
 _TEXT_BYTES_MAX = 1 << 30
-_TAKEN_BYTES = 1 << 26
+_CHUNK_BYTES = 1 << 26
 
 Mask = npt.NDArray[np.bool_]
 
 
-class _Floats(enum.IntEnum):
+class _FloatEncoding(enum.IntEnum):
     DECIMAL = 0
     SINGLE = 1
     DOUBLE = 2
 
 
-_LAST_FLOATS = int(max(_Floats))
+_LAST_FLOAT_ENCODING = int(max(_FloatEncoding))
 
 
-def put_column(writer: Writer, column: pa.Array) -> None:
+def encode_column(writer: ByteWriter, column: pa.Array) -> None:
     """Appends a column of int32, int64, uint64, float64, bool, string or timestamps."""
-    writer.put_number(int(column.null_count > 0))
+    writer.write_number(int(column.null_count > 0))
     if column.null_count:
-        put_numbers(writer, column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint64))
-        column = _filled(column)
+        encode_numbers(writer, column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint64))
+        column = _fill_nulls(column)
     kind = column.type
     if pa.types.is_string(kind):
-        _put_texts(writer, column)
+        _encode_texts(writer, column)
     elif pa.types.is_floating(kind):
-        _put_floats(writer, column.to_numpy())
+        _encode_floats(writer, column.to_numpy())
     elif pa.types.is_boolean(kind):
-        put_numbers(writer, column.to_numpy(zero_copy_only=False).astype(np.uint64))
+        encode_numbers(writer, column.to_numpy(zero_copy_only=False).astype(np.uint64))
     else:
-        put_numbers(writer, to_numbers(column))
+        encode_numbers(writer, to_numbers(column))
 
 
-def take_column(reader: Reader, kind: pa.DataType, *, count: int) -> pa.Array:
+def decode_column(reader: ByteReader, kind: pa.DataType, *, count: int) -> pa.Array:
     """The column that `put_column` appended."""
     missing = None
-    if reader.take_number(most=1):
-        missing = take_numbers(reader, count=count) == 0
+    if reader.read_number(most=1):
+        missing = decode_numbers(reader, count=count) == 0
     if pa.types.is_string(kind):
-        return _take_texts(reader, count=count, missing=missing)
+        return _decode_texts(reader, count=count, missing=missing)
     if pa.types.is_floating(kind):
-        return pa.array(_take_floats(reader, count), mask=missing, from_pandas=False)
-    numbers = take_numbers(reader, count=count)
+        return pa.array(_decode_floats(reader, count), mask=missing, from_pandas=False)
+    numbers = decode_numbers(reader, count=count)
     if pa.types.is_boolean(kind):
         return pa.array(numbers.astype(np.bool_), mask=missing)
     return from_numbers(numbers, kind, missing=missing)
@@ -94,7 +94,7 @@ def from_numbers(numbers: Numbers, kind: pa.DataType, *, missing: Mask | None = 
     return pa.array(signed, mask=missing).view(kind)
 
 
-def _filled(column: pa.Array) -> pa.Array:
+def _fill_nulls(column: pa.Array) -> pa.Array:
     """Missing values replaced by the one before them, so that neighbours stay alike."""
     filled = pc.fill_null_forward(column)
     if filled.null_count:
@@ -110,43 +110,43 @@ def _zero(kind: pa.DataType) -> pa.Scalar:
 # --- texts ------------------------------------------------------------------------------------
 
 
-def _put_texts(writer: Writer, column: pa.Array) -> None:
+def _encode_texts(writer: ByteWriter, column: pa.Array) -> None:
     coded = column.dictionary_encode()
     distinct = [text.encode() for text in coded.dictionary.to_pylist()]
-    writer.put_number(len(distinct))
-    put_numbers(writer, np.array([len(text) for text in distinct], dtype=np.uint64))
-    writer.put(b"".join(distinct))
-    put_numbers(writer, coded.indices.to_numpy().astype(np.uint64))
+    writer.write_number(len(distinct))
+    encode_numbers(writer, np.array([len(text) for text in distinct], dtype=np.uint64))
+    writer.write(b"".join(distinct))
+    encode_numbers(writer, coded.indices.to_numpy().astype(np.uint64))
 
 
-def _take_texts(reader: Reader, *, count: int, missing: Mask | None) -> pa.Array:
-    distinct = reader.take_number(most=count)
-    lengths = take_numbers(reader, count=distinct)
+def _decode_texts(reader: ByteReader, *, count: int, missing: Mask | None) -> pa.Array:
+    distinct = reader.read_number(most=count)
+    lengths = decode_numbers(reader, count=distinct)
     if distinct and int(lengths.max()) > _TEXT_BYTES_MAX // distinct:
-        raise damaged("texts of less than 1 GiB", f"one of {lengths.max()} bytes")
+        raise corrupt("texts of less than 1 GiB", f"one of {lengths.max()} bytes")
     ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    data = reader.take(int(ends[-1]))
+    data = reader.read(int(ends[-1]))
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
     texts = pa.Array.from_buffers(pa.string(), distinct, buffers)
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise damaged("texts in UTF-8", str(error)) from error
-    codes = checked_codes(take_numbers(reader, count=count), count=distinct)
+        raise corrupt("texts in UTF-8", str(error)) from error
+    codes = checked_codes(decode_numbers(reader, count=count), count=distinct)
     total = int(lengths[codes].sum()) if distinct else 0
     if total > _TEXT_BYTES_MAX:
-        raise damaged("texts of less than 1 GiB", f"{total} bytes")
-    return _taken(
+        raise corrupt("texts of less than 1 GiB", f"{total} bytes")
+    return _take_in_chunks(
         texts, pa.array(codes, mask=missing), mean_bytes=len(data) // max(distinct, 1) + 1
     )
 
 
-def _taken(texts: pa.Array, codes: pa.Array, *, mean_bytes: int) -> pa.Array:
+def _take_in_chunks(texts: pa.Array, codes: pa.Array, *, mean_bytes: int) -> pa.Array:
     """The texts with these codes, in pieces where few of them are long.
 
     Arrow allocates before it looks: as many bytes as so many texts of mean length would take.
     """
-    step = max(_TAKEN_BYTES // mean_bytes, 1)
+    step = max(_CHUNK_BYTES // mean_bytes, 1)
     if len(codes) <= step:
         return texts.take(codes)
     return pa.concat_arrays(
@@ -157,49 +157,51 @@ def _taken(texts: pa.Array, codes: pa.Array, *, mean_bytes: int) -> pa.Array:
 # --- floats -----------------------------------------------------------------------------------
 
 
-def _put_floats(writer: Writer, values: npt.NDArray[np.float64]) -> None:
+def _encode_floats(writer: ByteWriter, values: npt.NDArray[np.float64]) -> None:
     with np.errstate(invalid="ignore", over="ignore"):
-        decimals = _decimals(values)
-        if decimals is not None and _put_decimals(writer, values, decimals):
+        decimals = _choose_decimals(values)
+        if decimals is not None and _encode_decimals(writer, values, decimals):
             return
         singles = values.astype(np.float32)
         is_single = np.array_equal(_bits(singles.astype(np.float64)), _bits(values))
     if is_single:
-        writer.put_number(_Floats.SINGLE)
-        put_numbers(writer, _bits(singles).astype(np.uint64))
+        writer.write_number(_FloatEncoding.SINGLE)
+        encode_numbers(writer, _bits(singles).astype(np.uint64))
     else:
-        writer.put_number(_Floats.DOUBLE)
-        put_numbers(writer, _bits(values))
+        writer.write_number(_FloatEncoding.DOUBLE)
+        encode_numbers(writer, _bits(values))
 
 
-def _take_floats(reader: Reader, count: int) -> npt.NDArray[np.float64]:
-    way = reader.take_number(most=_LAST_FLOATS)
-    if way == _Floats.DECIMAL:
-        return _take_decimals(reader, count)
-    numbers = take_numbers(reader, count=count)
-    if way == _Floats.DOUBLE:
+def _decode_floats(reader: ByteReader, count: int) -> npt.NDArray[np.float64]:
+    way = reader.read_number(most=_LAST_FLOAT_ENCODING)
+    if way == _FloatEncoding.DECIMAL:
+        return _decode_decimals(reader, count)
+    numbers = decode_numbers(reader, count=count)
+    if way == _FloatEncoding.DOUBLE:
         return numbers.view(np.float64)
     with np.errstate(invalid="ignore"):
         return numbers.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
-def _decimals(values: npt.NDArray[np.float64]) -> int | None:
+def _choose_decimals(values: npt.NDArray[np.float64]) -> int | None:
     """How many decimals nearly all of a sample have; None where they have too many."""
     sample = values[:: max(1, len(values) // SAMPLE)]
     for decimals in range(DECIMALS_MAX + 1):
-        if len(_odd(sample, _whole(sample, decimals), decimals)) * ODD_SHARE <= len(sample):
+        if len(
+            _find_exceptions(sample, _to_whole_units(sample, decimals), decimals)
+        ) * EXCEPTIONS_SHARE <= len(sample):
             return decimals
     return None
 
 
-def _whole(values: npt.NDArray[np.float64], decimals: int) -> npt.NDArray[np.float64]:
+def _to_whole_units(values: npt.NDArray[np.float64], decimals: int) -> npt.NDArray[np.float64]:
     """The values in units of the last decimal; 0 where that is not a number that fits."""
     whole = np.rint(values * 10.0**decimals)
     whole[~(np.abs(whole) < _WHOLE_MAX)] = 0.0
     return whole
 
 
-def _odd(
+def _find_exceptions(
     values: npt.NDArray[np.float64], whole: npt.NDArray[np.float64], decimals: int
 ) -> npt.NDArray[np.intp]:
     """Where the whole numbers do not give the values back, to the bit."""
@@ -208,26 +210,26 @@ def _odd(
     return np.flatnonzero(_bits(back) != _bits(values))
 
 
-def _put_decimals(writer: Writer, values: npt.NDArray[np.float64], decimals: int) -> bool:
-    whole = _whole(values, decimals)
-    odd = _odd(values, whole, decimals)
-    if len(odd) * ODD_SHARE > len(values):
+def _encode_decimals(writer: ByteWriter, values: npt.NDArray[np.float64], decimals: int) -> bool:
+    whole = _to_whole_units(values, decimals)
+    odd = _find_exceptions(values, whole, decimals)
+    if len(odd) * EXCEPTIONS_SHARE > len(values):
         return False
-    writer.put_number(_Floats.DECIMAL)
-    writer.put_number(decimals)
-    put_numbers(writer, whole.astype(np.int64).view(np.uint64))
-    writer.put_number(len(odd))
-    put_numbers(writer, odd.astype(np.uint64))
-    put_numbers(writer, _bits(values[odd]))
+    writer.write_number(_FloatEncoding.DECIMAL)
+    writer.write_number(decimals)
+    encode_numbers(writer, whole.astype(np.int64).view(np.uint64))
+    writer.write_number(len(odd))
+    encode_numbers(writer, odd.astype(np.uint64))
+    encode_numbers(writer, _bits(values[odd]))
     return True
 
 
-def _take_decimals(reader: Reader, count: int) -> npt.NDArray[np.float64]:
-    decimals = reader.take_number(most=DECIMALS_MAX)
-    values = take_numbers(reader, count=count).view(np.int64) / 10.0**decimals
-    odd = reader.take_number(most=count)
-    places = checked_codes(take_numbers(reader, count=odd), count=count)
-    values[places] = take_numbers(reader, count=odd).view(np.float64)
+def _decode_decimals(reader: ByteReader, count: int) -> npt.NDArray[np.float64]:
+    decimals = reader.read_number(most=DECIMALS_MAX)
+    values = decode_numbers(reader, count=count).view(np.int64) / 10.0**decimals
+    odd = reader.read_number(most=count)
+    places = checked_codes(decode_numbers(reader, count=odd), count=count)
+    values[places] = decode_numbers(reader, count=odd).view(np.float64)
     return values
 
 

@@ -1,4 +1,4 @@
-"""Bytes that are written piece by piece, and read back with every length checked."""
+"""A writer and a reader of bytes; the reader checks every length."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ _SEVEN = 0x7F
 _VARINT_BYTES_MAX = 10
 
 
-class Writer:
-    """Gathers bytes."""
+class ByteWriter:
+    """Collects bytes."""
 
     def __init__(self) -> None:
         self._parts: list[bytes | memoryview] = []
 
-    def put(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         self._parts.append(data)
 
-    def put_number(self, number: int) -> None:
+    def write_number(self, number: int) -> None:
         """A number from 0 to 2**64 - 1, in 1 to 10 bytes of seven bits each, lowest first."""
         parts = bytearray()
         while number > _SEVEN:
@@ -30,8 +30,8 @@ class Writer:
         return b"".join(self._parts)
 
 
-class Reader:
-    """Reads what a `Writer` gathered.
+class ByteReader:
+    """Reads what a `ByteWriter` collected.
 
     Raises DataDamaged where it ends early or holds a number out of range.
     """
@@ -44,39 +44,39 @@ class Reader:
     def is_at_end(self) -> bool:
         return self._at == len(self._data)
 
-    def take(self, count: int) -> memoryview:
+    def read(self, count: int) -> memoryview:
         end = self._at + count
         if end > len(self._data):
-            raise damaged(f"{count} bytes at {self._at}", f"{len(self._data) - self._at}")
+            raise corrupt(f"{count} bytes at {self._at}", f"{len(self._data) - self._at}")
         data = self._data[self._at : end]
         self._at = end
         return data
 
-    def rest(self) -> memoryview:
-        return self.take(len(self._data) - self._at)
+    def read_rest(self) -> memoryview:
+        return self.read(len(self._data) - self._at)
 
-    def take_number(self, *, most: int = 2**64 - 1) -> int:
+    def read_number(self, *, most: int = 2**64 - 1) -> int:
         at = self._at
         if at < len(self._data) and self._data[at] <= _SEVEN:  # Nearly all are small.
             number = self._data[at]
             self._at = at + 1
         else:
-            number = self._take_long()
+            number = self._read_long()
         if number > most:
-            raise damaged(f"a number of at most {most}", str(number))
+            raise corrupt(f"a number of at most {most}", str(number))
         return number
 
-    def _take_long(self) -> int:
+    def _read_long(self) -> int:
         number = 0
         for position in range(_VARINT_BYTES_MAX):
-            byte = self.take(1)[0]
+            byte = self.read(1)[0]
             number |= (byte & _SEVEN) << 7 * position
             if byte <= _SEVEN:
                 break
         return number
 
 
-def damaged(expected: str, came: str) -> DataDamaged:
+def corrupt(expected: str, came: str) -> DataDamaged:
     return DataDamaged(
         f"expected {expected} in packed labels, got {came}; they were damaged on the way or in "
         "memory. Fetch them again; if that does not help, look after the machine's memory"

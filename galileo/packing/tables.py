@@ -3,8 +3,8 @@
     magic, version | checksum | flags | rows | columns | plain size | body
 
 The body is the columns one behind the other, compressed with LZ4 where that was asked for and
-pays; or, from `pack_plain`, an Arrow IPC stream, which is ten times as large and takes next to no
-time. `unpack(pack(table))` equals the table bit for bit, NaN payloads and signed zeros included.
+pays; or, from `pack_uncompressed`, an Arrow IPC stream, which is ten times as large and takes
+next to no time. `unpack(pack(table))` equals the table bit for bit, NaN payloads and signed zeros included.
 The bytes may come from another process: every length in them is checked, and so are they all by
 a CRC-32C.
 """
@@ -19,18 +19,18 @@ import pyarrow as pa
 from galileo.errors import InputError
 from galileo.packing.arrow_streams import read_stream
 from galileo.packing.bits import Numbers
-from galileo.packing.columns import from_numbers, put_column, take_column, to_numbers
-from galileo.packing.integers import put_numbers, take_numbers
-from galileo.packing.streams import Reader, Writer, damaged
+from galileo.packing.columns import decode_column, encode_column, from_numbers, to_numbers
+from galileo.packing.integers import decode_numbers, encode_numbers
+from galileo.packing.streams import ByteReader, ByteWriter, corrupt
 
 FORMAT_VERSION = 2
 ROWS_MAX = 65_536
 """Of one packed table; `pack` takes no more."""
-PLAIN_BYTES_MAX = 64 << 20
+UNCOMPRESSED_BYTES_MAX = 64 << 20
 
 _MAGIC = b"GL"
 _CHECKSUM_BYTES = 4
-_LZ4, _PLAIN = 1, 2
+_LZ4, _ARROW_STREAM = 1, 2
 
 
 def pack(table: pa.Table, *, compressed: bool) -> bytes:
@@ -48,17 +48,17 @@ def pack(table: pa.Table, *, compressed: bool) -> bytes:
         smaller = lz4.block.compress(body, store_size=False)
         if len(smaller) < len(body):
             flags, packed = _LZ4, smaller
-    return _framed(table, packed, flags=flags, plain_size=len(body))
+    return _add_header(table, packed, flags=flags, plain_size=len(body))
 
 
-def pack_plain(table: pa.Table) -> bytes:
-    """As `pack`, for who is in a hurry and has room: what goes over the wire once."""
+def pack_uncompressed(table: pa.Table) -> bytes:
+    """Like `pack`, without compression: faster, about 10 times larger; for one-off messages."""
     _check_rows(table)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     body = memoryview(sink.getvalue())
-    return _framed(table, body, flags=_PLAIN, plain_size=len(body))
+    return _add_header(table, body, flags=_ARROW_STREAM, plain_size=len(body))
 
 
 def _check_rows(table: pa.Table) -> None:
@@ -66,11 +66,11 @@ def _check_rows(table: pa.Table) -> None:
         raise ValueError(f"expected at most {ROWS_MAX} rows, got {table.num_rows}")
 
 
-def _framed(table: pa.Table, body: bytes | memoryview, *, flags: int, plain_size: int) -> bytes:
-    writer = Writer()
+def _add_header(table: pa.Table, body: bytes | memoryview, *, flags: int, plain_size: int) -> bytes:
+    writer = ByteWriter()
     for number in (flags, table.num_rows, table.num_columns, plain_size):
-        writer.put_number(number)
-    writer.put(body)
+        writer.write_number(number)
+    writer.write(body)
     content = writer.bytes()
     head = _MAGIC + bytes([FORMAT_VERSION])
     checksum: bytes = google_crc32c.value(content).to_bytes(_CHECKSUM_BYTES, "little")
@@ -88,18 +88,20 @@ def unpack(data: bytes | memoryview, schema: pa.Schema) -> pa.Table:
         InputError: it is of another format version or has other columns.
         DataDamaged: its checksum or a length in it is wrong.
     """
-    reader = Reader(_checked(data))
-    flags, rows = reader.take_number(most=_PLAIN), reader.take_number(most=ROWS_MAX)
-    columns, size = reader.take_number(), reader.take_number(most=PLAIN_BYTES_MAX)
+    reader = ByteReader(_verify_checksum(data))
+    flags, rows = reader.read_number(most=_ARROW_STREAM), reader.read_number(most=ROWS_MAX)
+    columns, size = reader.read_number(), reader.read_number(most=UNCOMPRESSED_BYTES_MAX)
     if columns != len(schema):
         raise InputError(f"expected packed labels of {len(schema)} columns, got {columns}")
-    if flags == _PLAIN:
-        table = _from_stream(reader.rest(), schema, rows)
+    if flags == _ARROW_STREAM:
+        table = _from_stream(reader.read_rest(), schema, rows)
     else:
-        body = Reader(_plain(reader.rest(), size) if flags == _LZ4 else reader.rest())
+        body = ByteReader(
+            _decompress(reader.read_rest(), size) if flags == _LZ4 else reader.read_rest()
+        )
         table = pa.table(_columns(body, schema, rows), schema=schema)
         if not body.is_at_end:
-            raise damaged("nothing behind the last column", "more")
+            raise corrupt("nothing behind the last column", "more")
     for field, column in zip(schema, table.columns, strict=True):
         if column.null_count and not field.nullable:
             raise InputError(f"expected a value in every row of {field.name!r}, got a null")
@@ -111,7 +113,7 @@ def _from_stream(body: memoryview, schema: pa.Schema, rows: int) -> pa.Table:
         table = read_stream(body)
         table.validate(full=True)
     except (ValueError, OSError, pa.ArrowException) as error:
-        raise damaged("an Arrow IPC stream", str(error)) from error
+        raise corrupt("an Arrow IPC stream", str(error)) from error
     if table.num_rows != rows or not table.schema.equals(schema):
         raise InputError(
             f"expected {rows} packed labels of {schema.names}, "
@@ -120,11 +122,11 @@ def _from_stream(body: memoryview, schema: pa.Schema, rows: int) -> pa.Table:
     return table
 
 
-def _checked(data: bytes | memoryview) -> memoryview:
+def _verify_checksum(data: bytes | memoryview) -> memoryview:
     view = memoryview(data)
     start = len(_MAGIC) + 1
     if len(view) < start + _CHECKSUM_BYTES or bytes(view[: len(_MAGIC)]) != _MAGIC:
-        raise damaged("packed labels", f"{len(view)} other bytes")
+        raise corrupt("packed labels", f"{len(view)} other bytes")
     if view[len(_MAGIC)] != FORMAT_VERSION:
         raise InputError(
             f"expected labels packed by format {FORMAT_VERSION}, got format {view[len(_MAGIC)]}; "
@@ -133,45 +135,45 @@ def _checked(data: bytes | memoryview) -> memoryview:
     content = view[start + _CHECKSUM_BYTES :]
     stored = int.from_bytes(view[start : start + _CHECKSUM_BYTES], "little")
     if google_crc32c.value(bytes(content)) != stored:
-        raise damaged("the checksum that was written with them", "another")
+        raise corrupt("the checksum that was written with them", "another")
     return content
 
 
-def _plain(data: memoryview, size: int) -> bytes:
+def _decompress(data: memoryview, size: int) -> bytes:
     try:
         plain: bytes = lz4.block.decompress(data, uncompressed_size=size)
     except lz4.block.LZ4BlockError as error:
-        raise damaged("an LZ4 block", str(error)) from error
+        raise corrupt("an LZ4 block", str(error)) from error
     if len(plain) != size:
-        raise damaged(f"{size} bytes in an LZ4 block", str(len(plain)))
+        raise corrupt(f"{size} bytes in an LZ4 block", str(len(plain)))
     return plain
 
 
 def _body(table: pa.Table) -> bytes:
-    writer = Writer()
+    writer = ByteWriter()
     for name in table.column_names:
         column = _contiguous(table.column(name))
         if _follows_rows(table.schema, name):
             counts = to_numbers(_contiguous(table.column("rows")))
-            put_numbers(writer, _without_counts(to_numbers(column), counts))
+            encode_numbers(writer, _without_counts(to_numbers(column), counts))
         else:
-            put_column(writer, column)
+            encode_column(writer, column)
     return writer.bytes()
 
 
-def _columns(body: Reader, schema: pa.Schema, rows: int) -> list[pa.Array]:
+def _columns(body: ByteReader, schema: pa.Schema, rows: int) -> list[pa.Array]:
     arrays: list[pa.Array] = []
     gaps = None
     for field in schema:
         if _follows_rows(schema, field.name):
-            gaps = take_numbers(body, count=rows)
+            gaps = decode_numbers(body, count=rows)
             arrays.append(None)
         else:
-            arrays.append(take_column(body, field.type, count=rows))
+            arrays.append(decode_column(body, field.type, count=rows))
     if gaps is not None:
         counted = arrays[schema.get_field_index("rows")]
         if counted.null_count:
-            raise damaged("rows of every label", f"{counted.null_count} nulls")
+            raise corrupt("rows of every label", f"{counted.null_count} nulls")
         counts = to_numbers(counted)
         place = schema.get_field_index("row")
         arrays[place] = from_numbers(_with_counts(gaps, counts), schema.field(place).type)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.packing import bits
-from galileo.packing.bits import put_bits, take_bits
-from galileo.packing.streams import Reader, Writer
+from galileo.packing.bits import decode_bits, encode_bits
+from galileo.packing.streams import ByteReader, ByteWriter
 
 
 def numbers_of(count: int, width: int) -> np.ndarray:
@@ -18,10 +18,10 @@ def numbers_of(count: int, width: int) -> np.ndarray:
 
 
 def there_and_back(numbers: np.ndarray, width: int) -> np.ndarray:
-    writer = Writer()
-    put_bits(writer, numbers, width=width)
-    reader = Reader(writer.bytes())
-    taken = take_bits(reader, count=len(numbers), width=width)
+    writer = ByteWriter()
+    encode_bits(writer, numbers, width=width)
+    reader = ByteReader(writer.bytes())
+    taken = decode_bits(reader, count=len(numbers), width=width)
     assert reader.is_at_end
     return taken
 
@@ -50,9 +50,9 @@ def test_more_than_few_lanes_come_back_too() -> None:
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 130), max_size=20))
 def test_numbers_of_any_size_come_back(numbers: list[int]) -> None:
-    writer = Writer()
+    writer = ByteWriter()
     for number in numbers:
-        writer.put_number(number)
-    reader = Reader(writer.bytes())
-    assert [reader.take_number() for _ in numbers] == numbers
+        writer.write_number(number)
+    reader = ByteReader(writer.bytes())
+    assert [reader.read_number() for _ in numbers] == numbers
     assert reader.is_at_end

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from galileo.errors import DataDamaged, InputError
 from galileo.labels import to_ipc
 from galileo.model.times import TIME_TYPE
-from galileo.packing import FORMAT_VERSION, ROWS_MAX, pack, pack_plain, streams, unpack
-from galileo.packing.integers import put_numbers
+from galileo.packing import FORMAT_VERSION, ROWS_MAX, pack, pack_uncompressed, streams, unpack
+from galileo.packing.integers import encode_numbers
 
 int64s = st.integers(-(2**63), 2**63 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)
@@ -273,27 +273,27 @@ def test_forged_bytes_with_a_right_checksum_raise_nothing_else(data) -> None:
 @example([])
 def test_plain_labels_round_trip_bit_for_bit(lines):
     table = table_of(lines)
-    back = unpack(pack_plain(table), SCHEMA)
+    back = unpack(pack_uncompressed(table), SCHEMA)
     assert back.schema == table.schema
     assert bits(back) == bits(table)
 
 
 def test_plain_labels_of_another_dataset_are_refused() -> None:
-    data = pack_plain(many(10).drop_columns(["t"]).append_column("u", pa.array(["x"] * 10)))
+    data = pack_uncompressed(many(10).drop_columns(["t"]).append_column("u", pa.array(["x"] * 10)))
     with pytest.raises(InputError, match="expected 10 packed labels of"):
         unpack(data, many(10).schema)
 
 
 @pytest.mark.parametrize("where", range(0, 400, 7))
 def test_damaged_plain_labels_are_never_believed(where: int) -> None:
-    data = bytearray(pack_plain(many(3)))
+    data = bytearray(pack_uncompressed(many(3)))
     data[where % len(data)] ^= 0x40
     with pytest.raises((DataDamaged, InputError)):
         unpack(bytes(data), many(3).schema)
 
 
 def test_plain_labels_that_are_no_stream_are_damaged_though_their_checksum_is_right() -> None:
-    whole = pack_plain(many(3))
+    whole = pack_uncompressed(many(3))
     head, content = whole[:3], whole[7:-40]
     forged = head + google_crc32c.value(content).to_bytes(4, "little") + content
     with pytest.raises(DataDamaged, match="an Arrow IPC stream"):
@@ -304,12 +304,12 @@ def test_nulls_in_plain_labels_are_refused_where_none_may_be() -> None:
     table = pa.table({"row": pa.array([1, None], pa.int32())})
     required = pa.schema([pa.field("row", pa.int32(), nullable=False)])
     with pytest.raises(InputError):
-        unpack(pack_plain(table), required)
+        unpack(pack_uncompressed(table), required)
 
 
 def test_more_rows_than_one_plain_pack_takes_are_refused() -> None:
     with pytest.raises(ValueError, match="at most 65536 rows"):
-        pack_plain(pa.table({"cell": np.zeros(ROWS_MAX + 1, dtype=np.uint64)}))
+        pack_uncompressed(pa.table({"cell": np.zeros(ROWS_MAX + 1, dtype=np.uint64)}))
 
 
 @pytest.mark.parametrize("long", [0, ROWS_MAX - 1])
@@ -329,14 +329,14 @@ def test_one_long_text_among_many_short_ones(long: int) -> None:
 def test_one_long_text_for_every_row_is_refused_before_it_is_written_out() -> None:
     """A megabyte that 65,536 rows name would take 64 GiB."""
     schema = pa.schema([("station", pa.string())])
-    writer = streams.Writer()
+    writer = streams.ByteWriter()
     for number in (0, ROWS_MAX, 1, 0):
-        writer.put_number(number)
-    writer.put_number(0)
-    writer.put_number(1)
-    put_numbers(writer, np.array([1 << 20], np.uint64))
-    writer.put(b"x" * (1 << 20))
-    put_numbers(writer, np.zeros(ROWS_MAX, np.uint64))
+        writer.write_number(number)
+    writer.write_number(0)
+    writer.write_number(1)
+    encode_numbers(writer, np.array([1 << 20], np.uint64))
+    writer.write(b"x" * (1 << 20))
+    encode_numbers(writer, np.zeros(ROWS_MAX, np.uint64))
     content = writer.bytes()
     checksum = google_crc32c.value(content).to_bytes(4, "little")
     bomb = b"GL" + bytes([FORMAT_VERSION]) + checksum + content
