@@ -368,7 +368,7 @@ def _not_a_label(schema: Schema, text: str) -> InputError:
 
 
 def _cell_text(text: str, schema: Schema) -> Any:
-    geohash.cell_of_text(text)
+    geohash.cell_from_text(text)
     if len(text) != schema.geohash_precision:
         raise ValueError(f"expected {schema.geohash_precision} characters, got {text!r}")
     return text

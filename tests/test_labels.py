@@ -46,7 +46,7 @@ labels = st.fixed_dictionaries(
     }
 )
 SIMPLE = {
-    "cell": geohash.cell_of_text("9xjqb"),
+    "cell": geohash.cell_from_text("9xjqb"),
     "bucket": 1_330_581_600_000_000,
     "t": 290.5,
     "station": "KDEN",

@@ -43,7 +43,7 @@ class Circle:
     longitude: float
     radius_m: float
 
-    def meets_points(self, latitude: Floats, longitude: Floats) -> Mask:
+    def intersects_points(self, latitude: Floats, longitude: Floats) -> Mask:
         """Which points lie in the circle or on its edge."""
         reach = math.degrees(self.radius_m / EARTH_RADIUS_M) + 1e-9
         near = np.flatnonzero(np.abs(latitude - self.latitude) <= reach)
@@ -51,7 +51,7 @@ class Circle:
         found[near] = self.half_chords(latitude[near], longitude[near]) <= self._reach
         return found
 
-    def meets(self, boxes: Boxes) -> Mask:
+    def intersects(self, boxes: Boxes) -> Mask:
         """Which boxes share a point with the circle; in doubt all that may."""
         found: Mask = self.nearest(boxes) <= self._reach + _ROUNDING
         return found
@@ -63,7 +63,7 @@ class Circle:
 
     def relations(self, boxes: Boxes) -> tuple[Mask, Mask]:
         """Which boxes it meets, and which of them it covers, each as those two say."""
-        met = self.meets(boxes)
+        met = self.intersects(boxes)
         return met, met & self.covers(boxes)
 
     @property

@@ -30,7 +30,7 @@ FIRST_CELLS_MAX = 128
 """Bound on the cells of the first step: a step of so many costs little more than one of few."""
 
 
-class Place(IntEnum):
+class CellRelation(IntEnum):
     """Where a cell lies."""
 
     OUTSIDE = 0
@@ -48,7 +48,7 @@ The first is never false of a cell whose part it is true of, the second never tr
 _MANY, _SPARSE = 1024, 4
 """Of many cells, where few lie between the ends of a cover, only those are looked up."""
 
-_KINDS = (Place.BORDER, Place.INSIDE, Place.UNTESTED)
+_RELATIONS = (CellRelation.BORDER, CellRelation.INSIDE, CellRelation.UNTESTED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +70,16 @@ class Cover:
         """Outside of these ranges no cell shares a point with the region."""
         return ranges.union(self.inside, ranges.union(self.border, self.untested))
 
-    def places(self, cells: Cells) -> npt.NDArray[np.int8]:
-        """The `Place` of each cell."""
-        lows, highs, kinds = self._by_place
+    def relations(self, cells: Cells) -> npt.NDArray[np.int8]:
+        """The `CellRelation` of each cell."""
+        lows, highs, kinds = self._by_relation
         if len(lows) == 0:
             return np.zeros(len(cells), dtype=np.int8)
         if len(cells) > _MANY:
             near = np.flatnonzero((cells >= lows[0]) & (cells < highs[-1]))
             if len(near) * _SPARSE < len(cells):
                 spread = np.zeros(len(cells), dtype=np.int8)
-                spread[near] = self.places(cells[near])
+                spread[near] = self.relations(cells[near])
                 return spread
         at = np.searchsorted(lows, cells, side="right") - 1
         held = (at >= 0) & (cells < highs.take(at, mode="wrap"))
@@ -87,16 +87,16 @@ class Cover:
         return found
 
     @cached_property
-    def _by_place(self) -> tuple[Cells, Cells, npt.NDArray[np.int8]]:
-        """All ranges, ascending: their lows and highs, and the `Place` of each."""
+    def _by_relation(self) -> tuple[Cells, Cells, npt.NDArray[np.int8]]:
+        """All ranges, ascending: their lows and highs, and the `CellRelation` of each."""
         parts = (self.border, self.inside, self.untested)
         lows, highs = (np.concatenate(ends) for ends in zip(*parts, strict=True))
-        kinds = np.repeat(np.array(_KINDS, dtype=np.int8), [len(part[0]) for part in parts])
+        kinds = np.repeat(np.array(_RELATIONS, dtype=np.int8), [len(part[0]) for part in parts])
         order = np.argsort(lows)
         return lows[order], highs[order], kinds[order]
 
 
-def of_prefixes(prefixes: tuple[str, ...], precision: int) -> Cover:
+def from_prefixes(prefixes: tuple[str, ...], precision: int) -> Cover:
     """The cover of geohash prefixes; one longer than `precision` makes its cell a border.
 
     Raises:
@@ -111,7 +111,7 @@ def of_prefixes(prefixes: tuple[str, ...], precision: int) -> Cover:
     return Cover(whole, ranges.intersection(partly, outside), ranges.none())
 
 
-def of_region(
+def from_region(
     region: Region, precision: int, *, interior: bool = False, cells_max: int = CELLS_MAX
 ) -> Cover:
     """The cover of a region.
@@ -126,39 +126,39 @@ def of_region(
     def test(boxes: Boxes) -> tuple[Mask, Mask]:
         return region.relations(boxes, interior=interior)
 
-    first = _first(region.extents, precision, cells_max)
-    return _descent(_by_box(test), first, precision=precision, cells_max=cells_max)
+    first = _first_cells(region.extents, precision, cells_max)
+    return _descend(_by_box(test), first, precision=precision, cells_max=cells_max)
 
 
-def of_circle(circle: Circle, precision: int, *, cells_max: int = CELLS_MAX) -> Cover:
+def from_circle(circle: Circle, precision: int, *, cells_max: int = CELLS_MAX) -> Cover:
     """The cover of a circle; cells that rounding leaves in doubt are on its border."""
-    first = _first(circle.extents, precision, cells_max)
-    return _descent(_by_box(circle.relations), first, precision=precision, cells_max=cells_max)
+    first = _first_cells(circle.extents, precision, cells_max)
+    return _descend(_by_box(circle.relations), first, precision=precision, cells_max=cells_max)
 
 
-def of_pattern(pattern: Pattern, precision: int, *, cells_max: int = CELLS_MAX) -> Cover:
+def from_pattern(pattern: Pattern, precision: int, *, cells_max: int = CELLS_MAX) -> Cover:
     """The cover of all cells that begin as a pattern; one longer than `precision` has borders."""
 
     def test(cells: Cells, level: int) -> tuple[Mask, Mask]:
-        return pattern.meets(cells, level), pattern.covers(cells, level)
+        return pattern.intersects(cells, level), pattern.covers(cells, level)
 
-    return _descent(test, _EVERY, precision=precision, cells_max=cells_max)
-
-
-_EVERY = (np.arange(32, dtype=np.uint64), 1)
+    return _descend(test, _ALL_CELLS, precision=precision, cells_max=cells_max)
 
 
-def _first(extents: Sequence[Extent], precision: int, cells_max: int) -> tuple[Cells, int]:
+_ALL_CELLS = (np.arange(32, dtype=np.uint64), 1)
+
+
+def _first_cells(extents: Sequence[Extent], precision: int, cells_max: int) -> tuple[Cells, int]:
     """The cells that make up the extents, as long as few will do, and their length."""
     few = min(FIRST_CELLS_MAX, cells_max)
     for level in range(precision, 1, -1):
-        if sum(geohash.count_meeting(*extent, level) for extent in extents) <= few:
-            cells = [geohash.meeting(*extent, level) for extent in extents]
+        if sum(geohash.count_cells_intersecting_bbox(*extent, level) for extent in extents) <= few:
+            cells = [geohash.cells_intersecting_bbox(*extent, level) for extent in extents]
             return (cells[0] if len(cells) == 1 else np.unique(np.concatenate(cells))), level
-    return _EVERY
+    return _ALL_CELLS
 
 
-def _descent(test: CellTest, first: tuple[Cells, int], *, precision: int, cells_max: int) -> Cover:
+def _descend(test: CellTest, first: tuple[Cells, int], *, precision: int, cells_max: int) -> Cover:
     """The cover of what the test tells of cells.
 
     Args:

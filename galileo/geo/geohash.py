@@ -52,18 +52,22 @@ def bounds(cells: npt.ArrayLike, precision: int) -> tuple[Floats, Floats, Floats
     return west, south, west + width, south + height
 
 
-def meeting(west: float, south: float, east: float, north: float, precision: int) -> Cells:
+def cells_intersecting_bbox(
+    west: float, south: float, east: float, north: float, precision: int
+) -> Cells:
     """Ascending, the cells that share a point with a box within ±180 and ±90, and some near it."""
-    columns, rows = _meeting(west, south, east, north, precision)
+    columns, rows = _rows_and_columns(west, south, east, north, precision)
     x, y = np.arange(*columns, dtype=np.uint64), np.arange(*rows, dtype=np.uint64)
     cells = _interleave(np.tile(x, len(y)), np.repeat(y, len(x)), precision)
     cells.sort()
     return cells
 
 
-def count_meeting(west: float, south: float, east: float, north: float, precision: int) -> int:
-    """How many cells `meeting` gives."""
-    columns, rows = _meeting(west, south, east, north, precision)
+def count_cells_intersecting_bbox(
+    west: float, south: float, east: float, north: float, precision: int
+) -> int:
+    """How many cells `cells_intersecting_bbox` gives."""
+    columns, rows = _rows_and_columns(west, south, east, north, precision)
     return (columns[1] - columns[0]) * (rows[1] - rows[0])
 
 
@@ -93,27 +97,27 @@ def from_text(texts: npt.ArrayLike | list[str]) -> Cells:
     digits = _DIGITS[raw.view(np.uint8).reshape(len(items), precision)]
     if (digits == 255).any():
         bad = str(items[int(np.argmax((digits == 255).any(axis=1)))])
-        raise _no_geohash(bad, precision)
+        raise _invalid_geohash(bad, precision)
     shifts = np.arange(5 * (precision - 1), -1, -5, dtype=np.uint64)
     packed: Cells = (digits.astype(np.uint64) << shifts).sum(axis=1, dtype=np.uint64)
     return packed
 
 
-def _no_geohash(text: str, precision: int) -> InputError:
+def _invalid_geohash(text: str, precision: int) -> InputError:
     return InputError(
         f"expected a geohash of {precision} characters from {ALPHABET.decode()}, "
         f"got {text!r}; use lower case, without the letters a, i, l and o"
     )
 
 
-def cell_of_text(text: str) -> int:
+def cell_from_text(text: str) -> int:
     """The cell of one geohash text; its precision is the text's length.
 
     Raises:
         InputError: it is too long, or has a character that geohash lacks.
     """
     if "\0" in text:  # NumPy drops it from the end of a text.
-        raise _no_geohash(text, len(text))
+        raise _invalid_geohash(text, len(text))
     return int(from_text([text])[0])
 
 
@@ -121,7 +125,7 @@ def prefix_range(prefix: str, precision: int) -> tuple[int, int]:
     """Half-open range of the cells of `precision` that start with `prefix` (may be empty)."""
     if len(prefix) > precision:
         raise InputError(f"expected a prefix of at most {precision} characters, got {prefix!r}")
-    start = cell_of_text(prefix) if prefix else 0
+    start = cell_from_text(prefix) if prefix else 0
     shift = 5 * (precision - len(prefix))
     return start << shift, (start + 1) << shift
 
@@ -169,7 +173,7 @@ def _bits(precision: int) -> tuple[int, int]:
     return (total + 1) // 2, total // 2
 
 
-def _meeting(
+def _rows_and_columns(
     west: float, south: float, east: float, north: float, precision: int
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Half-open ranges of the columns and rows of the grid that meet a box."""

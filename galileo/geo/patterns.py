@@ -43,7 +43,7 @@ class Pattern:
                 f"got {self.text!r}; use lower case, without the letters a, i, l and o"
             )
 
-    def meets(self, cells: Cells, precision: int) -> Mask:
+    def intersects(self, cells: Cells, precision: int) -> Mask:
         """Which cells hold a place whose text begins so."""
         compared = min(precision, len(self.text))
         given = geohash.coarsen(cells, precision, compared) & self._given(compared)
@@ -54,12 +54,12 @@ class Pattern:
         """Which cells hold no other places than such."""
         if precision < len(self.text):
             return np.zeros(len(cells), dtype=np.bool_)
-        return self.meets(cells, precision)
+        return self.intersects(cells, precision)
 
-    def meets_points(self, latitude: Floats, longitude: Floats) -> Mask:
+    def intersects_points(self, latitude: Floats, longitude: Floats) -> Mask:
         """Which points have such a text."""
         length = len(self.text)
-        return self.meets(geohash.encode(latitude, longitude, length), length)
+        return self.intersects(geohash.encode(latitude, longitude, length), length)
 
     def _given(self, length: int) -> np.uint64:
         """The bits of the first characters that are given."""
@@ -67,7 +67,7 @@ class Pattern:
 
     def _wanted(self, length: int) -> np.uint64:
         """What these bits must be."""
-        return np.uint64(geohash.cell_of_text(self.text[:length].replace(ANY, "0")))
+        return np.uint64(geohash.cell_from_text(self.text[:length].replace(ANY, "0")))
 
 
 def _bits(digits: Iterable[int]) -> np.uint64:

@@ -55,12 +55,12 @@ class Region:
         shapely.prepare(shape)
         # GEOS builds and uses the indexes of a prepared geometry without regard to threads, and
         # Shapely lets go of the interpreter meanwhile: two threads at once end the process.
-        self._asking = threading.Lock()
+        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[Region], tuple[shapely.Geometry]]:
         return Region, (self.shape,)
 
-    def meets_points(self, latitude: Floats, longitude: Floats) -> Mask:
+    def intersects_points(self, latitude: Floats, longitude: Floats) -> Mask:
         """Which points lie in the region or on its edge."""
         return self._points(shapely.intersects_xy, latitude, longitude)
 
@@ -68,7 +68,7 @@ class Region:
         """Which points lie in the region's interior, as OGC's `within` defines it."""
         return self._points(shapely.contains_xy, latitude, longitude)
 
-    def meets(self, boxes: Boxes) -> Mask:
+    def intersects(self, boxes: Boxes) -> Mask:
         """Which boxes (west, south, east, north), edges included, share a point with it."""
         return self._boxes(shapely.intersects, boxes)
 
@@ -76,7 +76,7 @@ class Region:
         """Which boxes lie wholly in the region or on its edge."""
         return self._boxes(shapely.covers, boxes)
 
-    def surrounds(self, boxes: Boxes) -> Mask:
+    def contains_strictly(self, boxes: Boxes) -> Mask:
         """Which boxes lie wholly in the region's interior, touching no edge."""
         return self._boxes(shapely.contains_properly, boxes)
 
@@ -87,7 +87,7 @@ class Region:
         met, enclosed = np.zeros((2, len(west)), dtype=np.bool_)
         for turn in self.turns:
             moved = shapely.box(west + turn, south, east + turn, north)
-            with self._asking:
+            with self._lock:
                 near = shapely.intersects(self.shape, moved)
                 open_ = np.flatnonzero(near & ~enclosed)
                 enclosed[open_] = encloses(self.shape, moved[open_])
@@ -110,7 +110,7 @@ class Region:
         found = np.zeros(len(latitude), dtype=np.bool_)
         for turn in self.turns:
             moved = longitude + turn
-            with self._asking:
+            with self._lock:
                 found |= test(self.shape, moved, latitude)
         return found
 
@@ -119,12 +119,12 @@ class Region:
         found = np.zeros(len(west), dtype=np.bool_)
         for turn in self.turns:
             moved = shapely.box(west + turn, south, east + turn, north)
-            with self._asking:
+            with self._lock:
                 found |= test(self.shape, moved)
         return found
 
 
-def of_geojson(raw: dict[str, Any]) -> Region:
+def from_geojson(raw: dict[str, Any]) -> Region:
     """The region of a GeoJSON geometry; rings that are not closed are closed.
 
     Raises:
@@ -141,7 +141,7 @@ def of_geojson(raw: dict[str, Any]) -> Region:
     return Region(_checked(shape, kind))
 
 
-def of_box(bounds: Sequence[float]) -> Region:
+def from_box(bounds: Sequence[float]) -> Region:
     """The region of a box: west, south, east, north, or six numbers with heights, ignored.
 
     A west above its east means that the box crosses the antimeridian.

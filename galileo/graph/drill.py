@@ -224,7 +224,7 @@ def _cell(schema: Schema, text: Any) -> int:
             f"expected a geohash of {schema.geohash_precision} characters for level 'geohash' of "
             f"dataset {schema.name!r}, got {text!r}"
         )
-    return geohash.cell_of_text(text)
+    return geohash.cell_from_text(text)
 
 
 def _value(feature: Feature, value: Any) -> Any:

@@ -100,10 +100,10 @@ def _metres(raw: Any) -> float:
 def _region(raw: Any) -> tuple[Region, str]:
     """The region of a literal, and the JSON text that stands for it."""
     if isinstance(raw, dict) and isinstance(raw.get("bbox"), list):
-        region = regions.of_box(raw["bbox"])
+        region = regions.from_box(raw["bbox"])
         return region, json.dumps({"bbox": [float(bound) for bound in raw["bbox"]]})
     if isinstance(raw, dict) and "type" in raw:
-        region = regions.of_geojson(raw)
+        region = regions.from_geojson(raw)
         return region, shapely.to_geojson(region.shape)
     if isinstance(raw, dict) and str(raw.get("op")).lower() in _WKT:
         raise UnsupportedQuery(f"expected numbers as the coordinates of {raw['op']}")
@@ -172,5 +172,5 @@ def _check_length(stem: str) -> None:
 
 def _cells(texts: list[str], *, schema: Schema, negated: bool) -> Node:
     for text in set(texts):
-        geohash.cell_of_text(text)
+        geohash.cell_from_text(text)
     return InCells(tuple(sorted(set(texts))), schema.geohash_precision, negated)

@@ -16,7 +16,7 @@ import numpy as np
 
 from galileo.geo import cover, geohash, ranges
 from galileo.geo.circles import Circle
-from galileo.geo.cover import Cover, Place
+from galileo.geo.cover import CellRelation, Cover
 from galileo.geo.geohash import Cells
 from galileo.geo.patterns import Pattern
 from galileo.geo.ranges import Ranges
@@ -54,18 +54,22 @@ class PlaceLeaf(ABC):
         """The verdicts on distinct cells that the cover leaves open."""
 
     def paths(self, columns: Columns) -> Mask:
-        places = self.cover.places(columns.cell)
-        wanted = (Place.OUTSIDE, Place.BORDER) if self.negated else (Place.INSIDE, Place.BORDER)
+        places = self.cover.relations(columns.cell)
+        wanted = (
+            (CellRelation.OUTSIDE, CellRelation.BORDER)
+            if self.negated
+            else (CellRelation.INSIDE, CellRelation.BORDER)
+        )
         found: Mask = (places == wanted[0]) | (places == wanted[1])
-        unclear = np.flatnonzero(places == Place.UNTESTED)
+        unclear = np.flatnonzero(places == CellRelation.UNTESTED)
         if len(unclear):
             cells, inverse = np.unique(columns.cell[unclear], return_inverse=True)
             found[unclear] = self.untested(cells)[inverse]
         return found
 
     def certain(self, columns: Columns) -> Mask:
-        wanted = Place.OUTSIDE if self.negated else Place.INSIDE
-        found: Mask = self.cover.places(columns.cell) == wanted
+        wanted = CellRelation.OUTSIDE if self.negated else CellRelation.INSIDE
+        found: Mask = self.cover.relations(columns.cell) == wanted
         return found
 
     def zones(self, zones: Zones) -> Mask:
@@ -101,17 +105,19 @@ class InRegion(PlaceLeaf):
 
     @cached_property
     def cover(self) -> Cover:
-        return cover.of_region(self.region, self.precision, interior=self.interior)
+        return cover.from_region(self.region, self.precision, interior=self.interior)
 
     def untested(self, cells: Cells) -> Mask:
         boxes = geohash.bounds(cells, self.precision)
         if not self.negated:
-            return self.region.meets(boxes)
-        enclosed = self.region.surrounds(boxes) if self.interior else self.region.covers(boxes)
+            return self.region.intersects(boxes)
+        enclosed = (
+            self.region.contains_strictly(boxes) if self.interior else self.region.covers(boxes)
+        )
         return ~enclosed
 
     def points(self, points: Points) -> Mask:
-        test = self.region.contains_points if self.interior else self.region.meets_points
+        test = self.region.contains_points if self.interior else self.region.intersects_points
         found: Mask = test(points.latitude, points.longitude) != self.negated
         return found
 
@@ -135,14 +141,16 @@ class WithinDistance(PlaceLeaf):
 
     @cached_property
     def cover(self) -> Cover:
-        return cover.of_circle(self.circle, self.precision)
+        return cover.from_circle(self.circle, self.precision)
 
     def untested(self, cells: Cells) -> Mask:
         boxes = geohash.bounds(cells, self.precision)
-        return ~self.circle.covers(boxes) if self.negated else self.circle.meets(boxes)
+        return ~self.circle.covers(boxes) if self.negated else self.circle.intersects(boxes)
 
     def points(self, points: Points) -> Mask:
-        found: Mask = self.circle.meets_points(points.latitude, points.longitude) != self.negated
+        found: Mask = (
+            self.circle.intersects_points(points.latitude, points.longitude) != self.negated
+        )
         return found
 
     def json(self) -> Any:
@@ -167,7 +175,7 @@ class InCells(PlaceLeaf):
 
     @cached_property
     def cover(self) -> Cover:
-        return cover.of_prefixes(self.prefixes, self.precision)
+        return cover.from_prefixes(self.prefixes, self.precision)
 
     def untested(self, cells: Cells) -> Mask:
         raise AssertionError(f"the cover of prefixes is complete, yet {len(cells)} cells are open")
@@ -203,15 +211,15 @@ class InPattern(PlaceLeaf):
 
     @cached_property
     def cover(self) -> Cover:
-        return cover.of_pattern(self.pattern, self.precision)
+        return cover.from_pattern(self.pattern, self.precision)
 
     def untested(self, cells: Cells) -> Mask:
         if self.negated:
             return ~self.pattern.covers(cells, self.precision)
-        return self.pattern.meets(cells, self.precision)
+        return self.pattern.intersects(cells, self.precision)
 
     def points(self, points: Points) -> Mask:
-        found = self.pattern.meets_points(points.latitude, points.longitude)
+        found = self.pattern.intersects_points(points.latitude, points.longitude)
         verdict: Mask = found != self.negated
         return verdict
 

@@ -41,19 +41,19 @@ def _shape(data: bytes) -> None:
     except (ValueError, RecursionError):
         raise InputError("no JSON") from None
     if isinstance(raw, list):
-        region = regions.of_box(raw)
+        region = regions.from_box(raw)
     elif isinstance(raw, dict):
-        region = regions.of_geojson(raw)
+        region = regions.from_geojson(raw)
     else:
         raise InputError("no geometry")
-    found = cover.of_region(region, PRECISION)
+    found = cover.from_region(region, PRECISION)
     west, south, east, north = np.array(region.extents).T
     rng = np.random.default_rng(len(data))
     longitude = np.concatenate([west, rng.uniform(np.repeat(west, 16), np.repeat(east, 16))])
     latitude = np.concatenate([south, rng.uniform(np.repeat(south, 16), np.repeat(north, 16))])
-    within = region.meets_points(latitude, longitude)
+    within = region.intersects_points(latitude, longitude)
     cells = geohash.encode(latitude[within], longitude[within], PRECISION)
-    assert (found.places(cells) != cover.Place.OUTSIDE).all(), (
+    assert (found.relations(cells) != cover.CellRelation.OUTSIDE).all(), (
         "a point of a shape is outside of its cover"
     )
 

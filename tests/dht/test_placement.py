@@ -74,7 +74,7 @@ def dumb_group(topology: Topology, text: str) -> int:
 
 
 def dumb_partition(topology: Topology, dataset: str, text: str, bucket: int) -> int:
-    cell = geohash.cell_of_text(text)
+    cell = geohash.cell_from_text(text)
     hashed = splitmix(splitmix(cell ^ text64("block", dataset)) ^ (bucket & MASK))
     count = topology.partitions_per_group
     return dumb_group(topology, text) * count + hashed % count
@@ -110,7 +110,7 @@ def test_golden_blocks() -> None:
 
 def test_blocks_of_one_cell_spread_over_the_partitions_of_their_group() -> None:
     buckets = np.arange(8_000, dtype=np.int64) * HOUR_US
-    cells = np.full(len(buckets), geohash.cell_of_text("9xjqb"), dtype=np.uint64)
+    cells = np.full(len(buckets), geohash.cell_from_text("9xjqb"), dtype=np.uint64)
     counts = np.bincount(placement.partitions_of(GOLDEN, schema(), cells, buckets), minlength=8)
     assert counts[:4].tolist() == [0, 0, 0, 0]
     # 2,000 a partition; six standard deviations of a fair draw.
@@ -119,7 +119,7 @@ def test_blocks_of_one_cell_spread_over_the_partitions_of_their_group() -> None:
 
 def test_datasets_are_spread_apart() -> None:
     buckets = np.arange(1_000, dtype=np.int64) * HOUR_US
-    cells = np.full(len(buckets), geohash.cell_of_text("9xjqb"), dtype=np.uint64)
+    cells = np.full(len(buckets), geohash.cell_from_text("9xjqb"), dtype=np.uint64)
     here = placement.partitions_of(GOLDEN, schema(name="nam"), cells, buckets)
     there = placement.partitions_of(GOLDEN, schema(name="gfs"), cells, buckets)
     assert 150 < (here == there).sum() < 350

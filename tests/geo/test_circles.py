@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from galileo.geo import circles, cover, geohash, ranges
 from galileo.geo.circles import EARTH_RADIUS_M, HALFWAY_M, Circle
-from galileo.geo.cover import Place
+from galileo.geo.cover import CellRelation
 
 latitudes = st.sampled_from([-90.0, -89.9, -45.0, 0.0, 0.02, 40.0, 89.99, 90.0]) | st.floats(
     -90, 90
@@ -75,7 +75,7 @@ def test_nearest_and_farthest_points_of_boxes(circle, seed, precision):
 def test_boxes_around_points_of_the_circle_are_never_missed(circle, seed, precision):
     """Points from all over and from the edge itself, in cells of every size."""
     latitude, longitude = edge_points(circle, np.random.default_rng(seed))
-    inside = circle.meets_points(latitude, longitude)
+    inside = circle.intersects_points(latitude, longitude)
     boxes = geohash.bounds(geohash.encode(latitude, longitude, precision), precision)
     assert circle.meets(boxes)[inside].all()
     assert not circle.covers(boxes)[~inside].any()
@@ -98,11 +98,13 @@ def edge_points(circle, random):
 @given(made_circles, st.sampled_from([33, 200, cover.CELLS_MAX]))
 def test_cover_agrees_with_testing_every_cell(circle, cells_max):
     cells = np.arange(32**2, dtype=np.uint64)
-    made = cover.of_circle(circle, 2, cells_max=cells_max)
-    places, boxes = made.places(cells), geohash.bounds(cells, 2)
+    made = cover.from_circle(circle, 2, cells_max=cells_max)
+    places, boxes = made.relations(cells), geohash.bounds(cells, 2)
     meets, covered = circle.meets(boxes), circle.covers(boxes)
-    expected = np.where(covered, Place.INSIDE, np.where(meets, Place.BORDER, Place.OUTSIDE))
-    tested = places != Place.UNTESTED
+    expected = np.where(
+        covered, CellRelation.INSIDE, np.where(meets, CellRelation.BORDER, CellRelation.OUTSIDE)
+    )
+    tested = places != CellRelation.UNTESTED
     assert (places[tested] == expected[tested]).all()
     assert ranges.contains(made.possible, cells[meets]).all()
 
@@ -110,26 +112,28 @@ def test_cover_agrees_with_testing_every_cell(circle, cells_max):
 def test_circle_around_a_pole_takes_all_longitudes():
     pole = Circle(90.0, 0.0, 111_000)
     longitude = np.linspace(-180, 180, 50)
-    assert pole.meets_points(np.full(50, 89.1), longitude).all()
-    assert not pole.meets_points(np.full(50, 88.9), longitude).any()
-    assert Circle(90.0, 12.0, 0.0).meets_points(np.full(50, 90.0), longitude).all()
+    assert pole.intersects_points(np.full(50, 89.1), longitude).all()
+    assert not pole.intersects_points(np.full(50, 88.9), longitude).any()
+    assert Circle(90.0, 12.0, 0.0).intersects_points(np.full(50, 90.0), longitude).all()
 
 
 def test_circle_over_the_antimeridian():
     circle = Circle(0.0, 179.9, 30_000)
     longitude = np.array([180.0, -180.0, -179.9, -179.8, 179.7, 179.6, 0.0])
-    found = circle.meets_points(np.zeros(7), longitude)
+    found = circle.intersects_points(np.zeros(7), longitude)
     assert found.tolist() == [True, True, True, False, True, False, False]
     cells = geohash.encode(np.zeros(7), longitude, 6)
-    assert (cover.of_circle(circle, 6).places(cells) != Place.OUTSIDE).tolist() == found.tolist()
+    assert (
+        cover.from_circle(circle, 6).relations(cells) != CellRelation.OUTSIDE
+    ).tolist() == found.tolist()
 
 
 def test_circle_over_a_pole_reaches_the_other_side():
     circle = Circle(89.0, 0.0, 200_000)
     latitude, longitude = np.array([89.3, 89.1, 88.0]), np.full(3, 180.0)
-    assert circle.meets_points(latitude, longitude).tolist() == [True, False, False]
+    assert circle.intersects_points(latitude, longitude).tolist() == [True, False, False]
     boxes = geohash.bounds(geohash.encode(latitude, longitude, 7), 7)
-    assert circle.meets(boxes).tolist() == [True, False, False]
+    assert circle.intersects(boxes).tolist() == [True, False, False]
     assert circle.covers(boxes).tolist() == [True, False, False]
 
 
@@ -149,5 +153,5 @@ def test_distances_that_are_known(here, there, distance_m):
 
 
 def test_halfway_round_is_everywhere():
-    everywhere = cover.of_circle(Circle(-12.0, 34.0, HALFWAY_M), 5)
+    everywhere = cover.from_circle(Circle(-12.0, 34.0, HALFWAY_M), 5)
     assert [end.tolist() for end in everywhere.inside] == [[0], [32**5]]

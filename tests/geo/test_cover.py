@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from galileo.errors import InputError
 from galileo.geo import cover, geohash, ranges, regions
-from galileo.geo.cover import Place
+from galileo.geo.cover import CellRelation
 
 ALL_CELLS = np.arange(32**2, dtype=np.uint64)
 
@@ -23,27 +23,29 @@ def shapes(draw):
     ring = [(west, south), (west + width, south), (west, south + height)]
     if draw(st.booleans()):
         ring.insert(2, (west + width, south + height))
-    return regions.of_geojson({"type": "Polygon", "coordinates": [[*ring, ring[0]]]})
+    return regions.from_geojson({"type": "Polygon", "coordinates": [[*ring, ring[0]]]})
 
 
 @given(shapes(), st.booleans(), st.sampled_from([33, 200, cover.CELLS_MAX]))
 def test_cover_agrees_with_testing_every_cell(region, interior, cells_max):
-    made = cover.of_region(region, 2, interior=interior, cells_max=cells_max)
-    places, boxes = made.places(ALL_CELLS), geohash.bounds(ALL_CELLS, 2)
+    made = cover.from_region(region, 2, interior=interior, cells_max=cells_max)
+    places, boxes = made.relations(ALL_CELLS), geohash.bounds(ALL_CELLS, 2)
     meets = region.meets(boxes)
-    enclosed = region.surrounds(boxes) if interior else region.covers(boxes)
-    expected = np.where(enclosed, Place.INSIDE, np.where(meets, Place.BORDER, Place.OUTSIDE))
-    tested = places != Place.UNTESTED
+    enclosed = region.contains_strictly(boxes) if interior else region.covers(boxes)
+    expected = np.where(
+        enclosed, CellRelation.INSIDE, np.where(meets, CellRelation.BORDER, CellRelation.OUTSIDE)
+    )
+    tested = places != CellRelation.UNTESTED
     assert (places[tested] == expected[tested]).all()
     assert ranges.contains(made.possible, ALL_CELLS[meets]).all()
 
 
 @given(shapes())
 def test_small_bounds_leave_cells_untested_and_large_ones_none(region):
-    few = cover.of_region(region, 6, cells_max=64)
+    few = cover.from_region(region, 6, cells_max=64)
     count = sum(len(part[0]) for part in (few.inside, few.border, few.untested))
     assert count <= 64
-    assert len(cover.of_region(region, 2, cells_max=10**6).untested[0]) == 0
+    assert len(cover.from_region(region, 2, cells_max=10**6).untested[0]) == 0
 
 
 @given(shapes(), st.integers(0, 2**32 - 1))
@@ -51,32 +53,34 @@ def test_points_of_a_region_lie_in_its_cover(region, seed):
     random = np.random.default_rng(seed)
     latitude, longitude = random.uniform(-90, 90, 500), random.uniform(-180, 180, 500)
     cells = geohash.encode(latitude, longitude, 5)
-    places = cover.of_region(region, 5).places(cells)
-    inside = region.meets_points(latitude, longitude)
-    assert (places[inside] != Place.OUTSIDE).all()
-    assert inside[places == Place.INSIDE].all()
+    places = cover.from_region(region, 5).relations(cells)
+    inside = region.intersects_points(latitude, longitude)
+    assert (places[inside] != CellRelation.OUTSIDE).all()
+    assert inside[places == CellRelation.INSIDE].all()
 
 
 def test_cover_of_a_box_made_of_whole_cells():
     west, south, east, north = (
-        float(v[0]) for v in geohash.bounds([geohash.cell_of_text("9x")], 2)
+        float(v[0]) for v in geohash.bounds([geohash.cell_from_text("9x")], 2)
     )
-    made = cover.of_region(regions.of_box([west, south, east, north]), 4)
+    made = cover.from_region(regions.from_box([west, south, east, north]), 4)
     lo, hi = geohash.prefix_range("9x", 4)
     cells = np.arange(lo, hi, dtype=np.uint64)
-    assert (made.places(cells) == Place.INSIDE).all()
-    inner = cover.of_region(regions.of_box([west, south, east, north]), 4, interior=True)
-    assert {Place.INSIDE, Place.BORDER} == {Place(place) for place in inner.places(cells)}
+    assert (made.relations(cells) == CellRelation.INSIDE).all()
+    inner = cover.from_region(regions.from_box([west, south, east, north]), 4, interior=True)
+    assert {CellRelation.INSIDE, CellRelation.BORDER} == {
+        CellRelation(place) for place in inner.relations(cells)
+    }
 
 
 def test_cover_of_prefixes():
-    made = cover.of_prefixes(("9x", "9xj", "c2b25", "9y1234", "9x1234"), 5)
+    made = cover.from_prefixes(("9x", "9xj", "c2b25", "9y1234", "9x1234"), 5)
     names = ["9xjqb", "9x123", "c2b25", "c2b24", "9y123", "9y124"]
-    places = made.places(geohash.from_text(names)).tolist()
-    inside, border, outside = Place.INSIDE, Place.BORDER, Place.OUTSIDE
+    places = made.relations(geohash.from_text(names)).tolist()
+    inside, border, outside = CellRelation.INSIDE, CellRelation.BORDER, CellRelation.OUTSIDE
     assert places == [inside, inside, inside, outside, border, outside]
 
 
 def test_prefix_that_is_no_geohash():
     with pytest.raises(InputError, match="without the letters a, i, l and o"):
-        cover.of_prefixes(("9a",), 5)
+        cover.from_prefixes(("9a",), 5)

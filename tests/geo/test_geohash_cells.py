@@ -65,7 +65,7 @@ def test_decode_agrees_with_the_published_vectors(sample_data: Path) -> None:
     assert vectors
     for row in vectors:
         text = row["geohash"]
-        west, south, east, north = geohash.bounds([geohash.cell_of_text(text)], len(text))
+        west, south, east, north = geohash.bounds([geohash.cell_from_text(text)], len(text))
         # The published edges are rounded to twelve significant digits.
         edges = [float(f"{edge[0]:.12g}") for edge in (south, north, west, east)]
         assert edges == [float(row[k]) for k in ("lat_min", "lat_max", "lon_min", "lon_max")]
@@ -110,7 +110,7 @@ def test_encode_agrees_with_pygeohash(latitude: float, longitude: float, precisi
 @given(texts)
 def test_encode_agrees_with_pygeohash_on_the_borders_of_cells(text: str) -> None:
     precision = len(text)
-    edges = geohash.bounds([geohash.cell_of_text(text)], precision)
+    edges = geohash.bounds([geohash.cell_from_text(text)], precision)
     west, south, east, north = (float(edge[0]) for edge in edges)
     for latitude in (south, north, math.nextafter(south, -90), math.nextafter(north, 90)):
         for longitude in (west, east, math.nextafter(west, -180), math.nextafter(east, 180)):
@@ -120,7 +120,7 @@ def test_encode_agrees_with_pygeohash_on_the_borders_of_cells(text: str) -> None
 
 @given(texts)
 def test_bounds_agree_with_pygeohash(text: str) -> None:
-    west, south, east, north = geohash.bounds([geohash.cell_of_text(text)], len(text))
+    west, south, east, north = geohash.bounds([geohash.cell_from_text(text)], len(text))
     box = pygeohash.get_bounding_box(text)
     found = (south[0], west[0], north[0], east[0])
     assert found == (box.min_lat, box.min_lon, box.max_lat, box.max_lon)
@@ -142,7 +142,7 @@ def test_text_and_number_are_one_and_the_same(items: list[str], precision: int) 
 def test_a_cell_holds_its_south_western_corner_and_nothing_beyond(text: str) -> None:
     precision = len(text)
     west, south, east, north = (
-        float(edge[0]) for edge in geohash.bounds([geohash.cell_of_text(text)], precision)
+        float(edge[0]) for edge in geohash.bounds([geohash.cell_from_text(text)], precision)
     )
     assert encoded(south, west, precision) == text
     assert encoded(math.nextafter(north, south), math.nextafter(east, west), precision) == text
@@ -168,7 +168,7 @@ def test_coarsening_equals_encoding_coarsely(
 def test_a_prefix_is_a_range(prefix: str, text: str) -> None:
     assume(len(prefix) <= len(text))
     start, stop = geohash.prefix_range(prefix, len(text))
-    assert (start <= geohash.cell_of_text(text) < stop) == text.startswith(prefix)
+    assert (start <= geohash.cell_from_text(text) < stop) == text.startswith(prefix)
 
 
 def test_the_empty_prefix_is_the_whole_earth() -> None:
@@ -187,7 +187,7 @@ def test_neighbours_touch_and_lead_back(text: str) -> None:
 
 @given(texts)
 def test_there_are_no_neighbours_beyond_the_poles(text: str) -> None:
-    _, south, _, north = geohash.bounds([geohash.cell_of_text(text)], len(text))
+    _, south, _, north = geohash.bounds([geohash.cell_from_text(text)], len(text))
     around = geohash.neighbors(text)
     for point in COMPASS:
         beyond = ("n" in point and north[0] == 90) or ("s" in point and south[0] == -90)
@@ -212,13 +212,13 @@ def test_an_impossible_precision_is_refused(precision: int) -> None:
 @pytest.mark.parametrize("text", ["9xa", "9X", "9x jb", "é", "9x\u0660"])
 def test_a_text_that_is_no_geohash_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="expected a geohash of"):
-        geohash.cell_of_text(text)
+        geohash.cell_from_text(text)
 
 
 @pytest.mark.parametrize("text", ["", "0123456789bcd"])
 def test_a_geohash_of_impossible_length_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="precision from 1 to 12"):
-        geohash.cell_of_text(text)
+        geohash.cell_from_text(text)
 
 
 def test_texts_of_several_lengths_are_refused_by_name() -> None:
@@ -247,8 +247,8 @@ def test_cells_that_meet_a_box(precision: int, seed: int) -> None:
     south = float(random.choice([random.uniform(-90, 90), random.integers(-16, 17) * 5.625]))
     width, height = random.choice([0.0, 1e-3, 0.5, 3.0, 60.0], 2).tolist()
     east, north = min(west + width, 180.0), min(south + height, 90.0)
-    found = geohash.meeting(west, south, east, north, precision)
-    assert len(found) == geohash.count_meeting(west, south, east, north, precision)
+    found = geohash.cells_intersecting_bbox(west, south, east, north, precision)
+    assert len(found) == geohash.count_cells_intersecting_bbox(west, south, east, north, precision)
     assert (np.diff(found.astype(np.int64)) > 0).all()
     cells = np.arange(32**precision, dtype=np.uint64)
     left, low, right, high = geohash.bounds(cells, precision)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from galileo.errors import InputError
 from galileo.geo import cover, geohash, ranges
-from galileo.geo.cover import Place
+from galileo.geo.cover import CellRelation
 from galileo.geo.patterns import Pattern
 
 letters = st.sampled_from("__09bxz")
@@ -25,21 +25,21 @@ TEXTS = geohash.to_text(CELLS, 3).to_pylist()
 def place(pattern, text):
     """By the texts: the part that both have must match; a longer pattern takes part of the cell."""
     if re.match(pattern.text[: len(text)].replace("_", "."), text) is None:
-        return Place.OUTSIDE
-    return Place.INSIDE if len(pattern.text) <= len(text) else Place.BORDER
+        return CellRelation.OUTSIDE
+    return CellRelation.INSIDE if len(pattern.text) <= len(text) else CellRelation.BORDER
 
 
 @given(patterns, st.sampled_from([33, 200, cover.CELLS_MAX]))
 def test_cover_agrees_with_the_texts_of_all_cells(pattern, cells_max):
-    made = cover.of_pattern(pattern, 3, cells_max=cells_max)
+    made = cover.from_pattern(pattern, 3, cells_max=cells_max)
     expected = [place(pattern, text) for text in TEXTS]
-    places = made.places(CELLS)
-    tested = places != Place.UNTESTED
+    places = made.relations(CELLS)
+    tested = places != CellRelation.UNTESTED
     assert (places[tested] == np.array(expected)[tested]).all()
     possible = ranges.contains(made.possible, CELLS)
-    assert possible[np.array(expected) != Place.OUTSIDE].all()
-    assert (pattern.meets(CELLS, 3) == (np.array(expected) != Place.OUTSIDE)).all()
-    assert (pattern.covers(CELLS, 3) == (np.array(expected) == Place.INSIDE)).all()
+    assert possible[np.array(expected) != CellRelation.OUTSIDE].all()
+    assert (pattern.meets(CELLS, 3) == (np.array(expected) != CellRelation.OUTSIDE)).all()
+    assert (pattern.covers(CELLS, 3) == (np.array(expected) == CellRelation.INSIDE)).all()
 
 
 @given(patterns, st.integers(0, 2**32 - 1))
@@ -48,7 +48,7 @@ def test_points_match_by_their_text(pattern, seed):
     latitude, longitude = random.uniform(-90, 90, 300), random.uniform(-180, 180, 300)
     texts = geohash.to_text(geohash.encode(latitude, longitude, 12), 12).to_pylist()
     wanted = [re.match(pattern.text.replace("_", "."), text) is not None for text in texts]
-    assert pattern.meets_points(latitude, longitude).tolist() == wanted
+    assert pattern.intersects_points(latitude, longitude).tolist() == wanted
 
 
 @pytest.mark.parametrize("text", ["", "_", "9x_", "9A", "9x!", "0" * 13])

@@ -42,12 +42,12 @@ BUCKETS = NOON + HOUR * np.arange(-2, 3)
 
 def paths(**features):
     count = len(next(iter(features.values()), BUCKETS))
-    cell = np.full(count, geohash.cell_of_text("9xjqb"), dtype=np.uint64)
+    cell = np.full(count, geohash.cell_from_text("9xjqb"), dtype=np.uint64)
     return {"cell": cell, "bucket": np.full(count, NOON), **features}
 
 
 def at(buckets):
-    cell = np.full(len(buckets), geohash.cell_of_text("9xjqb"), dtype=np.uint64)
+    cell = np.full(len(buckets), geohash.cell_from_text("9xjqb"), dtype=np.uint64)
     return {"cell": cell, "bucket": np.asarray(buckets, dtype=np.int64)}
 
 

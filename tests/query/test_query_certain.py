@@ -16,7 +16,7 @@ BUCKETS = NOON + 3_600_000_000 * np.arange(-2, 3)
 
 
 def at(buckets):
-    cell = np.full(len(buckets), geohash.cell_of_text("9xjqb"), dtype=np.uint64)
+    cell = np.full(len(buckets), geohash.cell_from_text("9xjqb"), dtype=np.uint64)
     return {"cell": cell, "bucket": np.asarray(buckets, dtype=np.int64)}
 
 

@@ -84,7 +84,7 @@ def naive_path(graph, labels, row):
 
     cell, bucket = vertex(1), vertex(2)
     shape, west_south = URIRef(f"{cell}#geometry"), parts["geohash"]
-    w, s, e, n = (side.tolist() for side in geohash.bounds(geohash.cell_of_text(west_south), 3))
+    w, s, e, n = (side.tolist() for side in geohash.bounds(geohash.cell_from_text(west_south), 3))
     corners = ", ".join(f"{x:.15g} {y:.15g}" for x, y in ((w, s), (e, s), (e, n), (w, n), (w, s)))
     graph.add((vertex(0), G.parentOf, cell))
     graph.add((cell, RDF.type, G.Cell))
@@ -194,7 +194,7 @@ def test_polygons_are_the_cells(weather):
     for cell, shape in graph.subject_objects(GEO.hasGeometry):
         text = str(next(graph.objects(cell, G.value)))
         polygon = wkt.loads(str(next(graph.objects(shape, GEO.asWKT))))
-        west, south, east, north = geohash.bounds(geohash.cell_of_text(text), len(text))
+        west, south, east, north = geohash.bounds(geohash.cell_from_text(text), len(text))
         assert polygon.bounds == (west, south, east, north)
         assert polygon.exterior.is_ccw
 
