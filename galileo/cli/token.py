@@ -15,7 +15,7 @@ from galileo.cli.lazy import Group
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
 from galileo.errors import ConfigError, InputError
-from galileo.model.quotas import KINDS, named
+from galileo.model.quotas import KINDS, parse_quotas
 from galileo.model.schema import nearest_name
 from galileo.rpc import principals
 from galileo.rpc.access import EVERY_DATASET, Principal, Role
@@ -133,7 +133,7 @@ def _bounds(quotas: tuple[str, ...]) -> dict[str, float]:
         number = float(bound) if _NUMBER.fullmatch(bound) else 0.0
         told[name] = int(number) if KINDS.get(name) is int and number.is_integer() else number
     try:
-        return named(told, "--quota")
+        return parse_quotas(told, "--quota")
     except ConfigError as error:
         raise InputError(error.message) from None
 

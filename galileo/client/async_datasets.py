@@ -10,7 +10,7 @@ from galileo.client.async_exploration import AsyncExploration
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.results import Caller, DroppedDataset, RetentionReport
 from galileo.errors import GalileoError, InputError, UnknownDataset
-from galileo.model.retention import NumberedRetention, Retention
+from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema, unknown_dataset
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
 
@@ -138,7 +138,7 @@ class AsyncDatasets(AsyncExploration):
                 request, timeout=TIMEOUT_S
             )
         )
-        return NumberedRetention.from_json(reply.numbered_json).retention
+        return VersionedRetention.from_json(reply.numbered_json).retention
 
     async def apply_retention(self, dataset: str) -> tuple[RetentionReport, ...]:
         """Does at once what the dataset's retention demands, which nodes else do in their time.

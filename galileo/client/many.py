@@ -171,7 +171,7 @@ class ManyUpdates(Mapping[str, Update]):
         return {
             ccq_id: stand
             if isinstance(stand, str)
-            else encoder.encode(ccq_id, stand, resume.NOTHING_TOLD)
+            else encoder.encode(ccq_id, stand, resume.NO_PROGRESS)
             for ccq_id, stand in self.stands.items()
         }
 

@@ -26,7 +26,7 @@ def put_tokens(
         if isinstance(stand, str):
             tokens.append(stand)
         elif spelled_out:
-            tokens.append(encoder.encode(ccq_id, stand, resume.NOTHING_TOLD))
+            tokens.append(encoder.encode(ccq_id, stand, resume.NO_PROGRESS))
         else:
             tokens.append("")
             place = numbers.setdefault(id(stand), len(numbers) + 1)

@@ -45,7 +45,7 @@ class Region:
         turns: the multiples of 360 that move [-180, 180] to where the shape is.
     """
 
-    __slots__ = ("_asking", "shape", "turns")
+    __slots__ = ("_lock", "shape", "turns")
 
     def __init__(self, shape: shapely.Geometry) -> None:
         west, _, east, _ = shapely.bounds(shape)

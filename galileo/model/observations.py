@@ -188,7 +188,7 @@ def _feature(table: pa.Table, feature: Feature) -> pa.ChunkedArray:
     values = table.column(feature.name)
     _refuse_long(values, feature.name)
     if pa.types.is_dictionary(values.type):
-        values = _decoded(values, feature)
+        values = _decode_dictionary(values, feature)
     if pa.types.is_null(values.type):
         return values.cast(feature.arrow_type)
     if not _fits(values.type, feature.type):
@@ -199,7 +199,7 @@ def _feature(table: pa.Table, feature: Feature) -> pa.ChunkedArray:
     return nan_to_null(_cast(values, feature))
 
 
-def _decoded(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
+def _decode_dictionary(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
     try:
         return values.cast(values.type.value_type)
     except pa.ArrowNotImplementedError as error:

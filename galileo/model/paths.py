@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.geo import geohash
-from galileo.model.ordering import Key, differs, order_of
 from galileo.model.schema import Feature, Schema
+from galileo.model.sort_keys import Key, differs, sort_order
 from galileo.model.times import column_micros, times_from_micros
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -35,13 +35,13 @@ STRETCHES_MAX = 0.5
 """Stretches in a row above which every row is taken as one, since such never overlap."""
 
 
-def cells_of(schema: Schema, table: pa.Table) -> geohash.Cells:
+def cells_from_table(schema: Schema, table: pa.Table) -> geohash.Cells:
     """The block cell of every observation."""
     latitude, longitude = table.column("latitude"), table.column("longitude")
     return geohash.encode(latitude.to_numpy(), longitude.to_numpy(), schema.geohash_precision)
 
 
-def buckets_of(schema: Schema, table: pa.Table) -> Ints:
+def buckets_from_table(schema: Schema, table: pa.Table) -> Ints:
     """The start of every observation's time bucket, microseconds; floors before 1970 too."""
     times = column_micros(table.column("time"))
     return times - times % schema.time_bucket_us
@@ -109,7 +109,9 @@ class _Rows:
         keys = zip(features, schema.indexed, strict=True)
         levels = [key for column, feature in keys for key in _order_keys(column, feature)]
         times = column_micros(table.column("time"))
-        return cls(cells_of(schema, table), buckets_of(schema, table), levels, times)
+        return cls(
+            cells_from_table(schema, table), buckets_from_table(schema, table), levels, times
+        )
 
     def __len__(self) -> int:
         return len(self.times)
@@ -185,7 +187,7 @@ def _sorted(rows: _Rows, starts: Ints, place: Place) -> _Stretches:
     first = rows if every else rows.take(starts)
     places = place(first.cells, first.buckets)
     stops = np.append(starts[1:], len(rows))
-    order = order_of([places, *first.tuples, first.times])
+    order = sort_order([places, *first.tuples, first.times])
     return _Stretches(
         first.take(order),
         places[order],

@@ -41,15 +41,15 @@ class Quotas:
     bytes_in_per_s: float = NO_RATE
     bytes_out_per_s: float = NO_RATE
 
-    def but(self, told: Mapping[str, float]) -> Quotas:
-        """The same with other bounds for the names that are told, as `named` gives them."""
-        return dataclasses.replace(self, **told)  # type: ignore[arg-type]
+    def with_overrides(self, overrides: Mapping[str, float]) -> Quotas:
+        """The same with other bounds for the names that are told, as `parse_quotas` gives them."""
+        return dataclasses.replace(self, **overrides)  # type: ignore[arg-type]
 
 
 KINDS: Mapping[str, type] = typing.get_type_hints(Quotas)
 
 
-def named(raw: Any, what: str) -> dict[str, float]:
+def parse_quotas(raw: Any, what: str) -> dict[str, float]:
     """Bounds by their names, checked.
 
     Args:

@@ -115,7 +115,7 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class NumberedRetention:
+class VersionedRetention:
     """A policy with the number of its change; of two the higher one holds.
 
     Attributes:
@@ -131,7 +131,7 @@ class NumberedRetention:
         return json.dumps({"version": self.version, "retention": held}, sort_keys=True)
 
     @staticmethod
-    def from_json(text: str) -> NumberedRetention:
+    def from_json(text: str) -> VersionedRetention:
         """The inverse of `to_json`.
 
         Raises:
@@ -144,7 +144,7 @@ class NumberedRetention:
                 raise InputError(f"expected a version of at least 0, got {version!r}")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"expected a numbered retention in JSON: {error!r}") from error
-        return NumberedRetention(version, None if held is None else Retention.from_dict(held))
+        return VersionedRetention(version, None if held is None else Retention.from_dict(held))
 
 
-UNLIMITED = NumberedRetention()
+UNLIMITED = VersionedRetention()

@@ -103,19 +103,19 @@ def micros(value: Instant) -> int:
     if isinstance(value, np.datetime64) and not np.isnat(value):
         return int(value.astype("datetime64[us]").astype(np.int64))
     if isinstance(value, dt.datetime) and value == value:  # Not so pandas.NaT, which is one.
-        return _of_datetime(value)
+        return _from_datetime(value)
     if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
         return int(np.datetime64(value, "us").astype(np.int64))
     found = _TIME_IN_PYTHON.match(value) if isinstance(value, str) else None
     if found is None:
         raise _not_a_time(value)
     try:
-        return _of_match(found)
+        return _from_match(found)
     except ValueError as error:  # There is no such day, hour or offset.
         raise _not_a_time(value) from error
 
 
-def _of_match(found: re.Match[str]) -> int:
+def _from_match(found: re.Match[str]) -> int:
     """As `_read`, of one text."""
 
     def number(name: str, default: str = "0") -> int:
@@ -132,7 +132,7 @@ def _of_match(found: re.Match[str]) -> int:
     return (since + offset if found["sign"] == "-" else since - offset) // _MICROSECOND
 
 
-def _of_datetime(value: dt.datetime) -> int:
+def _from_datetime(value: dt.datetime) -> int:
     offset = value.utcoffset() or dt.timedelta()
     return int((value.replace(tzinfo=None) - _EPOCH - offset) // _MICROSECOND)
 
@@ -159,7 +159,7 @@ def time_column(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Arra
     if pa.types.is_date(kind):
         return _in_micros(pc.cast(values, pa.timestamp("ms")))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return _parsed(values)
+        return _parse(values)
     raise InputError(
         f"expected times in column 'time' (timestamp, date or ISO 8601 text), got {kind}; "
         "convert numbers first, for they do not say their unit"
@@ -179,7 +179,7 @@ def _in_micros(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array
     return pc.cast(pc.cast(whole, pa.int64()), TIME_TYPE)
 
 
-def _parsed(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+def _parse(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     texts = pc.cast(values, pa.string())
     first = next((text.as_py() for text in texts if text.is_valid), "")
     # Arrow reads a column of one common form many times as fast.

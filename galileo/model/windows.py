@@ -1,4 +1,4 @@
-"""Windows over the event time of labels: which there are, and what becomes of them.
+"""Tumbling and sliding windows over the event time of labels, and their progress at a reader.
 
 Windows are numbered: number k begins k times `slide_us` after 1970-01-01 UTC, or before it where
 k is negative. A label belongs to the windows that contain the *start* of its time bucket, whatever
@@ -8,8 +8,9 @@ The *event clock* is the start of the newest time bucket that was committed. It 
 data has come, and no machine's clock has a part in it. A window is over once the clock stands
 `lateness` past its end. Labels that come for a window after its reader was told that are late.
 
-All of this is a pure function (`fold`) of what a reader was told before (`Told`), the labels of an
-answer, and the clock. Nothing here loops over labels or windows.
+All of this is a pure function (`advance_windows`) of what a reader was told before
+(`WindowProgress`), the labels of an answer, and the clock. Nothing here loops over labels or
+windows.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ OVERLAP_MAX = 512
 """Windows that one label may belong to."""
 OPEN_MAX = 4_096
 """Windows between the event clock and the oldest that is not over, by size, slide and lateness."""
-HELD_MAX = 16_384
-"""Windows with labels that are not over, of which a reader is told; see `fold`."""
+OPEN_WINDOWS_MAX = 16_384
+"""Windows with labels that are not over, of which a reader is told; see `advance_windows`."""
 
 Kind: TypeAlias = Literal["tumbling", "sliding"]
 State: TypeAlias = Literal["open", "closed", "reopened"]
@@ -88,13 +89,13 @@ class Window:
         if not 0 < self.size_us <= SIZE_MAX_US or not 0 <= self.lateness_us <= SIZE_MAX_US:
             raise InputError(
                 "expected windows, and a lateness, of at most a hundred years, got "
-                f"{_words(self.size_us)} and {_words(self.lateness_us)}"
+                f"{_duration_text(self.size_us)} and {_duration_text(self.lateness_us)}"
             )
         if not 0 < self.slide_us <= self.size_us or self.size_us % self.slide_us:
             raise InputError(
                 "expected a size that is a whole multiple of the slide, so that each label is in "
-                f"as many windows as any other; got {_words(self.size_us)} and a slide of "
-                f"{_words(self.slide_us)}"
+                f"as many windows as any other; got {_duration_text(self.size_us)} and a slide of "
+                f"{_duration_text(self.slide_us)}"
             )
         if self.kind == "tumbling" and self.slide_us != self.size_us:
             raise InputError("expected tumbling windows without a slide; ask for sliding ones")
@@ -104,7 +105,8 @@ class Window:
         if self.overlap > OVERLAP_MAX:
             raise InputError(
                 f"expected at most {OVERLAP_MAX} windows around each label, got {self.overlap} by "
-                f"a size of {_words(self.size_us)} and a slide of {_words(self.slide_us)}"
+                f"a size of {_duration_text(self.size_us)} and a slide of "
+                f"{_duration_text(self.slide_us)}"
             )
         open_at_once = (self.size_us + self.lateness_us) // self.slide_us
         if open_at_once > OPEN_MAX:
@@ -189,9 +191,9 @@ class Window:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"), sort_keys=True)
 
     def __str__(self) -> str:
-        slide = f"/{_words(self.slide_us)}" if self.kind == "sliding" else ""
-        late = f", lateness {_words(self.lateness_us)}" if self.lateness_us else ""
-        return f"{self.kind}:{_words(self.size_us)}{slide}{late}"
+        slide = f"/{_duration_text(self.slide_us)}" if self.kind == "sliding" else ""
+        late = f", lateness {_duration_text(self.lateness_us)}" if self.lateness_us else ""
+        return f"{self.kind}:{_duration_text(self.size_us)}{slide}{late}"
 
     @property
     def overlap(self) -> int:
@@ -212,14 +214,14 @@ class Window:
             >>> counts.tolist()
             [1, 1, 2]
         """
-        last, sizes = _tallied(buckets // self.slide_us)
-        numbers = expanded(_covered(last, self.overlap))
+        last, sizes = _count_distinct(buckets // self.slide_us)
+        numbers = runs_to_array(_windows_over(last, self.overlap))
         sums = np.concatenate(([0], np.cumsum(sizes)))
         until = np.searchsorted(last, numbers + self.overlap - 1, side="right")
         counts: Numbers = sums[until] - sums[np.searchsorted(last, numbers)]
         return numbers, counts
 
-    def last_over(self, clock_us: int) -> int:
+    def last_closed(self, clock_us: int) -> int:
         """Number of the last window that is over at this clock; those before it are over, too.
 
         Example:
@@ -228,8 +230,8 @@ class Window:
         """
         return (clock_us - self.size_us - self.lateness_us) // self.slide_us
 
-    def admits(self, told: Told) -> bool:
-        """Whether a reader of these windows can have been told so: times that there are.
+    def is_reachable(self, progress: WindowProgress) -> bool:
+        """Whether a reader of these windows can have this progress: its times are valid.
 
         Example:
             >>> from galileo.model.windows import Told
@@ -237,11 +239,11 @@ class Window:
             True
         """
         first, last = TIME_MIN_US - self.size_us, TIME_MAX_US
-        starts = [n * self.slide_us for at, count in told.open for n in (at, at + count - 1)]
-        clock = [] if told.clock_us is None else [told.clock_us]
+        starts = [n * self.slide_us for at, count in progress.open for n in (at, at + count - 1)]
+        clock = [] if progress.clock_us is None else [progress.clock_us]
         return all(first <= moment <= last for moment in (*starts, *clock))
 
-    def first_closing_us(self, told: Told) -> int | None:
+    def next_close_us(self, progress: WindowProgress) -> int | None:
         """The clock at which the first window of a reader closes; None: it has none open.
 
         Example:
@@ -249,9 +251,9 @@ class Window:
             >>> galileo.Window.tumbling("1h").first_closing_us(Told()) is None
             True
         """
-        if not told.open:
+        if not progress.open:
             return None
-        return told.open[0][0] * self.slide_us + self.size_us + self.lateness_us
+        return progress.open[0][0] * self.slide_us + self.size_us + self.lateness_us
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -264,8 +266,8 @@ class ClockStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a reader was told of a query's windows; its token says so.
+class WindowProgress:
+    """How far a reader has followed the windows of a query; its token holds it.
 
     Attributes:
         clock_us: the event clock; None: none yet.
@@ -310,7 +312,7 @@ class WindowChange:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Changes:
+class WindowChanges:
     """What an answer brings for windows, in columns, ascending by start.
 
     Attributes:
@@ -343,23 +345,23 @@ class Changes:
         ]
 
 
-def fold(
+def advance_windows(
     window: Window,
-    told: Told,
+    progress: WindowProgress,
     *,
     buckets: npt.NDArray[np.int64],
     clock_us: int | None,
     more: bool,
-) -> tuple[Told, Changes]:
+) -> tuple[WindowProgress, WindowChanges]:
     """What an answer's labels do to the windows of a reader.
 
     While more waits for the reader at once, its clock stands still: it reads a backlog, in pieces
     that are not cut by time, and nothing in it is late. Only where it would hold more than
-    `HELD_MAX` windows open does the clock move all the same.
+    `OPEN_WINDOWS_MAX` windows open does the clock move all the same.
 
     Args:
         window: of the query.
-        told: before.
+        progress: before.
         buckets: of the answer's labels, microseconds.
         clock_us: the event clock at the answer's cursor, or somewhat less; None: not known.
         more: whether more waits behind the answer.
@@ -368,22 +370,22 @@ def fold(
         What the reader is told by then, and the changes.
     """
     touched, counts = window.counts(buckets)
-    numbers = np.union1d(expanded(told.open), touched)
+    numbers = np.union1d(runs_to_array(progress.open), touched)
     labels = np.zeros(len(numbers), dtype=np.int64)
     labels[np.searchsorted(numbers, touched)] = counts
-    after_us = told.clock_us
-    if not more or len(numbers) > HELD_MAX:
+    after_us = progress.clock_us
+    if not more or len(numbers) > OPEN_WINDOWS_MAX:
         # No window with labels, of an earlier answer either, begins later than all of its labels.
         begun = numbers[-1:] * window.slide_us
-        known = [told.clock_us, clock_us, *begun.tolist()]
+        known = [progress.clock_us, clock_us, *begun.tolist()]
         known += [int(buckets.max())] if len(buckets) else []
         after_us = max((one for one in known if one is not None), default=None)
-    was_over, is_over = _over(window, numbers, told.clock_us), _over(window, numbers, after_us)
+    was_over, is_over = _over(window, numbers, progress.clock_us), _over(window, numbers, after_us)
     states = np.where(was_over, _REOPENED, np.where(is_over, _CLOSED, _OPEN)).astype(np.uint8)
     shown = is_over | (labels > 0)
     starts = numbers[shown] * window.slide_us
-    changes = Changes(after_us, window.size_us, starts, labels[shown], states[shown])
-    return Told(after_us, runs(numbers[~is_over])), changes
+    changes = WindowChanges(after_us, window.size_us, starts, labels[shown], states[shown])
+    return WindowProgress(after_us, array_to_runs(numbers[~is_over])), changes
 
 
 def instant(value_us: int) -> dt.datetime:
@@ -394,11 +396,11 @@ def instant(value_us: int) -> dt.datetime:
 def _over(window: Window, numbers: Numbers, clock_us: int | None) -> npt.NDArray[np.bool_]:
     if clock_us is None:
         return np.zeros(len(numbers), dtype=np.bool_)
-    over: npt.NDArray[np.bool_] = numbers <= window.last_over(clock_us)
+    over: npt.NDArray[np.bool_] = numbers <= window.last_closed(clock_us)
     return over
 
 
-def _tallied(numbers: Numbers) -> tuple[Numbers, Numbers]:
+def _count_distinct(numbers: Numbers) -> tuple[Numbers, Numbers]:
     """The distinct numbers, ascending, and how often each occurs; without a sort where they are
     close together, as those of most answers are.
     """
@@ -411,7 +413,7 @@ def _tallied(numbers: Numbers) -> tuple[Numbers, Numbers]:
     return places + first, often[places]
 
 
-def _covered(last: Numbers, overlap: int) -> tuple[Run, ...]:
+def _windows_over(last: Numbers, overlap: int) -> tuple[Run, ...]:
     """The windows that end, for each number of a sorted array, with it; `overlap` for each."""
     breaks = np.flatnonzero(np.diff(last) > overlap)
     firsts = last[np.concatenate(([0], breaks + 1))] if len(last) else last
@@ -420,17 +422,17 @@ def _covered(last: Numbers, overlap: int) -> tuple[Run, ...]:
     return tuple(zip((firsts - overlap + 1).tolist(), counts.tolist(), strict=True))
 
 
-def expanded(some: tuple[Run, ...]) -> Numbers:
+def runs_to_array(runs: tuple[Run, ...]) -> Numbers:
     """The numbers of ascending runs."""
-    if not some:
+    if not runs:
         return np.zeros(0, dtype=np.int64)
-    firsts, counts = np.array(some, dtype=np.int64).T
+    firsts, counts = np.array(runs, dtype=np.int64).T
     ends = np.cumsum(counts)
     steps: Numbers = np.repeat(firsts - (ends - counts), counts)
     return steps + np.arange(ends[-1], dtype=np.int64)
 
 
-def runs(numbers: Numbers) -> tuple[Run, ...]:
+def array_to_runs(numbers: Numbers) -> tuple[Run, ...]:
     """Ascending, distinct numbers as few runs."""
     if len(numbers) == 0:
         return ()
@@ -447,7 +449,7 @@ def _lateness(value: Duration | None) -> int:
     return 0 if value is None or value == 0 else _micros(value)
 
 
-def _words(value_us: int) -> str:
+def _duration_text(value_us: int) -> str:
     """A duration as people write it."""
     for unit, size_us in (("d", 86_400 * MICROS), ("h", 3_600 * MICROS), ("m", 60 * MICROS)):
         if value_us and value_us % size_us == 0:

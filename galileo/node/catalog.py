@@ -20,7 +20,7 @@ from typing import TypeAlias
 from galileo.dht.topology import Topology
 from galileo.errors import DatasetExists, InputError, PartitionMoved, PartitionStopped
 from galileo.hashing import text64
-from galileo.model.retention import UNLIMITED, NumberedRetention, Retention
+from galileo.model.retention import UNLIMITED, Retention, VersionedRetention
 from galileo.model.schema import (
     Schema,
     dropped_dataset,
@@ -77,7 +77,7 @@ class Catalog:
         self._making = threading.Lock()
         self._coming_and_going = threading.Lock()
         self._retentions = {
-            dataset: NumberedRetention.from_json(data.decode())
+            dataset: VersionedRetention.from_json(data.decode())
             for dataset, data in store.load_records(RETENTION_KIND).items()
         }
         self.on_dropped: OnDropped = _ignore
@@ -241,7 +241,7 @@ class Catalog:
             self._store.delete_record(RETENTION_KIND, dataset)
             self._retentions = {k: one for k, one in self._retentions.items() if k != dataset}
 
-    def retention(self, dataset: str) -> NumberedRetention:
+    def retention(self, dataset: str) -> VersionedRetention:
         """The retention policy of a dataset, as far as this node has heard.
 
         Raises:
@@ -250,21 +250,21 @@ class Catalog:
         return self._retentions.get(self.shard(dataset).schema.key, UNLIMITED)
 
     @property
-    def retentions(self) -> dict[str, NumberedRetention]:
+    def retentions(self) -> dict[str, VersionedRetention]:
         """The policies that were ever set, by dataset."""
         return dict(self._retentions)
 
-    def set_retention(self, dataset: str, retention: Retention | None) -> NumberedRetention:
+    def set_retention(self, dataset: str, retention: Retention | None) -> VersionedRetention:
         """Changes the policy of a dataset, durably; for its home, which numbers the changes.
 
         Raises:
             UnknownDataset: there is none of that name.
         """
-        numbered = NumberedRetention(self.retention(dataset).version + 1, retention)
+        numbered = VersionedRetention(self.retention(dataset).version + 1, retention)
         self.adopt_retention(dataset, numbered)
         return numbered
 
-    def adopt_retention(self, dataset: str, numbered: NumberedRetention) -> None:
+    def adopt_retention(self, dataset: str, numbered: VersionedRetention) -> None:
         """Keeps a policy that the dataset's home has set, if it is newer than the one known."""
         if self.is_dropped(dataset):
             return

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import GalileoError
-from galileo.model.retention import NumberedRetention, Retention
+from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
 from galileo.samplers import LABEL
@@ -194,10 +194,10 @@ class Peers(Protocol):
 
     async def set_retention(
         self, node: str, dataset: str, retention: Retention | None
-    ) -> NumberedRetention: ...
+    ) -> VersionedRetention: ...
 
     async def apply_retention(
-        self, node: str, dataset: str, retention: NumberedRetention
+        self, node: str, dataset: str, retention: VersionedRetention
     ) -> RetentionReport: ...
 
     async def get_sampler(self, node: str, digest: str) -> tuple[SentSampler, bytes]: ...

@@ -14,7 +14,7 @@ from galileo.cursor import Cursor
 from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Topology
 from galileo.errors import GalileoError, Unavailable
-from galileo.model.retention import NumberedRetention, Retention
+from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema, split_key
 from galileo.node.catalog import Catalog, OnDropped, home_of
 from galileo.node.giving import Giving
@@ -302,7 +302,7 @@ class StorageNode:
             if dropped > known.get(name, 0):
                 await self.drop(name, dropped)
 
-    async def set_retention(self, dataset: str, retention: Retention | None) -> NumberedRetention:
+    async def set_retention(self, dataset: str, retention: Retention | None) -> VersionedRetention:
         """Changes the policy of a dataset, at its home; heartbeats bring it to the other nodes.
 
         Raises:
@@ -317,7 +317,7 @@ class StorageNode:
         self.catalog.adopt_retention(dataset, numbered)
         return numbered
 
-    async def retention(self, dataset: str) -> NumberedRetention:
+    async def retention(self, dataset: str) -> VersionedRetention:
         """The policy of a dataset, as far as this node has heard.
 
         Raises:
@@ -348,7 +348,7 @@ class StorageNode:
             return RetentionReport(failures=(error.message,))
 
     async def apply_own_retention(
-        self, dataset: str, numbered: NumberedRetention
+        self, dataset: str, numbered: VersionedRetention
     ) -> RetentionReport:
         """The same at this node alone, with a policy that may be newer than the one known here.
 

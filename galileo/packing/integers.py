@@ -200,7 +200,7 @@ def _take_samples(numbers: Numbers) -> tuple[Numbers, Numbers]:
     return (stretches - stretches.min()).reshape(-1), _zigzag(np.diff(stretches)).reshape(-1)
 
 
-# --- delta, run length, dictionary ---------------------------------------------------------------------------
+# --- delta, run length, dictionary ------------------------------------------------------------
 
 
 def _zigzag(steps: Numbers) -> Numbers:

@@ -4,9 +4,9 @@
 
 The body is the columns one behind the other, compressed with LZ4 where that was asked for and
 pays; or, from `pack_uncompressed`, an Arrow IPC stream, which is ten times as large and takes
-next to no time. `unpack(pack(table))` equals the table bit for bit, NaN payloads and signed zeros included.
-The bytes may come from another process: every length in them is checked, and so are they all by
-a CRC-32C.
+next to no time. `unpack(pack(table))` equals the table bit for bit, NaN payloads and signed zeros
+included. The bytes may come from another process: every length in them is checked, and so are
+they all by a CRC-32C.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from galileo.errors import Forbidden, GalileoError, InputError
-from galileo.model.retention import NumberedRetention, Retention
+from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.access import Principal
@@ -138,7 +138,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         self, request: cluster_pb2.ApplyRetentionRequest, context: Context
     ) -> cluster_pb2.ApplyRetentionReply:
         if request.local:
-            numbered = NumberedRetention.from_json(request.numbered_json)
+            numbered = VersionedRetention.from_json(request.numbered_json)
             own = await self._node.apply_own_retention(request.dataset, numbered)
             reports = {self._node.name: own}
         else:

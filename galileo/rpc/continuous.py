@@ -12,7 +12,7 @@ from galileo.errors import GalileoError, InputError
 from galileo.labels import LabelSet
 from galileo.model.quotas import Quotas
 from galileo.model.schema import Schema
-from galileo.model.windows import Changes, Window
+from galileo.model.windows import Window, WindowChanges
 from galileo.packing import FORMAT_VERSION, unpack
 from galileo.rpc.guard import Context, streaming, told, unary
 from galileo.rpc.many import ManyFetched, ManyParts, given_tokens
@@ -82,7 +82,7 @@ class Submitted:
     ccq: CcqFacts
     labels: LabelSet
     token: str
-    windows: Changes | None = None
+    windows: WindowChanges | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Fetched:
     more: bool
     interval_s: float = 0.0
     gone: Sequence[Stretch] = ()
-    windows: Changes | None = None
+    windows: WindowChanges | None = None
     kept: Mapping[int, KeptRows] = field(default_factory=dict)
     coordinator_address: str = ""
 
@@ -373,7 +373,7 @@ def facts_to_pb(facts: CcqFacts) -> continuous_pb2.CcqValue:
     )
 
 
-def _windows(changes: Changes | None) -> continuous_pb2.WindowsValue | None:
+def _windows(changes: WindowChanges | None) -> continuous_pb2.WindowsValue | None:
     return None if changes is None else windows_to_pb(changes)
 
 

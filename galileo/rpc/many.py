@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from galileo.cursor import ORIGIN, Cursor, Stretch
 from galileo.errors import GalileoError, InputError
-from galileo.model.windows import Changes
+from galileo.model.windows import WindowChanges
 from galileo.wire.codec import (
     KeptRows,
     cursor_from_pb,
@@ -52,7 +52,7 @@ class ManyUpdate:
     pieces: Sequence[Piece] = ()
     missing: Sequence[int] = ()
     gone: Sequence[Stretch] = ()
-    windows: Changes | None = None
+    windows: WindowChanges | None = None
     schema_json: str = ""
     query_json: str = ""
     coordinator: str = ""

@@ -15,7 +15,7 @@ from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Topology
 from galileo.errors import DeadlineExceeded, GalileoError, Unavailable
 from galileo.labels import from_ipc, to_ipc
-from galileo.model.retention import NumberedRetention, Retention
+from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema
 from galileo.node.peers import (
     CommitAnswer,
@@ -185,16 +185,16 @@ class GrpcPeers:
 
     async def set_retention(
         self, node: str, dataset: str, retention: Retention | None
-    ) -> NumberedRetention:
+    ) -> VersionedRetention:
         request = cluster_pb2.SetRetentionRequest(
             dataset=dataset, retention_json=retention.to_json() if retention else ""
         )
         stub = cluster_pb2_grpc.ClusterStub
         reply = await self._call(node, stub, "SetRetention", request, CALL_TIMEOUT_S)
-        return NumberedRetention.from_json(reply.numbered_json)
+        return VersionedRetention.from_json(reply.numbered_json)
 
     async def apply_retention(
-        self, node: str, dataset: str, retention: NumberedRetention
+        self, node: str, dataset: str, retention: VersionedRetention
     ) -> RetentionReport:
         request = cluster_pb2.ApplyRetentionRequest(
             dataset=dataset, local=True, numbered_json=retention.to_json()

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from galileo.errors import ConfigError, InputError, Unauthenticated
-from galileo.model.quotas import named
+from galileo.model.quotas import parse_quotas
 from galileo.rpc.access import EVERY_DATASET, Principal, Role
 
 TOKEN_PREFIX = "glt_"
@@ -304,7 +304,7 @@ def _principal(table: Any, number: int) -> tuple[str, Principal]:
     datasets = _texts(table.get("datasets", list(EVERY_DATASET)), f"datasets of {number}")
     if not all(_PATTERN.fullmatch(one) for one in datasets):
         raise ConfigError(f"expected names or patterns of datasets of principal {number}")
-    quotas = named(table.get("quotas", {}), f"quotas of principal {number}")
+    quotas = parse_quotas(table.get("quotas", {}), f"quotas of principal {number}")
     return digest, Principal(
         name,
         frozenset(Role(one) for one in roles),
@@ -329,7 +329,7 @@ def _expiry(table: Mapping[str, Any], number: int) -> float:
 def _role_quotas(raw: Any) -> dict[Role, dict[str, float]]:
     if not isinstance(raw, Mapping) or not set(raw) <= set(Role):
         raise ConfigError(f"expected tables [role.NAME] of {', '.join(Role)} and of nothing else")
-    return {Role(name): named(table, f"[role.{Role(name)}]") for name, table in raw.items()}
+    return {Role(name): parse_quotas(table, f"[role.{Role(name)}]") for name, table in raw.items()}
 
 
 def _texts(value: Any, what: str) -> Sequence[str]:

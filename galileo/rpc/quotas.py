@@ -61,7 +61,7 @@ class Allowances:
 
 @lru_cache(maxsize=1024)
 def _with_own(default: Quotas, own: tuple[tuple[str, float], ...]) -> Quotas:
-    return default.but(dict(own))
+    return default.with_overrides(dict(own))
 
 
 def check_vertices(query: Query, quotas: Quotas) -> None:

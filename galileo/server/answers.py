@@ -11,7 +11,7 @@ from galileo.ccq.events import AnswerFetch
 from galileo.ccq.model import Ccq
 from galileo.ccq.packs import PackedLabels
 from galileo.errors import InvalidToken
-from galileo.model.windows import Changes, Told, Window, fold
+from galileo.model.windows import Window, WindowChanges, WindowProgress, advance_windows
 from galileo.rpc.continuous import Fetched
 from galileo.wire.codec import KeptRows, cursor_from_pb, stretches_from_pb, windows_from_pb
 from galileo.wire.pb import continuous_pb2
@@ -55,13 +55,15 @@ def forwarded(parts: list[continuous_pb2.FetchPart], *, address: str) -> Fetched
     )
 
 
-def check_told(window: Window, told: Told) -> None:
+def check_told(window: Window, told: WindowProgress) -> None:
     """Raises InvalidToken where no reader of such windows can have been told so."""
-    if not window.admits(told):
+    if not window.is_reachable(told):
         raise InvalidToken("expected a token that was given out, got one of impossible windows")
 
 
-def folded(made: Ccq, told: Told, answer: AnswerFetch) -> tuple[Told, Changes | None]:
+def folded(
+    made: Ccq, told: WindowProgress, answer: AnswerFetch
+) -> tuple[WindowProgress, WindowChanges | None]:
     """What a reader is told of windows by now, and what an answer does to them; None: it has none.
 
     Takes time in proportion to the labels.
@@ -73,4 +75,6 @@ def folded(made: Ccq, told: Told, answer: AnswerFetch) -> tuple[Told, Changes | 
         return told, None
     check_told(made.window, told)
     buckets = answer.labels.labels().buckets if answer.labels else np.zeros(0, dtype=np.int64)
-    return fold(made.window, told, buckets=buckets, clock_us=answer.clock_us, more=answer.more)
+    return advance_windows(
+        made.window, told, buckets=buckets, clock_us=answer.clock_us, more=answer.more
+    )

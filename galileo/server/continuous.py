@@ -28,7 +28,7 @@ from galileo.errors import (
 )
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
-from galileo.model.windows import Changes, Told, fold
+from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.node.parsing import read_query
 from galileo.node.scans import Tail
 from galileo.node.storage_node import StorageNode
@@ -165,12 +165,16 @@ class ContinuousQueries:
         facts = self._facts(made, coordinator, term=term, state="running")
         return SubmittedLater(facts, tokens.encode(made.id, ORIGIN))
 
-    def _first_windows(self, made: Ccq, initial: _Initial) -> tuple[Told, Changes | None]:
+    def _first_windows(
+        self, made: Ccq, initial: _Initial
+    ) -> tuple[WindowProgress, WindowChanges | None]:
         if made.window is None:
-            return Told(), None
+            return WindowProgress(), None
         clock_us = self._driver.machine.state.clock_of(made.dataset).at(initial.tail.frontier)
         buckets = initial.labels.buckets
-        return fold(made.window, Told(), buckets=buckets, clock_us=clock_us, more=False)
+        return advance_windows(
+            made.window, WindowProgress(), buckets=buckets, clock_us=clock_us, more=False
+        )
 
     def _checked(self, submission: Submission, query: Query) -> Ccq:
         require("spark", purpose=f"a continuous query at node {self._node.name}")
@@ -246,7 +250,7 @@ class ContinuousQueries:
 
         With `leaves_out` packs may hold more than what is new; `Fetched.kept` then says what.
         """
-        cursor, told = tokens.read(token, ccq_id=ccq_id) if token else (ORIGIN, Told())
+        cursor, told = tokens.read(token, ccq_id=ccq_id) if token else (ORIGIN, WindowProgress())
         self._check_not_revoked(ccq_id)
         until_clock_us = self._until_clock_us(ccq_id, told)
         bound = self._limits.answer_labels_max
@@ -302,15 +306,17 @@ class ContinuousQueries:
             takes_sheets=takes_sheets,
         )
 
-    def _until_clock_us(self, ccq_id: str, told: Told) -> int | None:
+    def _until_clock_us(self, ccq_id: str, told: WindowProgress) -> int | None:
         """The event clock at which there is something to tell this reader."""
         record = self._driver.machine.state.tracker.records.get(ccq_id)
         if record is None or record.ccq.window is None:
             return None
         check_told(record.ccq.window, told)
-        return record.ccq.window.first_closing_us(told)
+        return record.ccq.window.next_close_us(told)
 
-    async def _fetched(self, answer: ccq.AnswerFetch, told: Told, *, leaves_out: bool) -> Fetched:
+    async def _fetched(
+        self, answer: ccq.AnswerFetch, told: WindowProgress, *, leaves_out: bool
+    ) -> Fetched:
         record = self._driver.machine.state.tracker.records.get(answer.ccq_id)
         if record is None:
             raise Unavailable("the continuous query was purged meanwhile", after_s=0.2)

@@ -18,7 +18,7 @@ from galileo.dht.topology import Move
 from galileo.election.messages import UsageStatistics
 from galileo.errors import ConfigError, GalileoError, InputError
 from galileo.graph.synopsis import SynopsisDelta, Version
-from galileo.model.retention import NumberedRetention
+from galileo.model.retention import VersionedRetention
 from galileo.model.windows import Window
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import StorageNode
@@ -92,7 +92,7 @@ class _Peer:
             return
         self.dropped |= {one.name: one.generations for one in request.heartbeat.dropped}
         for one in request.heartbeat.retentions:
-            numbered = NumberedRetention.from_json(one.numbered_json)
+            numbered = VersionedRetention.from_json(one.numbered_json)
             self.retentions[one.dataset] = numbered.version
         told = {one.digest: one.revoked_at for one in request.heartbeat.samplers}
         self.samplers |= {digest: told[digest] for digest in reply.samplers if digest in told}
@@ -298,7 +298,7 @@ class MailRoom:
         for data in request.messages:
             self._on_message(request.sender, TAGGED.decode(data))
         for one in request.heartbeat.retentions:  # last: where the disk refuses, they come again
-            numbered = NumberedRetention.from_json(one.numbered_json)
+            numbered = VersionedRetention.from_json(one.numbered_json)
             self._node.catalog.adopt_retention(one.dataset, numbered)
         if refused is not None:
             raise refused

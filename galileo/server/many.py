@@ -23,7 +23,7 @@ from galileo.config import LimitsSection
 from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import DeadlineExceeded, GalileoError, InputError, InvalidToken, Unavailable
 from galileo.model.schema import Schema
-from galileo.model.windows import Told
+from galileo.model.windows import WindowProgress
 from galileo.node.storage_node import StorageNode
 from galileo.packing import pack, unpack
 from galileo.rpc.many import ManyFetched, ManyUpdate, Piece
@@ -44,7 +44,7 @@ RECHECK_S = 1.0
 """After so long those that wait are looked at again, whether a cycle was over or not."""
 ANSWER_TIMEOUT_S = 60.0
 
-_Said: TypeAlias = tuple[str, Cursor, Told]
+_Said: TypeAlias = tuple[str, Cursor, WindowProgress]
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Ask:
     place: int
     ccq_id: str
     cursor: Cursor = ORIGIN
-    told: Told = tokens.NOTHING_TOLD
+    told: WindowProgress = tokens.NO_PROGRESS
     error: GalileoError | None = None
     seen: Cursor | None = None
 
@@ -217,7 +217,7 @@ class ManyFetches:
         record = self._driver.machine.state.tracker.get(effect.ccq_id)
         if record is None or record.ccq.window is None or effect.clock_us is None:
             return False
-        closing_us = record.ccq.window.first_closing_us(answer.ask.told)
+        closing_us = record.ccq.window.next_close_us(answer.ask.told)
         return closing_us is not None and closing_us <= effect.clock_us
 
     def _updates(
@@ -238,7 +238,7 @@ class ManyFetches:
         record = self._driver.machine.state.tracker.get(ask.ccq_id)
         if record is None or not self._node.catalog.knows(record.ccq.dataset):
             return False
-        if record.ccq.window is not None or ask.told != tokens.NOTHING_TOLD:
+        if record.ccq.window is not None or ask.told != tokens.NO_PROGRESS:
             return False
         if effect.labels is None and effect.cursor == ask.cursor:
             return True
@@ -296,7 +296,9 @@ class ManyFetches:
             query_json=made.query if making.names_queries else "",
         )
 
-    def _issue(self, ccq_id: str, cursor: Cursor, told: Told, encoder: tokens.Encoder) -> str:
+    def _issue(
+        self, ccq_id: str, cursor: Cursor, told: WindowProgress, encoder: tokens.Encoder
+    ) -> str:
         token = encoder.encode(ccq_id, cursor, told)
         if len(self._issued) >= TOKENS_KEPT:
             self._issued.clear()

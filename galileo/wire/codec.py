@@ -11,7 +11,7 @@ import pyarrow as pa
 from galileo.cursor import Cursor, Stretch
 from galileo.errors import InputError
 from galileo.labels import from_ipc, to_ipc
-from galileo.model.windows import STATES, Changes, ClockStep
+from galileo.model.windows import STATES, ClockStep, WindowChanges
 from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2
 
 KeptRows: TypeAlias = tuple[Sequence[int], Sequence[int]]
@@ -66,7 +66,7 @@ def event_clock_from_pb(value: cluster_pb2.EventClockValue) -> tuple[ClockStep, 
     return tuple(ClockStep(*one) for one in zip(*columns, strict=True))
 
 
-def windows_to_pb(changes: Changes) -> continuous_pb2.WindowsValue:
+def windows_to_pb(changes: WindowChanges) -> continuous_pb2.WindowsValue:
     return continuous_pb2.WindowsValue(
         clock_us=changes.clock_us,
         size_us=changes.size_us,
@@ -76,7 +76,7 @@ def windows_to_pb(changes: Changes) -> continuous_pb2.WindowsValue:
     )
 
 
-def windows_from_pb(value: continuous_pb2.WindowsValue) -> Changes:
+def windows_from_pb(value: continuous_pb2.WindowsValue) -> WindowChanges:
     """Raises InputError where the lists do not fit each other, or a state is none."""
     states = np.frombuffer(value.states, dtype=np.uint8)
     if {len(value.starts), len(value.labels)} != {8 * len(states)} or (states >= len(STATES)).any():
@@ -86,7 +86,7 @@ def windows_from_pb(value: continuous_pb2.WindowsValue) -> Changes:
         )
     starts, labels = (np.frombuffer(one, dtype="<i8") for one in (value.starts, value.labels))
     clock_us = value.clock_us if value.HasField("clock_us") else None
-    return Changes(clock_us, value.size_us, starts, labels, states)
+    return WindowChanges(clock_us, value.size_us, starts, labels, states)
 
 
 def table_chunks(table: pa.Table, rows_max: int) -> Iterator[bytes]:

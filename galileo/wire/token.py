@@ -19,22 +19,22 @@ import google_crc32c
 
 from galileo.cursor import Cursor
 from galileo.errors import InvalidToken
-from galileo.model.windows import HELD_MAX, Told
+from galileo.model.windows import OPEN_WINDOWS_MAX, WindowProgress
 
 VERSION = 1
 VERSION_WITH_WINDOWS = 2
 TOKEN_CHARS_MAX = 1 << 20
 SHOWN_CHARS = 40
-NOTHING_TOLD = Told()
+NO_PROGRESS = WindowProgress()
 _CHECKSUM_BYTES = 4
 _NUMBER_BITS_MAX = 63
 _ADVICE = "fetch with the token of the last answer, or with none to begin from the first label"
 
 
-def encode(ccq_id: str, cursor: Cursor, told: Told = NOTHING_TOLD) -> str:
+def encode(ccq_id: str, cursor: Cursor, told: WindowProgress = NO_PROGRESS) -> str:
     """The token of `cursor` for the CCQ `ccq_id`, and of what its reader was told of windows."""
     name = ccq_id.encode()
-    version = VERSION if told == NOTHING_TOLD else VERSION_WITH_WINDOWS
+    version = VERSION if told == NO_PROGRESS else VERSION_WITH_WINDOWS
     body = bytes([version]) + _number(len(name)) + name + _number(len(cursor)) + _pairs(cursor)
     return _sealed(body if version == VERSION else body + _windows(told))
 
@@ -58,8 +58,8 @@ class Encoder:
     def __init__(self) -> None:
         self._pairs: tuple[Cursor | None, bytes] = (None, b"")
 
-    def encode(self, ccq_id: str, cursor: Cursor, told: Told) -> str:
-        if told != NOTHING_TOLD:
+    def encode(self, ccq_id: str, cursor: Cursor, told: WindowProgress) -> str:
+        if told != NO_PROGRESS:
             return encode(ccq_id, cursor, told)
         if self._pairs[0] is not cursor:
             self._pairs = cursor, _number(len(cursor)) + _pairs(cursor)
@@ -76,7 +76,7 @@ def decode(text: str, *, ccq_id: str) -> Cursor:
     return read(text, ccq_id=ccq_id)[0]
 
 
-def read(text: str, *, ccq_id: str) -> tuple[Cursor, Told]:
+def read(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
     """The cursor of a token, and what its reader was told of windows; errors as `decode`."""
     try:
         return _decoded(text, ccq_id=ccq_id)
@@ -84,7 +84,7 @@ def read(text: str, *, ccq_id: str) -> tuple[Cursor, Told]:
         raise InvalidToken(f"{error.message}; {_ADVICE}") from error
 
 
-def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, Told]:
+def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
     body = _checked(text)
     name, at = _text(body, 1)
     if name != ccq_id:
@@ -99,13 +99,13 @@ def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, Told]:
         partition += step
         positions[partition] = sequence
     cursor = Cursor(positions)
-    told = NOTHING_TOLD if body[0] == VERSION else _told(body, at)
+    told = NO_PROGRESS if body[0] == VERSION else _read_progress(body, at)
     if encode(ccq_id, cursor, told) != text:
         raise InvalidToken("expected a resume token as it was given out, got another spelling")
     return cursor, told
 
 
-def _windows(told: Told) -> bytes:
+def _windows(told: WindowProgress) -> bytes:
     clock = b"\0" if told.clock_us is None else b"\1" + _number(_zigzag(told.clock_us))
     body, end = clock + _number(len(told.open)), 0
     for number, (first, count) in enumerate(told.open):
@@ -114,7 +114,7 @@ def _windows(told: Told) -> bytes:
     return body
 
 
-def _told(body: bytes, at: int) -> Told:
+def _read_progress(body: bytes, at: int) -> WindowProgress:
     has_clock, at = _read(body, at)
     clock_us, at = _read(body, at) if has_clock else (0, at)
     count, at = _read(body, at)
@@ -125,11 +125,11 @@ def _told(body: bytes, at: int) -> Told:
         length, at = _read(body, at)
         held += length
         first = end + step if open_runs else _unzigzag(step)
-        if not length or held > HELD_MAX:
+        if not length or held > OPEN_WINDOWS_MAX:
             raise InvalidToken("expected a resume token with open windows, got impossible ones")
         open_runs.append((first, length))
         end = first + length
-    return Told(_unzigzag(clock_us) if has_clock else None, tuple(open_runs))
+    return WindowProgress(_unzigzag(clock_us) if has_clock else None, tuple(open_runs))
 
 
 def _zigzag(value: int) -> int:

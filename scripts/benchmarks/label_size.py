@@ -89,7 +89,7 @@ def nam_result(stride: int, *, least: int) -> LabelSet:
 
 def split(schema: Schema, table: pa.Table) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The paths of one batch, partition by partition, as a node makes them."""
-    cells, buckets = paths.cells_of(schema, table), paths.buckets_of(schema, table)
+    cells, buckets = paths.cells_from_table(schema, table), paths.buckets_from_table(schema, table)
     placed = partitions_of(ONE_NODE, schema, cells, buckets)
     for partition in np.unique(placed).tolist():
         yield partition, paths.index(schema, table.filter(pa.array(placed == partition)))[1]

@@ -10,10 +10,10 @@ import google_crc32c
 from fuzzing.targets import Target
 from galileo.cursor import Cursor
 from galileo.errors import QuerySyntaxError
-from galileo.model.retention import NumberedRetention, Retention
+from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import seconds
-from galileo.model.windows import Told, Window
+from galileo.model.windows import Window, WindowProgress
 from galileo.query.query import parse
 from galileo.samplers import SamplerSpec
 from galileo.wire import token
@@ -58,7 +58,7 @@ def _token_bodies() -> Iterator[bytes]:
 def _tokens() -> Iterator[bytes]:
     for cursor in (Cursor(), Cursor({0: 1}), Cursor({3: 2**40, 900: 17})):
         yield token.encode(CCQ, cursor).encode()
-        yield token.encode(CCQ, cursor, Told(-5, ((-3, 2), (7, 1)))).encode()
+        yield token.encode(CCQ, cursor, WindowProgress(-5, ((-3, 2), (7, 1)))).encode()
 
 
 def _query(data: bytes) -> None:
@@ -91,8 +91,8 @@ def _document(data: bytes) -> None:
         spec = SamplerSpec.from_json(text)
         assert SamplerSpec.from_json(spec.to_json()) == spec
     elif kind == b"r":
-        held = NumberedRetention.from_json(text)
-        assert NumberedRetention.from_json(held.to_json()) == held
+        held = VersionedRetention.from_json(text)
+        assert VersionedRetention.from_json(held.to_json()) == held
     elif kind == b"w":
         window = Window.from_json(text)
         assert Window.from_json(window.to_json()) == window
@@ -108,7 +108,7 @@ def _document(data: bytes) -> None:
 
 def _documents() -> Iterator[bytes]:
     yield b"s" + SamplerSpec("uniform", {"fraction": 0.5}, 7).to_json().encode()
-    yield b"r" + NumberedRetention(3, Retention("1d")).to_json().encode()
+    yield b"r" + VersionedRetention(3, Retention("1d")).to_json().encode()
     yield b"d" + SCHEMA.to_json().encode()
     yield b"t90m"
     yield b"v" + values_to_json(("9x", 1.5, None, 3, True)).encode()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from galileo.errors import InputError
-from galileo.model.retention import NumberedRetention, Retention
+from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema
 from galileo.model.windows import Window
 from galileo.samplers import SamplerSpec
@@ -17,7 +17,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 READERS: list[Callable[[str], object]] = [
     Schema.from_json,
     Retention.from_json,
-    NumberedRetention.from_json,
+    VersionedRetention.from_json,
     Window.from_json,
     SamplerSpec.from_json,
     values_from_json,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from galileo.errors import InvalidObservations
 from galileo.model import observations
 from galileo.model.observations import nan_to_null, normalise
-from galileo.model.paths import buckets_of
+from galileo.model.paths import buckets_from_table
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import column_micros
 
@@ -274,7 +274,7 @@ def test_a_time_whose_bucket_begins_before_the_calendar_is_refused() -> None:
         "begins, got an earlier one in row 1; nothing of this table was stored"
     )
     kept = normalise(weekly, pa.table({**places, "time": [T0, monday + dt.timedelta(days=3)]}))
-    assert buckets_of(weekly, kept).min() == column_micros(kept.column("time")).min()
+    assert buckets_from_table(weekly, kept).min() == column_micros(kept.column("time")).min()
     assert normalise(SCHEMA, table(time=[T0, monday])).num_rows == 2
 
 

@@ -170,12 +170,12 @@ def test_without_an_indexed_feature_a_block_is_one_path() -> None:
 )
 def test_buckets_start_at_or_before_the_time(time_us: int, bucket: int) -> None:
     row = {"latitude": 0.0, "longitude": 0.0, "time": time_us} | dict.fromkeys(["depth", *INDEXED])
-    assert paths.buckets_of(SCHEMA, normalised([row])).tolist() == [bucket]
+    assert paths.buckets_from_table(SCHEMA, normalised([row])).tolist() == [bucket]
 
 
 def test_cells_are_those_of_the_geohash() -> None:
     row = {"latitude": 57.64911, "longitude": 10.40744, "time": 0}
-    cells = paths.cells_of(SCHEMA, normalised([row | dict.fromkeys(["depth", *INDEXED])]))
+    cells = paths.cells_from_table(SCHEMA, normalised([row | dict.fromkeys(["depth", *INDEXED])]))
     assert cells.dtype == np.uint64
     assert geohash.to_text(cells, 3).to_pylist() == ["u4p"]
 
@@ -222,7 +222,7 @@ def places(cells: geohash.Cells, buckets: npt.NDArray[np.int64]) -> npt.NDArray[
 @given(st.one_of(stretches(), tables))
 def test_parts_are_what_each_partition_would_make_of_its_rows(rows: list[dict[str, Any]]) -> None:
     table = normalised(rows)
-    mine = places(paths.cells_of(SCHEMA, table), paths.buckets_of(SCHEMA, table))
+    mine = places(paths.cells_from_table(SCHEMA, table), paths.buckets_from_table(SCHEMA, table))
     found = paths.index_parts(SCHEMA, table, place=places)
     assert sorted(found) == sorted(set(mine.tolist()))
     for partition, (part, batch) in found.items():

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from galileo.errors import InputError
-from galileo.model.retention import BYTES_MIN, NumberedRetention, Retention
+from galileo.model.retention import BYTES_MIN, Retention, VersionedRetention
 
 
 def test_a_policy_travels_as_json() -> None:
     for policy in (Retention("30d"), Retention(bytes=BYTES_MIN), Retention(1, bytes=1 << 40)):
         assert Retention.from_json(policy.to_json()) == policy
-        numbered = NumberedRetention(7, policy)
-        assert NumberedRetention.from_json(numbered.to_json()) == numbered
-    assert NumberedRetention.from_json(NumberedRetention(3).to_json()).retention is None
+        numbered = VersionedRetention(7, policy)
+        assert VersionedRetention.from_json(numbered.to_json()) == numbered
+    assert VersionedRetention.from_json(VersionedRetention(3).to_json()).retention is None
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,8 @@ def test_a_policy_travels_as_json() -> None:
         lambda: Retention(bytes=1e9),
         lambda: Retention.from_json("{}"),
         lambda: Retention.from_json("?"),
-        lambda: NumberedRetention.from_json('{"version": -1, "retention": null}'),
-        lambda: NumberedRetention.from_json("[]"),
+        lambda: VersionedRetention.from_json('{"version": -1, "retention": null}'),
+        lambda: VersionedRetention.from_json("[]"),
     ],
 )
 def test_a_wrong_policy_is_refused(make: Callable[[], Any]) -> None:

@@ -14,7 +14,13 @@ import galileo
 from galileo.errors import InputError
 from galileo.model import windows
 from galileo.model.times import TIME_MAX_US, TIME_MIN_US, micros
-from galileo.model.windows import Told, Window, expanded, fold, runs
+from galileo.model.windows import (
+    Window,
+    WindowProgress,
+    advance_windows,
+    array_to_runs,
+    runs_to_array,
+)
 
 H = 3_600_000_000
 MONTH = 30 * 24 * H
@@ -80,22 +86,22 @@ def histories(draw: st.DrawFn) -> tuple[Window, list[tuple[list[int], int | None
 @given(histories())
 def test_folding_answers_is_what_a_loop_over_labels_finds(history):
     window, answers = history
-    naive, told = Naive(window), Told()
+    naive, told = Naive(window), WindowProgress()
     for buckets, clock_us in answers:
         expected = naive.take(buckets, clock_us=clock_us)
-        told, changes = fold(
+        told, changes = advance_windows(
             window, told, buckets=np.array(buckets, dtype=np.int64), clock_us=clock_us, more=False
         )
         assert [(one.start_us, one.labels, one.state) for one in changes.to_list()] == expected
         assert changes.clock_us == told.clock_us == naive.clock_us
-        assert (expanded(told.open) * window.slide_us).tolist() == sorted(naive.held)
+        assert (runs_to_array(told.open) * window.slide_us).tolist() == sorted(naive.held)
 
 
 @given(st.sets(st.integers(-1_000, 1_000)))
 def test_numbers_as_runs_are_the_same_numbers(numbers):
     ascending = np.array(sorted(numbers), dtype=np.int64)
-    found = runs(ascending)
-    assert expanded(found).tolist() == ascending.tolist()
+    found = array_to_runs(ascending)
+    assert runs_to_array(found).tolist() == ascending.tolist()
     assert all(end + count < start for (end, count), (start, _) in pairwise(found))
 
 
@@ -108,60 +114,76 @@ def test_a_label_belongs_where_its_bucket_begins_however_wide_it_is():
 
 def test_while_more_waits_the_clock_stands_and_windows_stay_open():
     window, late_one = Window.tumbling("1h"), np.array([0])
-    told, changes = fold(window, Told(), buckets=np.array([9 * H]), clock_us=9 * H, more=True)
+    told, changes = advance_windows(
+        window, WindowProgress(), buckets=np.array([9 * H]), clock_us=9 * H, more=True
+    )
     assert changes.clock_us is None
-    told, changes = fold(window, told, buckets=late_one, clock_us=9 * H, more=False)
+    told, changes = advance_windows(window, told, buckets=late_one, clock_us=9 * H, more=False)
     assert [(one.start_us, one.state) for one in changes.to_list()] == [(0, "closed")]
-    told, changes = fold(window, told, buckets=late_one, clock_us=9 * H, more=True)
+    told, changes = advance_windows(window, told, buckets=late_one, clock_us=9 * H, more=True)
     assert [(one.start_us, one.state) for one in changes.to_list()] == [(0, "reopened")]
-    assert told == Told(9 * H, ((9, 1),))
+    assert told == WindowProgress(9 * H, ((9, 1),))
 
 
 def test_what_was_held_while_more_waited_moves_the_clock_afterwards():
     """Even where nobody has told of a clock that far yet."""
     window = Window.tumbling("1h")
-    told, _ = fold(window, Told(), buckets=np.array([9 * H]), clock_us=None, more=True)
-    told, changes = fold(window, told, buckets=np.array([0]), clock_us=None, more=False)
+    told, _ = advance_windows(
+        window, WindowProgress(), buckets=np.array([9 * H]), clock_us=None, more=True
+    )
+    told, changes = advance_windows(window, told, buckets=np.array([0]), clock_us=None, more=False)
     assert (changes.clock_us, told.open) == (9 * H, ((9, 1),))
     assert [(one.start_us, one.state) for one in changes.to_list()] == [(0, "closed")]
 
 
 def test_only_times_that_there_are_can_have_been_told():
     window = Window.tumbling("1h")
-    told, _ = fold(
-        window, Told(), buckets=np.array([TIME_MIN_US, TIME_MAX_US]), clock_us=None, more=True
+    told, _ = advance_windows(
+        window,
+        WindowProgress(),
+        buckets=np.array([TIME_MIN_US, TIME_MAX_US]),
+        clock_us=None,
+        more=True,
     )
-    assert window.admits(told)
-    assert window.admits(Told(TIME_MAX_US))
-    assert not window.admits(Told(TIME_MAX_US + 1))
-    assert not window.admits(Told(0, ((2**50, 1),)))
-    assert not window.admits(Told(0, ((-(2**50), 1),)))
+    assert window.is_reachable(told)
+    assert window.is_reachable(WindowProgress(TIME_MAX_US))
+    assert not window.is_reachable(WindowProgress(TIME_MAX_US + 1))
+    assert not window.is_reachable(WindowProgress(0, ((2**50, 1),)))
+    assert not window.is_reachable(WindowProgress(0, ((-(2**50), 1),)))
 
 
 def test_a_reader_holds_so_many_windows_open_and_no_more(monkeypatch):
-    monkeypatch.setattr(windows, "HELD_MAX", 5)
+    monkeypatch.setattr(windows, "OPEN_WINDOWS_MAX", 5)
     window, many = Window.tumbling("1h"), np.arange(6) * H
-    told, changes = fold(window, Told(), buckets=many[:5], clock_us=9 * H, more=True)
+    told, changes = advance_windows(
+        window, WindowProgress(), buckets=many[:5], clock_us=9 * H, more=True
+    )
     assert (told.clock_us, told.open) == (None, ((0, 5),))
-    told, changes = fold(window, told, buckets=many[5:], clock_us=3 * H, more=True)
+    told, changes = advance_windows(window, told, buckets=many[5:], clock_us=3 * H, more=True)
     assert (told.clock_us, told.open) == (5 * H, ((5, 1),))
     assert [one.state for one in changes.to_list()] == ["closed"] * 5 + ["open"]
 
 
 def test_lateness_keeps_windows_open_for_as_long():
     window = Window.tumbling("1h", lateness="10m")
-    told, _ = fold(window, Told(), buckets=np.array([0]), clock_us=None, more=False)
-    assert window.first_closing_us(told) == H + H // 6
-    told, changes = fold(window, told, buckets=np.array([]), clock_us=H + H // 6 - 1, more=False)
+    told, _ = advance_windows(
+        window, WindowProgress(), buckets=np.array([0]), clock_us=None, more=False
+    )
+    assert window.next_close_us(told) == H + H // 6
+    told, changes = advance_windows(
+        window, told, buckets=np.array([]), clock_us=H + H // 6 - 1, more=False
+    )
     assert len(changes) == 0
-    told, changes = fold(window, told, buckets=np.array([]), clock_us=H + H // 6, more=False)
+    told, changes = advance_windows(
+        window, told, buckets=np.array([]), clock_us=H + H // 6, more=False
+    )
     assert [one.state for one in changes.to_list()] == ["closed"]
-    assert window.first_closing_us(told) is None
+    assert window.next_close_us(told) is None
 
 
 def test_a_change_says_when_its_window_is():
-    (change,) = fold(
-        Window.tumbling("1h"), Told(), buckets=np.array([-H]), clock_us=5 * H, more=False
+    (change,) = advance_windows(
+        Window.tumbling("1h"), WindowProgress(), buckets=np.array([-H]), clock_us=5 * H, more=False
     )[1].to_list()
     assert (change.start, change.end) == (
         dt.datetime(1969, 12, 31, 23, tzinfo=dt.UTC),

@@ -13,7 +13,7 @@ import pytest
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import GalileoError, Unavailable
 from galileo.labels import LabelSet
-from galileo.model.retention import NumberedRetention, Retention
+from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.node.ingest import IngestAnswer
@@ -140,11 +140,11 @@ class Network:
 
     async def set_retention(
         self, node: str, dataset: str, retention: Retention | None
-    ) -> NumberedRetention:
+    ) -> VersionedRetention:
         return await self._reach(node, "set_retention").set_retention(dataset, retention)
 
     async def apply_retention(
-        self, node: str, dataset: str, retention: NumberedRetention
+        self, node: str, dataset: str, retention: VersionedRetention
     ) -> RetentionReport:
         there = self._reach(node, "apply_retention")
         return await there.apply_own_retention(dataset, retention)

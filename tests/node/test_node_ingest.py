@@ -29,7 +29,10 @@ Make = Callable[..., pa.Table]
 
 def by_partition(cluster: Any, table: pa.Table) -> dict[int, set[str]]:
     """The stations of each partition, straight from the placement."""
-    cells, buckets = paths.cells_of(cluster.schema, table), paths.buckets_of(cluster.schema, table)
+    cells, buckets = (
+        paths.cells_from_table(cluster.schema, table),
+        paths.buckets_from_table(cluster.schema, table),
+    )
     placed = placement.partitions_of(cluster.topology, cluster.schema, cells, buckets)
     stations = np.array(table.column("station").to_pylist())
     return {int(p): set(stations[placed == p].tolist()) for p in np.unique(placed)}

@@ -11,7 +11,7 @@ import pytest
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import DataDropped, Unavailable, UnknownDataset
-from galileo.model.retention import BYTES_MIN, NumberedRetention, Retention
+from galileo.model.retention import BYTES_MIN, Retention, VersionedRetention
 from galileo.model.times import MICROS
 from galileo.node.merging import Merging, MergingOptions
 from galileo.node.peers import ScanDone, ScanLabels, ScanTask
@@ -284,8 +284,8 @@ async def test_a_policy_is_numbered_at_home_and_survives(kept: Any) -> None:
     await kept["b"].set_retention("nam", Retention("1d"))
     await kept["c"].set_retention("nam", None)
     numbered = await kept["a"].set_retention("nam", Retention("2d"))
-    assert numbered == NumberedRetention(3, Retention("2d"))
-    old = NumberedRetention(2, Retention("9d"))
+    assert numbered == VersionedRetention(3, Retention("2d"))
+    old = VersionedRetention(2, Retention("9d"))
     kept["a"].catalog.adopt_retention("nam", old)
     assert (await kept["a"].retention("nam")) == numbered
     await kept.restart("a")

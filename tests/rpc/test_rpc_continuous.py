@@ -14,7 +14,7 @@ from galileo.client import decode
 from galileo.cursor import Cursor, Stretch
 from galileo.errors import DataDamaged, InputError
 from galileo.labels import LabelSet, from_ipc
-from galileo.model.windows import Told, Window, fold, instant
+from galileo.model.windows import Window, WindowProgress, advance_windows, instant
 from galileo.packing import FORMAT_VERSION
 from galileo.rpc import continuous as module
 from galileo.rpc.continuous import ContinuousServicer, Fetched, Held
@@ -166,7 +166,9 @@ async def test_labels_that_were_damaged_on_the_way_are_not_taken(stub, face: Fac
 
 async def test_an_answer_says_what_becomes_of_windows(stub, face: Face) -> None:
     window, buckets = Window.tumbling("2h"), expected().buckets
-    _, changes = fold(window, Told(), buckets=buckets, clock_us=None, more=False)
+    _, changes = advance_windows(
+        window, WindowProgress(), buckets=buckets, clock_us=None, more=False
+    )
     face.answer = replace(face.answer, windows=changes)
     update = await decode.next_update(stub.Fetch(request()))
     assert update.windows == tuple(changes.to_list())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError
-from galileo.model.windows import Changes, ClockStep
+from galileo.model.windows import ClockStep, WindowChanges
 from galileo.wire import codec
 from galileo.wire.channel import MESSAGE_BYTES_MAX
 from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2
@@ -94,7 +94,7 @@ def test_changes_of_windows_cross_the_wire(
     clock_us: int | None, changes: list[tuple[int, int, int]]
 ) -> None:
     starts, labels, states = np.array(changes, dtype=np.int64).reshape(-1, 3).T
-    sent = Changes(clock_us, 7, starts, labels, states.astype(np.uint8))
+    sent = WindowChanges(clock_us, 7, starts, labels, states.astype(np.uint8))
     value = continuous_pb2.WindowsValue.FromString(codec.windows_to_pb(sent).SerializeToString())
     found = codec.windows_from_pb(value)
     assert (found.clock_us, found.size_us) == (clock_us, 7)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
 from galileo.errors import InvalidToken
-from galileo.model.windows import HELD_MAX, Told, runs
+from galileo.model.windows import OPEN_WINDOWS_MAX, WindowProgress, array_to_runs
 from galileo.wire import token
 
 cursors = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), max_size=20).map(
@@ -75,11 +75,11 @@ def test_a_newer_version_is_named():
 
 numbers = st.integers(-(2**58), 2**58)
 open_windows = st.sets(st.integers(-(2**40), 2**40), max_size=40).map(
-    lambda some: runs(np.array(sorted(some), dtype=np.int64))
+    lambda some: array_to_runs(np.array(sorted(some), dtype=np.int64))
 )
 
 
-@given(ids, cursors, st.builds(Told, st.none() | numbers, open_windows))
+@given(ids, cursors, st.builds(WindowProgress, st.none() | numbers, open_windows))
 def test_a_token_says_what_its_reader_was_told_of_windows(ccq_id, cursor, told):
     text = token.encode(ccq_id, cursor, told)
     assert token.read(text, ccq_id=ccq_id) == (cursor, told)
@@ -88,17 +88,17 @@ def test_a_token_says_what_its_reader_was_told_of_windows(ccq_id, cursor, told):
 
 def test_a_reader_without_windows_has_tokens_as_ever():
     """Text that was given out before there were windows."""
-    assert token.read("AQFxAQAFWBmutA", ccq_id="q") == (Cursor({0: 5}), Told())
+    assert token.read("AQFxAQAFWBmutA", ccq_id="q") == (Cursor({0: 5}), WindowProgress())
     assert token.encode("q", Cursor({0: 5})) == "AQFxAQAFWBmutA"
 
 
 def test_a_token_holds_few_windows_open():
     """It is refused before anything is made of so many."""
-    many = Told(0, ((3, HELD_MAX + 1),))
+    many = WindowProgress(0, ((3, OPEN_WINDOWS_MAX + 1),))
     with pytest.raises(InvalidToken, match="impossible"):
         token.read(token.encode("q", Cursor(), many), ccq_id="q")
     with pytest.raises(InvalidToken, match="impossible"):
-        token.read(token.encode("q", Cursor(), Told(0, ((3, 0),))), ccq_id="q")
+        token.read(token.encode("q", Cursor(), WindowProgress(0, ((3, 0),))), ccq_id="q")
 
 
 @given(st.binary(max_size=40))

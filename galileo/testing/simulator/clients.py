@@ -23,7 +23,7 @@ from galileo.ccq.events import (
 from galileo.ccq.gone import stretches
 from galileo.ccq.model import Ccq, Failure
 from galileo.cursor import ORIGIN, Cursor, Stretch
-from galileo.model.windows import Changes, Told, fold
+from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.testing.delivered import Answer
 from galileo.testing.simulator.checker import Checker
 from galileo.testing.simulator.logs import (
@@ -237,7 +237,7 @@ class Reader(_Client):
         self.world.checker.verify_initial(
             self.ccq, paths, reached, dropped=dropped, now=self.loop.now
         )
-        news = self._folded(Told(), paths, clock_us=initial.clock_us, more=False)
+        news = self._folded(WindowProgress(), paths, clock_us=initial.clock_us, more=False)
         self._store(paths, reached, stretches(ORIGIN, dropped), news)
         self._target = coordinator
         for act in self._followers:
@@ -322,29 +322,29 @@ class Reader(_Client):
         demand(allowed.get(failure.kind, False), f"{self.name}: {failure.message}")
         self.ended, self._awaited = failure.kind, None
 
-    def _told(self) -> Told:
+    def _told(self) -> WindowProgress:
         """What its token says of windows."""
-        return token.read(self.token, ccq_id=self.ccq.id)[1] if self.token else Told()
+        return token.read(self.token, ccq_id=self.ccq.id)[1] if self.token else WindowProgress()
 
     def _until_clock_us(self) -> int | None:
         window = self.ccq.window
-        return None if window is None else window.first_closing_us(self._told())
+        return None if window is None else window.next_close_us(self._told())
 
     def _folded(
-        self, told: Told, paths: list[Path], *, clock_us: int | None, more: bool
-    ) -> tuple[Told, Changes | None]:
+        self, told: WindowProgress, paths: list[Path], *, clock_us: int | None, more: bool
+    ) -> tuple[WindowProgress, WindowChanges | None]:
         """What the node that answers does for it."""
         if self.ccq.window is None:
             return told, None
         buckets = np.array([bucket_us(path) for path in paths], dtype=np.int64)
-        return fold(self.ccq.window, told, buckets=buckets, clock_us=clock_us, more=more)
+        return advance_windows(self.ccq.window, told, buckets=buckets, clock_us=clock_us, more=more)
 
     def _store(
         self,
         paths: list[Path],
         cursor: Cursor,
         gone: Iterable[Stretch],
-        news: tuple[Told, Changes | None],
+        news: tuple[WindowProgress, WindowChanges | None],
     ) -> None:
         self.gone += gone
         told, changes = news
@@ -358,7 +358,7 @@ class Reader(_Client):
             self.delivered[path] = None
         self.answers.append(Answer(keys_of_paths(paths), cursor, cursor))
         forgets = self.world.variant.conduct.forgets_windows
-        self.token = token.encode(self.ccq.id, cursor, Told() if forgets else told)
+        self.token = token.encode(self.ccq.id, cursor, WindowProgress() if forgets else told)
 
     def forge(self) -> None:
         """Asks with a token for commits that do not exist, beside the real reading."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from galileo.model.windows import Changes, Window
+from galileo.model.windows import Window, WindowChanges
 from galileo.testing.simulator.logs import HOUR_US, Path, bucket_us
 from galileo.testing.simulator.loop import demand
 
@@ -41,7 +41,7 @@ class Windows:
     def copy(self) -> Windows:
         return deepcopy(self)
 
-    def take(self, changes: Changes, paths: Iterable[Path]) -> tuple[int, int]:
+    def take(self, changes: WindowChanges, paths: Iterable[Path]) -> tuple[int, int]:
         """Takes an update, and demands that it says what has happened and nothing else.
 
         Returns:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from galileo.model.ordering import differs, order_of
+from galileo.model.sort_keys import differs, sort_order
 
 FLOATS = [0.0, -0.0, 1.5, -1.5, np.inf, -np.inf, np.nan, 1e-300]
 INTS = [0, 1, -1, 2**63 - 1, -(2**63), 2**53, 2**53 + 1]
@@ -45,7 +45,7 @@ def stable(by: list[npt.NDArray[Any]]) -> list[int]:
 @example([np.array([7, 7, 7]), np.array([2, 2, 2]), np.array([0.0, -0.0, 0.0])])
 @example([np.array([True, True]), np.array([0, 2**64 - 1], dtype=np.uint64)])
 def test_it_is_the_order_of_a_stable_sort(by: list[npt.NDArray[Any]]) -> None:
-    assert order_of(by).tolist() == stable(by)
+    assert sort_order(by).tolist() == stable(by)
 
 
 @pytest.mark.parametrize("distinct", [1, 3, 200, 1 << 40])
@@ -57,11 +57,11 @@ def test_so_it_is_where_there_are_many_rows(distinct: int) -> None:
         np.round(generator.normal(283.0, 3.0, 5_000), 1),
         generator.integers(0, 1 << 50, 5_000),
     ]
-    assert order_of(by).tolist() == stable(by)
+    assert sort_order(by).tolist() == stable(by)
 
 
 def test_no_rows_have_an_order() -> None:
-    assert order_of([np.array([], dtype=np.uint64), np.array([])]).tolist() == []
+    assert sort_order([np.array([], dtype=np.uint64), np.array([])]).tolist() == []
 
 
 def test_what_is_missing_is_no_change() -> None:

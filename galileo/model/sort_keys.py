@@ -19,25 +19,25 @@ Key: TypeAlias = npt.NDArray[Any]
 _WORD_BITS = 64
 
 
-def order_of(keys: Sequence[Key]) -> Ints:
+def sort_order(keys: Sequence[Key]) -> Ints:
     """Where each row of the sorted order comes from; rows equal in all keys stay in theirs.
 
     Args:
         keys: most significant first, at least one; integers, booleans or floats, each of shape
             (n,). NaN is equal to NaN and greater than all else, 0.0 is equal to -0.0.
     """
-    first, *others = _packed(keys)
+    first, *others = _pack_keys(keys)
     order = np.argsort(first)
     changed = differs(first[order])
     for key in [*others, np.arange(len(order))]:
-        tied = _tied(changed)
+        tied = _tied_rows(changed)
         if len(tied) == 0:
             break
         rows, starts = order[tied], changed[tied]
         values = key[rows]
         if not (differs(values) & ~starts).any():
             continue
-        within = _within(np.cumsum(starts) - 1, values)
+        within = _combine_with_groups(np.cumsum(starts) - 1, values)
         by = np.argsort(within)
         order[tied] = rows[by]
         changed[tied] |= differs(within[by])
@@ -53,16 +53,16 @@ def differs(key: Key) -> npt.NDArray[np.bool_]:
     return changed
 
 
-def _tied(changed: npt.NDArray[np.bool_]) -> Ints:
+def _tied_rows(changed: npt.NDArray[np.bool_]) -> Ints:
     """The positions of rows that are equal to a neighbour, where `changed` starts groups."""
     ends = np.ones(len(changed), dtype=np.bool_)
     ends[:-1] = changed[1:]
     return np.flatnonzero(~(changed & ends))
 
 
-def _within(groups: Ints, key: Key) -> Key:
+def _combine_with_groups(groups: Ints, key: Key) -> Key:
     """Numbers that sort and compare as (group, key) does."""
-    codes = _compact(key)
+    codes = _offsets_to_least(key)
     if codes is None or int(groups[-1] + 1) * (int(codes.max()) + 1) >= 1 << _WORD_BITS:
         codes = _ranks(key)
     numbers: Key = groups.astype(np.uint64) * (codes.max() + np.uint64(1)) + codes
@@ -77,12 +77,12 @@ def _ranks(key: Key) -> npt.NDArray[np.uint64]:
     return ranks
 
 
-def _packed(keys: Sequence[Key]) -> list[Key]:
+def _pack_keys(keys: Sequence[Key]) -> list[Key]:
     """Fewer keys of the same order: integers beside each other share a word where they fit."""
     packed: list[Key] = []
     room = 0
     for key in keys:
-        codes = _compact(key)
+        codes = _offsets_to_least(key)
         bits = _WORD_BITS + 1 if codes is None else int(codes.max(initial=0)).bit_length()
         if packed and bits <= room and codes is not None:
             packed[-1] = (packed[-1] << np.uint64(bits)) | codes
@@ -93,7 +93,7 @@ def _packed(keys: Sequence[Key]) -> list[Key]:
     return packed
 
 
-def _compact(key: Key) -> npt.NDArray[np.uint64] | None:
+def _offsets_to_least(key: Key) -> npt.NDArray[np.uint64] | None:
     """Integers counted from their least one; None where that is not possible."""
     if key.dtype.kind == "f":
         return None
