@@ -23,7 +23,7 @@ from galileo.client import Client, HeldWindow, Labels, Spool, Update, WindowChan
 from galileo.errors import InputError
 from galileo.model.times import iso, seconds
 from galileo.model.windows import Window
-from galileo.query.text import to_text
+from galileo.query.cql_text import to_text
 
 LABELS_SHOWN = 20
 

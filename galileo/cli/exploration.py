@@ -15,7 +15,7 @@ from galileo.client.findings import FeatureSummary, NodeExplanation, QueryExplan
 from galileo.client.vertices import levels_of, parse_vertex
 from galileo.errors import InputError
 from galileo.model.schema import Schema
-from galileo.query.text import to_text
+from galileo.query.cql_text import to_text
 
 _BAR_CHARS = 40
 

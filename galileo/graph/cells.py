@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from galileo.graph.pieces import Check, found, unchecked
 from galileo.graph.scan import Task
-from galileo.query.columns import taken
+from galileo.query.columns import take_rows
 
 CELLS_SCHEMA = pa.schema([pa.field("cell", pa.uint64()), pa.field("rows", pa.int64())])
 
@@ -22,7 +22,7 @@ def rows_by_cell(tasks: Sequence[Task], *, check: Check = unchecked) -> pa.Table
     portions: list[_Counted] = []
     for run, rows in found(tasks, check=check):
         columns = run.paths.columns
-        portions.append(_counted(taken(columns.cell, rows), taken(run.paths.rows, rows)))
+        portions.append(_counted(take_rows(columns.cell, rows), take_rows(run.paths.rows, rows)))
     cells = np.concatenate([np.empty(0, np.uint64), *(cells for cells, _ in portions)])
     counts = np.concatenate([np.empty(0, np.int64), *(counts for _, counts in portions)])
     return pa.table(list(_counted(cells, counts)), schema=CELLS_SCHEMA)

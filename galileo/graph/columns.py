@@ -28,7 +28,7 @@ from galileo.query.columns import (
     IntColumn,
     TextColumn,
     from_arrow,
-    taken,
+    take_rows,
 )
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -89,9 +89,9 @@ class Paths:
         """The paths of an index array, a mask or a slice."""
         return Paths(
             self.columns.take(rows),
-            taken(self.row, rows),
-            taken(self.rows, rows),
-            taken(self.commit, rows),
+            take_rows(self.row, rows),
+            take_rows(self.rows, rows),
+            take_rows(self.commit, rows),
         )
 
     def gathered(self, rows: npt.NDArray[np.intp]) -> Paths:

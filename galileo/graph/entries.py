@@ -22,7 +22,7 @@ from galileo.graph.columns import Array
 from galileo.model.schema import Schema
 from galileo.model.times import MICROS
 from galileo.query.columns import Columns, Mask
-from galileo.query.zones import FeatureZones, Zones
+from galileo.query.zone_maps import FeatureZones, Zones
 
 Keys = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int64]

@@ -21,7 +21,7 @@ from galileo.graph.synopsis import SynopsisDelta, SynopsisState, Version
 from galileo.model.schema import Schema
 from galileo.query.columns import Mask
 from galileo.query.query import Query, parse
-from galileo.query.zones import Zones
+from galileo.query.zone_maps import Zones
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,9 @@ class FeatureGraph:
     def candidates(self, query: Query, partitions: Iterable[int]) -> Candidates:
         """Parts `partitions` into those to ask and those that need not be asked."""
         known = self._current()
-        might = query.might_match(known.zones) if len(known.zones) else np.zeros(0, dtype=np.bool_)
+        might = (
+            query.may_match_zones(known.zones) if len(known.zones) else np.zeros(0, dtype=np.bool_)
+        )
         hit = set(np.unique(known.partitions[might]).tolist())
         asked = frozenset(partitions)
         spared = {
@@ -136,7 +138,7 @@ class FeatureGraph:
         covered = Cursor({p: state.version.sequence for p, state in known.states.items()})
         if len(known.zones) == 0:
             return Estimate(0, 0, covered)
-        might, must = query.might_match(known.zones), _must_match(query, known.zones)
+        might, must = query.may_match_zones(known.zones), _must_match(query, known.zones)
         high = int(bracket_ends(known.paths[might]).sum())
         return Estimate(int(known.paths[must].sum()), high, covered)
 
@@ -162,7 +164,7 @@ class FeatureGraph:
         if len(known.zones) == 0 or least > most:
             return ()
         zones = known.zones.features[feature]
-        might = query.might_match(known.zones) & zones.has_value
+        might = query.may_match_zones(known.zones) & zones.has_value
         # Of an entry with nulls any number of paths, though not all, may lack a value.
         full = _must_match(query, known.zones) & ~zones.has_null
         low = np.where(full, known.paths, 0)[might]
@@ -184,7 +186,7 @@ class FeatureGraph:
 def _must_match(query: Query, zones: Zones) -> Mask:
     """In which zones every path matches: none is null where it matters, nor might match NOT."""
     opposite = parse({"op": "not", "args": [json.loads(query.to_json())]}, query.schema)
-    certain = ~opposite.might_match(zones)
+    certain = ~opposite.may_match_zones(zones)
     for name in query.features:
         certain &= ~zones.features[name].has_null
     return certain

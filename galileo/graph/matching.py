@@ -22,10 +22,10 @@ from galileo.graph.runs import Run
 from galileo.graph.scan import PORTION_PATHS, Coverage, Search, Task, Window
 from galileo.graph.stretches import Positions, Rows, part_of, positions, size_of
 from galileo.matches import Matches
-from galileo.query.columns import Columns, TextColumn, taken
+from galileo.query.columns import Columns, TextColumn, take_rows
+from galileo.query.index import MatchHits, MatchRequests, StandingQueries
+from galileo.query.index.requests import NOT_REQUESTED
 from galileo.query.query import Query
-from galileo.query.standing import Asks, Found, StandingQueries
-from galileo.query.standing.asks import UNASKED
 
 ALONE_PATHS = 3_000
 """New paths of a run for each ask that it concerns, from which on each ask scans by itself."""
@@ -47,7 +47,7 @@ class Question:
     """
 
     standing: StandingQueries
-    asks: Asks
+    asks: MatchRequests
     until: Cursor
     query_of: Callable[[int], Query]
     pairs_max: int | None = None
@@ -96,30 +96,30 @@ class Pass:
         concerned = _concerned(run, asks)
         if len(concerned) == 0:
             return
-        window = self._window(asks.among(concerned).least())
+        window = self._window(asks.select(concerned).least_sequences())
         rows = _new_rows(run, window)
-        found: Iterator[Found]
+        found: Iterator[MatchHits]
         if run.zone_map is not None and size_of(rows) > ALONE_PATHS * len(concerned):
             found = map(partial(self._alone, run), concerned.tolist())
         else:
-            narrowed = asks if len(concerned) == len(asks) else asks.among(concerned)
+            narrowed = asks if len(concerned) == len(asks) else asks.select(concerned)
             found = self._together(run, rows, narrowed, numbers=concerned)
-        parts: list[Found] = []
+        parts: list[MatchHits] = []
         for part in found:
             parts.append(part)
             self._pairs += len(part)
             if self.is_over:
                 return
-        self._take(run, Found.concat(parts))
+        self._take(run, MatchHits.concat(parts))
 
     def _window(self, after: npt.NDArray[np.int64]) -> Window:
         """The commits past some sequences, which are one for each partition of the asks."""
-        asked = after != UNASKED
+        asked = after != NOT_REQUESTED
         partitions = self.question.asks.partitions[asked].tolist()
         cursor = Cursor(dict(zip(partitions, after[asked].tolist(), strict=True)))
         return Window(cursor.join(self.dropped), self.question.until, frozenset(partitions))
 
-    def _alone(self, run: Run, ask: int) -> Found:
+    def _alone(self, run: Run, ask: int) -> MatchHits:
         asks, question = self.question.asks, self.question
         window = self._window(asks.after[asks.cursors[ask]])
         if window.coverage(run) is Coverage.NONE:
@@ -127,21 +127,21 @@ class Pass:
         else:
             search = Search.of(question.query_of(ask), self.texts)
             rows = Task.of(run, search, commits=window.holds(run.commits)).matches()
-        return Found(np.full(len(rows), ask, dtype=np.int32), rows)
+        return MatchHits(np.full(len(rows), ask, dtype=np.int32), rows)
 
     def _together(
-        self, run: Run, rows: Rows, asks: Asks, *, numbers: npt.NDArray[np.int32]
-    ) -> Iterator[Found]:
+        self, run: Run, rows: Rows, asks: MatchRequests, *, numbers: npt.NDArray[np.int32]
+    ) -> Iterator[MatchHits]:
         """Asks are `numbers` of the question's."""
         standing = self.question.standing
         for start in range(0, size_of(rows), PORTION_PATHS):
             part = part_of(rows, start, start + PORTION_PATHS)
-            commit = taken(run.paths.commit, part)
+            commit = take_rows(run.paths.commit, part)
             partition, sequence = run.commits.partition[commit], run.commits.sequence[commit]
             place = positions(part)
             for pairs in standing.match(self._columns(run, part), slots=asks.slots):
-                found = asks.answered(pairs, partition=partition, sequence=sequence)
-                yield Found(numbers[found.asks], place[found.rows])
+                found = asks.resolve(pairs, partition=partition, sequence=sequence)
+                yield MatchHits(numbers[found.requests], place[found.rows])
 
     def _columns(self, run: Run, rows: Rows) -> Columns:
         """What the queries look at, texts among it."""
@@ -151,21 +151,21 @@ class Pass:
             name: self.texts.bound(column) if isinstance(column, TextColumn) else column
             for name, column in features.items()
         }
-        return Columns(taken(columns.cell, rows), taken(columns.bucket, rows), bound)
+        return Columns(take_rows(columns.cell, rows), take_rows(columns.bucket, rows), bound)
 
-    def _take(self, run: Run, found: Found) -> None:
+    def _take(self, run: Run, found: MatchHits) -> None:
         if len(found) == 0:
             return
         rows, places = _distinct(found.rows)
         paths = run.paths.take(rows)
         labels = to_labels(self.label_schema, paths, commits=run.commits, texts=self.texts)
-        self._items.append(found.asks)
+        self._items.append(found.requests)
         self._places.append((places + self._rows).astype(np.uint32))
         self._labels.append(labels)
         self._rows += len(rows)
 
 
-def _concerned(run: Run, asks: Asks) -> npt.NDArray[np.int32]:
+def _concerned(run: Run, asks: MatchRequests) -> npt.NDArray[np.int32]:
     """The asks for which the run may have news, by number."""
     if run.spans is None or len(asks.partitions) == 0:
         return np.arange(len(asks), dtype=np.int32)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from galileo.graph.arena import allocate
 from galileo.graph.columns import BUCKET, CELL, COMMIT, Array, Commits, Paths
 from galileo.query.columns import Mask
-from galileo.query.zones import Zones
+from galileo.query.zone_maps import Zones
 
 BLOCK_PATHS = 4096
 """Paths under one entry of a zone map."""

@@ -202,7 +202,7 @@ def _possible_blocks(run: Run, search: Search, commits: Mask | None) -> Mask:
     zone_map = run.zone_map
     if zone_map is None:
         return np.zeros(0, dtype=np.bool_)
-    possible = search.query.might_match(zone_map.zones)
+    possible = search.query.may_match_zones(zone_map.zones)
     return possible if commits is None else possible & zone_map.may_hold(commits)
 
 

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from galileo.graph.columns import Paths, Texts
 from galileo.graph.stretches import Positions, Rows, kept, part_of, size_of
-from galileo.query.columns import Columns, Mask, TextColumn, taken
-from galileo.query.evaluate import json_value, verdicts
-from galileo.query.features import TextLeaf
-from galileo.query.tree import All, Leaf, Node, leaves
+from galileo.query.columns import Columns, Mask, TextColumn, take_rows
+from galileo.query.feature_predicates import TextLeaf
+from galileo.query.predicates import And, Leaf, Node, leaves
+from galileo.query.visitors import json_value, verdicts
 
 CHUNK_PATHS = 1 << 17
 """Paths that are looked at together: a megabyte of a column."""
@@ -49,7 +49,7 @@ class Judge:
 
     def __call__(self, leaf: Leaf, columns: Columns) -> Mask:
         if not isinstance(leaf, TextLeaf):
-            return leaf.paths(columns)
+            return leaf.may_match_paths(columns)
         column = cast(TextColumn, columns.features[leaf.name])
         known = self._verdicts.get(leaf)
         if known is not None:
@@ -112,7 +112,7 @@ class Matching:
     def _read(self, columns: Columns, rows: Rows) -> Columns:
         features = {name: columns.features[name].take(rows) for name in self.features}
         if self.placed:
-            return Columns(taken(columns.cell, rows), taken(columns.bucket, rows), features)
+            return Columns(take_rows(columns.cell, rows), take_rows(columns.bucket, rows), features)
         count = size_of(rows)
         return Columns(_UNREAD_CELLS[:count], _UNREAD_BUCKETS[:count], features)
 
@@ -128,12 +128,12 @@ class Committed:
         return 2
 
     def mask(self, paths: Paths, rows: Rows) -> Mask:
-        return self.commits.take(taken(paths.commit, rows))
+        return self.commits.take(take_rows(paths.commit, rows))
 
 
 def conditions(node: Node, judge: Judge) -> tuple[Matching, ...]:
     """The conditions that a path must all pass for the tree to be true."""
-    parts = node.parts if isinstance(node, All) else (node,)
+    parts = node.parts if isinstance(node, And) else (node,)
     return tuple(Matching.of(part, judge) for part in parts)
 
 

@@ -18,7 +18,7 @@ from galileo.errors import InputError
 from galileo.graph.pieces import Check, found, unchecked
 from galileo.graph.scan import Task
 from galileo.model.schema import Schema
-from galileo.query.columns import Mask, NumberColumn, taken
+from galileo.query.columns import Mask, NumberColumn, take_rows
 
 BINS_MAX = 10_000
 """Bins of one histogram."""
@@ -213,7 +213,7 @@ def _portions(
     """Values that are there, observations of each; number of paths and all their observations."""
     for run, rows in found(tasks, check=check):
         column = cast(NumberColumn, run.paths.columns.features[feature].take(rows))
-        weights = taken(run.paths.rows, rows).astype(np.int64)
+        weights = take_rows(run.paths.rows, rows).astype(np.int64)
         valid = column.valid
         whole = (len(column), int(weights.sum()))
         yield column.numbers[valid], weights[valid], whole

@@ -25,8 +25,8 @@ from galileo.matches import Answered, MatchAnswer, Numbers
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
 from galileo.query import Query, parse
-from galileo.query.standing import Asks, StandingQueries
-from galileo.query.standing.digests import digest, unpacked_digests
+from galileo.query.index import MatchRequests, StandingQueries
+from galileo.query.index.query_digest import digest, unpacked_digests
 
 QUERIES_MAX = 200_000
 """Queries that are kept for one dataset."""
@@ -211,7 +211,7 @@ class Matching:
         with registry.lock:
             slots = registry.slots(names)
             known = np.flatnonzero(slots >= 0).astype(np.int32)
-            asks = Asks(slots, task.cursors, task.partitions, task.after)
+            asks = MatchRequests(slots, task.cursors, task.partitions, task.after)
             one_pass = _Passes(shard.graph, registry, asks, names)
             parts = one_pass.parts(known, until=until, pairs_max=self._pairs_max)
         # Looked at after the graph: it is at least what the passes missed.
@@ -226,7 +226,7 @@ class _Passes:
 
     graph: MetadataGraph
     registry: Registry
-    asks: Asks
+    asks: MatchRequests
     names: Sequence[bytes]
 
     def parts(
@@ -239,7 +239,7 @@ class _Passes:
         """
         if len(items) == 0:
             return []
-        asks = self.asks.among(items)
+        asks = self.asks.select(items)
         found = self.graph.match(
             Question(
                 self.registry.standing,
@@ -264,7 +264,9 @@ class _Passes:
         return self.parts(some, until=until, pairs_max=pairs_max if len(items) > 1 else None)
 
 
-def _by_distance(asks: Asks, until: Cursor) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+def _by_distance(
+    asks: MatchRequests, until: Cursor
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     """The asks in two: those with fewer commits to look at, perhaps none, and the others."""
     ends = np.array([until[p] for p in asks.partitions.tolist()], dtype=np.int64)
     behind = np.maximum(ends - np.minimum(asks.after, ends), 0).sum(axis=1)[asks.cursors]
@@ -272,9 +274,9 @@ def _by_distance(asks: Asks, until: Cursor) -> tuple[npt.NDArray[np.intp], npt.N
     return np.flatnonzero(~far), np.flatnonzero(far)
 
 
-def _halfway(asks: Asks, until: Cursor) -> Cursor | None:
+def _halfway(asks: MatchRequests, until: Cursor) -> Cursor | None:
     """Half as far as `until` from where the asks begin; None where that is one commit."""
-    begins = zip(asks.partitions.tolist(), asks.least().tolist(), strict=True)
+    begins = zip(asks.partitions.tolist(), asks.least_sequences().tolist(), strict=True)
     gaps = {p: (until[p], until[p] - first) for p, first in begins if first < until[p]}
     if all(gap <= 1 for _, gap in gaps.values()):
         return None

@@ -6,7 +6,7 @@ import asyncio
 
 from galileo.model.schema import Schema
 from galileo.query import Query, parse
-from galileo.query.query import KEPT_CHARACTERS
+from galileo.query.query import CACHED_CHARACTERS_MAX
 
 
 async def read_query(text: str, schema: Schema) -> Query:
@@ -15,6 +15,6 @@ async def read_query(text: str, schema: Schema) -> Query:
     Raises:
         InputError: as `parse`.
     """
-    if len(text) <= KEPT_CHARACTERS:
+    if len(text) <= CACHED_CHARACTERS_MAX:
         return parse(text, schema)
     return await asyncio.to_thread(parse, text, schema)

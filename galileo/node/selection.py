@@ -438,7 +438,7 @@ class _Found:
         partition, sequence, row, rows = (
             labels.column(name).to_numpy() for name in PARTS_SCHEMA.names
         )
-        return cls(partition, sequence, row, rows, query.certain_paths(columns))
+        return cls(partition, sequence, row, rows, query.must_match_paths(columns))
 
     @classmethod
     def joined(cls, parts: Sequence[_Found]) -> _Found:

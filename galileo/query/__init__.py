@@ -10,7 +10,7 @@ from galileo.query.columns import (
     from_arrow,
 )
 from galileo.query.query import Query, parse
-from galileo.query.zones import FeatureZones, Zones
+from galileo.query.zone_maps import FeatureZones, Zones
 
 __all__ = [
     "BoolColumn",

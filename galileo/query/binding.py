@@ -11,8 +11,9 @@ from typing import Any
 
 from galileo.errors import QuerySyntaxError, UnsupportedQuery
 from galileo.model.schema import Schema
-from galileo.query import moments, places, temporal
-from galileo.query.features import (
+from galileo.query import datetime_binding, spatial_binding, time_predicates
+from galileo.query.cql_syntax import NESTING_MAX
+from galileo.query.feature_predicates import (
     MIRRORED,
     OPPOSITE,
     BoolIs,
@@ -28,20 +29,28 @@ from galileo.query.operands import (
     DATETIME,
     GEOHASH,
     PLACE_HINT,
-    Subject,
+    PropertyRef,
+    boolean,
     is_property,
     mismatch,
     number,
-    shown,
-    subject,
+    property_ref,
+    show_operand,
     text,
-    truth,
     unsupported,
 )
-from galileo.query.spatial import InCells
-from galileo.query.syntax import NESTING_MAX
-from galileo.query.temporal import During
-from galileo.query.tree import EVERYTHING, NOTHING, All, Node, Some, Span, conjunction, disjunction
+from galileo.query.predicates import (
+    EVERYTHING,
+    NOTHING,
+    And,
+    Node,
+    Or,
+    Span,
+    conjunction,
+    disjunction,
+)
+from galileo.query.spatial_predicates import InCells
+from galileo.query.time_predicates import During
 
 LIST_MAX = 10_000
 """Values of one IN list."""
@@ -49,7 +58,7 @@ PATTERN_MAX = 1_000
 """Characters of one LIKE pattern."""
 
 _ARGUMENTS = {"not": 1, "isnull": 1, "between": 3, "in": 2, "like": 2}
-_ARGUMENTS |= dict.fromkeys((*OPPOSITE, *places.FUNCTIONS, *moments.FUNCTIONS), 2)
+_ARGUMENTS |= dict.fromkeys((*OPPOSITE, *spatial_binding.FUNCTIONS, *datetime_binding.FUNCTIONS), 2)
 
 
 def bind(raw: Any, schema: Schema) -> Node:
@@ -79,7 +88,7 @@ class _Binder:
         if not isinstance(raw, dict) or not ("op" in raw or "property" in raw):
             if isinstance(raw, dict) and "bbox" in raw:
                 raise QuerySyntaxError(f"a BBOX alone is no condition; {PLACE_HINT}", path=path)
-            raise _malformed("a condition", shown(raw), path)
+            raise _malformed("a condition", show_operand(raw), path)
         if "op" not in raw:
             return self._flag(raw, negated=negated)
         return self._operation(raw, negated=negated, path=path)
@@ -93,7 +102,7 @@ class _Binder:
                 self.node(arg, negated=negated, path=f"{path}.args[{at}]")
                 for at, arg in enumerate(args)
             ]
-            return _all(parts) if (op == "and") != negated else _some(parts)
+            return _conjunction(parts) if (op == "and") != negated else _disjunction(parts)
         return self._condition(op, args, raw=raw, negated=negated)
 
     def _condition(self, op: str, args: list[Any], *, raw: Any, negated: bool) -> Node:
@@ -107,16 +116,18 @@ class _Binder:
             return self._like(args, negated=negated)
         if op == "isnull":
             return self._null(args[0], negated=negated)
-        if op in places.FUNCTIONS:
-            return places.related(op, args, schema=self._schema, negated=negated)
-        if op in places.DISTANCES:
-            return places.distant(op, args, schema=self._schema, negated=negated)
-        if op in moments.FUNCTIONS:
-            return self._in_time(moments.related(op, args, self._schema), negated=negated)
+        if op in spatial_binding.FUNCTIONS:
+            return spatial_binding.bind_relation(op, args, schema=self._schema, negated=negated)
+        if op in spatial_binding.DISTANCES:
+            return spatial_binding.bind_distance(op, args, schema=self._schema, negated=negated)
+        if op in datetime_binding.FUNCTIONS:
+            return self._in_time(
+                datetime_binding.bind_relation(op, args, self._schema), negated=negated
+            )
         raise unsupported(raw)
 
     def _flag(self, raw: Any, *, negated: bool) -> Node:
-        about = subject(raw, self._schema)
+        about = property_ref(raw, self._schema)
         if about.feature is None or about.feature.type != "bool":
             raise UnsupportedQuery(
                 f"expected a condition, got the property {about.name!r} alone; "
@@ -129,9 +140,9 @@ class _Binder:
         if not is_property(left) and is_property(right):
             left, right, op = right, left, MIRRORED[op]
         op = OPPOSITE[op] if negated else op
-        about = subject(left, self._schema)
+        about = property_ref(left, self._schema)
         if about.name == DATETIME:
-            spans = temporal.compared(op, moments.moment(right, about))
+            spans = time_predicates.compared(op, datetime_binding.instant(right, about))
             return self._in_time(spans, negated=False)
         if about.name == GEOHASH:
             return self._in_cells([right], op=op, about=about)
@@ -140,24 +151,24 @@ class _Binder:
     def _between(self, args: list[Any], *, negated: bool) -> Node:
         above = self._compared(">=", [args[0], args[1]], negated=negated)
         below = self._compared("<=", [args[0], args[2]], negated=negated)
-        return _some([above, below]) if negated else _all([above, below])
+        return _disjunction([above, below]) if negated else _conjunction([above, below])
 
     def _listed(self, args: list[Any], *, negated: bool) -> Node:
-        about, values = subject(args[0], self._schema), args[1]
+        about, values = property_ref(args[0], self._schema), args[1]
         if not isinstance(values, list) or not 1 <= len(values) <= LIST_MAX:
-            count = f"{len(values):,}" if isinstance(values, list) else shown(values)
+            count = f"{len(values):,}" if isinstance(values, list) else show_operand(values)
             raise UnsupportedQuery(
                 f"expected a list of 1 to {LIST_MAX:,} values in IN, got {count}"
             )
         if about.name == DATETIME:
-            periods = [moments.moment(value, about) for value in values]
+            periods = [datetime_binding.instant(value, about) for value in values]
             return self._in_time([*periods], negated=negated)
         if about.name == GEOHASH:
             return self._in_cells(values, op="<>" if negated else "=", about=about)
         return _feature_listed(values, about=about, negated=negated)
 
     def _like(self, args: list[Any], *, negated: bool) -> Node:
-        about = subject(args[0], self._schema)
+        about = property_ref(args[0], self._schema)
         pattern = text(args[1], about)
         if len(pattern) > PATTERN_MAX:
             raise UnsupportedQuery(
@@ -165,37 +176,37 @@ class _Binder:
                 f"got {len(pattern):,}"
             )
         if about.name == GEOHASH:
-            return places.alike(pattern, schema=self._schema, negated=negated)
+            return spatial_binding.bind_pattern(pattern, schema=self._schema, negated=negated)
         if about.feature is None or about.feature.type != "text":
             raise UnsupportedQuery(f"LIKE needs geohash or a text feature, got {about.name!r}")
         _check_pattern(pattern)
         return TextLike(about.name, pattern, negated, about.folded)
 
     def _null(self, raw: Any, *, negated: bool) -> Node:
-        about = subject(raw, self._schema)
+        about = property_ref(raw, self._schema)
         if about.feature is None:
             return EVERYTHING if negated else NOTHING
         return IsNull(about.name, negated)
 
     def _in_time(self, spans: list[Span], *, negated: bool) -> Node:
-        wanted = temporal.outside(spans) if negated else spans
-        return temporal.leaf(wanted, self._schema.time_bucket_us)
+        wanted = time_predicates.outside(spans) if negated else spans
+        return time_predicates.leaf(wanted, self._schema.time_bucket_us)
 
-    def _in_cells(self, values: list[Any], *, op: str, about: Subject) -> Node:
+    def _in_cells(self, values: list[Any], *, op: str, about: PropertyRef) -> Node:
         if op not in ("=", "<>"):
             raise UnsupportedQuery(f"geohash supports =, <>, IN and LIKE '9x%', got {op!r}")
         texts = [text(value, about) for value in values]
-        return places.equal(texts, schema=self._schema, negated=op == "<>")
+        return spatial_binding.bind_equality(texts, schema=self._schema, negated=op == "<>")
 
 
-def _feature_compared(op: str, raw: Any, *, about: Subject) -> Node:
+def _feature_compared(op: str, raw: Any, *, about: PropertyRef) -> Node:
     kind = about.feature.type if about.feature else None
     if kind in ("float", "int"):
         return NumberIs(about.name, op, number(raw, about))
     if kind == "text":
         return TextIs(about.name, op, text(raw, about), about.folded)
     if kind == "bool" and op in ("=", "<>"):
-        return BoolIs(about.name, truth(raw, about) == (op == "="))
+        return BoolIs(about.name, boolean(raw, about) == (op == "="))
     if kind == "bool":
         raise UnsupportedQuery(f"bool feature {about.name!r} supports = and <>, got {op!r}")
     raise UnsupportedQuery(
@@ -203,7 +214,7 @@ def _feature_compared(op: str, raw: Any, *, about: Subject) -> Node:
     )
 
 
-def _feature_listed(values: list[Any], *, about: Subject, negated: bool) -> Node:
+def _feature_listed(values: list[Any], *, about: PropertyRef, negated: bool) -> Node:
     kind = about.feature.type if about.feature else None
     if kind in ("float", "int"):
         numbers = tuple(sorted({number(value, about) for value in values}))
@@ -212,7 +223,7 @@ def _feature_listed(values: list[Any], *, about: Subject, negated: bool) -> Node
         texts = tuple(sorted({text(value, about) for value in values}))
         return TextIn(about.name, texts, negated, about.folded)
     if kind == "bool":
-        flags = [BoolIs(about.name, truth(value, about) != negated) for value in values]
+        flags = [BoolIs(about.name, boolean(value, about) != negated) for value in values]
         return conjunction(flags) if negated else disjunction(flags)
     raise mismatch(values, about, "a region in S_INTERSECTS")
 
@@ -227,36 +238,38 @@ def _check_pattern(pattern: str) -> None:
         ) from None
 
 
-def _all(parts: list[Node]) -> Node:
+def _conjunction(parts: list[Node]) -> Node:
     """AND, with one condition on time, and one on the cells to stay out of."""
     node = conjunction(parts)
-    if not isinstance(node, All):
+    if not isinstance(node, And):
         return node
     times = [part for part in node.parts if isinstance(part, During)]
     cells = [part for part in node.parts if isinstance(part, InCells) and part.negated]
     apart = {*times, *cells}
     rest = [part for part in node.parts if part not in apart]
-    return conjunction([*rest, *_met(times), *_named(cells)])
+    return conjunction([*rest, *_intersect_times(times), *_intersect_cells(cells)])
 
 
-def _some(parts: list[Node]) -> Node:
+def _disjunction(parts: list[Node]) -> Node:
     """OR, with one condition on the cells to be in."""
     node = disjunction(parts)
-    if not isinstance(node, Some):
+    if not isinstance(node, Or):
         return node
     cells = [part for part in node.parts if isinstance(part, InCells) and not part.negated]
     apart = {*cells}
-    return disjunction([*(part for part in node.parts if part not in apart), *_named(cells)])
+    return disjunction(
+        [*(part for part in node.parts if part not in apart), *_intersect_cells(cells)]
+    )
 
 
-def _met(times: list[During]) -> list[Node]:
+def _intersect_times(times: list[During]) -> list[Node]:
     if not times:
         return []
-    common = reduce(temporal.overlap, [(time.lo, time.hi) for time in times])
-    return [temporal.leaf([common], times[0].bucket_us)]
+    common = reduce(time_predicates.overlap, [(time.lo, time.hi) for time in times])
+    return [time_predicates.leaf([common], times[0].bucket_us)]
 
 
-def _named(cells: list[InCells]) -> list[Node]:
+def _intersect_cells(cells: list[InCells]) -> list[Node]:
     if not cells:
         return []
     prefixes = {prefix for part in cells for prefix in part.prefixes}
@@ -267,7 +280,7 @@ def _arguments(raw: dict[str, Any], path: str) -> list[Any]:
     args = raw.get("args")
     wanted = _ARGUMENTS.get(str(raw["op"]).lower())
     if not isinstance(args, list):
-        raise _malformed("a list of arguments in 'args'", shown(args), path)
+        raise _malformed("a list of arguments in 'args'", show_operand(args), path)
     if wanted is not None and len(args) != wanted:
         raise _malformed(f"{wanted} arguments of {raw['op']!r}", str(len(args)), path)
     return args

@@ -22,8 +22,8 @@ from shapely.geometry.base import BaseGeometry
 
 from galileo.errors import InputError
 from galileo.model.times import Instant, iso, micros
+from galileo.query.cql_text import to_text
 from galileo.query.operands import DATETIME, GEOHASH, GEOMETRY
-from galileo.query.text import to_text
 
 
 class HasGeoInterface(Protocol):

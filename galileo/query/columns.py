@@ -20,7 +20,7 @@ NULL_CODE = -1
 """What stands for null among dictionary codes and booleans."""
 
 
-def taken(array: npt.NDArray[Any], rows: Any) -> npt.NDArray[Any]:
+def take_rows(array: npt.NDArray[Any], rows: Any) -> npt.NDArray[Any]:
     """The rows of an index array, a mask or a slice; faster than indexing with the first.
 
     One value that stands for all rows (an array without strides) stays so.
@@ -51,7 +51,7 @@ class FloatColumn:
 
     def take(self, rows: Any) -> FloatColumn:
         """The rows of an index array, a mask or a slice."""
-        return FloatColumn(taken(self.values, rows))
+        return FloatColumn(take_rows(self.values, rows))
 
     def to_arrow(self) -> pa.Array:
         """Shares the memory where nothing is missing."""
@@ -76,7 +76,7 @@ class IntColumn:
 
     def take(self, rows: Any) -> IntColumn:
         """The rows of an index array, a mask or a slice."""
-        return IntColumn(taken(self.values, rows), taken(self.valid, rows))
+        return IntColumn(take_rows(self.values, rows), take_rows(self.valid, rows))
 
     def to_arrow(self) -> pa.Array:
         """Shares the memory where nothing is missing."""
@@ -103,7 +103,7 @@ class TextColumn:
 
     def take(self, rows: Any) -> TextColumn:
         """The rows of an index array, a mask or a slice; the dictionary is shared."""
-        return TextColumn(taken(self.codes, rows), self.dictionary)
+        return TextColumn(take_rows(self.codes, rows), self.dictionary)
 
     def to_arrow(self) -> pa.Array:
         codes = pa.array(self.codes, mask=self.codes < 0)
@@ -130,7 +130,7 @@ class BoolColumn:
 
     def take(self, rows: Any) -> BoolColumn:
         """The rows of an index array, a mask or a slice."""
-        return BoolColumn(taken(self.values, rows))
+        return BoolColumn(take_rows(self.values, rows))
 
     def to_arrow(self) -> pa.Array:
         return pa.array(self.values == 1, mask=self.values < 0)
@@ -160,7 +160,7 @@ class Columns:
     def take(self, rows: Any) -> Columns:
         """The rows of an index array, a mask or a slice."""
         features = {name: column.take(rows) for name, column in self.features.items()}
-        return Columns(taken(self.cell, rows), taken(self.bucket, rows), features)
+        return Columns(take_rows(self.cell, rows), take_rows(self.bucket, rows), features)
 
 
 def from_arrow(values: pa.Array | pa.ChunkedArray) -> FeatureColumn:

@@ -1,4 +1,4 @@
-"""The k nearest observations to a point, exactly: which questions to ask, and what they say.
+"""The exact search for the k nearest observations to a point, as a sequence of queries.
 
 A search asks two kinds of question. `CountBlocks` wants the labels within a circle: their cells
 and row counts bound how far away the k-th observation can be, since every observation of a
@@ -32,9 +32,9 @@ from galileo.geo import geohash
 from galileo.geo.circles import HALFWAY_M, Circle, metres
 from galileo.geo.geohash import Floats
 from galileo.model.schema import Schema
+from galileo.query.predicates import Node, conjunction
 from galileo.query.query import Query
-from galileo.query.spatial import WithinDistance
-from galileo.query.tree import Node, conjunction
+from galileo.query.spatial_predicates import WithinDistance
 
 COUNT_MAX = 100_000
 """Observations of one search."""

@@ -1,4 +1,4 @@
-"""What stands on either side of a condition: properties of the schema, and literals."""
+"""Operands of conditions: properties of the schema, and literals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from galileo.errors import UnknownProperty, UnsupportedQuery
 from galileo.model.schema import Feature, Schema, nearest_name
-from galileo.query.features import fold_text
+from galileo.query.feature_predicates import casefold_text
 
 GEOMETRY, DATETIME, GEOHASH = "geometry", "datetime", "geohash"
 SPECIAL = (GEOMETRY, DATETIME, GEOHASH)
@@ -31,7 +31,7 @@ _SUPPORTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class PropertyRef:
     """The property that a condition is about.
 
     Attributes:
@@ -54,7 +54,7 @@ def is_property(raw: Any) -> bool:
     return "property" in raw
 
 
-def subject(raw: Any, schema: Schema) -> Subject:
+def property_ref(raw: Any, schema: Schema) -> PropertyRef:
     """The property that an operand names.
 
     Raises:
@@ -64,16 +64,16 @@ def subject(raw: Any, schema: Schema) -> Subject:
     if isinstance(raw, dict) and isinstance(raw.get("property"), str):
         written: str = raw["property"]
         name = _SYNONYMS.get(written, written)
-        return Subject(name, None if name in SPECIAL else _feature(name, schema), folded=False)
+        return PropertyRef(name, None if name in SPECIAL else _feature(name, schema), folded=False)
     if _is_casei(raw):
-        inner = subject(_arguments(raw)[0], schema)
+        inner = property_ref(_arguments(raw)[0], schema)
         if inner.feature is None or inner.feature.type != "text":
             raise UnsupportedQuery(f"expected a text feature in CASEI, got {inner.name!r}")
-        return Subject(inner.name, inner.feature, folded=True)
+        return PropertyRef(inner.name, inner.feature, folded=True)
     if isinstance(raw, dict) and "op" in raw:
         raise unsupported(raw)
     raise UnsupportedQuery(
-        f"expected a property on one side of a condition, got {shown(raw)}; {names(schema)}"
+        f"expected a property on one side of a condition, got {show_operand(raw)}; {names(schema)}"
     )
 
 
@@ -117,7 +117,7 @@ def unsupported(raw: dict[str, Any]) -> UnsupportedQuery:
     return UnsupportedQuery(f"{op!r} is not supported; {_SUPPORTED}")
 
 
-def number(raw: Any, about: Subject) -> float:
+def number(raw: Any, about: PropertyRef) -> float:
     """A number as a double; it must be finite."""
     if isinstance(raw, bool) or not isinstance(raw, int | float):
         raise mismatch(raw, about, "a number such as 290.5")
@@ -130,28 +130,28 @@ def number(raw: Any, about: Subject) -> float:
     return value
 
 
-def text(raw: Any, about: Subject) -> str:
+def text(raw: Any, about: PropertyRef) -> str:
     """A text, in lower case if it stands in CASEI."""
     if _is_casei(raw):
-        return fold_text(text(_arguments(raw)[0], about))
+        return casefold_text(text(_arguments(raw)[0], about))
     if not isinstance(raw, str) or not _is_unicode(raw):
         raise mismatch(raw, about, "a text in single quotes")
     return raw
 
 
-def truth(raw: Any, about: Subject) -> bool:
+def boolean(raw: Any, about: PropertyRef) -> bool:
     if not isinstance(raw, bool):
         raise mismatch(raw, about, "true or false")
     return raw
 
 
-def shown(raw: Any) -> str:
+def show_operand(raw: Any) -> str:
     """A JSON value for a message, cut to a readable length."""
     full = json.dumps(raw, ensure_ascii=not _is_unicode(str(raw)), default=repr)
     return full if len(full) <= _SHOWN_MAX else f"{full[:_SHOWN_MAX]}…"
 
 
-def mismatch(raw: Any, about: Subject, wanted: str) -> UnsupportedQuery:
+def mismatch(raw: Any, about: PropertyRef, wanted: str) -> UnsupportedQuery:
     """The error for an operand that a property cannot be compared with."""
     kind = f"{about.feature.type} feature" if about.feature else "property"
     if isinstance(raw, dict) and "op" in raw:
@@ -159,12 +159,13 @@ def mismatch(raw: Any, about: Subject, wanted: str) -> UnsupportedQuery:
     if is_property(raw):
         return UnsupportedQuery(
             f"expected {wanted} to compare {about.name!r} with, got another property, "
-            f"{shown(raw['property'])}; two properties cannot be compared, and texts stand in "
-            "single quotes"
+            f"{show_operand(raw['property'])}; two properties cannot be compared, and texts stand "
+            "in single quotes"
         )
     hint = f"; write {about.name} IS NULL to find missing values" if raw is None else ""
     return UnsupportedQuery(
-        f"expected {wanted} to compare the {kind} {about.name!r} with, got {shown(raw)}{hint}"
+        f"expected {wanted} to compare the {kind} {about.name!r} with, "
+        f"got {show_operand(raw)}{hint}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A query: a predicate over one dataset, asked of paths, of observations and of zones."""
+"""A query: a predicate over one dataset, tested on paths, observations and zones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,21 @@ from galileo.errors import QuerySyntaxError, UnknownProperty
 from galileo.geo.ranges import Ranges
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
-from galileo.query import evaluate, syntax, temporal
+from galileo.query import cql_syntax, time_predicates, visitors
 from galileo.query.binding import bind
 from galileo.query.columns import Columns, FeatureColumn, FloatColumn, Mask, from_arrow
-from galileo.query.spatial import InRegion
-from galileo.query.tree import EVERYTHING, All, Leaf, Node, Points, Some, Span, leaves
-from galileo.query.zones import Zones
+from galileo.query.predicates import (
+    EVERYTHING,
+    And,
+    Leaf,
+    Node,
+    ObservationColumns,
+    Or,
+    Span,
+    leaves,
+)
+from galileo.query.spatial_predicates import InRegion
+from galileo.query.zone_maps import Zones
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ class Query:
 
         They are those of the conditions on the feature itself.
         """
-        return evaluate.numbers(self.tree, feature)
+        return visitors.number_range(self.tree, feature)
 
     @property
     def vertices(self) -> int:
@@ -66,7 +75,7 @@ class Query:
 
     def to_json(self) -> str:
         """Canonical CQL2 JSON: it parses to an equal query; "true" for everything."""
-        value = evaluate.json_value(self.tree)
+        value = visitors.json_value(self.tree)
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
     def match_paths(self, columns: Mapping[str, Any] | Columns) -> Mask:
@@ -77,44 +86,44 @@ class Query:
                 indexed features that the query reads, each as a `FeatureColumn`; a plain
                 array of doubles or an Arrow array will do.
         """
-        return evaluate.verdicts(self.tree, self._columns(columns), _on_paths)
+        return visitors.verdicts(self.tree, self._columns(columns), _test_paths)
 
-    def certain_paths(self, columns: Mapping[str, Any] | Columns) -> Mask:
+    def must_match_paths(self, columns: Mapping[str, Any] | Columns) -> Mask:
         """Which paths hold matching observations only; True is certain, False is not.
 
         Args:
             columns: as in `match_paths`.
         """
-        return evaluate.verdicts(self.tree, self._columns(columns), _certainly)
+        return visitors.verdicts(self.tree, self._columns(columns), _test_paths_certainly)
 
     def match_observations(self, table: pa.Table) -> Mask:
         """Which rows of a table of `schema.observation_schema` match exactly."""
-        points = Points(
+        points = ObservationColumns(
             latitude=np.asarray(table.column("latitude").to_numpy(), dtype=np.float64),
             longitude=np.asarray(table.column("longitude").to_numpy(), dtype=np.float64),
             time=column_micros(table.column("time")),
             features={name: from_arrow(table.column(name)) for name in self.features},
         )
-        return evaluate.verdicts(self.tree, points, _on_points)
+        return visitors.verdicts(self.tree, points, _test_rows)
 
-    def might_match(self, zones: Zones) -> Mask:
+    def may_match_zones(self, zones: Zones) -> Mask:
         """Which zones may hold a matching path; False is certain, True is not."""
-        return evaluate.verdicts(self.tree, zones, _on_zones)
+        return visitors.verdicts(self.tree, zones, _test_zones)
 
     def cell_ranges(self) -> Ranges | None:
         """Sorted, disjoint, half-open ranges of cells outside of which nothing matches.
 
         None is no limit; no range at all is a query that nothing matches.
         """
-        return evaluate.cells(self.tree)
+        return visitors.cell_ranges(self.tree)
 
     def time_range(self) -> Span:
         """Half-open bounds, microseconds, on the starts of buckets that can match.
 
         None is an open end; (0, 0) is a query that nothing matches.
         """
-        span = evaluate.buckets(self.tree)
-        return (0, 0) if temporal.empty(span) else span
+        span = visitors.bucket_span(self.tree)
+        return (0, 0) if time_predicates.empty(span) else span
 
     def _columns(self, columns: Mapping[str, Any] | Columns) -> Columns:
         if isinstance(columns, Columns):
@@ -145,27 +154,31 @@ def parse(source: str | dict[str, Any], schema: Schema) -> Query:
         raise QuerySyntaxError(
             f"expected CQL2 as text or as a JSON object, got {type(source).__name__}", path="$"
         )
-    return _kept(source, schema) if len(source) <= KEPT_CHARACTERS else _parsed(source, schema)
+    return (
+        _parse_cached(source, schema)
+        if len(source) <= CACHED_CHARACTERS_MAX
+        else _parse(source, schema)
+    )
 
 
 _PATH = re.compile(r" at \$[^ ]* of the query$")
 """The place in CQL2 JSON, which a text is read as."""
 _GROWTH = 16
 """How many times as long as its source a query's canonical JSON can be, which nodes exchange."""
-_KEPT = 64
+_CACHE_ENTRIES = 64
 """Queries that are kept with the covers of their regions, 0.3 MB each at most."""
-KEPT_CHARACTERS = 4096
+CACHED_CHARACTERS_MAX = 4096
 """Longer texts are read anew each time."""
 
 
-@lru_cache(maxsize=_KEPT)
-def _kept(source: str, schema: Schema) -> Query:
+@lru_cache(maxsize=_CACHE_ENTRIES)
+def _parse_cached(source: str, schema: Schema) -> Query:
     """The same query for the same text: a node reads one several times on its way."""
-    return _parsed(source, schema)
+    return _parse(source, schema)
 
 
-def _parsed(source: str, schema: Schema) -> Query:
-    raw = syntax.read(source)
+def _parse(source: str, schema: Schema) -> Query:
+    raw = cql_syntax.read(source)
     try:
         query = Query(schema, bind(raw, schema))
     except UnknownProperty as error:
@@ -174,21 +187,21 @@ def _parsed(source: str, schema: Schema) -> Query:
         if source.lstrip().startswith("{"):
             raise
         raise QuerySyntaxError(_PATH.sub("", error.message), **error.details) from None
-    _check_canonical(query, long=len(source) * _GROWTH > syntax.TEXT_MAX)
+    _check_canonical(query, long=len(source) * _GROWTH > cql_syntax.TEXT_MAX)
     return query
 
 
 def _check_canonical(query: Query, *, long: bool) -> None:
     """Refuses here what the nodes that are sent the canonical JSON would refuse."""
     if long:
-        syntax.check_length(query.to_json())
-    if _levels(query.tree) > syntax.NESTING_MAX:
+        cql_syntax.check_length(query.to_json())
+    if _levels(query.tree) > cql_syntax.NESTING_MAX:
         bind(json.loads(query.to_json()), query.schema)
 
 
 def _levels(node: Node) -> int:
     """The levels of the canonical JSON, at most; a condition on cells is an OR under NOT."""
-    if isinstance(node, All | Some):
+    if isinstance(node, And | Or):
         return 1 + max(map(_levels, node.parts), default=0)
     return 3
 
@@ -197,10 +210,10 @@ def _pointing(error: UnknownProperty, source: str) -> UnknownProperty:
     """The same error with the place of the name in the text, which people read; not in JSON."""
     if source.lstrip().startswith("{"):
         return error
-    position = syntax.find_name(source, error.details["property"])
+    position = cql_syntax.find_name(source, error.details["property"])
     if position is None:
         return error
-    shown = syntax.pointed(source, position)
+    shown = cql_syntax.pointed(source, position)
     return UnknownProperty(f"{error.message}\n{shown}", **error.details, position=position)
 
 
@@ -213,17 +226,17 @@ def _feature_column(values: Any) -> FeatureColumn:
     return column
 
 
-def _on_paths(leaf: Leaf, columns: Columns) -> Mask:
-    return leaf.paths(columns)
+def _test_paths(leaf: Leaf, columns: Columns) -> Mask:
+    return leaf.may_match_paths(columns)
 
 
-def _certainly(leaf: Leaf, columns: Columns) -> Mask:
-    return leaf.certain(columns)
+def _test_paths_certainly(leaf: Leaf, columns: Columns) -> Mask:
+    return leaf.must_match_paths(columns)
 
 
-def _on_points(leaf: Leaf, points: Points) -> Mask:
-    return leaf.points(points)
+def _test_rows(leaf: Leaf, points: ObservationColumns) -> Mask:
+    return leaf.matches_rows(points)
 
 
-def _on_zones(leaf: Leaf, zones: Zones) -> Mask:
-    return leaf.zones(zones)
+def _test_zones(leaf: Leaf, zones: Zones) -> Mask:
+    return leaf.may_match_zones(zones)

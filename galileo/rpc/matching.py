@@ -6,7 +6,7 @@ import numpy as np
 
 from galileo.errors import InputError
 from galileo.node.matching import MatchTask
-from galileo.query.standing.digests import DIGEST_BYTES
+from galileo.query.index.query_digest import DIGEST_BYTES
 from galileo.wire.matched import cursors_from_bytes, sequences_from_bytes
 from galileo.wire.pb import storage_pb2
 

@@ -29,8 +29,8 @@ from galileo.matches import Answered, Matches, Numbers, from_bytes, joined, to_b
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
 from galileo.query import parse
-from galileo.query.standing.asks import UNASKED
-from galileo.query.standing.digests import digest
+from galileo.query.index.query_digest import digest
+from galileo.query.index.requests import NOT_REQUESTED
 from galileo.wire.matched import part_from_pb, sequences_to_bytes
 from galileo.wire.pb import evaluator_pb2
 from galileo.wire.status import error_from_pb
@@ -408,7 +408,10 @@ def _in_messages(texts: Iterable[str]) -> Iterable[list[str]]:
 def _group_to_pb(group: _Group) -> evaluator_pb2.EvaluateGroup:
     partitions = group.partitions
     after = np.array(
-        [[row.after[p] if p in row.asked else UNASKED for p in partitions] for row in group.rows],
+        [
+            [row.after[p] if p in row.asked else NOT_REQUESTED for p in partitions]
+            for row in group.rows
+        ],
         dtype=np.int64,
     )
     rows, cursors = np.unique(after, axis=0, return_inverse=True)

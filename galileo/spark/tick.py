@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from galileo.errors import InputError
 from galileo.matches import Numbers, from_bytes, to_bytes
-from galileo.query.standing.asks import UNASKED
-from galileo.query.standing.digests import DIGEST_BYTES
+from galileo.query.index.query_digest import DIGEST_BYTES
+from galileo.query.index.requests import NOT_REQUESTED
 from galileo.tracing import NO_TRACING, TracingOptions
 from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.matched import cursors_from_bytes, sequences_from_bytes
@@ -48,7 +48,7 @@ class Group:
         dataset: name.
         schema_json: of it.
         partitions: that any item is asked about, ascending, shape (p,).
-        after: sequences for each cursor and partition, `UNASKED` where it is not asked about;
+        after: sequences for each cursor and partition, `NOT_REQUESTED` where it is not asked about;
             shape (c, p).
         cursors: for each item its row of `after`, shape (n,).
         digests: of the items' queries, one behind the other.
@@ -83,7 +83,7 @@ class Group:
 
     def asking(self, columns: Places) -> Numbers:
         """The items that are asked about any of these partitions."""
-        asked = (self.after[:, columns] != UNASKED).any(axis=1)
+        asked = (self.after[:, columns] != NOT_REQUESTED).any(axis=1)
         return np.flatnonzero(asked[self.cursors]).astype(np.uint32)
 
     def digests_of(self, items: Numbers) -> bytes:

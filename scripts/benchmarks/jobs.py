@@ -23,7 +23,7 @@ from galileo.dht.topology import Topology
 from galileo.matches import to_bytes
 from galileo.model.schema import Schema
 from galileo.query import parse
-from galileo.query.standing.digests import digest
+from galileo.query.index.query_digest import digest
 from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.scans import Scanner
 from galileo.spark.tick import Work, work_of

@@ -115,7 +115,7 @@ class InProcess:
         begin = np.repeat(first - (np.cumsum(count) - count), count)
         near = self._table.take(pa.array(begin + np.arange(len(begin))))
         cells = {name: labels.column(name).to_numpy() for name in ("cell", "bucket")}
-        keep = np.repeat(query.certain_paths(cells), count)
+        keep = np.repeat(query.must_match_paths(cells), count)
         open_ = np.flatnonzero(~keep)
         keep[open_] = query.match_observations(near.take(pa.array(open_)))
         return near.filter(pa.array(keep))

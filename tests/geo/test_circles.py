@@ -77,7 +77,7 @@ def test_boxes_around_points_of_the_circle_are_never_missed(circle, seed, precis
     latitude, longitude = edge_points(circle, np.random.default_rng(seed))
     inside = circle.intersects_points(latitude, longitude)
     boxes = geohash.bounds(geohash.encode(latitude, longitude, precision), precision)
-    assert circle.meets(boxes)[inside].all()
+    assert circle.intersects(boxes)[inside].all()
     assert not circle.covers(boxes)[~inside].any()
 
 
@@ -100,7 +100,7 @@ def test_cover_agrees_with_testing_every_cell(circle, cells_max):
     cells = np.arange(32**2, dtype=np.uint64)
     made = cover.from_circle(circle, 2, cells_max=cells_max)
     places, boxes = made.relations(cells), geohash.bounds(cells, 2)
-    meets, covered = circle.meets(boxes), circle.covers(boxes)
+    meets, covered = circle.intersects(boxes), circle.covers(boxes)
     expected = np.where(
         covered, CellRelation.INSIDE, np.where(meets, CellRelation.BORDER, CellRelation.OUTSIDE)
     )

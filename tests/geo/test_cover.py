@@ -30,7 +30,7 @@ def shapes(draw):
 def test_cover_agrees_with_testing_every_cell(region, interior, cells_max):
     made = cover.from_region(region, 2, interior=interior, cells_max=cells_max)
     places, boxes = made.relations(ALL_CELLS), geohash.bounds(ALL_CELLS, 2)
-    meets = region.meets(boxes)
+    meets = region.intersects(boxes)
     enclosed = region.contains_strictly(boxes) if interior else region.covers(boxes)
     expected = np.where(
         enclosed, CellRelation.INSIDE, np.where(meets, CellRelation.BORDER, CellRelation.OUTSIDE)

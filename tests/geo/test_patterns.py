@@ -38,7 +38,7 @@ def test_cover_agrees_with_the_texts_of_all_cells(pattern, cells_max):
     assert (places[tested] == np.array(expected)[tested]).all()
     possible = ranges.contains(made.possible, CELLS)
     assert possible[np.array(expected) != CellRelation.OUTSIDE].all()
-    assert (pattern.meets(CELLS, 3) == (np.array(expected) != CellRelation.OUTSIDE)).all()
+    assert (pattern.intersects(CELLS, 3) == (np.array(expected) != CellRelation.OUTSIDE)).all()
     assert (pattern.covers(CELLS, 3) == (np.array(expected) == CellRelation.INSIDE)).all()
 
 

@@ -13,14 +13,14 @@ from galileo.graph import matching
 from galileo.graph.matching import Question
 from galileo.graph.metadata import MetadataGraph
 from galileo.query import parse
-from galileo.query.standing import Asks, StandingQueries
-from galileo.query.standing.asks import UNASKED
+from galileo.query.index import MatchRequests, StandingQueries
+from galileo.query.index.requests import NOT_REQUESTED
 
 PARTITIONS = (0, 1, 2)
 COMMITS = st.lists(
     st.tuples(st.sampled_from(PARTITIONS), st.integers(0, 40), st.booleans()), max_size=12
 )
-SEQUENCES = st.one_of(st.integers(0, 12), st.just(UNASKED))
+SEQUENCES = st.one_of(st.integers(0, 12), st.just(NOT_REQUESTED))
 CURSORS = st.lists(st.tuples(*[SEQUENCES] * 3), min_size=1, max_size=4)
 
 
@@ -33,7 +33,7 @@ def question(graph, texts, asks, *, cursors, until, pairs_max=None):
     standing = StandingQueries(graph.schema)
     for number, text in enumerate(texts):
         standing.add(number, parse(text, graph.schema))
-    made = Asks(
+    made = MatchRequests(
         standing.slots([query for query, _ in asks]),
         np.array([cursor for _, cursor in asks], dtype=np.int32),
         np.array(PARTITIONS, dtype=np.int32),
@@ -78,7 +78,7 @@ def test_a_pass_is_as_many_scans(
     tables = dict(found.split())
     for number, (query, cursor) in enumerate(asks):
         after = cursors[cursor]
-        wanted = frozenset(p for p in PARTITIONS if after[p] != UNASKED)
+        wanted = frozenset(p for p in PARTITIONS if after[p] != NOT_REQUESTED)
         expected = graph.scan(
             parse(query_texts[query], world.schema),
             after=Cursor({p: after[p] for p in wanted}),
@@ -117,7 +117,7 @@ def test_dropped_commits_are_in_no_match(world, head_paths_max):
             graph.insert(batch, partition=partition, sequence=sequence)
     graph.drop_before(0, 4)
     asks = [(0, cursor) for cursor in range(3)]
-    cursors = [(0, 0, 0), (4, UNASKED, 0), (UNASKED, 3, 0)]
+    cursors = [(0, 0, 0), (4, NOT_REQUESTED, 0), (NOT_REQUESTED, 3, 0)]
     asked = question(graph, ["true"], asks, cursors=cursors, until=Cursor({0: 5, 1: 4}))
     found = {
         number: sorted(

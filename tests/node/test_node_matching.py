@@ -13,8 +13,8 @@ from galileo.errors import UnknownDataset, UnknownProperty
 from galileo.labels import LabelSet
 from galileo.node.matching import Matching, MatchTask, Registry
 from galileo.query import parse
-from galileo.query.standing.asks import UNASKED
-from galileo.query.standing.digests import digest, packed_digests
+from galileo.query.index.query_digest import digest, packed_digests
+from galileo.query.index.requests import NOT_REQUESTED
 
 TEXTS = (
     "true",
@@ -85,7 +85,11 @@ async def test_a_match_is_a_scan_of_each_query(cluster, make_observations, match
     await fill(cluster, make_observations)
     partitions = owned(cluster, "a")
     made = matching("a")
-    after = [[0] * len(partitions), [2] * len(partitions), [UNASKED, *[1] * (len(partitions) - 1)]]
+    after = [
+        [0] * len(partitions),
+        [2] * len(partitions),
+        [NOT_REQUESTED, *[1] * (len(partitions) - 1)],
+    ]
     cursors = [number % 3 for number in range(len(texts))]
     await made.stand("nam", texts)
     answer = await made.match(task_of(texts, partitions=partitions, after=after, cursors=cursors))
@@ -100,7 +104,11 @@ async def test_a_match_is_a_scan_of_each_query(cluster, make_observations, match
             "a",
             text,
             schema,
-            {p: s for p, s in zip(partitions, after[cursors[item]], strict=True) if s != UNASKED},
+            {
+                p: s
+                for p, s in zip(partitions, after[cursors[item]], strict=True)
+                if s != NOT_REQUESTED
+            },
         )
         for item, text in enumerate(texts)
     }

@@ -303,16 +303,16 @@ def test_zones_of_numbers(text, expected):
         has_null=[False, True, True],
         has_value=[True, True, False],
     )
-    verdicts = parse(text, SCHEMA).might_match(zones(temperature=known))
+    verdicts = parse(text, SCHEMA).may_match_zones(zones(temperature=known))
     assert verdicts.astype(int).tolist() == expected
 
 
 def test_zones_of_texts_know_only_nulls():
     known = FeatureZones(None, None, np.array([True, False]), np.array([False, True]))
-    verdicts = parse("station = 'x'", SCHEMA).might_match(zones(station=known))
+    verdicts = parse("station = 'x'", SCHEMA).may_match_zones(zones(station=known))
     assert verdicts.tolist() == [False, True]
     unknown = FeatureZones(None, None, np.array([True, False]), np.array([False, True]))
-    verdicts = parse("temperature IN (1, 2)", SCHEMA).might_match(zones(temperature=unknown))
+    verdicts = parse("temperature IN (1, 2)", SCHEMA).may_match_zones(zones(temperature=unknown))
     assert verdicts.tolist() == [False, True]
 
 
@@ -325,9 +325,9 @@ def test_zones_in_space_and_time():
     late, early = micros("2012-03-05"), micros("2012-01-01")
     bucket = np.array([late, late, early])
     known = Zones(cell_lo, cell_hi - np.uint64(1), bucket, bucket, {})
-    assert parse(text, SCHEMA).might_match(known).tolist() == [True, False, False]
+    assert parse(text, SCHEMA).may_match_zones(known).tolist() == [True, False, False]
     negated = "NOT S_INTERSECTS(geometry, BBOX(-180,-90,0,90))"
-    assert parse(negated, SCHEMA).might_match(known).tolist() == [False, True, False]
+    assert parse(negated, SCHEMA).may_match_zones(known).tolist() == [False, True, False]
 
 
 def test_zones_of_columns_and_taking_of_rows():
@@ -477,7 +477,8 @@ def matches(query, table):
     boxes = geohash.bounds(cells, 8)
     region = query.tree.region
     return (
-        query.match_observations(table).sum() + (region.meets(boxes) & region.covers(boxes)).sum()
+        query.match_observations(table).sum()
+        + (region.intersects(boxes) & region.covers(boxes)).sum()
     )
 
 

@@ -44,14 +44,14 @@ def at(buckets):
     ],
 )
 def test_certain_paths_in_space_and_time(text, expected):
-    assert parse(text, SCHEMA).certain_paths(at(BUCKETS)).tolist() == expected
+    assert parse(text, SCHEMA).must_match_paths(at(BUCKETS)).tolist() == expected
 
 
 def test_features_are_certain_where_they_match():
     columns = {**at(BUCKETS[:3]), "temperature": FloatColumn(np.array([280.0, 300.0, np.nan]))}
     for text in ("temperature > 290", "NOT temperature > 290", "temperature IS NULL"):
         query = parse(text, SCHEMA)
-        assert query.certain_paths(columns).tolist() == query.match_paths(columns).tolist()
+        assert query.must_match_paths(columns).tolist() == query.match_paths(columns).tolist()
 
 
 def test_the_same_text_is_the_same_query():

@@ -10,7 +10,7 @@ import pytest
 
 from galileo.geo import regions
 from galileo.model.schema import Feature, Schema
-from galileo.query import binding, parse, syntax
+from galileo.query import binding, cql_syntax, parse
 
 PAGE = (Path(__file__).parents[2] / "docs" / "queries.md").read_text()
 EXAMPLES = re.findall(r"^ *```(?:cql2|json)\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
@@ -40,9 +40,9 @@ def test_example_is_a_query(example):
 @pytest.mark.parametrize(
     "limit",
     [
-        f"{syntax.TEXT_MAX:,} characters",
-        f"{syntax.NESTING_MAX} levels of nesting",
-        f"{syntax.OPERATORS_MAX:,} `AND`s and `OR`s",
+        f"{cql_syntax.TEXT_MAX:,} characters",
+        f"{cql_syntax.NESTING_MAX} levels of nesting",
+        f"{cql_syntax.OPERATORS_MAX:,} `AND`s and `OR`s",
         f"{binding.LIST_MAX:,}\nvalues in an `IN`",
         f"{binding.PATTERN_MAX:,} characters in a `LIKE`",
         f"{regions.VERTICES_MAX:,} vertices",

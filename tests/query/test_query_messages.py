@@ -6,7 +6,7 @@ import pytest
 
 from galileo.errors import InputError, QuerySyntaxError, UnknownProperty, UnsupportedQuery
 from galileo.model.schema import Feature, Schema
-from galileo.query import binding, parse, syntax
+from galileo.query import binding, cql_syntax, parse
 
 SCHEMA = Schema(
     "nam",
@@ -288,7 +288,7 @@ def test_faulty_places(text, message):
         "count = " + "-" * 100_000 + "1",
         "^".join(["count"] * 100_000),
         "'((' " + "(" * 65 + "raining",
-        "raining" + " AND raining" * (syntax.OPERATORS_MAX + 1),
+        "raining" + " AND raining" * (cql_syntax.OPERATORS_MAX + 1),
         "1or" * 100_000 + "1",
         "raining AND (" * 65 + "raining",
     ],
@@ -301,15 +301,15 @@ def test_text_that_would_exhaust_the_parser(text):
 @pytest.mark.parametrize("depth", [65, 200, 100_000])
 def test_json_nested_too_deep(depth):
     text = '{"op":"not","args":[' * depth + "true" + "]}" * depth
-    message = refused(text[: syntax.TEXT_MAX], QuerySyntaxError).message
+    message = refused(text[: cql_syntax.TEXT_MAX], QuerySyntaxError).message
     assert message.startswith("expected at most 64 levels of nesting")
 
 
 def test_deepest_nesting_that_is_allowed():
-    depth = syntax.NESTING_MAX - 2
+    depth = cql_syntax.NESTING_MAX - 2
     assert parse("NOT " * depth + "raining", SCHEMA) == parse("raining", SCHEMA)
     assert parse("(" * 14 + "raining" + ")" * 14, SCHEMA) == parse("raining", SCHEMA)
-    chain = " AND ".join(["count > 1"] * syntax.OPERATORS_MAX)
+    chain = " AND ".join(["count > 1"] * cql_syntax.OPERATORS_MAX)
     assert parse(chain, SCHEMA) == parse("count > 1", SCHEMA)
 
 
@@ -346,7 +346,7 @@ def test_large_geometries_may_stand_in_parentheses():
     corners = [(-x / 100, x / 100) for x in range(1, 5_000)]
     ring = ", ".join(f"{x} {y}" for x, y in [(10, 10), *corners, (10, 10)])
     text = f"((raining OR S_INTERSECTS(geometry, POLYGON(({ring})))) AND count > 1)"
-    syntax.read(text)
+    cql_syntax.read(text)
 
 
 def test_value_nested_too_deep():
@@ -358,7 +358,7 @@ def test_value_nested_too_deep():
 
 
 def test_text_that_is_too_long():
-    error = refused("x" * (syntax.TEXT_MAX + 1), QuerySyntaxError)
+    error = refused("x" * (cql_syntax.TEXT_MAX + 1), QuerySyntaxError)
     assert error.message.startswith("expected a query of at most 1,000,000 characters")
 
 

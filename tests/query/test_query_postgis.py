@@ -194,7 +194,7 @@ def matching(query, latitude, longitude):
     cell = geohash.encode(latitude, longitude, SCHEMA.geohash_precision)
     columns = {"cell": cell, "bucket": np.zeros(len(cell), dtype=np.int64)}
     assert query.match_paths(columns)[found].all()
-    assert found[query.certain_paths(columns)].all()
+    assert found[query.must_match_paths(columns)].all()
     return found
 
 

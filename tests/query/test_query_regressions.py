@@ -18,10 +18,10 @@ from galileo.graph.metadata import MetadataGraph
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
-from galileo.query import parse, temporal
-from galileo.query.spatial import InCells
-from galileo.query.syntax import read
-from galileo.query.tree import leaves
+from galileo.query import parse, time_predicates
+from galileo.query.cql_syntax import read
+from galileo.query.predicates import leaves
+from galileo.query.spatial_predicates import InCells
 
 FEATURES = (Feature("t", "K"), Feature("n", type="int"), Feature("s", type="text"))
 ORDERS = list(permutations(FEATURES))
@@ -238,11 +238,11 @@ def test_times_outside_of_spans(spans):
         lo, hi = span
         return (lo is None or lo <= time) and (hi is None or time < hi)
 
-    rest = temporal.outside(spans)
+    rest = time_predicates.outside(spans)
     for time in range(-6, 7):
         outside = not any(lies_in(span, time) for span in spans)
         assert sum(lies_in(span, time) for span in rest) == outside
-    assert not any(temporal.empty(span) for span in rest)
+    assert not any(time_predicates.empty(span) for span in rest)
 
 
 # --- coordinates in scientific notation ----------------------------------------------------------

@@ -439,7 +439,7 @@ def test_nothing_is_lost_between_levels_zones_and_bounds(tree, table, width):
     assert found[exact].all()
     in_zone = np.logical_or.reduceat(found, np.arange(0, len(found), width))
     zones = Zones.of(columns, np.arange(0, len(found), width))
-    assert query.might_match(zones)[in_zone].all()
+    assert query.may_match_zones(zones)[in_zone].all()
     limits, (lo, hi) = query.cell_ranges(), query.time_range()
     assert limits is None or ranges.contains(limits, columns.cell[found]).all()
     assert lo is None or (columns.bucket[found] >= lo).all()

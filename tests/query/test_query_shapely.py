@@ -54,7 +54,7 @@ def check(seed):
     cell = geohash.encode(latitude, longitude, SCHEMA.geohash_precision)
     columns = {"cell": cell, "bucket": np.zeros(len(cell), dtype=np.int64)}
     assert query.match_paths(columns)[found].all(), again
-    assert found[query.certain_paths(columns)].all(), again
+    assert found[query.must_match_paths(columns)].all(), again
     if (ranges := query.cell_ranges()) is not None:
         assert contains(ranges, cell[found]).all(), again
     west, south, east, north = shape.bounds

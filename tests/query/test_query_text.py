@@ -5,7 +5,7 @@ from __future__ import annotations
 import cql2
 import pytest
 
-from galileo.query.text import to_text
+from galileo.query.cql_text import to_text
 
 TEXTS = [
     "temperature > 303 AND (humidity < 35 OR NOT wet = true)",

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from galileo.query.columns import IntColumn
-from galileo.query.features import COMPARE, NumberIs
+from galileo.query.feature_predicates import COMPARE, NumberIs
 
 WHOLE = st.integers(-5, 5) | st.integers(2**53 - 3, 2**53 + 3) | st.integers(-(2**63), 2**63 - 1)
 BOUNDS = st.integers(-50, 50).map(lambda n: n / 10) | WHOLE.map(float)

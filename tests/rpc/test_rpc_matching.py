@@ -11,7 +11,7 @@ from galileo.errors import InputError, UnknownDataset
 from galileo.labels import to_ipc
 from galileo.matches import to_bytes
 from galileo.query import parse
-from galileo.query.standing.digests import digest
+from galileo.query.index.query_digest import digest
 from galileo.rpc import matching
 from galileo.wire.matched import Replies, sequences_to_bytes
 from galileo.wire.pb import cluster_pb2, storage_pb2

@@ -329,13 +329,13 @@ async def test_long_queries_are_read_beside_the_event_loop(
     """A check of a hostile polygon takes seconds, in which a node would look dead."""
     await create(company)
     await ingest(company, make_observations(200))
-    read, threads = parsing._parsed, set[int]()
+    read, threads = parsing._parse, set[int]()
 
     def noted(source: str, schema: Schema) -> Query:
         threads.add(threading.get_ident())
         return read(source, schema)
 
-    monkeypatch.setattr(parsing, "_parsed", noted)
+    monkeypatch.setattr(parsing, "_parse", noted)
     top = ", ".join(f"{-120 + number / 50} {40 + number % 2}" for number in range(1_000))
     star = f"S_INTERSECTS(geometry, POLYGON(({top}, -100 30, -120 40)))"
     await ask(company, star)

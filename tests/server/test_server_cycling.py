@@ -25,8 +25,8 @@ from galileo.matches import Answered, Matches, from_bytes, to_bytes
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.node.storage_node import NodeOptions, StorageNode
-from galileo.query.standing.asks import UNASKED
-from galileo.query.standing.digests import digest, unpacked_digests
+from galileo.query.index.query_digest import digest, unpacked_digests
+from galileo.query.index.requests import NOT_REQUESTED
 from galileo.samplers import SamplerSpec
 from galileo.server import cycling as module
 from galileo.server.cycling import Cycling
@@ -95,7 +95,7 @@ class Evaluator:
         answered = [
             item
             for item, cursor in enumerate(cursors.tolist())
-            if (after[cursor, columns] != UNASKED).any() and names[item] not in self.unknown
+            if (after[cursor, columns] != NOT_REQUESTED).any() and names[item] not in self.unknown
         ]
         items, places = np.array([*pairs, (0, 0)], dtype=np.uint32)[:-1].T
         return Answered(

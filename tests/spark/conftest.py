@@ -27,8 +27,8 @@ from galileo.labels import LabelSet
 from galileo.matches import Answered, MatchAnswer, Matches, from_bytes, to_bytes
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
-from galileo.query.standing.asks import UNASKED
-from galileo.query.standing.digests import digest, unpacked_digests
+from galileo.query.index.query_digest import digest, unpacked_digests
+from galileo.query.index.requests import NOT_REQUESTED
 from galileo.samplers import SamplerSpec
 from galileo.spark.jobs import Jobs
 from galileo.spark.launcher import EvaluatorHandle
@@ -158,7 +158,7 @@ class LabelNode(storage_pb2_grpc.StorageServicer):
         for item, cursor in enumerate(from_bytes(request.cursors).tolist()):
             mine = dict(zip(request.partitions, after[cursor].tolist(), strict=True))
             past = Cursor(mine).past(labels.partitions, labels.sequences)
-            wanted = [p for p, sequence in mine.items() if sequence != UNASKED]
+            wanted = [p for p, sequence in mine.items() if sequence != NOT_REQUESTED]
             places = np.flatnonzero(past & np.isin(labels.partitions, wanted))
             if item not in unknown:
                 pairs.append(np.column_stack([np.full(len(places), item), places]))
@@ -270,7 +270,7 @@ def _group(schema: Schema, dataset: str, every: list[int], items: list[dict]):
     partitions = sorted({*every, *(p for item in items for p in item.get("partitions", []))})
     after = [
         [
-            item.get("after", ORIGIN)[p] if p in item.get("partitions", every) else UNASKED
+            item.get("after", ORIGIN)[p] if p in item.get("partitions", every) else NOT_REQUESTED
             for p in partitions
         ]
         for item in items

@@ -12,7 +12,7 @@ import pytest
 
 from galileo.cursor import Cursor
 from galileo.errors import DeadlineExceeded, Overloaded
-from galileo.query.standing.digests import digest
+from galileo.query.index.query_digest import digest
 from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.runtime import RuntimeDir
 from galileo.spark.session import INLINE_BYTES_MAX

@@ -6,7 +6,7 @@ import pytest
 from galileo.cursor import Cursor
 from galileo.errors import NotPermitted, Overloaded, UnknownDataset
 from galileo.labels import LabelSet
-from galileo.query.standing.digests import digest
+from galileo.query.index.query_digest import digest
 from galileo.spark import scans
 from galileo.spark.scans import Scanner, fetch
 from galileo.spark.tick import work_of

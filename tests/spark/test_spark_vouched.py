@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from galileo.cursor import Cursor
 from galileo.labels import LabelSet
 from galileo.matches import Answered, Matches
-from galileo.query.standing.asks import UNASKED
+from galileo.query.index.requests import NOT_REQUESTED
 from galileo.spark import vouched as module
 from galileo.spark.tick import Ask, Group
 from galileo.spark.vouched import fair_share, fitted, vouched
@@ -33,7 +33,9 @@ def test_fair_share_is_the_largest_that_fits(sizes, room):
 
 @given(
     after=st.lists(
-        st.tuples(*[st.one_of(st.integers(0, 5), st.just(UNASKED))] * 2), min_size=1, max_size=3
+        st.tuples(*[st.one_of(st.integers(0, 5), st.just(NOT_REQUESTED))] * 2),
+        min_size=1,
+        max_size=3,
     ),
     claims=st.dictionaries(st.sampled_from([0, 1, 5]), st.integers(0, 5)),
     dropped=st.dictionaries(st.sampled_from([0, 1, 5]), st.integers(0, 5)),

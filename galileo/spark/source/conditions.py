@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from galileo.model.times import micros
-from galileo.query import syntax
+from galileo.query import cql_syntax
 from galileo.query.operands import DATETIME
 from galileo.spark.source.filters import EXACT_INT_MAX
 
@@ -35,7 +35,7 @@ def spark_conditions(query: str, frame: DataFrame) -> list[Column]:
     Raises:
         QuerySyntaxError: it is no query.
     """
-    tree = syntax.read(query)
+    tree = cql_syntax.read(query)
     trees = tree["args"] if isinstance(tree, dict) and tree.get("op") == "and" else [tree]
     found = [_condition(one, frame) for one in trees]
     return [condition for condition in found if condition is not None]

@@ -1,4 +1,4 @@
-"""Candidates of queries that are not limited in place: by whichever condition leaves the fewest."""
+"""Access paths: candidates of queries without a place, by their most selective condition."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from galileo.query.standing.constants import Constants, Rows
-from galileo.query.standing.prefixes import Hits, Places, Slots
+from galileo.query.index.bound_columns import BoundColumns, Rows
+from galileo.query.index.prefixes import CandidateRanges, Places, Slots
 
 FEW = 8
 """Queries below which rows are not sorted for a condition."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Way:
+class _AccessPath:
     """For some of the queries the stretch of rows, in an order, that one condition leaves."""
 
     order: Places | None
@@ -25,9 +25,9 @@ class _Way:
     stop: Places
 
 
-def unplaced_hits(
-    slots: Slots, constants: Constants, rows: Rows
-) -> Iterator[tuple[Hits, Places | None]]:
+def candidates_by_access_path(
+    slots: Slots, constants: BoundColumns, rows: Rows
+) -> Iterator[tuple[CandidateRanges, Places | None]]:
     """The rows that may match each query, and the order in which they are stretches.
 
     Args:
@@ -37,7 +37,7 @@ def unplaced_hits(
     """
     if len(slots) == 0:
         return
-    ways = list(_ways(slots, constants, rows))
+    ways = list(_access_paths(slots, constants, rows))
     best = np.zeros(len(slots), dtype=np.intp)
     fewest = ways[0].stop - ways[0].start
     for number, way in enumerate(ways[1:], start=1):
@@ -47,39 +47,46 @@ def unplaced_hits(
         fewest[way.members[better]] = counts[better]
     for number, way in enumerate(ways):
         taken = best[way.members] == number
-        yield Hits(slots[way.members[taken]], way.start[taken], way.stop[taken]), way.order
+        yield (
+            CandidateRanges(slots[way.members[taken]], way.start[taken], way.stop[taken]),
+            way.order,
+        )
 
 
-def _ways(slots: Slots, constants: Constants, rows: Rows) -> Iterator[_Way]:
+def _access_paths(slots: Slots, constants: BoundColumns, rows: Rows) -> Iterator[_AccessPath]:
     """First the one of all rows, for all queries."""
     everyone = np.arange(len(slots))
-    yield _Way(None, everyone, np.zeros_like(everyone), np.full_like(everyone, len(rows)))
+    yield _AccessPath(None, everyone, np.zeros_like(everyone), np.full_like(everyone, len(rows)))
     if len(slots) < FEW:
         return
     first, last = constants.first[slots], constants.last[slots]
-    yield _way(rows.columns.bucket, first, last, members=everyone)
+    yield _access_path(rows.columns.bucket, first, last, members=everyone)
     for name, column in constants.numbers.items():
         members = np.flatnonzero(column.bound[slots])
         if len(members) >= FEW:
             named = slots[members]
-            yield _way(rows.numbers(name), column.lo[named], column.hi[named], members=members)
+            yield _access_path(
+                rows.numbers(name), column.lo[named], column.hi[named], members=members
+            )
     for key, texts in constants.texts.items():
         wanted = texts.wanted[slots]
         members = np.flatnonzero(wanted >= 0)
         if len(members) >= FEW:
-            yield _way(rows.texts(key, texts), wanted[members], wanted[members], members=members)
+            yield _access_path(
+                rows.texts(key, texts), wanted[members], wanted[members], members=members
+            )
 
 
-def _way(
+def _access_path(
     values: npt.NDArray[np.generic],
     lo: npt.NDArray[np.generic],
     hi: npt.NDArray[np.generic],
     *,
     members: Places,
-) -> _Way:
+) -> _AccessPath:
     """By the values in closed intervals; NaN is sorted last, and no interval reaches it."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     start = np.searchsorted(ordered, lo, side="left")
     stop = np.searchsorted(ordered, hi, side="right")
-    return _Way(order, members, start, np.maximum(start, stop))
+    return _AccessPath(order, members, start, np.maximum(start, stop))

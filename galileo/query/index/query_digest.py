@@ -1,4 +1,4 @@
-"""Digests: short names of query texts, the same everywhere, so that a text travels once."""
+"""Digests of query texts: short names, equal on all nodes, so that each text is sent once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zones: what is known of many paths at once, for ruling them out without looking at them.
+"""Zone maps: bounds of many paths together, which exclude them without a look at each.
 
 A zone is a stretch of a sorted run (a zone map) or a coarse vertex of the feature graph. A
 query gives one verdict per zone: False only where certainly no path in it can match.

@@ -15,13 +15,13 @@ import numpy as np
 
 from galileo.model.schema import Schema
 from galileo.query.columns import Columns, Mask
+from galileo.query.index.access_path import candidates_by_access_path
+from galileo.query.index.bound_columns import BoundColumns, Rows, grow
+from galileo.query.index.candidates import CandidatePairs, pairs_from_ranges
+from galileo.query.index.normal_form import normal_form
+from galileo.query.index.prefixes import CandidateRanges, Places, PrefixIndex, Slots
+from galileo.query.index.residual import ResidualFilters
 from galileo.query.query import Query
-from galileo.query.standing.access import unplaced_hits
-from galileo.query.standing.constants import Constants, Rows, grown
-from galileo.query.standing.normal import normal
-from galileo.query.standing.pairs import Pairs, pairs_of
-from galileo.query.standing.prefixes import Hits, Places, PrefixIndex, Slots
-from galileo.query.standing.rest import Rest
 
 DEAD_MAX = 0.5
 """Share of slots in use that may be of removed queries before their entries are dropped."""
@@ -46,11 +46,11 @@ class StandingQueries:
         self._free: list[int] = []
         self._dead: list[int] = []
         self._used = 0
-        self._constants = Constants.empty()
+        self._constants = BoundColumns.empty()
         self._alive: Mask = np.zeros(self._constants.capacity, dtype=np.bool_)
         self._placed: Mask = np.zeros(self._constants.capacity, dtype=np.bool_)
         self._prefixes = PrefixIndex(schema.geohash_precision)
-        self._rest = Rest(self._constants.capacity)
+        self._rest = ResidualFilters(self._constants.capacity)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -80,7 +80,7 @@ class StandingQueries:
             return
         slot = self._free.pop() if self._free else self._used
         self._used = max(self._used, slot + 1)
-        form = normal(query)
+        form = normal_form(query)
         self._constants.write(slot, form)
         self._rest.write(slot, form.rest)
         self._widen()
@@ -100,7 +100,7 @@ class StandingQueries:
         del self._features[slot]
         self._dead.append(slot)
         if len(self._dead) > max(self._dead_min, DEAD_MAX * self._used):
-            self._forget()
+            self._compact()
 
     def slots(self, keys: Sequence[Hashable]) -> Slots:
         """The slot of each key, which holds until the next `remove`; -1 for one not known."""
@@ -111,7 +111,7 @@ class StandingQueries:
         """The features that any query reads."""
         return frozenset(name for names in set(self._features.values()) for name in names)
 
-    def match(self, columns: Columns, *, slots: Slots | None = None) -> Iterator[Pairs]:
+    def match(self, columns: Columns, *, slots: Slots | None = None) -> Iterator[CandidatePairs]:
         """All pairs of a query and a row that matches it, each once, in no particular order.
 
         Args:
@@ -125,10 +125,10 @@ class StandingQueries:
         order = _cell_order(columns)
         rows = Rows(columns if order is None else columns.take(order))
         for hits, way in self._candidates(rows, wanted):
-            for pairs in pairs_of(hits, way):
-                found = self._rest.sift(self._constants.sift(pairs, rows), rows)
+            for pairs in pairs_from_ranges(hits, way):
+                found = self._rest.filter(self._constants.filter(pairs, rows), rows)
                 if len(found):
-                    yield found if order is None else Pairs(found.slots, order[found.rows])
+                    yield found if order is None else CandidatePairs(found.slots, order[found.rows])
 
     def _wanted(self, slots: Slots | None) -> Mask:
         if slots is None:
@@ -137,26 +137,28 @@ class StandingQueries:
         wanted[slots] = True
         return wanted & self._alive
 
-    def _candidates(self, rows: Rows, wanted: Mask) -> Iterator[tuple[Hits, Places | None]]:
+    def _candidates(
+        self, rows: Rows, wanted: Mask
+    ) -> Iterator[tuple[CandidateRanges, Places | None]]:
         buckets = rows.columns.bucket
         timely = wanted & (self._constants.first <= buckets.max())
         timely &= self._constants.last >= buckets.min()
         for hits in self._prefixes.hits(rows.columns.cell):
             yield hits.where(timely[hits.slots]), None
         unplaced = np.flatnonzero(timely & ~self._placed).astype(np.int32)
-        yield from unplaced_hits(unplaced, self._constants, rows)
+        yield from candidates_by_access_path(unplaced, self._constants, rows)
 
-    def _forget(self) -> None:
+    def _compact(self) -> None:
         """Drops what is left of removed queries, and gives their slots out again."""
-        self._prefixes.forget(self._alive)
-        self._constants.forget(self._alive)
+        self._prefixes.compact(self._alive)
+        self._constants.compact(self._alive)
         self._free += self._dead
         self._dead = []
 
     def _widen(self) -> None:
         if len(self._alive) < self.capacity:
-            self._alive = grown(self._alive, self.capacity, False)
-            self._placed = grown(self._placed, self.capacity, False)
+            self._alive = grow(self._alive, self.capacity, False)
+            self._placed = grow(self._placed, self.capacity, False)
 
 
 def _cell_order(columns: Columns) -> Places | None:

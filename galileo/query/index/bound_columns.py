@@ -1,4 +1,4 @@
-"""The constants of all queries, in columns: one row for each slot."""
+"""The constants of all queries in columns, one row for each slot."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.query.columns import Columns, FeatureColumn, FloatColumn, Mask, TextColumn
-from galileo.query.features import fold
-from galileo.query.standing.normal import UNBOUNDED, Normal, TextKey
-from galileo.query.standing.pairs import Pairs
-from galileo.query.standing.prefixes import Slots
+from galileo.query.feature_predicates import casefold
+from galileo.query.index.candidates import CandidatePairs
+from galileo.query.index.normal_form import UNBOUNDED, NormalForm, TextKey
+from galileo.query.index.prefixes import Slots
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ids: TypeAlias = npt.NDArray[np.int32]
@@ -26,14 +26,14 @@ _CAPACITY_MIN = 64
 _TIMES = np.iinfo(np.int64)
 
 
-def grown(array: npt.NDArray[Any], capacity: int, fill: object) -> npt.NDArray[Any]:
+def grow(array: npt.NDArray[Any], capacity: int, fill: object) -> npt.NDArray[Any]:
     """A longer array that begins with the given one."""
     longer = np.full(capacity, fill, dtype=array.dtype)
     longer[: len(array)] = array
     return longer
 
 
-class Numbers:
+class NumberIntervals:
     """The intervals of one numeric feature; `bound` says which queries have one."""
 
     __slots__ = ("bound", "hi", "lo")
@@ -44,16 +44,16 @@ class Numbers:
         self.bound: Mask = np.zeros(capacity, dtype=np.bool_)
 
     def grow(self, capacity: int) -> None:
-        self.lo = grown(self.lo, capacity, UNBOUNDED[0])
-        self.hi = grown(self.hi, capacity, UNBOUNDED[1])
-        self.bound = grown(self.bound, capacity, False)
+        self.lo = grow(self.lo, capacity, UNBOUNDED[0])
+        self.hi = grow(self.hi, capacity, UNBOUNDED[1])
+        self.bound = grow(self.bound, capacity, False)
 
     @property
     def nbytes(self) -> int:
         return int(self.lo.nbytes + self.hi.nbytes + self.bound.nbytes)
 
 
-class Wanted:
+class TextEquality:
     """The values that queries want of one text feature, by number; `NO_TEXT` wants none."""
 
     __slots__ = ("_codes", "wanted")
@@ -63,12 +63,12 @@ class Wanted:
         self._codes: dict[str, int] = {}
 
     def grow(self, capacity: int) -> None:
-        self.wanted = grown(self.wanted, capacity, NO_TEXT)
+        self.wanted = grow(self.wanted, capacity, NO_TEXT)
 
-    def want(self, slot: int, text: str) -> None:
+    def set(self, slot: int, text: str) -> None:
         self.wanted[slot] = self._codes.setdefault(text, len(self._codes))
 
-    def forget(self, alive: Mask) -> None:
+    def compact(self, alive: Mask) -> None:
         """Drops the texts that only slots that are not alive want."""
         self.wanted[~alive] = NO_TEXT
         used = np.unique(self.wanted[self.wanted >= 0])
@@ -80,7 +80,7 @@ class Wanted:
 
     def numbers_of(self, column: TextColumn, *, folded: bool) -> Ids:
         """The number of each row's text; of one that nobody wants, and of null, none of them."""
-        texts = fold(column.dictionary) if folded else column.dictionary
+        texts = casefold(column.dictionary) if folded else column.dictionary
         known = pc.index_in(texts, value_set=pa.array([*self._codes], type=pa.string()))
         codes = np.asarray(known.fill_null(_OTHER).to_numpy(zero_copy_only=False), dtype=np.int32)
         found: Ids = np.append(codes, np.int32(_OTHER))[column.codes]
@@ -111,7 +111,7 @@ class Rows:
             self._numbers[name] = _doubles(self.columns.features[name])
         return self._numbers[name]
 
-    def texts(self, key: TextKey, wanted: Wanted) -> Ids:
+    def texts(self, key: TextKey, wanted: TextEquality) -> Ids:
         if key not in self._texts:
             column = self.columns.features[key[0]]
             assert isinstance(column, TextColumn), f"{key[0]!r} is no text"
@@ -128,7 +128,7 @@ def _doubles(column: FeatureColumn) -> Floats:
 
 
 @dataclass(slots=True, eq=False)
-class Constants:
+class BoundColumns:
     """See the module.
 
     Attributes:
@@ -140,11 +140,11 @@ class Constants:
 
     first: npt.NDArray[np.int64]
     last: npt.NDArray[np.int64]
-    numbers: dict[str, Numbers]
-    texts: dict[TextKey, Wanted]
+    numbers: dict[str, NumberIntervals]
+    texts: dict[TextKey, TextEquality]
 
     @classmethod
-    def empty(cls) -> Constants:
+    def empty(cls) -> BoundColumns:
         first = np.full(_CAPACITY_MIN, _TIMES.min, dtype=np.int64)
         return cls(first, np.full(_CAPACITY_MIN, _TIMES.max, dtype=np.int64), {}, {})
 
@@ -158,52 +158,54 @@ class Constants:
         texts = sum(column.nbytes for column in self.texts.values())
         return int(self.first.nbytes + self.last.nbytes) + numbers + texts
 
-    def write(self, slot: int, normal: Normal) -> None:
+    def write(self, slot: int, normal: NormalForm) -> None:
         """Sets the constants of a slot, whatever was there."""
         if slot >= self.capacity:
             self._grow(2 * self.capacity)
         self.first[slot], self.last[slot] = normal.first, normal.last
         for name in normal.numbers:
-            self.numbers.setdefault(name, Numbers(self.capacity))
+            self.numbers.setdefault(name, NumberIntervals(self.capacity))
         for name, column in self.numbers.items():
             column.lo[slot], column.hi[slot] = normal.numbers.get(name, UNBOUNDED)
             column.bound[slot] = name in normal.numbers
         for key in normal.texts:
-            self.texts.setdefault(key, Wanted(self.capacity))
+            self.texts.setdefault(key, TextEquality(self.capacity))
         for key, texts in self.texts.items():
             texts.wanted[slot] = NO_TEXT
             if key in normal.texts:
-                texts.want(slot, normal.texts[key])
+                texts.set(slot, normal.texts[key])
 
-    def forget(self, alive: Mask) -> None:
+    def compact(self, alive: Mask) -> None:
         for texts in self.texts.values():
-            texts.forget(alive)
+            texts.compact(alive)
 
-    def sift(self, pairs: Pairs, rows: Rows) -> Pairs:
+    def filter(self, pairs: CandidatePairs, rows: Rows) -> CandidatePairs:
         """The pairs of which the constants of the query are true of the row."""
-        pairs = pairs.where(self._timely(pairs, rows.columns.bucket))
+        pairs = pairs.where(self._filter_by_time(pairs, rows.columns.bucket))
         for name, column in self.numbers.items():
-            pairs = _in_interval(pairs, column, rows, name)
+            pairs = _filter_by_interval(pairs, column, rows, name)
         for key, texts in self.texts.items():
-            pairs = _as_wanted(pairs, texts, rows, key)
+            pairs = _filter_by_text(pairs, texts, rows, key)
         return pairs
 
-    def _timely(self, pairs: Pairs, buckets: npt.NDArray[np.int64]) -> Mask:
+    def _filter_by_time(self, pairs: CandidatePairs, buckets: npt.NDArray[np.int64]) -> Mask:
         times = buckets.take(pairs.rows)
         found: Mask = times >= self.first.take(pairs.slots)
         found &= times <= self.last.take(pairs.slots)
         return found
 
     def _grow(self, capacity: int) -> None:
-        self.first = grown(self.first, capacity, _TIMES.min)
-        self.last = grown(self.last, capacity, _TIMES.max)
+        self.first = grow(self.first, capacity, _TIMES.min)
+        self.last = grow(self.last, capacity, _TIMES.max)
         for column in self.numbers.values():
             column.grow(capacity)
         for texts in self.texts.values():
             texts.grow(capacity)
 
 
-def _in_interval(pairs: Pairs, column: Numbers, rows: Rows, name: str) -> Pairs:
+def _filter_by_interval(
+    pairs: CandidatePairs, column: NumberIntervals, rows: Rows, name: str
+) -> CandidatePairs:
     bound = column.bound.take(pairs.slots)
     if not bound.any():
         return pairs
@@ -213,7 +215,9 @@ def _in_interval(pairs: Pairs, column: Numbers, rows: Rows, name: str) -> Pairs:
     return pairs.where(found | ~bound)
 
 
-def _as_wanted(pairs: Pairs, texts: Wanted, rows: Rows, key: TextKey) -> Pairs:
+def _filter_by_text(
+    pairs: CandidatePairs, texts: TextEquality, rows: Rows, key: TextKey
+) -> CandidatePairs:
     wanted: Slots = texts.wanted.take(pairs.slots)
     if not (wanted >= 0).any():
         return pairs

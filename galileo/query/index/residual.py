@@ -1,4 +1,4 @@
-"""What fits no column: conditions that are evaluated one by one, each once for all its queries."""
+"""Residual filters: conditions that fit no bound column, evaluated once for all equal ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.geo.geohash import Cells
-from galileo.query import evaluate
+from galileo.query import visitors
 from galileo.query.columns import Columns, Mask
-from galileo.query.standing.constants import Rows, grown
-from galileo.query.standing.normal import by_cell_alone
-from galileo.query.standing.pairs import Pairs
-from galileo.query.standing.prefixes import Places
-from galileo.query.tree import Leaf, Node
+from galileo.query.index.bound_columns import Rows, grow
+from galileo.query.index.candidates import CandidatePairs
+from galileo.query.index.normal_form import by_cell_alone
+from galileo.query.index.prefixes import Places
+from galileo.query.predicates import Leaf, Node
 
 NONE = -1
 CELLS_REMEMBERED_MAX = 4_096
@@ -33,19 +33,19 @@ class _Condition:
 
     def accepts(self, columns: Columns) -> Mask:
         if not self.placed:
-            return evaluate.verdicts(self.node, columns, _on_paths)
+            return visitors.verdicts(self.node, columns, _test_paths)
         cells, inverse = np.unique(columns.cell, return_inverse=True)
-        self._learn(np.setdiff1d(cells, self._cells, assume_unique=True))
+        self._evaluate_cells(np.setdiff1d(cells, self._cells, assume_unique=True))
         known: Mask = self._verdicts[np.searchsorted(self._cells, cells)][inverse]
         if len(self._cells) > CELLS_REMEMBERED_MAX:
             self._cells, self._verdicts = self._cells[:0], self._verdicts[:0]
         return known
 
-    def _learn(self, cells: Cells) -> None:
+    def _evaluate_cells(self, cells: Cells) -> None:
         if len(cells) == 0:
             return
         buckets = np.zeros(len(cells), dtype=np.int64)
-        fresh = evaluate.verdicts(self.node, Columns(cells, buckets, {}), _on_paths)
+        fresh = visitors.verdicts(self.node, Columns(cells, buckets, {}), _test_paths)
         cells = np.concatenate([self._cells, cells])
         order = np.argsort(cells)
         self._cells = cells[order]
@@ -56,7 +56,7 @@ class _Condition:
         return int(self._cells.nbytes + self._verdicts.nbytes)
 
 
-class Rest:
+class ResidualFilters:
     """The conditions of all slots; equal ones are one."""
 
     def __init__(self, capacity: int) -> None:
@@ -72,11 +72,11 @@ class Rest:
     def write(self, slot: int, node: Node | None) -> None:
         """Sets the condition of a slot, None for none."""
         if slot >= len(self._of):
-            self._of = grown(self._of, 2 * len(self._of), NONE)
+            self._of = grow(self._of, 2 * len(self._of), NONE)
         self._release(int(self._of[slot]))
         self._of[slot] = NONE if node is None else self._number(node)
 
-    def sift(self, pairs: Pairs, rows: Rows) -> Pairs:
+    def filter(self, pairs: CandidatePairs, rows: Rows) -> CandidatePairs:
         """The pairs whose condition is true of the row."""
         numbers = self._of.take(pairs.slots)
         open_pairs = np.flatnonzero(numbers != NONE)
@@ -112,5 +112,5 @@ class Rest:
             del self._numbers[condition.node]
 
 
-def _on_paths(leaf: Leaf, columns: Columns) -> Mask:
-    return leaf.paths(columns)
+def _test_paths(leaf: Leaf, columns: Columns) -> Mask:
+    return leaf.may_match_paths(columns)

@@ -16,10 +16,10 @@ from galileo.geo import geohash
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import micros
 from galileo.query import Columns, from_arrow, parse
+from galileo.query.index import MatchRequests, StandingQueries, access_path, candidates, normal_form
+from galileo.query.index.prefixes import prefixes_from_ranges
+from galileo.query.index.requests import NOT_REQUESTED
 from galileo.query.query import Query
-from galileo.query.standing import Asks, StandingQueries, access, normal, pairs
-from galileo.query.standing.asks import UNASKED
-from galileo.query.standing.prefixes import prefixes_of
 
 FEATURES = [
     Feature("t", "K"),
@@ -164,7 +164,7 @@ def matched(standing: StandingQueries, columns: Columns, keys: list[int]) -> lis
 def few_are_many():
     """Ways to candidates that pay for many queries only are taken for few, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(access, "FEW", 2)
+        patch.setattr(access_path, "FEW", 2)
         yield
 
 
@@ -246,8 +246,8 @@ def test_each_ask_gets_what_lies_past_its_own_cursor(seed, asks):
     sequence = rng.integers(1, 8, 30)
     partitions = np.array([0, 2, 3], dtype=np.int32)
     after = rng.integers(0, 8, (4, 3))
-    after[rng.random((4, 3)) < 0.2] = UNASKED
-    made = Asks(
+    after[rng.random((4, 3)) < 0.2] = NOT_REQUESTED
+    made = MatchRequests(
         standing.slots([key for key, _ in asks]),
         np.array([cursor for _, cursor in asks], dtype=np.int32),
         partitions,
@@ -270,8 +270,8 @@ def test_each_ask_gets_what_lies_past_its_own_cursor(seed, asks):
 
 
 def _answers(made, part, partition, sequence):
-    found = made.answered(part, partition=partition, sequence=sequence)
-    return list(zip(found.asks.tolist(), found.rows.tolist(), strict=True))
+    found = made.resolve(part, partition=partition, sequence=sequence)
+    return list(zip(found.requests.tolist(), found.rows.tolist(), strict=True))
 
 
 # --- parts of it -----------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_prefixes_make_up_the_ranges(precision, edges):
     edges = sorted({edge % (32**precision + 1) for edge in edges})
     edges = edges[: len(edges) // 2 * 2]
     lo, hi = (np.array(edges[i::2], dtype=np.uint64) for i in (0, 1))
-    prefixes = prefixes_of((lo, hi), precision)
+    prefixes = prefixes_from_ranges((lo, hi), precision)
     covered = sorted(
         (prefix << 5 * (precision - length), (prefix + 1) << 5 * (precision - length))
         for length, cells in enumerate(prefixes.by_length)
@@ -308,9 +308,9 @@ def test_prefixes_make_up_the_ranges(precision, edges):
 
 
 def test_more_prefixes_than_are_kept_are_tested_one_by_one(monkeypatch):
-    monkeypatch.setattr("galileo.query.standing.normal.PREFIXES_MAX", 4)
+    monkeypatch.setattr("galileo.query.index.normal_form.PREFIXES_MAX", 4)
     query = parse("S_INTERSECTS(geometry, POLYGON((-110 30, -80 30, -90 50, -110 30)))", COARSE)
-    form = normal.normal(query)
+    form = normal_form.normal_form(query)
     assert form.prefixes is not None
     assert len(form.prefixes) <= 4
     assert form.rest is not None
@@ -321,7 +321,7 @@ def test_more_prefixes_than_are_kept_are_tested_one_by_one(monkeypatch):
 
 
 def test_candidates_come_in_bounded_portions(monkeypatch):
-    monkeypatch.setattr(pairs, "PAIRS_AT_ONCE", 16)
+    monkeypatch.setattr(candidates, "PAIRS_AT_ONCE", 16)
     standing = StandingQueries(COARSE)
     for key in range(30):
         standing.add(key, parse(f"t >= {key / 10}", COARSE))
@@ -337,7 +337,7 @@ def test_candidates_come_in_bounded_portions(monkeypatch):
     "text", ["t > 1 AND s = 'alpha' AND geohash LIKE '9x%'", "n BETWEEN 1 AND 3 AND b = true"]
 )
 def test_conjunctions_of_simple_conditions_leave_no_rest(text):
-    assert normal.normal(parse(text, COARSE)).rest is None
+    assert normal_form.normal_form(parse(text, COARSE)).rest is None
 
 
 def test_equal_conditions_are_evaluated_once():
@@ -355,7 +355,7 @@ def test_cells_that_a_cover_leaves_open_are_tested_by_themselves(negated):
     """A large region in small cells: its border has too many of them."""
     triangle = "S_INTERSECTS(geometry, POLYGON((-110 30, -80 31, -95 48, -110 30)))"
     queries = {0: parse(negated + triangle, FINE), 1: parse(f"{negated}{triangle} AND t > 0", FINE)}
-    assert normal.normal(queries[0]).rest is not None
+    assert normal_form.normal_form(queries[0]).rest is not None
     along = np.linspace(0.0, 1.0, 400)
     near = np.random.default_rng(1).normal(0.0, 0.002, (2, 400))
     cells = geohash.encode(30 + along + near[0], -110 + 30 * along + near[1], 7)
@@ -383,7 +383,7 @@ def test_memory_of_removed_queries_is_given_back():
     for key in range(400):
         standing.add(key, parse(f"geohash LIKE '9%' AND s = '{key}'", COARSE))
         standing.remove(key - 3)
-    standing._prefixes.settle()
+    standing._prefixes.build()
     assert standing.capacity == 64
     assert standing.nbytes < 20_000
     (wanted,) = standing._constants.texts.values()

@@ -14,9 +14,9 @@ from galileo.geo.circles import HALFWAY_M, Circle
 from galileo.geo.patterns import ANY, Pattern
 from galileo.geo.regions import Region
 from galileo.model.schema import Schema
-from galileo.query.operands import GEOMETRY, is_property, shown, subject
-from galileo.query.spatial import InCells, InPattern, InRegion, WithinDistance
-from galileo.query.tree import EVERYTHING, NOTHING, Node
+from galileo.query.operands import GEOMETRY, is_property, property_ref, show_operand
+from galileo.query.predicates import EVERYTHING, NOTHING, Node
+from galileo.query.spatial_predicates import InCells, InPattern, InRegion, WithinDistance
 
 FUNCTIONS = ("s_intersects", "s_within", "s_disjoint")
 DISTANCES = ("dwithin", "s_dwithin")
@@ -24,7 +24,7 @@ DISTANCES = ("dwithin", "s_dwithin")
 _DISTANCE_FORM = "DWITHIN(geometry, POINT(-105 40), 50000)"
 
 
-def related(function: str, args: list[Any], *, schema: Schema, negated: bool) -> Node:
+def bind_relation(function: str, args: list[Any], *, schema: Schema, negated: bool) -> Node:
     """A spatial function of `geometry` and a literal geometry.
 
     Raises:
@@ -34,7 +34,7 @@ def related(function: str, args: list[Any], *, schema: Schema, negated: bool) ->
     left, right = args
     if not is_property(left) and is_property(right) and function != "s_within":
         left, right = right, left
-    about = subject(left, schema)
+    about = property_ref(left, schema)
     if about.name != GEOMETRY:
         raise UnsupportedQuery(
             f"{function.upper()} expects the property geometry, got {about.name!r}"
@@ -49,7 +49,7 @@ def related(function: str, args: list[Any], *, schema: Schema, negated: bool) ->
     )
 
 
-def distant(function: str, args: list[Any], *, schema: Schema, negated: bool) -> Node:
+def bind_distance(function: str, args: list[Any], *, schema: Schema, negated: bool) -> Node:
     """A great-circle distance of `geometry` from a literal point, at most so many metres.
 
     Raises:
@@ -64,7 +64,7 @@ def distant(function: str, args: list[Any], *, schema: Schema, negated: bool) ->
     left, right, distance = args
     if not is_property(left) and is_property(right):
         left, right = right, left
-    about = subject(left, schema)
+    about = property_ref(left, schema)
     if about.name != GEOMETRY:
         raise UnsupportedQuery(
             f"{function.upper()} expects the property geometry, got {about.name!r}"
@@ -92,7 +92,7 @@ def _metres(raw: Any) -> float:
     if isinstance(raw, int | float) and not isinstance(raw, bool) and 0 <= raw < math.inf:
         return float(min(raw, HALFWAY_M))
     raise UnsupportedQuery(
-        f"expected a distance as a number of metres, at least 0, got {shown(raw)}; "
+        f"expected a distance as a number of metres, at least 0, got {show_operand(raw)}; "
         f"write {_DISTANCE_FORM}"
     )
 
@@ -108,14 +108,14 @@ def _region(raw: Any) -> tuple[Region, str]:
     if isinstance(raw, dict) and str(raw.get("op")).lower() in _WKT:
         raise UnsupportedQuery(f"expected numbers as the coordinates of {raw['op']}")
     raise UnsupportedQuery(
-        f"expected a geometry such as POLYGON((...)) or BBOX(w, s, e, n), got {shown(raw)}"
+        f"expected a geometry such as POLYGON((...)) or BBOX(w, s, e, n), got {show_operand(raw)}"
     )
 
 
 _WKT = frozenset(kind.lower() for kind in regions.KINDS) | {"bbox"}
 
 
-def alike(pattern: str, *, schema: Schema, negated: bool) -> Node:
+def bind_pattern(pattern: str, *, schema: Schema, negated: bool) -> Node:
     """`geohash LIKE pattern`: characters and `_` from the start, then `%`, or for a whole cell.
 
     Raises:
@@ -129,7 +129,7 @@ def alike(pattern: str, *, schema: Schema, negated: bool) -> Node:
             "% can stand at its end only"
         )
     if ANY not in stem and stem == pattern:
-        return equal([pattern], schema=schema, negated=negated)
+        return bind_equality([pattern], schema=schema, negated=negated)
     if stem == pattern:
         _check_whole([pattern], schema)
     _check_length(stem)
@@ -141,7 +141,7 @@ def alike(pattern: str, *, schema: Schema, negated: bool) -> Node:
     return _cells([stem], schema=schema, negated=negated)
 
 
-def equal(texts: list[str], *, schema: Schema, negated: bool) -> Node:
+def bind_equality(texts: list[str], *, schema: Schema, negated: bool) -> Node:
     """The cell is one of those named, which must be whole cells or parts of cells.
 
     Raises:

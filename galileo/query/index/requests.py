@@ -1,4 +1,4 @@
-"""Questions to standing queries: who asks, and from which commit on.
+"""Match requests: pairs of a standing query and the commits after which its matches are wanted.
 
 Many ask at once, often the same query and from the same cursor. Cursors are rows of a matrix,
 so that one comparison serves all pairs.
@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.query.columns import Mask
-from galileo.query.standing.pairs import Pairs
-from galileo.query.standing.prefixes import Places, Slots, within
+from galileo.query.index.candidates import CandidatePairs
+from galileo.query.index.prefixes import Places, Slots, within
 
-UNASKED = int(np.iinfo(np.int64).max)
+NOT_REQUESTED = int(np.iinfo(np.int64).max)
 """In place of a sequence: nothing of this partition is asked for."""
 
 Sequences: TypeAlias = npt.NDArray[np.int64]
@@ -26,37 +26,37 @@ Partitions: TypeAlias = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """Asks and rows that match them.
+class MatchHits:
+    """Requests and rows that match them.
 
     Attributes:
-        asks: number of the ask, shape (k,).
+        requests: number of the request, shape (k,).
         rows: shape (k,).
     """
 
-    asks: npt.NDArray[np.int32]
+    requests: npt.NDArray[np.int32]
     rows: Places
 
     def __len__(self) -> int:
-        return len(self.asks)
+        return len(self.requests)
 
     @classmethod
-    def concat(cls, parts: Sequence[Found]) -> Found:
-        asks = [np.empty(0, dtype=np.int32), *(part.asks for part in parts)]
+    def concat(cls, parts: Sequence[MatchHits]) -> MatchHits:
+        requests = [np.empty(0, dtype=np.int32), *(part.requests for part in parts)]
         rows = [np.empty(0, dtype=np.intp), *(part.rows for part in parts)]
-        return cls(np.concatenate(asks), np.concatenate(rows))
+        return cls(np.concatenate(requests), np.concatenate(rows))
 
 
 @dataclass(frozen=True, eq=False)
-class Asks:
-    """n asks.
+class MatchRequests:
+    """n requests.
 
     Attributes:
         slots: of the query of each, shape (n,).
         cursors: row of `after` of each, shape (n,).
         partitions: that are asked about, sorted, shape (p,).
-        after: for each cursor and partition the sequence up to which it is done, or `UNASKED`;
-            shape (c, p).
+        after: for each cursor and partition the sequence up to which it is done, or
+            `NOT_REQUESTED`; shape (c, p).
     """
 
     slots: Slots
@@ -67,20 +67,22 @@ class Asks:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def least(self) -> Sequences:
+    def least_sequences(self) -> Sequences:
         """For each partition the sequence that nobody asks for anything before."""
         used = np.unique(self.cursors)
         if len(used) == 0:
-            return np.full(len(self.partitions), UNASKED, dtype=np.int64)
+            return np.full(len(self.partitions), NOT_REQUESTED, dtype=np.int64)
         least: Sequences = self.after[used].min(axis=0)
         return least
 
-    def among(self, chosen: npt.NDArray[np.int32]) -> Asks:
-        """Only some of the asks, by number."""
-        return Asks(self.slots[chosen], self.cursors[chosen], self.partitions, self.after)
+    def select(self, chosen: npt.NDArray[np.int32]) -> MatchRequests:
+        """Only some of the requests, by number."""
+        return MatchRequests(self.slots[chosen], self.cursors[chosen], self.partitions, self.after)
 
-    def answered(self, pairs: Pairs, *, partition: Partitions, sequence: Sequences) -> Found:
-        """The asks that want the pairs.
+    def resolve(
+        self, pairs: CandidatePairs, *, partition: Partitions, sequence: Sequences
+    ) -> MatchHits:
+        """The requests that want the pairs.
 
         Args:
             pairs: of rows and of slots that are asked for.
@@ -95,8 +97,8 @@ class Asks:
         if not known.all():
             new &= known[rows]
         if new.all():
-            return Found(asks, rows)
-        return Found(asks[new], rows[new])
+            return MatchHits(asks, rows)
+        return MatchHits(asks[new], rows[new])
 
     def _columns(self, partition: Partitions) -> tuple[Places, Mask]:
         """The column of each row's partition, and whether there is one."""
@@ -106,12 +108,12 @@ class Asks:
 
     @cached_property
     def _by_slot(self) -> tuple[npt.NDArray[np.int32], Places, Places]:
-        """The asks in the order of slots; of each slot the first one's place, and how many."""
+        """The requests in the order of slots; of each slot the first one's place, and how many."""
         counts = np.bincount(self.slots)
         return np.argsort(self.slots, kind="stable").astype(np.int32), _starts(counts), counts
 
     def _of_slots(self, slots: Slots) -> tuple[npt.NDArray[np.int32], Places | None]:
-        """The asks of each slot, and which of `slots` each belongs to; None: one of each."""
+        """The requests of each slot, and which of `slots` each belongs to; None: one of each."""
         order, first, counts = self._by_slot
         many = counts[slots]
         if (many == 1).all():

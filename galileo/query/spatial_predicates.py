@@ -22,11 +22,11 @@ from galileo.geo.patterns import Pattern
 from galileo.geo.ranges import Ranges
 from galileo.geo.regions import Region
 from galileo.query.columns import Columns, Mask
-from galileo.query.tree import ALWAYS, Points, Span, negation
-from galileo.query.zones import Zones
+from galileo.query.predicates import ALWAYS, ObservationColumns, Span, negation
+from galileo.query.zone_maps import Zones
 
 
-class PlaceLeaf(ABC):
+class SpatialLeaf(ABC):
     """A condition on the place, perhaps negated.
 
     Attributes:
@@ -44,16 +44,16 @@ class PlaceLeaf(ABC):
     def cover(self) -> Cover: ...
 
     @abstractmethod
-    def points(self, points: Points) -> Mask: ...
+    def matches_rows(self, points: ObservationColumns) -> Mask: ...
 
     @abstractmethod
     def json(self) -> Any: ...
 
     @abstractmethod
-    def untested(self, cells: Cells) -> Mask:
+    def test_cells(self, cells: Cells) -> Mask:
         """The verdicts on distinct cells that the cover leaves open."""
 
-    def paths(self, columns: Columns) -> Mask:
+    def may_match_paths(self, columns: Columns) -> Mask:
         places = self.cover.relations(columns.cell)
         wanted = (
             (CellRelation.OUTSIDE, CellRelation.BORDER)
@@ -64,15 +64,15 @@ class PlaceLeaf(ABC):
         unclear = np.flatnonzero(places == CellRelation.UNTESTED)
         if len(unclear):
             cells, inverse = np.unique(columns.cell[unclear], return_inverse=True)
-            found[unclear] = self.untested(cells)[inverse]
+            found[unclear] = self.test_cells(cells)[inverse]
         return found
 
-    def certain(self, columns: Columns) -> Mask:
+    def must_match_paths(self, columns: Columns) -> Mask:
         wanted = CellRelation.OUTSIDE if self.negated else CellRelation.INSIDE
         found: Mask = self.cover.relations(columns.cell) == wanted
         return found
 
-    def zones(self, zones: Zones) -> Mask:
+    def may_match_zones(self, zones: Zones) -> Mask:
         if self.negated:
             return ~ranges.holds(self.cover.inside, zones.cell_lo, zones.cell_hi)
         return ranges.overlaps(self.cover.possible, zones.cell_lo, zones.cell_hi)
@@ -87,7 +87,7 @@ class PlaceLeaf(ABC):
 
 
 @dataclass(frozen=True)
-class InRegion(PlaceLeaf):
+class InRegion(SpatialLeaf):
     """The observation lies in a region or on its edge; `interior` leaves the edge out.
 
     A path matches where its cell shares a point with the region; negated, where the cell is
@@ -107,7 +107,7 @@ class InRegion(PlaceLeaf):
     def cover(self) -> Cover:
         return cover.from_region(self.region, self.precision, interior=self.interior)
 
-    def untested(self, cells: Cells) -> Mask:
+    def test_cells(self, cells: Cells) -> Mask:
         boxes = geohash.bounds(cells, self.precision)
         if not self.negated:
             return self.region.intersects(boxes)
@@ -116,7 +116,7 @@ class InRegion(PlaceLeaf):
         )
         return ~enclosed
 
-    def points(self, points: Points) -> Mask:
+    def matches_rows(self, points: ObservationColumns) -> Mask:
         test = self.region.contains_points if self.interior else self.region.intersects_points
         found: Mask = test(points.latitude, points.longitude) != self.negated
         return found
@@ -128,7 +128,7 @@ class InRegion(PlaceLeaf):
 
 
 @dataclass(frozen=True)
-class WithinDistance(PlaceLeaf):
+class WithinDistance(SpatialLeaf):
     """The observation lies within a great-circle distance of a point.
 
     A path matches where its cell may hold such a place; negated, where the cell may hold one
@@ -143,11 +143,11 @@ class WithinDistance(PlaceLeaf):
     def cover(self) -> Cover:
         return cover.from_circle(self.circle, self.precision)
 
-    def untested(self, cells: Cells) -> Mask:
+    def test_cells(self, cells: Cells) -> Mask:
         boxes = geohash.bounds(cells, self.precision)
         return ~self.circle.covers(boxes) if self.negated else self.circle.intersects(boxes)
 
-    def points(self, points: Points) -> Mask:
+    def matches_rows(self, points: ObservationColumns) -> Mask:
         found: Mask = (
             self.circle.intersects_points(points.latitude, points.longitude) != self.negated
         )
@@ -161,7 +161,7 @@ class WithinDistance(PlaceLeaf):
 
 
 @dataclass(frozen=True)
-class InCells(PlaceLeaf):
+class InCells(SpatialLeaf):
     """The observation lies in one of the cells named by geohash prefixes.
 
     Attributes:
@@ -177,10 +177,10 @@ class InCells(PlaceLeaf):
     def cover(self) -> Cover:
         return cover.from_prefixes(self.prefixes, self.precision)
 
-    def untested(self, cells: Cells) -> Mask:
+    def test_cells(self, cells: Cells) -> Mask:
         raise AssertionError(f"the cover of prefixes is complete, yet {len(cells)} cells are open")
 
-    def points(self, points: Points) -> Mask:
+    def matches_rows(self, points: ObservationColumns) -> Mask:
         found = np.zeros(len(points), dtype=np.bool_)
         for length in {len(prefix) for prefix in self.prefixes}:
             named = geohash.from_text([p for p in self.prefixes if len(p) == length])
@@ -198,7 +198,7 @@ class InCells(PlaceLeaf):
 
 
 @dataclass(frozen=True)
-class InPattern(PlaceLeaf):
+class InPattern(SpatialLeaf):
     """The observation's geohash begins as a pattern with characters that may be any.
 
     A pattern longer than `precision` is exact for observations; a path matches where its cell
@@ -213,12 +213,12 @@ class InPattern(PlaceLeaf):
     def cover(self) -> Cover:
         return cover.from_pattern(self.pattern, self.precision)
 
-    def untested(self, cells: Cells) -> Mask:
+    def test_cells(self, cells: Cells) -> Mask:
         if self.negated:
             return ~self.pattern.covers(cells, self.precision)
         return self.pattern.intersects(cells, self.precision)
 
-    def points(self, points: Points) -> Mask:
+    def matches_rows(self, points: ObservationColumns) -> Mask:
         found = self.pattern.intersects_points(points.latitude, points.longitude)
         verdict: Mask = found != self.negated
         return verdict

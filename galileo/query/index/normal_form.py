@@ -1,4 +1,4 @@
-"""The normal form of a query: what of it fits columns of constants, and the rest.
+"""The normal form of a query: the conditions that fit bound columns, and the residual filter.
 
 A path matches exactly when its cell lies in the cells, its bucket in the times, every named
 number in its interval, every named text is the one wanted, and the rest is true of it. What
@@ -17,13 +17,13 @@ import numpy as np
 
 from galileo.geo import ranges
 from galileo.geo.ranges import Ranges
-from galileo.query import evaluate
-from galileo.query.features import BoolIs, NumberIs, TextIs
+from galileo.query import visitors
+from galileo.query.feature_predicates import BoolIs, NumberIs, TextIs
+from galileo.query.index.prefixes import Prefixes, prefixes_from_ranges
+from galileo.query.predicates import And, Node, conjunction
 from galileo.query.query import Query
-from galileo.query.spatial import PlaceLeaf
-from galileo.query.standing.prefixes import Prefixes, prefixes_of
-from galileo.query.temporal import During
-from galileo.query.tree import All, Node, conjunction
+from galileo.query.spatial_predicates import SpatialLeaf
+from galileo.query.time_predicates import During
 
 PREFIXES_MAX = 8_192
 """Of one query; one that has more is indexed by shorter ones, and its cells are tested besides."""
@@ -39,7 +39,7 @@ _TIMES = np.iinfo(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Normal:
+class NormalForm:
     """See the module.
 
     Attributes:
@@ -59,32 +59,32 @@ class Normal:
     rest: Node | None = None
 
 
-def normal(query: Query) -> Normal:
+def normal_form(query: Query) -> NormalForm:
     """The normal form of a query."""
     tree = query.tree
-    parts = tree.parts if isinstance(tree, All) else (tree,)
+    parts = tree.parts if isinstance(tree, And) else (tree,)
     numbers: dict[str, Interval] = {}
     texts: dict[TextKey, str] = {}
     rest = [part for part in parts if not _fits(part, numbers=numbers, texts=texts)]
     prefixes, tests = _placed(parts, query.schema.geohash_precision)
     rest += [part for part in tests if part not in rest]
     first, last = _times(tree)
-    return Normal(prefixes, first, last, numbers, texts, conjunction(rest) if rest else None)
+    return NormalForm(prefixes, first, last, numbers, texts, conjunction(rest) if rest else None)
 
 
 def _fits(part: Node, *, numbers: dict[str, Interval], texts: dict[TextKey, str]) -> bool:
     """Whether columns of constants say all of the part; constants are noted."""
     if isinstance(part, During):
         return True
-    if isinstance(part, PlaceLeaf):
+    if isinstance(part, SpatialLeaf):
         return len(part.cover.untested[0]) == 0
     if isinstance(part, BoolIs):
         value = float(part.value)
-        numbers[part.name] = _met(numbers.get(part.name, UNBOUNDED), (value, value))
+        numbers[part.name] = _intersect(numbers.get(part.name, UNBOUNDED), (value, value))
         return True
     if isinstance(part, NumberIs) and part.operator != "<>":
         interval = _interval(part.operator, part.value)
-        numbers[part.name] = _met(numbers.get(part.name, UNBOUNDED), interval)
+        numbers[part.name] = _intersect(numbers.get(part.name, UNBOUNDED), interval)
         return True
     if isinstance(part, TextIs) and part.operator == "=":
         return texts.setdefault((part.name, part.folded), part.value) == part.value
@@ -106,7 +106,7 @@ def _interval(sign: str, value: float) -> Interval:
     return known[sign]
 
 
-def _met(one: Interval, other: Interval) -> Interval:
+def _intersect(one: Interval, other: Interval) -> Interval:
     return max(one[0], other[0]), min(one[1], other[1])
 
 
@@ -116,17 +116,17 @@ def _placed(parts: tuple[Node, ...], precision: int) -> tuple[Prefixes | None, l
     known = [limit for limit in limits if limit is not None]
     if not known:
         return None, []
-    prefixes = prefixes_of(reduce(ranges.intersection, known), precision)
+    prefixes = prefixes_from_ranges(reduce(ranges.intersection, known), precision)
     if len(prefixes) <= PREFIXES_MAX:
         return prefixes, []
-    tests: list[Node] = [part for part in parts if isinstance(part, PlaceLeaf)]
+    tests: list[Node] = [part for part in parts if isinstance(part, SpatialLeaf)]
     return prefixes.shortened(PREFIXES_MAX), tests
 
 
 def _cells(part: Node) -> Ranges | None:
     """The cells that a part accepts, or more of them where it is none on place alone."""
-    if not isinstance(part, PlaceLeaf) or len(part.cover.untested[0]):
-        return evaluate.cells(part)
+    if not isinstance(part, SpatialLeaf) or len(part.cover.untested[0]):
+        return visitors.cell_ranges(part)
     cover = part.cover
     if part.negated:
         return ranges.complement(cover.inside, 1 << 5 * part.precision)
@@ -134,7 +134,7 @@ def _cells(part: Node) -> Ranges | None:
 
 
 def _times(tree: Node) -> tuple[int, int]:
-    lo, hi = evaluate.buckets(tree)
+    lo, hi = visitors.bucket_span(tree)
     first = _TIMES.min if lo is None else max(lo, _TIMES.min)
     last = _TIMES.max if hi is None else min(hi - 1, _TIMES.max)
     return int(first), int(last)
@@ -142,5 +142,5 @@ def _times(tree: Node) -> tuple[int, int]:
 
 def by_cell_alone(node: Node) -> bool:
     """Whether a condition reads nothing but the cell."""
-    parts: tuple[Node, ...] = node.parts if isinstance(node, All) else (node,)
-    return all(isinstance(part, PlaceLeaf) for part in parts)
+    parts: tuple[Node, ...] = node.parts if isinstance(node, And) else (node,)
+    return all(isinstance(part, SpatialLeaf) for part in parts)

@@ -1,4 +1,4 @@
-"""Pairs of a query and a row: what candidates are made of, and how stretches become pairs."""
+"""Candidate pairs of a query and a row, made from ranges of rows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from galileo.query.columns import Mask
-from galileo.query.standing.prefixes import Hits, Places, Slots, within
+from galileo.query.index.prefixes import CandidateRanges, Places, Slots, within
 
 PAIRS_AT_ONCE = 1 << 18
 """Candidates that are looked at together, about; their columns fit the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pairs:
+class CandidatePairs:
     """Queries and rows that meet.
 
     Attributes:
@@ -30,14 +30,14 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def where(self, mask: Mask) -> Pairs:
+    def where(self, mask: Mask) -> CandidatePairs:
         if mask.all():
             return self
         kept = np.flatnonzero(mask)
-        return Pairs(self.slots.take(kept), self.rows.take(kept))
+        return CandidatePairs(self.slots.take(kept), self.rows.take(kept))
 
 
-def pairs_of(hits: Hits, order: Places | None) -> Iterator[Pairs]:
+def pairs_from_ranges(hits: CandidateRanges, order: Places | None) -> Iterator[CandidatePairs]:
     """Every query of the hits with every row of its stretch, some at a time.
 
     Args:
@@ -54,4 +54,4 @@ def pairs_of(hits: Hits, order: Places | None) -> Iterator[Pairs]:
         places = np.repeat(hits.start[first:end], part) + within(part)
         rows = places if order is None else order.take(places)
         if len(rows):
-            yield Pairs(np.repeat(hits.slots[first:end], part), rows)
+            yield CandidatePairs(np.repeat(hits.slots[first:end], part), rows)

@@ -1,4 +1,4 @@
-"""Walks over a predicate tree: verdicts per row or zone, bounds in space and time, JSON."""
+"""Visitors of predicate trees: evaluation on rows and zones, bounds in space and time, JSON."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from galileo.geo import ranges
 from galileo.geo.ranges import Ranges
-from galileo.query import temporal
+from galileo.query import time_predicates
 from galileo.query.columns import Mask
-from galileo.query.features import number_bounds
-from galileo.query.tree import ALWAYS, All, Leaf, Node, Some, Span, leaves
+from galileo.query.feature_predicates import number_bounds
+from galileo.query.predicates import ALWAYS, And, Leaf, Node, Or, Span, leaves
 
-NARROW = 4
+GATHER_BELOW_SHARE = 4
 """A later part looks only at undecided rows once these are fewer than one in so many."""
 
 
@@ -31,15 +31,15 @@ R = TypeVar("R", bound=Rows)
 
 def verdicts(node: Node, rows: R, test: Callable[[Leaf, R], Mask]) -> Mask:
     """For which rows the tree is true, given the test of a leaf on rows."""
-    if not isinstance(node, All | Some):
+    if not isinstance(node, And | Or):
         return test(node, rows)
-    wanted = isinstance(node, All)
+    wanted = isinstance(node, And)
     found = np.full(len(rows), wanted, dtype=np.bool_)
     for part in sorted(node.parts, key=_cost):
         undecided = np.flatnonzero(found == wanted)
         if len(undecided) == 0:
             break
-        if len(undecided) * NARROW < len(rows):
+        if len(undecided) * GATHER_BELOW_SHARE < len(rows):
             found[undecided] = verdicts(part, rows.take(undecided), test)
         elif wanted:
             found &= verdicts(part, rows, test)
@@ -48,38 +48,38 @@ def verdicts(node: Node, rows: R, test: Callable[[Leaf, R], Mask]) -> Mask:
     return found
 
 
-def cells(node: Node) -> Ranges | None:
+def cell_ranges(node: Node) -> Ranges | None:
     """The cells outside of which nothing matches; None is no limit."""
-    if not isinstance(node, All | Some):
+    if not isinstance(node, And | Or):
         return node.cells()
-    limits = [cells(part) for part in node.parts]
+    limits = [cell_ranges(part) for part in node.parts]
     known = [limit for limit in limits if limit is not None]
-    if isinstance(node, All):
+    if isinstance(node, And):
         return reduce(ranges.intersection, known) if known else None
     if len(known) < len(limits):
         return None
     return reduce(ranges.union, known, ranges.none())
 
 
-def buckets(node: Node) -> Span:
+def bucket_span(node: Node) -> Span:
     """The starts of buckets outside of which nothing matches."""
-    if not isinstance(node, All | Some):
+    if not isinstance(node, And | Or):
         return node.buckets()
-    spans = [buckets(part) for part in node.parts]
-    if isinstance(node, All):
-        return reduce(temporal.overlap, spans, ALWAYS)
-    return temporal.hull(spans)
+    spans = [bucket_span(part) for part in node.parts]
+    if isinstance(node, And):
+        return reduce(time_predicates.overlap, spans, ALWAYS)
+    return time_predicates.bounding_span(spans)
 
 
-def numbers(node: Node, name: str) -> tuple[float, float]:
+def number_range(node: Node, name: str) -> tuple[float, float]:
     """Between which numbers a feature lies where the tree is true.
 
     Where it is true nowhere, the first number may be above the second.
     """
-    if not isinstance(node, All | Some):
+    if not isinstance(node, And | Or):
         return number_bounds(node, name)
-    bounds = [numbers(part, name) for part in node.parts]
-    if isinstance(node, All):
+    bounds = [number_range(part, name) for part in node.parts]
+    if isinstance(node, And):
         low = max((low for low, _ in bounds), default=-math.inf)
         return low, min((high for _, high in bounds), default=math.inf)
     possible = [(low, high) for low, high in bounds if low <= high]
@@ -89,11 +89,11 @@ def numbers(node: Node, name: str) -> tuple[float, float]:
 
 def json_value(node: Node) -> Any:
     """CQL2 JSON that binds to an equal tree."""
-    if not isinstance(node, All | Some):
+    if not isinstance(node, And | Or):
         return node.json()
     if not node.parts:
-        return isinstance(node, All)
-    op = "and" if isinstance(node, All) else "or"
+        return isinstance(node, And)
+    op = "and" if isinstance(node, And) else "or"
     return {"op": op, "args": [json_value(part) for part in node.parts]}
 
 

@@ -1,4 +1,4 @@
-"""Conditions on time: every one of them is "the time lies in [lo, hi)", or two of these.
+"""Conditions on time, each one or two of "the time lies in [lo, hi)".
 
 A timestamp is one microsecond, a date is its whole day in UTC, and an interval includes both
 of its ends (OGC 21-065, 7.8; clause "Temporal data types and instances").
@@ -15,8 +15,8 @@ import numpy as np
 from galileo.geo.ranges import Ranges
 from galileo.model.times import iso, micros
 from galileo.query.columns import Columns, Mask
-from galileo.query.tree import ALWAYS, EVERYTHING, Node, Points, Span, disjunction
-from galileo.query.zones import Zones
+from galileo.query.predicates import ALWAYS, EVERYTHING, Node, ObservationColumns, Span, disjunction
+from galileo.query.zone_maps import Zones
 
 OPEN_END = ".."
 _CALENDAR = (micros("0001-01-01"), micros("9999-12-31T23:59:59.999999Z") + 1)
@@ -41,10 +41,10 @@ class During:
     cost: ClassVar[int] = 0
     feature: ClassVar[None] = None
 
-    def paths(self, columns: Columns) -> Mask:
+    def may_match_paths(self, columns: Columns) -> Mask:
         return self._overlaps(columns.bucket, columns.bucket)
 
-    def certain(self, columns: Columns) -> Mask:
+    def must_match_paths(self, columns: Columns) -> Mask:
         found = np.ones(len(columns), dtype=np.bool_)
         if self.lo is not None:
             found &= columns.bucket >= self.lo
@@ -52,7 +52,7 @@ class During:
             found &= columns.bucket <= self.hi - self.bucket_us
         return found
 
-    def points(self, points: Points) -> Mask:
+    def matches_rows(self, points: ObservationColumns) -> Mask:
         found = np.ones(len(points), dtype=np.bool_)
         if self.lo is not None:
             found &= points.time >= self.lo
@@ -60,7 +60,7 @@ class During:
             found &= points.time < self.hi
         return found
 
-    def zones(self, zones: Zones) -> Mask:
+    def may_match_zones(self, zones: Zones) -> Mask:
         return self._overlaps(zones.bucket_lo, zones.bucket_hi)
 
     def cells(self) -> Ranges | None:
@@ -148,7 +148,7 @@ def overlap(left: Span, right: Span) -> Span:
     return max(lows, default=None), min(highs, default=None)
 
 
-def hull(spans: list[Span]) -> Span:
+def bounding_span(spans: list[Span]) -> Span:
     """The shortest span around all; of none the empty one."""
     full = [span for span in spans if not empty(span)]
     if not full:

@@ -28,8 +28,8 @@ from galileo.query.columns import (
     NumberColumn,
     TextColumn,
 )
-from galileo.query.tree import ALWAYS, Leaf, Points, Span, negation
-from galileo.query.zones import FeatureZones, Zones
+from galileo.query.predicates import ALWAYS, Leaf, ObservationColumns, Span, negation
+from galileo.query.zone_maps import FeatureZones, Zones
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq,
@@ -77,16 +77,16 @@ class FeatureLeaf(ABC):
     @abstractmethod
     def json(self) -> Any: ...
 
-    def paths(self, columns: Columns) -> Mask:
+    def may_match_paths(self, columns: Columns) -> Mask:
         return self.match(columns.features[self.name])
 
-    def certain(self, columns: Columns) -> Mask:
-        return self.paths(columns)
+    def must_match_paths(self, columns: Columns) -> Mask:
+        return self.may_match_paths(columns)
 
-    def points(self, points: Points) -> Mask:
+    def matches_rows(self, points: ObservationColumns) -> Mask:
         return self.match(points.features[self.name])
 
-    def zones(self, zones: Zones) -> Mask:
+    def may_match_zones(self, zones: Zones) -> Mask:
         known = zones.features.get(self.name)
         return np.ones(len(zones), dtype=np.bool_) if known is None else self.bounds(known)
 
@@ -214,7 +214,7 @@ class TextLeaf(FeatureLeaf):
 
     def match(self, column: FeatureColumn) -> Mask:
         column = cast(TextColumn, column)
-        texts = fold(column.dictionary) if self.folded else column.dictionary
+        texts = casefold(column.dictionary) if self.folded else column.dictionary
         verdicts = np.asarray(self.judge(texts).to_numpy(zero_copy_only=False), dtype=np.bool_)
         found: Mask = np.append(verdicts, False)[column.codes]
         return found
@@ -277,13 +277,13 @@ class TextLike(TextLeaf):
         return negation({"op": "like", "args": [self._operand(), self.pattern]}, self.negated)
 
 
-def fold(texts: pa.Array) -> pa.Array:
+def casefold(texts: pa.Array) -> pa.Array:
     """Texts as CASEI compares them."""
     return pc.utf8_lower(texts)
 
 
-def fold_text(text: str) -> str:
-    folded: str = fold(pa.array([text]))[0].as_py()
+def casefold_text(text: str) -> str:
+    folded: str = casefold(pa.array([text]))[0].as_py()
     return folded
 
 

@@ -13,10 +13,10 @@ from typing import Any
 from galileo.errors import InputError, UnsupportedQuery
 from galileo.model.schema import Schema
 from galileo.model.times import MICROS, micros
-from galileo.query import temporal
-from galileo.query.operands import DATETIME, Subject, is_property, mismatch, subject
-from galileo.query.temporal import OPEN_END, Period
-from galileo.query.tree import Span
+from galileo.query import time_predicates
+from galileo.query.operands import DATETIME, PropertyRef, is_property, mismatch, property_ref
+from galileo.query.predicates import Span
+from galileo.query.time_predicates import OPEN_END, Period
 
 FUNCTIONS = ("t_after", "t_before", "t_disjoint", "t_during", "t_equals", "t_intersects")
 DAY_US = 86_400 * MICROS
@@ -29,7 +29,7 @@ _TIMESTAMP = re.compile(
 )
 
 
-def moment(raw: Any, about: Subject) -> Period:
+def instant(raw: Any, about: PropertyRef) -> Period:
     """The period of a TIMESTAMP, a DATE or a text that is either.
 
     Raises:
@@ -44,7 +44,7 @@ def moment(raw: Any, about: Subject) -> Period:
     raise mismatch(raw, about, _WANTED)
 
 
-def related(function: str, args: list[Any], schema: Schema) -> list[Span]:
+def bind_relation(function: str, args: list[Any], schema: Schema) -> list[Span]:
     """The times for which a temporal function of `datetime` and a literal is true.
 
     Raises:
@@ -53,31 +53,31 @@ def related(function: str, args: list[Any], schema: Schema) -> list[Span]:
     left, right = args
     if not is_property(left) and is_property(right) and function != "t_during":
         left, right, function = right, left, _MIRRORED.get(function, function)
-    about = subject(left, schema)
+    about = property_ref(left, schema)
     if about.name != DATETIME:
         raise UnsupportedQuery(
             f"{function.upper()} expects the property datetime, got {about.name!r}"
         )
     if isinstance(right, dict) and "interval" in right:
         span, one_instant = _interval(right["interval"], about)
-        return temporal.related(function, span, one_instant=one_instant)
+        return time_predicates.related(function, span, one_instant=one_instant)
     if function == "t_during":
         raise mismatch(right, about, "INTERVAL('2012-03-01', '2012-03-07')")
-    return temporal.related(function, moment(right, about), one_instant=True)
+    return time_predicates.related(function, instant(right, about), one_instant=True)
 
 
-def _interval(raw: Any, about: Subject) -> tuple[Span, bool]:
+def _interval(raw: Any, about: PropertyRef) -> tuple[Span, bool]:
     """The time from the first to the last instant of an interval; whether these are one."""
     if not isinstance(raw, list) or len(raw) != 2:
         raise mismatch(raw, about, "INTERVAL of two times, or '..' for an open end,")
-    first, last = (None if end == OPEN_END else moment(end, about) for end in raw)
+    first, last = (None if end == OPEN_END else instant(end, about) for end in raw)
     span = (None if first is None else first[0], None if last is None else last[1])
-    if temporal.empty(span):
+    if time_predicates.empty(span):
         raise mismatch(raw, about, "INTERVAL with its start before its end")
     return span, first is not None and first == last
 
 
-def _period(text: str, kind: str, about: Subject) -> Period:
+def _period(text: str, kind: str, about: PropertyRef) -> Period:
     form = _DATE if kind == "date" else _TIMESTAMP
     if form.fullmatch(text) is None:
         raise mismatch(text, about, _WANTED)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from galileo.geo.ranges import Ranges
 from galileo.query.columns import Columns, FeatureColumn, Mask
-from galileo.query.zones import Zones
+from galileo.query.zone_maps import Zones
 
 Span: TypeAlias = tuple[int | None, int | None]
 """Half-open [lo, hi) in microseconds; None is open."""
@@ -26,7 +26,7 @@ ALWAYS: Span = (None, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Points:
+class ObservationColumns:
     """Observations as a query looks at them.
 
     Attributes:
@@ -44,10 +44,10 @@ class Points:
     def __len__(self) -> int:
         return len(self.time)
 
-    def take(self, rows: Any) -> Points:
+    def take(self, rows: Any) -> ObservationColumns:
         """The rows of an index array, a mask or a slice."""
         taken = {name: column.take(rows) for name, column in self.features.items()}
-        return Points(self.latitude[rows], self.longitude[rows], self.time[rows], taken)
+        return ObservationColumns(self.latitude[rows], self.longitude[rows], self.time[rows], taken)
 
 
 class Leaf(Protocol):
@@ -63,28 +63,28 @@ class Leaf(Protocol):
         """The feature that it reads, if any."""
         ...
 
-    def paths(self, columns: Columns) -> Mask:
+    def may_match_paths(self, columns: Columns) -> Mask:
         """Which paths could hold an observation for which the condition is true."""
         ...
 
-    def certain(self, columns: Columns) -> Mask:
+    def must_match_paths(self, columns: Columns) -> Mask:
         """Which paths hold only observations for which it is true; True is certain, False not."""
         ...
 
-    def points(self, points: Points) -> Mask:
+    def matches_rows(self, points: ObservationColumns) -> Mask:
         """For which observations the condition is true."""
         ...
 
-    def zones(self, zones: Zones) -> Mask:
-        """Which zones may hold a path that `paths` accepts."""
+    def may_match_zones(self, zones: Zones) -> Mask:
+        """Which zones may hold a path that `may_match_paths` accepts."""
         ...
 
     def cells(self) -> Ranges | None:
-        """Outside of these cells `paths` accepts nothing; None is no limit."""
+        """Outside of these cells `may_match_paths` accepts nothing; None is no limit."""
         ...
 
     def buckets(self) -> Span:
-        """Outside of these starts of buckets `paths` accepts nothing."""
+        """Outside of these starts of buckets `may_match_paths` accepts nothing."""
         ...
 
     def json(self) -> Any:
@@ -93,47 +93,47 @@ class Leaf(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class All:
+class And:
     """AND; true when it has no parts."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Some:
+class Or:
     """OR; false when it has no parts."""
 
     parts: tuple[Node, ...]
 
 
-Node: TypeAlias = "All | Some | Leaf"
+Node: TypeAlias = "And | Or | Leaf"
 
-EVERYTHING = All(())
-NOTHING = Some(())
+EVERYTHING = And(())
+NOTHING = Or(())
 
 
 def conjunction(parts: Iterable[Node]) -> Node:
     """AND, flat, without repeated parts and constants."""
     flat = dict.fromkeys(
-        item for part in parts for item in (part.parts if isinstance(part, All) else (part,))
+        item for part in parts for item in (part.parts if isinstance(part, And) else (part,))
     )
     if NOTHING in flat:
         return NOTHING
-    return next(iter(flat)) if len(flat) == 1 else All(tuple(flat))
+    return next(iter(flat)) if len(flat) == 1 else And(tuple(flat))
 
 
 def disjunction(parts: Iterable[Node]) -> Node:
     """OR, flat, without repeated parts and constants."""
     flat = dict.fromkeys(
-        item for part in parts for item in (part.parts if isinstance(part, Some) else (part,))
+        item for part in parts for item in (part.parts if isinstance(part, Or) else (part,))
     )
     if EVERYTHING in flat:
         return EVERYTHING
-    return next(iter(flat)) if len(flat) == 1 else Some(tuple(flat))
+    return next(iter(flat)) if len(flat) == 1 else Or(tuple(flat))
 
 
 def leaves(node: Node) -> list[Leaf]:
-    if isinstance(node, All | Some):
+    if isinstance(node, And | Or):
         return [leaf for part in node.parts for leaf in leaves(part)]
     return [node]
 

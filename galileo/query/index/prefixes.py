@@ -1,4 +1,4 @@
-"""Geohash prefixes: ranges of cells taken apart, and the index from prefixes to queries.
+"""Geohash prefixes: ranges of cells as prefixes, and the index from prefixes to queries.
 
 A prefix of length l is a cell of precision l. Each range of cells is the disjoint union of a few
 prefixes, so a cell lies in a query's cells exactly when one of its own prefixes, from none to all
@@ -54,7 +54,7 @@ class Prefixes:
         return Prefixes(self.precision, tuple(kept))
 
 
-def prefixes_of(cells: Ranges, precision: int) -> Prefixes:
+def prefixes_from_ranges(cells: Ranges, precision: int) -> Prefixes:
     """The fewest prefixes that make up sorted, disjoint ranges of cells."""
     lo, hi = cells
     found: list[Cells] = []
@@ -87,7 +87,7 @@ def within(counts: Places) -> Places:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hits:
+class CandidateRanges:
     """Queries that stretches of sorted rows lie in.
 
     Attributes:
@@ -103,8 +103,8 @@ class Hits:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def where(self, mask: npt.NDArray[np.bool_]) -> Hits:
-        return Hits(self.slots[mask], self.start[mask], self.stop[mask])
+    def where(self, mask: npt.NDArray[np.bool_]) -> CandidateRanges:
+        return CandidateRanges(self.slots[mask], self.start[mask], self.stop[mask])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,14 +132,14 @@ class _Table:
     def entries(self) -> tuple[Cells, Slots]:
         return np.repeat(self.prefix, np.diff(self.first)), self.slots
 
-    def hits(self, prefix: Cells, start: Places, stop: Places) -> Hits:
+    def hits(self, prefix: Cells, start: Places, stop: Places) -> CandidateRanges:
         """What holds each of some distinct prefixes, which stand for stretches of rows."""
         at = np.minimum(np.searchsorted(self.prefix, prefix), len(self.prefix) - 1)
         met = np.flatnonzero(self.prefix[at] == prefix)
         at = at[met]
         counts = self.first[at + 1] - self.first[at]
         slots = self.slots[np.repeat(self.first[at], counts) + within(counts)]
-        return Hits(slots, np.repeat(start[met], counts), np.repeat(stop[met], counts))
+        return CandidateRanges(slots, np.repeat(start[met], counts), np.repeat(stop[met], counts))
 
 
 class PrefixIndex:
@@ -156,7 +156,7 @@ class PrefixIndex:
         self._pending: list[tuple[int, Prefixes]] = []
 
     def __len__(self) -> int:
-        """Entries, those of removed queries among them until `forget`."""
+        """Entries, those of removed queries among them until `compact`."""
         tables = (*self._old.values(), *self._new.values())
         return sum(map(len, tables)) + sum(len(prefixes) for _, prefixes in self._pending)
 
@@ -168,7 +168,7 @@ class PrefixIndex:
     def add(self, slot: int, prefixes: Prefixes) -> None:
         self._pending.append((slot, prefixes))
 
-    def settle(self) -> None:
+    def build(self) -> None:
         """Takes what was added into the tables."""
         pending, self._pending = self._pending, []
         if not pending:
@@ -180,9 +180,9 @@ class PrefixIndex:
                 slots = np.repeat(np.array([slot for _, slot in parts], dtype=np.int32), sizes)
                 self._extend(length, np.concatenate([prefix for prefix, _ in parts]), slots)
 
-    def forget(self, alive: npt.NDArray[np.bool_]) -> None:
+    def compact(self, alive: npt.NDArray[np.bool_]) -> None:
         """Drops the entries of slots that are not alive."""
-        self.settle()
+        self.build()
         for tables in (self._old, self._new):
             for length, table in list(tables.items()):
                 prefix, slots = table.entries()
@@ -192,9 +192,9 @@ class PrefixIndex:
                 else:
                     del tables[length]
 
-    def hits(self, cells: Cells) -> Iterator[Hits]:
+    def hits(self, cells: Cells) -> Iterator[CandidateRanges]:
         """The queries of sorted cells; a query and a row meet once at most."""
-        self.settle()
+        self.build()
         for length in sorted({*self._old, *self._new}):
             prefix, start, stop = _stretches(cells >> _shift(self._precision - length))
             for tables in (self._old, self._new):

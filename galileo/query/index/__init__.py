@@ -1,0 +1,7 @@
+"""Standing queries: very many at once, matched against new paths in one pass, in columns."""
+
+from galileo.query.index.candidates import CandidatePairs
+from galileo.query.index.requests import MatchHits, MatchRequests
+from galileo.query.index.standing_queries import StandingQueries
+
+__all__ = ["MatchRequests", "MatchHits", "CandidatePairs", "StandingQueries"]
