@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 import galileo
 from galileo.cluster import stop_evaluator
+from galileo.spark.runtime import RuntimeDir
 
 EXAMPLES = {"quick": 15, "all": 100}
 for profile, examples in EXAMPLES.items():
@@ -131,6 +132,20 @@ def evaluator() -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="galileo-test-evaluator-") as directory:
         yield {"directory": directory, "idle_exit_s": 900.0}
         stop_evaluator(Path(directory))
+
+
+@pytest.fixture(scope="session")
+def no_evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The section `evaluator` of clusters that evaluate nothing, so that they start no JVM.
+
+    Its lock is taken, as by an evaluator that is starting; nodes wait for that one. Continuous
+    queries are accepted and have their initial results, which nodes find themselves.
+    """
+    directory = tmp_path_factory.mktemp("no-evaluator")
+    lock = RuntimeDir(directory).try_lock()
+    assert lock is not None
+    yield {"directory": str(directory)}
+    os.close(lock)
 
 
 @pytest.fixture(scope="session")

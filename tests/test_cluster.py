@@ -39,8 +39,7 @@ def until(client: galileo.Client, *, complete: bool) -> None:
         assert time.monotonic() < deadline
 
 
-def test_what_was_acknowledged_is_there_after_a_kill_and_after_a_new_start(tmp_path: Path) -> None:
-    """One cluster for several questions: a start costs seconds."""
+def test_acknowledged_observations_survive_the_kill_of_a_node(tmp_path: Path) -> None:
     with galileo.LocalCluster(2, 1, tmp_path, settings=IMPATIENT) as cluster:
         one, two = cluster.nodes
         with galileo.connect(*cluster.addresses) as client:
@@ -64,6 +63,16 @@ def test_what_was_acknowledged_is_there_after_a_kill_and_after_a_new_start(tmp_p
     assert not two.running
     again = galileo.LocalCluster(2, 1, tmp_path, settings=IMPATIENT)
     assert again.addresses == addresses, "the directory remembers them"
+
+
+@pytest.mark.slow
+def test_a_cluster_that_starts_again_has_its_data_and_knows_all_its_nodes(tmp_path: Path) -> None:
+    with galileo.LocalCluster(2, 1, tmp_path, settings=IMPATIENT) as cluster:
+        addresses = cluster.addresses
+        with galileo.connect(*addresses) as client:
+            client.create_dataset(SCHEMA)
+            client.ingest("nam", ROWS)
+    again = galileo.LocalCluster(2, 1, tmp_path, settings=IMPATIENT)
     # The first node waits for the second for so long that it holds it dead.
     again.nodes[0].start()
     again.nodes[0].wait()

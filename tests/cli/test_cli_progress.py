@@ -59,6 +59,7 @@ def read(terminal: int) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_what_has_come(cluster: galileo.LocalCluster, dataset: str) -> None:
     command = [sys.executable, "-m", "galileo", "--node", cluster.addresses[0]]
     result, told = shown([*command, "read", dataset, "t >= 500", "--all"])

@@ -274,7 +274,13 @@ INPUTS: dict[str, Callable[[pd.DataFrame], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", INPUTS)
+QUICK = ("a DataFrame with an index", "a reader", "a generator of tables", "longitudes to 360")
+"""Of each way in, one; tests/formats/test_formats_memory.py has the columns of all kinds."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[] if k in QUICK else pytest.mark.slow) for k in INPUTS]
+)
 def test_observations_come_in_many_shapes(client: galileo.Client, dataset: str, kind: str) -> None:
     data = frame(250, seed=5)
     receipt = client.ingest(dataset, INPUTS[kind](data), batch_rows=60)

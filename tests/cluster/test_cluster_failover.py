@@ -102,7 +102,7 @@ class Stream(threading.Thread):
             for number, table in enumerate(tables):
                 waiting[f"stream-{number}"] = table
                 self._send(waiting)
-                if self.stopping.wait(0.1):
+                if self.stopping.wait(0.4):
                     break
             while waiting:
                 self._send(waiting)

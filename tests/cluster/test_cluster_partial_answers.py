@@ -81,8 +81,9 @@ def ingest_without_end(client: galileo.Client, started: threading.Event) -> Gali
 
 
 @pytest.fixture(scope="module")
-def halved() -> Iterator[Halved]:
-    with galileo.LocalCluster(nodes=2, groups=2) as pair:
+def halved(no_evaluator: dict[str, Any]) -> Iterator[Halved]:
+    settings = {"evaluator": no_evaluator}
+    with galileo.LocalCluster(nodes=2, groups=2, settings=settings) as pair:
         with pair.client() as client:
             features = [galileo.Feature("temperature", "K")]
             client.create_dataset(galileo.Schema("air", features, geohash_precision=4))

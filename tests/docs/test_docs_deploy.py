@@ -120,11 +120,9 @@ def test_what_the_container_runs_is_taken() -> None:
     parses(json.loads(words))
 
 
-def test_the_environment_of_the_container_is_a_configuration(tmp_path: Path) -> None:
+def test_the_environment_of_the_container_is_a_configuration(cluster: LocalCluster) -> None:
     made = dict(pair.split("=", 1) for line in of("ENV") for pair in line.split())
-    with LocalCluster(nodes=1, groups=1, directory=tmp_path) as cluster:
-        [file] = cluster.directory.glob("*.toml")
-        loaded = config.load(file, environment=made)
+    loaded = config.load(cluster.directory / "node-1.toml", environment=made)
     assert loaded.logs.format == "json"
     [health] = of("HEALTHCHECK")
     assert f"http://{loaded.metrics.address}/live" in health

@@ -36,6 +36,7 @@ def soundings(client: galileo.Client, fresh_name: Callable[[str], str]) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_the_section_on_sending_works_as_it_stands(
     page: Callable[[str], Any],
     cluster: galileo.LocalCluster,

@@ -55,7 +55,7 @@ def moments(texts: Any) -> pd.DatetimeIndex:
 @pytest.mark.parametrize(
     "name",
     [
-        NAM_GRIB,
+        pytest.param(NAM_GRIB, marks=pytest.mark.slow),
         pytest.param(ERA5, marks=pytest.mark.slow),
         WRF,
         GFS,

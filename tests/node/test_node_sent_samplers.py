@@ -210,6 +210,7 @@ async def test_a_query_is_thinned_by_it_where_labels_lie(
         await sampled(open_cluster, sampler(share, fraction=3))
 
 
+@pytest.mark.slow
 async def test_it_may_look_at_observations_and_merge(
     open_cluster: Any, made: Callable[..., SamplerArchive], make_observations: Make
 ) -> None:

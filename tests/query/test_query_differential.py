@@ -335,6 +335,7 @@ def check(seed):
     return 0 < len(exact) < table.num_rows
 
 
+@pytest.mark.slow
 def test_duckdb_selects_the_same_rows():
     telling = sum(check(seed) for seed in range(SEED, SEED + CASES))
     assert telling >= CASES // 3

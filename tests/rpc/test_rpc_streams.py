@@ -30,15 +30,19 @@ TIMEOUT_S = 60.0
 SMALL = "temperature > 309.9"
 
 
-@pytest.fixture
-async def filled(company: Any, make_observations: Make) -> Any:
-    """A company with a dataset of more labels than connections take in that nobody reads from."""
+async def fill(company: Any, observations: pa.Table) -> None:
     text = company.schema.to_json()
     await company["a"].cluster.CreateDataset(cluster_pb2.CreateDatasetRequest(schema_json=text))
     request = storage_pb2.IngestRequest(
-        dataset="nam", producer="p", observations=to_ipc(make_observations(ROWS, station="s" * 700))
+        dataset="nam", producer="p", observations=to_ipc(observations)
     )
     await company["a"].storage.Ingest(request)
+
+
+@pytest.fixture
+async def filled(company: Any, make_observations: Make) -> Any:
+    """A company with a dataset of more labels than connections take in that nobody reads from."""
+    await fill(company, make_observations(ROWS, station="s" * 700))
     return company
 
 
@@ -105,6 +109,7 @@ async def test_a_reader_that_stops_stops_the_scans_and_nobody_else(
     slow.cancel()
 
 
+@pytest.mark.slow
 async def test_a_reader_that_goes_away_ends_the_scans(
     filled: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,9 +172,10 @@ async def test_so_many_answers_at_a_time_and_no_more(
 
 
 async def test_a_peer_that_sends_nothing_is_not_waited_for_long(
-    filled: Any, monkeypatch: pytest.MonkeyPatch
+    company: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its partitions are missing then; others' labels have come."""
+    await fill(company, make_observations(1_000))
     blocked = asyncio.Event()
 
     async def silent(tasks: Any) -> AsyncIterator[ScanAnswer]:
@@ -177,8 +183,8 @@ async def test_a_peer_that_sends_nothing_is_not_waited_for_long(
         yield scans_module.ScanDone(0, scans_module.ORIGIN)
 
     monkeypatch.setattr("galileo.rpc.peers.SCAN_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(filled["b"].node.local_scans, "scan", silent)
-    parts = [part async for part in ask(filled)]
+    monkeypatch.setattr(company["b"].node.local_scans, "scan", silent)
+    parts = [part async for part in ask(company)]
     assert parts[-1].tail.missing
     assert any(part.labels for part in parts)
     blocked.set()

@@ -74,7 +74,9 @@ class Metered:
 
 
 @pytest.fixture(scope="module")
-def metered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Metered]:
+def metered(
+    tmp_path_factory: pytest.TempPathFactory, no_evaluator: dict[str, Any]
+) -> Iterator[Metered]:
     directory = tmp_path_factory.mktemp("metered")
     certified = Certified.made(directory)
     node, client = certified.of("node", "node"), certified.of("client", "client")
@@ -96,6 +98,7 @@ def metered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Metered]:
         "audit": {"file": AUDIT},
         "samplers": {"sent": "contained"},
         "membership": {"dead_after_s": 60.0},  # however busy this machine is
+        "evaluator": no_evaluator,
     }
     proof = tokens.proof("root", tls=client)
     with galileo.LocalCluster(2, 1, settings=settings, proof=proof) as cluster:

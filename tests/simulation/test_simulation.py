@@ -14,7 +14,10 @@ from galileo.testing.simulator.__main__ import main
 SEEDS = 300
 SEEDS_QUICK = 10
 MUTANT_SEEDS_MAX = 120
-SURVIVING_LONG = ("hold_halfway", "lazy_fsync", "lose_spills")
+SURVIVING_LONG = (
+    *("accept_stale_reply", "begin_past_holder", "boundary_inclusive", "count_terms"),
+    *("forget_held", "hold_halfway", "ignore_ends", "lazy_fsync", "lose_spills", "take_dropped"),
+)
 """Mutants that the first worlds do not kill."""
 
 SOMETIMES = (

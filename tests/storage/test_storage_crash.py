@@ -24,8 +24,6 @@ Make = Callable[..., Commit]
 Open = Callable[..., Any]
 
 FIRST = f"{1:020d}.segment"
-ROUNDS = (1, 7, 23, 2, 40)
-"""After how many reports each child of the SIGKILL test is killed."""
 
 # Arguments: journal directory, first batch, number of groups (0: for ever). Reports each
 # acknowledged commit as "batch sequence"; groups have one or two commits.
@@ -67,11 +65,15 @@ def check_holds(journal: Any, reported: dict[int, int], make_commit: Make) -> No
         assert journal.read(sequence).equals(make_commit(batch, rows=20).observations)
 
 
+@pytest.mark.parametrize(
+    "rounds", [(7, 23), pytest.param((1, 7, 23, 2, 40), marks=pytest.mark.slow)]
+)
 def test_what_a_killed_process_reported_is_there_once(
-    tmp_path: Path, make_commit: Make, open_journal: Open
+    tmp_path: Path, make_commit: Make, open_journal: Open, rounds: tuple[int, ...]
 ) -> None:
+    """Each child is killed after that many reports."""
     reported: dict[int, int] = {}
-    for reports in ROUNDS:
+    for reports in rounds:
         first = max(0, max(reported, default=0) - 4)  # retries what may have been acknowledged
         command = child(tmp_path, batch=first)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -83,7 +85,7 @@ def test_what_a_killed_process_reported_is_there_once(
         for line in lines:
             batch, sequence = map(int, line.split())
             assert reported.setdefault(batch, sequence) == sequence
-    assert len(reported) >= ROUNDS[-1]
+    assert len(reported) >= rounds[-1]
     check_holds(open_journal(tmp_path).journal, reported, make_commit)
 
 
@@ -104,7 +106,12 @@ def injected(tmp_path: Path, fault: tuple[str, str, str], *, groups: int) -> lis
 
 @pytest.mark.parametrize(
     ("call", "when"),
-    [("pwritev", "1"), ("pwritev", "3"), ("fdatasync", "2"), ("fdatasync", "5")],
+    [
+        pytest.param("pwritev", "1", marks=pytest.mark.slow),
+        ("pwritev", "3"),
+        ("fdatasync", "2"),
+        pytest.param("fdatasync", "5", marks=pytest.mark.slow),
+    ],
 )
 def test_a_process_killed_at_a_system_call_loses_nothing_it_reported(
     tmp_path: Path, make_commit: Make, open_journal: Open, call: str, when: str

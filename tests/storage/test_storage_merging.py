@@ -357,7 +357,7 @@ def test_readers_and_writers_do_not_notice_a_merge(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path, SMALL).journal
-    commits = [make_commit(batch, rows=20) for batch in range(90)]
+    commits = [make_commit(batch, rows=20) for batch in range(50)]
     for commit in commits[:30]:
         journal.append([commit])
     failures: list[BaseException] = []

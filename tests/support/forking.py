@@ -1,6 +1,6 @@
 """A program that forks in every way that programs fork, and prints what became of its children.
 
-python forking.py ADDRESS DATASET
+python forking.py ADDRESS DATASET [few]
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any
 import galileo
 
 ADDRESS, DATASET = sys.argv[1:3]
+IS_FEW = len(sys.argv) > 3
+"""Whether to leave out pools, threads and what needs another connection."""
 TIMEOUT_S = 30
 
 
@@ -88,17 +90,34 @@ def tell(name: str, work: Callable[[], Any]) -> None:
 
 def main() -> None:
     tell("never connected", lambda: forked(count))
-    tell("pre-fork server", lambda: [forked(count) for _ in range(2)])
+    if not IS_FEW:
+        tell("pre-fork server", lambda: [forked(count) for _ in range(2)])
 
     made = galileo.connect(ADDRESS)
     tell("made only", lambda: forked(count))
     tell("made only, used", lambda: forked(lambda: made.count(DATASET)))
     made.count(DATASET)
     tell("open", lambda: forked(count))
+    tell("open, closes", lambda: forked(made.close))
+    if not IS_FEW:
+        open_and_busy(made)
+
+    try:
+        made.count("unknown")
+    except galileo.GalileoError as error:
+        kept = error  # with its frames, which hold the channel
+    made.close()
+    if not IS_FEW:
+        tell("error kept", lambda: loaded("fork", Rows.lazily))
+    del kept
+    gc.collect()
+    tell("closed", lambda: [forked(count) for _ in range(2)])
+
+
+def open_and_busy(made: galileo.Client) -> None:
     tell("open, in a loop", lambda: forked(lambda: asyncio.run(count_in_loop())))
     tell("open, its own", lambda: forked(lambda: made.count(DATASET)))
     tell("open, cluster", lambda: forked(cluster))
-    tell("open, closes", lambda: forked(made.close))
     tell("open, forks twice", lambda: forked(lambda: forked(count)))
 
     tell("open, drops", lambda: forked(made.__dict__.clear))
@@ -122,16 +141,6 @@ def main() -> None:
     is_over.set()
     for thread in threads:
         thread.join()
-
-    try:
-        made.count("unknown")
-    except galileo.GalileoError as error:
-        kept = error  # with its frames, which hold the channel
-    made.close()
-    tell("error kept", lambda: loaded("fork", Rows.lazily))
-    del kept
-    gc.collect()
-    tell("closed", lambda: [forked(count) for _ in range(2)])
 
 
 if __name__ == "__main__":
