@@ -30,6 +30,8 @@ settings.load_profile("quick")
 
 _NUMBERS = itertools.count(1)
 
+JAVA_OPTIONS = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+
 TOGETHER = {
     "tests/spark": ("tests/spark",),
     "the cluster": (
@@ -109,6 +111,14 @@ def no_user_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.delenv("GALILEO_NODE", raising=False)
         patch.delenv("GALILEO_PROFILE", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_java() -> Iterator[None]:
+    """Has every JVM trust the classes of PySpark, whose verification is a third of its start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
         yield
 
 

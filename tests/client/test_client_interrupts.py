@@ -136,6 +136,7 @@ class Nodes:
             if of is not None and of.poll() is not None:
                 return False
             assert time.monotonic() < deadline, found
+            time.sleep(0.01)
         return True
 
     def await_none(self) -> None:
@@ -143,6 +144,7 @@ class Nodes:
         deadline = time.monotonic() + HANGS_S
         while left := self.calls():
             assert time.monotonic() < deadline, left
+            time.sleep(0.02)
 
 
 @pytest.fixture

@@ -79,6 +79,7 @@ def comings_and_goings(draw):
     return steps
 
 
+@examples(50)
 @given(history=comings_and_goings(), head_paths_max=st.integers(1, 120))
 def test_a_partition_that_went_may_come_again_from_its_first_commit(
     world, dumb_store, rows_of, history, head_paths_max

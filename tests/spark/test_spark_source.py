@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -67,7 +68,9 @@ def schema(name: str) -> galileo.Schema:
 def spark() -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:
         # The second compiler and the parallel collector cost more than such short jobs take.
-        patch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        given = os.environ["JDK_JAVA_OPTIONS"]
+        options = f"{given} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        patch.setenv("JDK_JAVA_OPTIONS", options)
         session = galileo.spark.start_session(
             "local[2, 3]", heap_mb=1_024, settings={"spark.sql.shuffle.partitions": "2"}
         )
@@ -345,6 +348,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_sent(
 ) -> None:
     with pytest.raises(PySparkException, match="missing: number; unknown: n"):
         save(load(air).withColumnRenamed("number", "n"), cluster, empty)
+    assert client.count(empty) == 0
+
+
+@pytest.mark.slow
+def test_a_dataset_is_not_overwritten(
+    load: Any, air: str, empty: str, client: galileo.Client, cluster: galileo.LocalCluster
+) -> None:
     with pytest.raises(PySparkException, match="expected mode 'append'"):
         load(air).write.format("galileo").mode("overwrite").options(
             address=cluster.addresses[0], dataset=empty

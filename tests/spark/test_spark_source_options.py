@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from pyspark.sql.types import StructType
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError
@@ -16,7 +17,7 @@ from galileo.spark.source.options import (
     generation_of,
     offset_of,
 )
-from galileo.spark.source.source import StreamReader
+from galileo.spark.source.source import GalileoSource, StreamReader
 
 NEEDED = {"address": "127.0.0.1:7701, 127.0.0.1:7702", "dataset": "air"}
 
@@ -71,3 +72,8 @@ def test_a_checkpoint_of_a_dropped_dataset_is_refused() -> None:
     assert reader._cursor(offset) == Cursor({2: 7})
     with pytest.raises(InputError, match="a dropped dataset of this name; begin with a new"):
         reader._cursor({"2": 7})
+
+
+def test_nothing_is_overwritten() -> None:
+    with pytest.raises(InputError, match="expected mode 'append'"):
+        GalileoSource(NEEDED).writer(StructType(), overwrite=True)

@@ -152,7 +152,7 @@ def test_a_torn_tail_is_not_copied(node: Path, tmp_path: Path, make_commit: Make
     check_node(tmp_path / "again", make_commit, commits={3: COMMITS, 12: COMMITS})
 
 
-@pytest.mark.parametrize("options", [COPY, LINK])
+@pytest.mark.parametrize("options", [COPY, pytest.param(LINK, marks=pytest.mark.slow)])
 def test_it_works_while_the_node_writes_and_merges(
     node: Path, tmp_path: Path, make_commit: Make, options: BackupOptions
 ) -> None:
