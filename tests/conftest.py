@@ -17,7 +17,7 @@ import galileo
 from galileo.cluster import stop_evaluator
 from galileo.spark.runtime import RuntimeDir
 
-EXAMPLES = {"quick": 15, "all": 100}
+EXAMPLES = {"quick": 10, "all": 100}
 for profile, examples in EXAMPLES.items():
     settings.register_profile(
         profile,
