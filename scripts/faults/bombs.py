@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 import pyarrow as pa
+from fault_injection.ledger import numbered
+from fault_injection.requirements import SIGNALS
 
 from faults.bystanders import DATASET, PATIENCE, asked, fill, p99_ms, weighed
 from faults.registry import Scenario, Trial
 from galileo.cluster import LocalCluster
 from galileo.sampler_archives import MANIFEST
-from galileo.testing.faults.ledger import numbered
-from galileo.testing.faults.needs import SIGNALS
 from galileo.wire.bulk import Bulk, encode
 from galileo.wire.pb import (
     cluster_pb2,

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import psutil
+from fault_injection.ledger import numbered, numbered_schema
 
 from faults.registry import Trial
 from galileo.client import Ccq, Client
-from galileo.testing.faults.ledger import numbered, numbered_schema
 
 MIB = 1 << 20
 DATASET = "numbered"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 import time
 
+from fault_injection.ccq_readers import FetchReader
+from fault_injection.ledger import Ledger, Producer, numbered, numbered_schema
+from fault_injection.nodes import DATASET, PATIENCE
+from fault_injection.proxies import proxied
+from fault_injection.requirements import SIGNALS
+from fault_injection.stream import Stream
+
 from faults.registry import Scenario, Trial
 from galileo.client import Client
 from galileo.cluster import LocalCluster
 from galileo.errors import BatchConflict
-from galileo.testing.faults.ledger import Ledger, Producer, numbered, numbered_schema
-from galileo.testing.faults.needs import SIGNALS
-from galileo.testing.faults.nodes import DATASET, PATIENCE
-from galileo.testing.faults.proxies import proxied
-from galileo.testing.faults.readers import FetchReader
-from galileo.testing.faults.stream import Stream
 
 PRODUCERS = 8
 SILENT_S, CALM_S = (0.1, 1.0), 0.3

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fault_injection.requirements import SIGNALS
+
 from faults.bystanders import (
     DATASET,
     PATIENCE,
@@ -23,7 +25,6 @@ from faults.bystanders import (
 from faults.registry import Scenario, Trial
 from galileo.client import Ccq
 from galileo.cluster import LocalCluster, free_ports
-from galileo.testing.faults.needs import SIGNALS
 
 MIB = 1 << 20
 ROWS = 200_000

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, urlsplit
 
+from fault_injection.requirements import SIGNALS
+
 from faults.bystanders import PATIENCE, asked, fill, flooding, p99_ms, weighed
 from faults.floods import BEFORE_S, LASTS_S, judge
 from faults.registry import Scenario, Trial
 from galileo.cluster import LocalCluster, free_ports
-from galileo.testing.faults.needs import SIGNALS
 
 ROWS = 20_000
 TRIPLES = 5_000

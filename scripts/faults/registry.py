@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from galileo.testing.faults.ledger import Audit
-from galileo.testing.faults.needs import Need
+from fault_injection.ledger import Audit
+from fault_injection.requirements import Need
 
 Verdict = Literal["held", "broken", "skipped"]
 

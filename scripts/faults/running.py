@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fault_injection.requirements import first_missing
+
 from faults.registry import Outcome, Scenario, Trial, Verdict
-from galileo.testing.faults.needs import first_missing
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+from fault_injection.clocks import READ_AGAIN_S, WallClock
+from fault_injection.requirements import CLOCKS
+
 from faults.registry import Scenario, Trial
 from faults.standing_world import (
     DATASET,
@@ -14,8 +17,6 @@ from faults.standing_world import (
     wait_for_updates,
 )
 from galileo.client import Ccq
-from galileo.testing.faults.clocks import READ_AGAIN_S, WallClock
-from galileo.testing.faults.needs import CLOCKS
 
 JUMPS_S = (3_600.0, -3_600.0, 0.0)
 SHORT = "20m"

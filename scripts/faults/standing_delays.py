@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from fault_injection.proxies import Proxies, proxied
+from fault_injection.requirements import SIGNALS
+
 from faults.registry import Scenario, Trial
 from faults.standing_world import standing, three_nodes, wait_for_updates
-from galileo.testing.faults.needs import SIGNALS
-from galileo.testing.faults.proxies import Proxies, proxied
 
 DELAYED_S = (4.0, 8.0)
 DELAYS_S = ((0.0, 0.05), (0.05, 0.3), (0.0, 0.8))

@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+from fault_injection.requirements import SIGNALS
+
 from faults.registry import Scenario, Trial
 from faults.standing_victims import VICTIMS, Victim
 from faults.standing_world import World, standing, wait_for_updates
-from galileo.testing.faults.needs import SIGNALS
 
 PAUSE_S = (3.0, 6.0)
 """Longer than `membership.dead_after_s`."""

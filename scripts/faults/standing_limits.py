@@ -12,6 +12,12 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow as pa
+from fault_injection import strace
+from fault_injection.control_groups import ControlGroup, control_group
+from fault_injection.delivery import Deliveries
+from fault_injection.ledger import DAY_US, START_US
+from fault_injection.nodes import PATIENCE, wait_until
+from fault_injection.requirements import ATTACHING, CPU_GROUP, MEMORY_GROUP
 
 from faults.registry import Scenario, Trial
 from faults.standing_world import INTERVAL, standing, three_nodes, wait_for_updates
@@ -20,12 +26,6 @@ from galileo.cluster import LocalCluster
 from galileo.local_node import LocalNode
 from galileo.model.schema import Feature, Schema
 from galileo.spark.runtime import RuntimeDir
-from galileo.testing.faults import tracing
-from galileo.testing.faults.control_groups import ControlGroup, control_group
-from galileo.testing.faults.delivery import Deliveries
-from galileo.testing.faults.ledger import DAY_US, START_US
-from galileo.testing.faults.needs import ATTACHING, CPU_GROUP, MEMORY_GROUP
-from galileo.testing.faults.nodes import PATIENCE, wait_until
 
 MIB = 1 << 20
 NOISE = Schema("noise", [Feature("value")], geohash_precision=12)
@@ -216,9 +216,9 @@ def sync_error(trial: Trial) -> None:
         for _ in trial.each_round():
             node = trial.random.choice(world.cluster.nodes)
             assert node.pid is not None, "all nodes run"
-            fault = tracing.fault(tracing.SYNC, "error=EIO", when="1+")
+            fault = strace.fault(strace.SYNC, "error=EIO", when="1+")
             trace = trial.directory / "trace"
-            with tracing.injecting(node.pid, fault, trace=trace):
+            with strace.injecting(node.pid, fault, trace=trace):
                 _await_stop(world.client, node)
                 time.sleep(SYNC_FAILS_S)
             trial.counts["stopped partitions"] += len(_stopped(world.client, node))

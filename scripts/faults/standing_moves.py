@@ -6,6 +6,9 @@ import threading
 import time
 from collections.abc import Sequence
 
+from fault_injection.nodes import wait_until
+from fault_injection.requirements import SIGNALS
+
 from faults.registry import Scenario, Trial
 from faults.standing_rolling import ROW, note_gaps, restart
 from faults.standing_world import World, standing, wait_for_updates
@@ -14,8 +17,6 @@ from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import GalileoError, TryAgain
 from galileo.local_node import LocalNode
-from galileo.testing.faults.needs import SIGNALS
-from galileo.testing.faults.nodes import wait_until
 
 DELAY_S = (0.0, 0.5)
 """From the beginning of a move to the kill that befalls it."""

@@ -15,13 +15,13 @@ from collections import Counter
 from pathlib import Path
 
 import psutil
+from fault_injection.networks import Link, Network
+from fault_injection.requirements import NETWORK
 
 from faults.registry import Scenario, Trial
 from faults.standing_world import standing, three_nodes, wait_for_updates
 from galileo.cluster import LocalCluster
 from galileo.spark.runtime import RuntimeDir
-from galileo.testing.faults.needs import NETWORK
-from galileo.testing.faults.networks import Link, Network
 
 HERE = "client"
 TOLD = "told: "

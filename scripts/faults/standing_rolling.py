@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from fault_injection.ccq_readers import WatchReader
+from fault_injection.nodes import wait_until
+from fault_injection.requirements import SIGNALS
+
 from faults.registry import Scenario, Trial
 from faults.standing_world import World, standing, wait_for_updates
 from galileo.local_node import LocalNode
-from galileo.testing.faults.needs import SIGNALS
-from galileo.testing.faults.nodes import wait_until
-from galileo.testing.faults.readers import WatchReader
 
 DRAIN_S = 60.0
 UPDATES_S = 60.0

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from fault_injection.ccq_readers import Reader
+from fault_injection.damage import read_all
+from fault_injection.ledger import numbered_schema
 
 from faults.registry import Trial
 from galileo import samplers
 from galileo.labels import LabelSet
-from galileo.testing.faults.damage import read_all
-from galileo.testing.faults.ledger import numbered_schema
-from galileo.testing.faults.readers import Reader
 
 Flags = npt.NDArray[np.bool_]
 Predicate = Callable[[LabelSet], Flags]

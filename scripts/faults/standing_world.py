@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+from fault_injection.ccq_readers import FetchReader, Reader, SpoolReader, WatchReader
+from fault_injection.ledger import numbered_schema
+from fault_injection.nodes import PATIENCE
+from fault_injection.stream import Stream
 
 from faults import standing_truth
 from faults.registry import Trial
@@ -19,10 +23,6 @@ from galileo.labels import LabelSet
 from galileo.local_node import LocalNode
 from galileo.samplers import SamplerSpec
 from galileo.spark.runtime import RuntimeDir
-from galileo.testing.faults.ledger import numbered_schema
-from galileo.testing.faults.nodes import PATIENCE
-from galileo.testing.faults.readers import FetchReader, Reader, SpoolReader, WatchReader
-from galileo.testing.faults.stream import Stream
 
 DATASET = "numbered"
 IMPATIENCE = "200ms"

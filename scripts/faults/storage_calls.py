@@ -10,16 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from faults.registry import Scenario, Trial
-from faults.storage_kills import judge_at_rest
-from galileo.client import Client
-from galileo.cluster import LocalCluster
-from galileo.errors import GalileoError
-from galileo.local_node import LocalNode
-from galileo.testing.faults import tracing
-from galileo.testing.faults.ledger import Ledger
-from galileo.testing.faults.needs import ATTACHING
-from galileo.testing.faults.nodes import (
+from fault_injection import strace
+from fault_injection.ledger import Ledger
+from fault_injection.nodes import (
     MERGING,
     PATIENCE,
     SMALL_FILES,
@@ -27,6 +20,14 @@ from galileo.testing.faults.nodes import (
     send,
     wait_until,
 )
+from fault_injection.requirements import ATTACHING
+
+from faults.registry import Scenario, Trial
+from faults.storage_kills import judge_at_rest
+from galileo.client import Client
+from galileo.cluster import LocalCluster
+from galileo.errors import GalileoError
+from galileo.local_node import LocalNode
 
 BATCHES = 12
 SEGMENTS_TO_MERGE = 3
@@ -89,7 +90,7 @@ def sync_error(trial: Trial) -> None:
         (node,) = cluster.nodes
         client, impatient = cluster.client(timeout=PATIENCE), cluster.client(timeout="1s")
         for number in trial.each_round():
-            fault = tracing.fault(tracing.SYNC, "error=EIO", when=f"{number}+")
+            fault = strace.fault(strace.SYNC, "error=EIO", when=f"{number}+")
             with _injecting(trial, node, fault):
                 refused = _refusals(ledger, impatient)
             trial.counts["refused"] += len(refused)
@@ -117,7 +118,7 @@ def killed(trial: Trial, node: LocalNode, call: tuple[str, int], work: Work) -> 
     """Kills a node at a call of its work, and starts it again; whether it came to that."""
     name, nth = call
     what = f"signal={signal.SIGKILL.name}"
-    with _injecting(trial, node, tracing.fault(tracing.CALLS[name], what, when=str(nth))):
+    with _injecting(trial, node, strace.fault(strace.CALLS[name], what, when=str(nth))):
         work()
         died = not node.running
     trial.counts[f"kills at {name}" if died else f"beyond {name}"] += 1
@@ -132,7 +133,7 @@ def _injecting(
     trial: Trial, node: LocalNode, fault: list[str]
 ) -> contextlib.AbstractContextManager[None]:
     assert node.pid is not None, "the node runs"
-    return tracing.injecting(node.pid, fault, trace=trial.directory / "trace")
+    return strace.injecting(node.pid, fault, trace=trial.directory / "trace")
 
 
 def _sent(ledger: Ledger, client: Client) -> GalileoError | None:

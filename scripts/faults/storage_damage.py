@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from faults.registry import Scenario, Trial
-from galileo.cluster import LocalCluster
-from galileo.errors import GalileoError, Unavailable
-from galileo.storage.verify import Report, verify
-from galileo.testing.faults.damage import (
+from fault_injection.damage import (
     Commits,
     Reading,
     flip,
@@ -19,9 +15,14 @@ from galileo.testing.faults.damage import (
     observations,
     read_all,
 )
-from galileo.testing.faults.ledger import Ledger
-from galileo.testing.faults.needs import SIGNALS
-from galileo.testing.faults.nodes import MERGING, PATIENCE, SMALL_FILES, one_node, send, wait_until
+from fault_injection.ledger import Ledger
+from fault_injection.nodes import MERGING, PATIENCE, SMALL_FILES, one_node, send, wait_until
+from fault_injection.requirements import SIGNALS
+
+from faults.registry import Scenario, Trial
+from galileo.cluster import LocalCluster
+from galileo.errors import GalileoError, Unavailable
+from galileo.storage.verify import Report, verify
 
 BATCHES = 20
 STARTS_EACH = 40

@@ -7,14 +7,15 @@ import os
 import shutil
 import time
 
+from fault_injection.disks import FLAGS, LoopDisk, MemoryDisk
+from fault_injection.ledger import Ledger
+from fault_injection.nodes import MERGING, PATIENCE, SMALL_FILES, one_node, send, wait_until
+from fault_injection.requirements import LOOP_DISK, MEMORY_DISK
+
 from faults.registry import Scenario, Trial
 from faults.storage_kills import judge_at_rest, producing, wait_acknowledged
 from galileo.client import Client
 from galileo.errors import GalileoError, PartitionStopped
-from galileo.testing.faults.disks import FLAGS, LoopDisk, MemoryDisk
-from galileo.testing.faults.ledger import Ledger
-from galileo.testing.faults.needs import LOOP_DISK, MEMORY_DISK
-from galileo.testing.faults.nodes import MERGING, PATIENCE, SMALL_FILES, one_node, send, wait_until
 
 DISK_BYTES = 3 << 20
 BALLAST_BYTES = 2 << 20

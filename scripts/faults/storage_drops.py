@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import shutil
 
+from fault_injection.damage import Commits, read_all
+from fault_injection.ledger import Ledger
+from fault_injection.nodes import DATASET, PATIENCE, SMALL_FILES, one_node, send
+from fault_injection.requirements import ATTACHING
+
 from faults.registry import Scenario, Trial
 from faults.storage_calls import killed, put_back
 from galileo.cluster import LocalCluster
 from galileo.errors import GalileoError
 from galileo.model.retention import Retention
 from galileo.storage.verify import verify
-from galileo.testing.faults.damage import Commits, read_all
-from galileo.testing.faults.ledger import Ledger
-from galileo.testing.faults.needs import ATTACHING
-from galileo.testing.faults.nodes import DATASET, PATIENCE, SMALL_FILES, one_node, send
 
 BATCHES = 60
 OUTDATED = Retention("1d", past_readers=True)

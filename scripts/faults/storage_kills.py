@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from fault_injection.damage import observations, read_all
+from fault_injection.ledger import Ledger, Producer
+from fault_injection.nodes import MERGING, PATIENCE, one_node, wait_until
+from fault_injection.requirements import SIGNALS
+
 from faults.registry import Scenario, Trial
 from galileo.cluster import LocalCluster
 from galileo.storage.verify import verify
-from galileo.testing.faults.damage import observations, read_all
-from galileo.testing.faults.ledger import Ledger, Producer
-from galileo.testing.faults.needs import SIGNALS
-from galileo.testing.faults.nodes import MERGING, PATIENCE, one_node, wait_until
 
 PRODUCERS = 2
 LIFE_S = (0.0, 1.0)

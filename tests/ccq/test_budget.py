@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ccq_driver import CCQ, WALL, Driver, only, path
+from simulator.logs import to_labels, to_paths
 
 from galileo.ccq.elsewhere import DropSpills, LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
 from galileo.ccq.events import (
@@ -23,7 +24,6 @@ from galileo.ccq.messages import Appoint
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht.membership import PeerDied
 from galileo.election.messages import Poll, PollAnswer, UsageStatistics
-from galileo.testing.simulator.logs import to_labels, to_paths
 
 PACK = to_labels([path(0, 1)]).size  # type: ignore[union-attr]
 """Bytes of the cache after a cycle that found one label."""

@@ -4,6 +4,7 @@ import numpy as np
 from cache_log import PARTITIONS, cursors, logs, paths_of
 from hypothesis import given
 from hypothesis import strategies as st
+from simulator.logs import to_labels, to_paths
 
 from galileo.ccq import cache as module
 from galileo.ccq.answer import compose
@@ -11,7 +12,6 @@ from galileo.ccq.cache import LabelCache
 from galileo.ccq.packs import PackedLabels
 from galileo.ccq.shared_packs import packed_together
 from galileo.cursor import ORIGIN, Cursor, Stretch
-from galileo.testing.simulator.logs import to_labels, to_paths
 
 operations = st.lists(
     st.tuples(

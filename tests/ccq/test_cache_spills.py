@@ -11,6 +11,7 @@ from cache_log import cursors, logs, paths_of
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from simulator.logs import SCHEMA, to_labels, to_paths
 
 from galileo.ccq import cache as module
 from galileo.ccq.cache import LabelCache, Selection, Tally
@@ -18,7 +19,6 @@ from galileo.ccq.pack_files import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
 from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import DataDamaged
-from galileo.testing.simulator.logs import SCHEMA, to_labels, to_paths
 
 STEPS = (
     *("append", "append", "append", "spill", "spill", "written", "refused", "unload"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from ccq_driver import CCQ, Driver, only, path
+from simulator.logs import to_labels, to_paths
 
 from galileo.ccq.events import (
     AbandonCycle,
@@ -27,7 +28,6 @@ from galileo.ccq.events import (
 )
 from galileo.ccq.model import Failure
 from galileo.cursor import ORIGIN, Cursor
-from galileo.testing.simulator.logs import to_labels, to_paths
 
 # --- cycles ----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import pytest
 from ccq_driver import CCQ, Driver, only, path
 from hypothesis import given
 from hypothesis import strategies as st
+from simulator.logs import to_labels, to_paths
 
 from galileo.ccq.events import (
     AnswerFetch,
@@ -23,7 +24,6 @@ from galileo.ccq.gone import GoneStretches, stretches, within
 from galileo.ccq.messages import Announce, Digest
 from galileo.ccq.model import Record
 from galileo.cursor import ORIGIN, Cursor, Stretch
-from galileo.testing.simulator.logs import to_labels, to_paths
 
 PARTITIONS = (0, 3)
 cursors = st.builds(lambda a, b: Cursor({0: a, 3: b}), st.integers(0, 12), st.integers(0, 12))

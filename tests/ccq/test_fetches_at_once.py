@@ -8,6 +8,7 @@ from ccq_driver import CCQ, Driver, path
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from simulator.logs import to_labels
 
 from galileo.ccq.events import (
     AnswerFetch,
@@ -20,7 +21,6 @@ from galileo.ccq.events import (
 )
 from galileo.ccq.model import Failure
 from galileo.cursor import ORIGIN, Cursor
-from galileo.testing.simulator.logs import to_labels
 
 FAILURE = Failure("sampler_revoked", "it was taken back")
 CURSORS = st.builds(Cursor, st.dictionaries(st.integers(0, 1), st.integers(0, 5), max_size=2))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from ccq_driver import CCQ, WALL, Driver, only, path
 from hypothesis import given
 from hypothesis import strategies as st
+from simulator.logs import to_labels, to_paths
 
 from galileo.ccq.elsewhere import (
     AnswerHeld,
@@ -32,7 +33,6 @@ from galileo.ccq.messages import Announce, Appoint, Appointed
 from galileo.ccq.model import NODES_MAX, Holder, Record
 from galileo.cursor import ORIGIN, Cursor
 from galileo.election.messages import PollAnswer, UsageStatistics
-from galileo.testing.simulator.logs import to_labels, to_paths
 
 small = st.dictionaries(st.integers(0, 1), st.integers(0, 3), max_size=2).map(Cursor)
 holders = st.builds(Holder, st.sampled_from(["a", "b"]), st.integers(1, 3), small, small)

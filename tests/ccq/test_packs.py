@@ -10,6 +10,7 @@ import pytest
 from ccq_driver import Driver, only
 from hypothesis import given
 from hypothesis import strategies as st
+from simulator.logs import Path, to_labels, to_paths
 
 from galileo.ccq import packs as module
 from galileo.ccq.events import (
@@ -24,7 +25,6 @@ from galileo.ccq.packs import PackedLabels, packed
 from galileo.cursor import ORIGIN, Cursor
 from galileo.labels import LabelSet, first_commits
 from galileo.packing import unpack
-from galileo.testing.simulator.logs import Path, to_labels, to_paths
 from galileo.wire.codec import kept_rows
 
 PARTITIONS = (0, 1, 4)

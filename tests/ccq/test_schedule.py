@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from ccq_driver import CCQ, Driver, only, path
+from simulator.logs import to_labels, to_paths
 
 from galileo.ccq import cache as cache_module
 from galileo.ccq import gossip
@@ -26,7 +27,6 @@ from galileo.ccq.events import (
 )
 from galileo.ccq.model import NODES_MAX, Failure
 from galileo.cursor import ORIGIN, Cursor
-from galileo.testing.simulator.logs import to_labels, to_paths
 
 FAILURE = Failure("unavailable", "spark")
 

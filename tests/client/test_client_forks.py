@@ -26,7 +26,7 @@ Children = Callable[..., dict[str, str]]
 def children(
     cluster: galileo.LocalCluster, client: galileo.Client, fresh_name: Callable[[str], str]
 ) -> Children:
-    """What became of the children of a program that forks; see `tests/support/forking.py`.
+    """What became of the children of a program that forks; see `tests/kit/forking.py`.
 
     `children("few")` of the same program that leaves out what takes long.
     """

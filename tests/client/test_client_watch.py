@@ -11,11 +11,11 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from simulator.logs import SCHEMA, to_labels
 
 from galileo.client import AsyncClient, Spool, decode, watching
 from galileo.cursor import Cursor
 from galileo.errors import SpoolConflict, TryAgain
-from galileo.testing.simulator.logs import SCHEMA, to_labels
 from galileo.wire.channel import server_options
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.pb import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc

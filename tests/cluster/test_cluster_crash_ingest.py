@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from fault_injection.ledger import Ledger, Producer, numbered_schema
+from fault_injection.nodes import wait_until
 
 import galileo
-from galileo.testing.faults.ledger import Ledger, Producer, numbered_schema
-from galileo.testing.faults.nodes import wait_until
 
 ROUNDS = 10
 ROWS = 400

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fault_injection.disks import MemoryDisk
+from fault_injection.requirements import memory_disk_missing
 
 import galileo
 from galileo.errors import Overloaded
-from galileo.testing.faults.disks import MemoryDisk
-from galileo.testing.faults.needs import memory_disk_missing
 
 pytestmark = pytest.mark.skipif(
     memory_disk_missing() is not None, reason=str(memory_disk_missing())

@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from fault_injection.ccq_readers import FetchReader
+from fault_injection.ledger import numbered_schema
+from fault_injection.nodes import wait_until
+from fault_injection.stream import Stream
 
 import galileo
 from galileo.cli.main import main
@@ -19,10 +23,6 @@ from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import InputError
 from galileo.local_node import LocalNode
-from galileo.testing.faults.ledger import numbered_schema
-from galileo.testing.faults.nodes import wait_until
-from galileo.testing.faults.readers import FetchReader
-from galileo.testing.faults.stream import Stream
 
 QUERY = "temperature > 260"
 TIMEOUT_S = 120.0

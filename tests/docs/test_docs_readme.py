@@ -247,7 +247,7 @@ def test_the_links_lead_somewhere(name: str, page: Callable[[str], Any]) -> None
 @pytest.mark.parametrize("name", PAGES)
 def test_the_modules_that_are_named_exist(name: str, page: Callable[[str], Any]) -> None:
     named = _MODULE.findall(page(name).prose)
-    places = [ROOT, ROOT / "galileo", ROOT / "galileo" / "testing" / "simulator"]
+    places = [ROOT, ROOT / "galileo", ROOT / "tests" / "kit" / "simulator"]
     assert [one for one in named if not any((place / one).is_file() for place in places)] == []
 
 

@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fault_injection.ledger import Audit
+from fault_injection.requirements import Need
 from faults import __main__ as program
 from faults.registry import Outcome, Scenario, Trial
 from faults.report import summed, table
 from faults.running import RunOptions, run, run_all
-
-from galileo.testing.faults.ledger import Audit
-from galileo.testing.faults.needs import Need
 
 
 def scenario(work: Callable[[Trial], None], *, missing: str | None = None) -> Scenario:

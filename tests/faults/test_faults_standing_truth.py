@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fault_injection.delivery import Deliveries
+from fault_injection.ledger import numbered, numbered_schema
 from faults import standing_world
 from faults.registry import Trial
 from faults.standing_truth import judge
@@ -15,8 +17,6 @@ from faults.standing_truth import judge
 from galileo import samplers
 from galileo.cluster import LocalCluster
 from galileo.labels import LabelSet
-from galileo.testing.faults.delivery import Deliveries
-from galileo.testing.faults.ledger import numbered, numbered_schema
 
 pytestmark = pytest.mark.slow
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import grpc.aio
 import pyarrow as pa
 import pytest
+from simulator.logs import SCHEMA, to_labels
 
 from galileo.ccq.packs import packed
 from galileo.client import decode
@@ -18,7 +19,6 @@ from galileo.model.windows import Window, WindowProgress, advance_windows, insta
 from galileo.packing import FORMAT_VERSION
 from galileo.rpc import continuous as module
 from galileo.rpc.continuous import ContinuousServicer, Fetched, Held
-from galileo.testing.simulator.logs import SCHEMA, to_labels
 from galileo.wire.channel import open_channel, server_options
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_from_pb
 from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc

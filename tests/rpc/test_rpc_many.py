@@ -13,6 +13,7 @@ import grpc.aio
 import numpy as np
 import pyarrow as pa
 import pytest
+from simulator.logs import SCHEMA, to_labels
 
 import galileo
 from galileo.ccq.shared_packs import packed_together
@@ -24,7 +25,6 @@ from galileo.packing import FORMAT_VERSION
 from galileo.rpc import many as module
 from galileo.rpc.continuous import ContinuousServicer
 from galileo.rpc.many import ManyFetched, ManyUpdate, Piece, Sheet
-from galileo.testing.simulator.logs import SCHEMA, to_labels
 from galileo.wire import token
 from galileo.wire.channel import open_channel, server_options
 from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc

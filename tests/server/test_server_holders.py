@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import grpc.aio
 import pytest
+from simulator.logs import SCHEMA, to_labels, to_paths
 
 from galileo.ccq.elsewhere import AskHolder, HolderAnswered, HolderFailed
 from galileo.ccq.model import Ccq
@@ -16,7 +17,6 @@ from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.rpc.continuous import ContinuousServicer, Held
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.work import ContinuousWork
-from galileo.testing.simulator.logs import SCHEMA, to_labels, to_paths
 from galileo.wire.channel import server_options
 from galileo.wire.pb import continuous_pb2_grpc
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from simulator.logs import SCHEMA, to_labels
 
 from galileo.ccq import events as ccq
 from galileo.ccq.batch_events import BatchItem, BatchSubmitted
@@ -26,7 +27,6 @@ from galileo.packing import unpack
 from galileo.rpc.many import ManyFetched
 from galileo.server import many as module
 from galileo.server.many import ManyFetches
-from galileo.testing.simulator.logs import SCHEMA, to_labels
 
 COUNT = 40
 IDS = [f"q{number}" for number in range(COUNT)]

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from simulator.logs import SCHEMA, to_labels, to_paths
 
 from galileo.ccq.elsewhere import LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
 from galileo.ccq.model import Ccq, Compression
 from galileo.server import spills as module
 from galileo.server.spills import DIRECTORY, SpillDirectory
-from galileo.testing.simulator.logs import SCHEMA, to_labels, to_paths
 
 CCQ = Ccq("q", SCHEMA.name, "", 1.0, 0.0)
 PATHS = [(0, sequence, row, row) for sequence in (1, 2) for row in range(50)]

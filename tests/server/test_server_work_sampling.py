@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from simulator.logs import to_labels
 
 from galileo.errors import SamplerFailed, SamplerRevoked
 from galileo.samplers import SamplerSpec
 from galileo.server.work import ContinuousWork
-from galileo.testing.simulator.logs import to_labels
 
 SPEC = SamplerSpec("sent", {}, 1, archive="0" * 64)
 

@@ -7,9 +7,8 @@ import time
 from collections import Counter
 
 import pytest
-
-from galileo.testing.simulator import ALWAYS, FAULTS, VARIANTS, Outcome, run, shrunk
-from galileo.testing.simulator.__main__ import main
+from simulator import ALWAYS, FAULTS, VARIANTS, Outcome, run, shrunk
+from simulator.__main__ import main
 
 SEEDS = 300
 SEEDS_QUICK = 10

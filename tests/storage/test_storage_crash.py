@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fault_injection import strace
+from fault_injection.disks import MemoryDisk
+from fault_injection.requirements import memory_disk_missing, strace_missing
 
 from galileo.errors import PartitionStopped
 from galileo.storage.journal import Commit
 from galileo.storage.writer import JournalOptions
-from galileo.testing.faults import tracing
-from galileo.testing.faults.disks import MemoryDisk
-from galileo.testing.faults.needs import memory_disk_missing, strace_missing
 
 Make = Callable[..., Commit]
 Open = Callable[..., Any]
@@ -95,9 +95,9 @@ def injected(tmp_path: Path, fault: tuple[str, str, str], *, groups: int) -> lis
     if why is not None:
         pytest.skip(why)
     name, what, when = fault
-    command = tracing.traced(
+    command = strace.traced(
         child(tmp_path / "7", batch=0, groups=groups),
-        tracing.fault(tracing.CALLS[name], what, when=when),
+        strace.fault(strace.CALLS[name], what, when=when),
         trace=tmp_path / "trace",
     )
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=120)

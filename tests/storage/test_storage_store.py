@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fault_injection.disks import MemoryDisk
+from fault_injection.requirements import memory_disk_missing
 
 from galileo.errors import (
     Bug,
@@ -25,8 +27,6 @@ from galileo.storage.journal import Commit, PartitionJournal
 from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
-from galileo.testing.faults.disks import MemoryDisk
-from galileo.testing.faults.needs import memory_disk_missing
 
 Make = Callable[..., Commit]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fault_injection.clocks import READ_AGAIN_S, WallClock, faketime_missing
 
 import galileo
-from galileo.testing.faults.clocks import READ_AGAIN_S, WallClock, faketime_missing
 
 HOUR_S = 3_600.0
 TELL = """

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from galileo.testing.faults.control_groups import control_group
-from galileo.testing.faults.needs import CPU_GROUP, MEMORY_GROUP, Need
+from fault_injection.control_groups import control_group
+from fault_injection.requirements import CPU_GROUP, MEMORY_GROUP, Need
 
 MIB = 1 << 20
 

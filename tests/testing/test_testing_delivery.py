@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from fault_injection.delivery import Deliveries
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from galileo.client import Labels, Update
 from galileo.cursor import Cursor
 from galileo.model.schema import Feature, Schema
-from galileo.testing.faults.delivery import Deliveries
 
 SCHEMA = Schema("numbered", [Feature("t")], geohash_precision=4)
 Place = tuple[int, int, int]

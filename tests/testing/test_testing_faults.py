@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-
-from galileo.testing.faults import needs, tracing
-from galileo.testing.faults.damage import flip, kept_all
-from galileo.testing.faults.disks import LoopDisk, MemoryDisk
-from galileo.testing.faults.needs import Need, first_missing
+from fault_injection import requirements, strace
+from fault_injection.damage import flip, kept_all
+from fault_injection.disks import LoopDisk, MemoryDisk
+from fault_injection.requirements import Need, first_missing
 
 ATTEMPTS = 400
 SYNCER = """
@@ -46,7 +45,7 @@ def test_the_first_need_that_is_missing_is_named() -> None:
 
 
 def test_a_running_process_meets_a_fault_only_within_the_block(tmp_path: Path) -> None:
-    needed(needs.attaching_missing)
+    needed(requirements.attaching_missing)
     command = [sys.executable, "-c", SYNCER, str(tmp_path / "file")]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -61,8 +60,8 @@ def test_a_running_process_meets_a_fault_only_within_the_block(tmp_path: Path) -
             return process.stdout.readline().strip()
 
         assert synced() == "synced"
-        fault = tracing.fault(tracing.SYNC, "error=EIO", when="2")
-        with tracing.injecting(process.pid, fault, trace=tmp_path / "trace"):
+        fault = strace.fault(strace.SYNC, "error=EIO", when="2")
+        with strace.injecting(process.pid, fault, trace=tmp_path / "trace"):
             assert [synced() for _ in range(3)] == ["synced", str(errno.EIO), "synced"]
         assert synced() == "synced"
         process.stdin.close()
@@ -72,19 +71,19 @@ def test_an_attachment_that_is_given_up_at_any_moment_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What strace starts for a moment would keep its pipe open, and be waited for in vain."""
-    needed(needs.attaching_missing)
+    needed(requirements.attaching_missing)
     moments = iter(np.linspace(0.0, 0.005, ATTEMPTS))
 
     def given_up(*_: object) -> None:
         time.sleep(next(moments))
         raise TimeoutError
 
-    monkeypatch.setattr(tracing, "_wait_attached", given_up)
-    fault = tracing.fault(tracing.SYNC, "error=EIO", when="1")
+    monkeypatch.setattr(strace, "_wait_attached", given_up)
+    fault = strace.fault(strace.SYNC, "error=EIO", when="1")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         for number in range(ATTEMPTS):
             trace = tmp_path / f"t{number}"
-            with pytest.raises(TimeoutError), tracing.injecting(process.pid, fault, trace=trace):
+            with pytest.raises(TimeoutError), strace.injecting(process.pid, fault, trace=trace):
                 pass
         process.stdin.close()
     left = [one.pid for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info)]
@@ -92,14 +91,14 @@ def test_an_attachment_that_is_given_up_at_any_moment_leaves_nothing_behind(
 
 
 def test_a_process_that_is_gone_cannot_be_attached_to(tmp_path: Path) -> None:
-    needed(needs.attaching_missing)
+    needed(requirements.attaching_missing)
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
         with (
             pytest.raises((TimeoutError, FileNotFoundError)),
-            tracing.injecting(
+            strace.injecting(
                 process.pid,
-                tracing.fault(tracing.SYNC, "error=EIO", when="1"),
+                strace.fault(strace.SYNC, "error=EIO", when="1"),
                 trace=tmp_path / "t",
             ),
         ):
@@ -107,7 +106,7 @@ def test_a_process_that_is_gone_cannot_be_attached_to(tmp_path: Path) -> None:
 
 
 def test_a_small_disk_is_full(tmp_path: Path) -> None:
-    needed(needs.memory_disk_missing)
+    needed(requirements.memory_disk_missing)
     with (
         MemoryDisk(tmp_path / "disk", size_bytes=1 << 16) as disk,
         pytest.raises(OSError, match=os.strerror(errno.ENOSPC)),
@@ -117,7 +116,7 @@ def test_a_small_disk_is_full(tmp_path: Path) -> None:
 
 
 def test_a_power_cut_loses_what_was_not_synced(tmp_path: Path) -> None:
-    needed(needs.loop_disk_missing)
+    needed(requirements.loop_disk_missing)
     with LoopDisk(tmp_path) as disk:
         path = disk.directory / "file"
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
@@ -133,7 +132,7 @@ def test_a_power_cut_loses_what_was_not_synced(tmp_path: Path) -> None:
 
 
 def test_a_broken_file_system_is_read_only_until_it_is_checked(tmp_path: Path) -> None:
-    needed(needs.loop_disk_missing)
+    needed(requirements.loop_disk_missing)
     with LoopDisk(tmp_path) as disk:
         path = disk.directory / "file"
         path.write_bytes(b"there")

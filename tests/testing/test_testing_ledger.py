@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from fault_injection.ledger import Audit, Ledger, numbered, numbered_schema
 
 from galileo.errors import Unavailable
-from galileo.testing.faults.ledger import Audit, Ledger, numbered, numbered_schema
 
 
 class Recorder:

@@ -7,9 +7,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-
-from galileo.testing.faults.networks import Link, Network, network_missing
-from galileo.testing.faults.nodes import wait_until
+from fault_injection.networks import Link, Network, network_missing
+from fault_injection.nodes import wait_until
 
 LISTEN = """
 import socket

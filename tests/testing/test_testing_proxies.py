@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from fault_injection.proxies import Proxies
 
 from galileo.cluster import free_ports
-from galileo.testing.faults.proxies import Proxies
 
 
 def free_address() -> str:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fault_injection.nodes import wait_until
+from fault_injection.stream import RETRIES_TOGETHER, Stream, StreamOptions
 
 from galileo.errors import InvalidObservations, Unavailable
-from galileo.testing.faults.nodes import wait_until
-from galileo.testing.faults.stream import RETRIES_TOGETHER, Stream, StreamOptions
 
 FAST = StreamOptions(rows=10, pause_s=0.001)
 

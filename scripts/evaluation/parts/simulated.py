@@ -12,19 +12,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from simulator.checker import Checker
+from simulator.clients import Producer, Reader
+from simulator.evaluator import NO_TROUBLE, Labour
+from simulator.logs import Log, query
+from simulator.loop import Loop, demand
+from simulator.named_nodes import NamedNodes
+from simulator.network import Network
+from simulator.node import EPOCH_WALL, MEMBERSHIP, Node
+from simulator.variants import Variant
+
 from galileo.ccq.events import StartCycle
 from galileo.ccq.model import Ccq
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import ORIGIN, Cursor
-from galileo.testing.simulator.checker import Checker
-from galileo.testing.simulator.clients import Producer, Reader
-from galileo.testing.simulator.evaluator import NO_TROUBLE, Labour
-from galileo.testing.simulator.logs import Log, query
-from galileo.testing.simulator.loop import Loop, demand
-from galileo.testing.simulator.named_nodes import NamedNodes
-from galileo.testing.simulator.network import Network
-from galileo.testing.simulator.node import EPOCH_WALL, MEMBERSHIP, Node
-from galileo.testing.simulator.variants import Variant
 
 PARTITIONS = 32
 PRODUCERS = 16

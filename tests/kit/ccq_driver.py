@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from simulator.logs import to_labels
+
 from galileo.ccq.events import (
     CycleFinished,
     CycleResult,
@@ -20,7 +22,6 @@ from galileo.ccq.model import NODES_MAX, Ccq, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import ORIGIN, Cursor
 from galileo.election.messages import UsageStatistics
-from galileo.testing.simulator.logs import to_labels
 
 WALL = 1_000_000.0
 CCQ = Ccq("q", "d", "", 1.0, WALL + 1000.0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from delivery_audit import Answer
 
 from galileo.ccq.events import (
     AnswerCancel,
@@ -24,9 +25,9 @@ from galileo.ccq.gone import stretches
 from galileo.ccq.model import Ccq, Failure
 from galileo.cursor import ORIGIN, Cursor, Stretch
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
-from galileo.testing.delivered import Answer
-from galileo.testing.simulator.checker import Checker
-from galileo.testing.simulator.logs import (
+from galileo.wire import token
+from simulator.checker import Checker
+from simulator.logs import (
     Log,
     Path,
     bucket_us,
@@ -34,12 +35,11 @@ from galileo.testing.simulator.logs import (
     scan,
     to_paths,
 )
-from galileo.testing.simulator.loop import Loop, Violation, demand
-from galileo.testing.simulator.network import Network
-from galileo.testing.simulator.node import EPOCH_WALL, Node
-from galileo.testing.simulator.variants import Variant
-from galileo.testing.simulator.windows import Windows
-from galileo.wire import token
+from simulator.loop import Loop, Violation, demand
+from simulator.network import Network
+from simulator.node import EPOCH_WALL, Node
+from simulator.variants import Variant
+from simulator.windows import Windows
 
 PATIENCE_S = 2.5
 RETRY_S = 0.5

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
+from simulator.logs import Path
 
 from galileo.cursor import Cursor
-from galileo.testing.simulator.logs import Path
 
 PARTITIONS = (0, 1, 4)
 cursors = st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 12), max_size=3).map(Cursor)

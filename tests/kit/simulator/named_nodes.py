@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from galileo.testing.simulator.logs import SCHEMA
-from galileo.testing.simulator.loop import Loop
-from galileo.testing.simulator.node import Node
+from simulator.logs import SCHEMA
+from simulator.loop import Loop
+from simulator.node import Node
 
 
 class NamedNodes:

@@ -31,6 +31,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from simulator.logs import to_labels
+
 from galileo.ccq import elsewhere
 from galileo.ccq import events as ev
 from galileo.ccq import messages as msg
@@ -41,7 +43,6 @@ from galileo.ccq.packs import PackedLabels
 from galileo.cursor import Cursor
 from galileo.dht.membership import PeerDied, PeerRevived
 from galileo.election.messages import Poll, PollAnswer, UsageStatistics
-from galileo.testing.simulator.logs import to_labels
 
 WALL = 1_000_000.0
 EXPIRES_AT = WALL + 3600.0

@@ -8,10 +8,10 @@ from dataclasses import replace
 from galileo.ccq.batch_events import AnswerBatch, BatchItem, BatchSubmitted, Outcome
 from galileo.ccq.events import ContinuousEffect
 from galileo.cursor import ORIGIN
-from galileo.testing.simulator.clients import PATIENCE_S, Reader, Service
-from galileo.testing.simulator.logs import query
-from galileo.testing.simulator.loop import demand
-from galileo.testing.simulator.node import Node
+from simulator.clients import PATIENCE_S, Reader, Service
+from simulator.logs import query
+from simulator.loop import demand
+from simulator.node import Node
 
 AGAIN_S = 0.3
 

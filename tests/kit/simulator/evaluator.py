@@ -19,8 +19,8 @@ from galileo.ccq.events import (
 )
 from galileo.ccq.model import Failure
 from galileo.cursor import ORIGIN, Cursor
-from galileo.testing.simulator.logs import Log, Path, scan, to_labels
-from galileo.testing.simulator.loop import Loop
+from simulator.logs import Log, Path, scan, to_labels
+from simulator.loop import Loop
 
 CYCLE_MEAN_S = 0.08
 FAILURE = Failure("unavailable", "the job failed")

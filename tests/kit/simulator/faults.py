@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from galileo.testing.simulator.clients import Reader
-from galileo.testing.simulator.evaluator import NO_TROUBLE, USUAL_TROUBLE, Trouble
-from galileo.testing.simulator.loop import Loop
-from galileo.testing.simulator.network import Network
-from galileo.testing.simulator.node import Node
+from simulator.clients import Reader
+from simulator.evaluator import NO_TROUBLE, USUAL_TROUBLE, Trouble
+from simulator.loop import Loop
+from simulator.network import Network
+from simulator.node import Node
 
 FAULT_MEAN_S = 0.9
 FAULTS = (

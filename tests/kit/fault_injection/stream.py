@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from fault_injection.ledger import numbered
 from galileo.client import Client
 from galileo.errors import GalileoError, TryAgain
-from galileo.testing.faults.ledger import numbered
 
 RETRIES_TOGETHER = 3
 WAITING_MAX = 2_000

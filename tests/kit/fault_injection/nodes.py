@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fault_injection.ledger import Ledger, numbered_schema
 from galileo.client import Client
 from galileo.cluster import LocalCluster
 from galileo.local_node import LocalNode
-from galileo.testing.faults.ledger import Ledger, numbered_schema
 
 DATASET = "numbered"
 SMALL_FILES = {"segment_bytes_max": 60_000, "merge": False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from galileo.ccq.machine import Continuous
-from galileo.testing.simulator.evaluator import Evaluate, by_sequence
+from simulator.evaluator import Evaluate, by_sequence
 
 
 @dataclass(frozen=True, slots=True)

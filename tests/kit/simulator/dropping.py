@@ -10,9 +10,9 @@ from __future__ import annotations
 from random import Random
 from typing import Protocol
 
-from galileo.testing.simulator.loop import Loop
-from galileo.testing.simulator.network import Network
-from galileo.testing.simulator.node import Node
+from simulator.loop import Loop
+from simulator.network import Network
+from simulator.node import Node
 
 DROPPED = "brief"
 DROPPED_SHARE = 0.7

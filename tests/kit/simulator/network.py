@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from galileo.testing.simulator.loop import STRAGGLE_MAX_S, Loop
+from simulator.loop import STRAGGLE_MAX_S, Loop
 
 DELAY_MEAN_S = 0.01
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from delivery_audit import Answer, audited
 
 from galileo.ccq.coordination import Coordination
 from galileo.ccq.events import AnswerFetch
 from galileo.ccq.model import Ccq
 from galileo.cursor import Cursor, Stretch
-from galileo.testing.delivered import Answer, audited
-from galileo.testing.simulator.logs import Log, Path, keys_of_paths, scan, to_paths
-from galileo.testing.simulator.loop import demand
+from simulator.logs import Log, Path, keys_of_paths, scan, to_paths
+from simulator.loop import demand
 
 
 @dataclass(slots=True)

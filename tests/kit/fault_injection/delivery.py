@@ -2,7 +2,7 @@
 
 A reader notes every answer with what it claimed: the cursor of its token (everything up to here was
 handed out by now) and its frontier. Afterwards one query of everything that was committed tells
-which of it was right, by the rules of `galileo.testing.delivered`, which the simulator shares.
+which of it was right, by the rules of `delivery_audit`, which the simulator shares.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from delivery_audit import Answer, DeliveryAudit, Keys, audited, keys_of
 
 from galileo.client import Update
 from galileo.cursor import Cursor
 from galileo.labels import LabelSet
-from galileo.testing.delivered import Answer, DeliveryAudit, Keys, audited, keys_of
 
 
 @dataclass(slots=True)

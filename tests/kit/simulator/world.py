@@ -11,20 +11,20 @@ from galileo.ccq.model import Ccq
 from galileo.ccq.options import ContinuousOptions
 from galileo.election.machine import ElectionOptions
 from galileo.samplers import SamplerSpec
-from galileo.testing.simulator.batches import BatchClient
-from galileo.testing.simulator.checker import Checker
-from galileo.testing.simulator.clients import Producer, Reader
-from galileo.testing.simulator.dropping import DROPPED, Dropping
-from galileo.testing.simulator.evaluator import NO_TROUBLE, Labour, no_labour
-from galileo.testing.simulator.faults import Faults
-from galileo.testing.simulator.logs import Log, query
-from galileo.testing.simulator.loop import Loop, demand
-from galileo.testing.simulator.mutants import VARIANTS
-from galileo.testing.simulator.named_nodes import NamedNodes
-from galileo.testing.simulator.network import Network
-from galileo.testing.simulator.node import EPOCH_WALL, Node
-from galileo.testing.simulator.retention import AGREEMENT_S, Retention
-from galileo.testing.simulator.windows import window_of
+from simulator.batches import BatchClient
+from simulator.checker import Checker
+from simulator.clients import Producer, Reader
+from simulator.dropping import DROPPED, Dropping
+from simulator.evaluator import NO_TROUBLE, Labour, no_labour
+from simulator.faults import Faults
+from simulator.logs import Log, query
+from simulator.loop import Loop, demand
+from simulator.mutants import VARIANTS
+from simulator.named_nodes import NamedNodes
+from simulator.network import Network
+from simulator.node import EPOCH_WALL, Node
+from simulator.retention import AGREEMENT_S, Retention
+from simulator.windows import window_of
 
 FAULTS_UNTIL_S = 18.0
 DRAIN_MAX_S = 25.0

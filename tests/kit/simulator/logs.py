@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+from delivery_audit import Keys, keys_of
 
 from galileo.ccq.model import Ccq
 from galileo.ccq.packs import PackedLabels, packed
@@ -16,8 +17,7 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.model.windows import ClockStep
 from galileo.samplers import SamplerSpec
-from galileo.testing.delivered import Keys, keys_of
-from galileo.testing.simulator.loop import Loop
+from simulator.loop import Loop
 
 SCHEMA = Schema("sim", [Feature("value", type="int")])
 Path = tuple[int, int, int, int]

@@ -36,9 +36,9 @@ from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.packs import PackedLabels, packed
 from galileo.ccq.state import NodeState
 from galileo.cursor import ORIGIN, Cursor
-from galileo.testing.simulator.evaluator import Evaluate, by_sequence
-from galileo.testing.simulator.logs import Log, Path, matches, scan, to_labels
-from galileo.testing.simulator.variants import Conduct, Variant
+from simulator.evaluator import Evaluate, by_sequence
+from simulator.logs import Log, Path, matches, scan, to_labels
+from simulator.variants import Conduct, Variant
 
 STAMP = 1_000_000
 """The "partition" under which the paper's protocol keeps its wall time, in microseconds."""

@@ -6,8 +6,8 @@ from galileo.ccq.model import Record
 from galileo.ccq.pack_files import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
 from galileo.errors import DataDamaged
-from galileo.testing.simulator.logs import SCHEMA
-from galileo.testing.simulator.loop import Loop
+from simulator.logs import SCHEMA
+from simulator.loop import Loop
 
 
 class RecordDisk:

@@ -1,4 +1,4 @@
-"""Plays seeded worlds: `python -m galileo.testing.simulator --seeds 0:300 --variant V --trace`."""
+"""Plays seeded worlds: `python -m simulator --seeds 0:300 --variant V --trace`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 
-from galileo.testing.simulator import ALWAYS, FAULTS, VARIANTS, run, shrunk
+from simulator import ALWAYS, FAULTS, VARIANTS, run, shrunk
 
 
 def main() -> int:

@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from fault_injection.delivery import Deliveries
 from galileo.client import Ccq, Client, Spool
 from galileo.errors import CcqCancelled, SamplerFailed, TryAgain
-from galileo.testing.faults.delivery import Deliveries
 from galileo.wire import token as tokens
 
 FETCH_WAIT_S, PAUSE_S = 5.0, 0.2

@@ -7,8 +7,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from galileo.model.windows import Window, WindowChanges
-from galileo.testing.simulator.logs import HOUR_US, Path, bucket_us
-from galileo.testing.simulator.loop import demand
+from simulator.logs import HOUR_US, Path, bucket_us
+from simulator.loop import demand
 
 WINDOWS = (
     None,

@@ -65,13 +65,13 @@ from galileo.cursor import Cursor
 from galileo.dht import membership
 from galileo.election.messages import UsageStatistics
 from galileo.model.windows import ClockStep
-from galileo.testing.simulator.checker import Checker
-from galileo.testing.simulator.disk import RecordDisk, SpillDisk
-from galileo.testing.simulator.evaluator import Evaluator, Labour, Trouble
-from galileo.testing.simulator.logs import Commit, Log
-from galileo.testing.simulator.loop import Loop, demand
-from galileo.testing.simulator.network import Network
-from galileo.testing.simulator.variants import Variant
+from simulator.checker import Checker
+from simulator.disk import RecordDisk, SpillDisk
+from simulator.evaluator import Evaluator, Labour, Trouble
+from simulator.logs import Commit, Log
+from simulator.loop import Loop, demand
+from simulator.network import Network
+from simulator.variants import Variant
 
 TICK_S = 0.1
 SYNC_MEAN_S = 0.06

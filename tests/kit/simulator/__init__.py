@@ -4,10 +4,10 @@
 The same seed and variant give the same run, event by event.
 """
 
-from galileo.testing.simulator.faults import ALWAYS, FAULTS
-from galileo.testing.simulator.loop import Violation
-from galileo.testing.simulator.mutants import VARIANTS
-from galileo.testing.simulator.shrinking import shrunk
-from galileo.testing.simulator.world import Outcome, run
+from simulator.faults import ALWAYS, FAULTS
+from simulator.loop import Violation
+from simulator.mutants import VARIANTS
+from simulator.shrinking import shrunk
+from simulator.world import Outcome, run
 
 __all__ = ["ALWAYS", "FAULTS", "VARIANTS", "Outcome", "Violation", "run", "shrunk"]

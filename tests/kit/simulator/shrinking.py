@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from galileo.testing.simulator.faults import ALWAYS, FAULTS
-from galileo.testing.simulator.world import run
+from simulator.faults import ALWAYS, FAULTS
+from simulator.world import run
 
 
 def violation(seed: int, variant: str, *, without: frozenset[str]) -> AssertionError | None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from random import Random
 from typing import Protocol
 
-from galileo.testing.simulator.checker import Checker
-from galileo.testing.simulator.logs import SCHEMA, Log
-from galileo.testing.simulator.loop import Loop
-from galileo.testing.simulator.node import Node
-from galileo.testing.simulator.variants import Variant
+from simulator.checker import Checker
+from simulator.logs import SCHEMA, Log
+from simulator.loop import Loop
+from simulator.node import Node
+from simulator.variants import Variant
 
 CHECK_MEAN_S = 0.5
 SETTLE_S = 7.0

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from galileo.testing.faults.clocks import faketime_missing
-from galileo.testing.faults.control_groups import cpu_group_missing, memory_group_missing
-from galileo.testing.faults.disks import LoopDisk, MemoryDisk
-from galileo.testing.faults.networks import network_missing
-from galileo.testing.faults.tracing import attached_to_nothing
+from fault_injection.clocks import faketime_missing
+from fault_injection.control_groups import cpu_group_missing, memory_group_missing
+from fault_injection.disks import LoopDisk, MemoryDisk
+from fault_injection.networks import network_missing
+from fault_injection.strace import attached_to_nothing
 
 
 @dataclass(frozen=True, slots=True)
