@@ -36,7 +36,7 @@ def allocate(dtypes: Sequence[np.dtype[np.generic]], length: int) -> list[Array]
     return [np.frombuffer(arena, dtype, length, start) for dtype, start in pairs]
 
 
-def gathered(arrays: Sequence[Array], rows: npt.NDArray[np.integer[Any]]) -> list[Array]:
+def gather(arrays: Sequence[Array], rows: npt.NDArray[np.integer[Any]]) -> list[Array]:
     """The rows of each array, in one arena; one value that stands for all stays so."""
     dense = [array.dtype for array in arrays if array.strides != (0,)]
     slots = iter(allocate(dense, len(rows)))

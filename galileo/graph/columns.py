@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.errors import Bug
-from galileo.graph.arena import gathered
+from galileo.graph.arena import gather
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE, column_micros
 from galileo.query.columns import (
@@ -70,8 +70,9 @@ class Paths:
     """The columns of k paths of one dataset.
 
     Attributes:
-        columns: cell, bucket and features. The codes of a text column refer to the `Texts` of
-            the graph, and its own dictionary is empty until `Texts.bind` hands it in.
+        columns: cell, bucket and features. The codes of a text column refer to the
+            `StringDictionary` of
+            the graph, and its own dictionary is empty until `StringDictionary.bind` hands it in.
         row: first observation of the path within its commit, shape (k,).
         rows: number of observations, shape (k,).
         commit: number of the commit in the `Commits` of the run, shape (k,).
@@ -94,9 +95,9 @@ class Paths:
             take_rows(self.commit, rows),
         )
 
-    def gathered(self, rows: npt.NDArray[np.intp]) -> Paths:
+    def gather(self, rows: npt.NDArray[np.intp]) -> Paths:
         """The same of many rows, in an arena."""
-        return self.like(gathered(self.arrays(), rows))
+        return self.like(gather(self.arrays(), rows))
 
     def arrays(self) -> tuple[Array, ...]:
         """Every array, in the order of `dtypes`."""
@@ -116,7 +117,7 @@ class Paths:
         return Paths(Columns(cell, bucket, features), row, rows, commit)
 
     @classmethod
-    def of_arrays(cls, schema: Schema, arrays: Sequence[Array]) -> Paths:
+    def from_arrays(cls, schema: Schema, arrays: Sequence[Array]) -> Paths:
         """The inverse of `arrays`."""
         cell, bucket, row, rows, commit = arrays[: len(_FIXED_DTYPES)]
         rest = iter(arrays[len(_FIXED_DTYPES) :])
@@ -127,7 +128,7 @@ class Paths:
     def concat(cls, schema: Schema, parts: Sequence[Paths]) -> Paths:
         """All paths of `parts`, at least one, in their order."""
         stacks = zip(*(part.arrays() for part in parts), strict=True)
-        return cls.of_arrays(schema, [np.concatenate(stack) for stack in stacks])
+        return cls.from_arrays(schema, [np.concatenate(stack) for stack in stacks])
 
 
 def dtypes(schema: Schema) -> tuple[type[np.generic], ...]:
@@ -162,7 +163,7 @@ def _like(column: FeatureColumn, arrays: Iterator[Array]) -> FeatureColumn:
     return type(column)(next(arrays))
 
 
-class Texts:
+class StringDictionary:
     """The texts of one graph; a code is a position, and never changes its meaning.
 
     One writer at a time; readers need no lock, since they meet only codes that were handed
@@ -233,7 +234,7 @@ class Texts:
         return array
 
 
-def columns_of(schema: Schema, batch: pa.RecordBatch) -> Columns:
+def columns_from_batch(schema: Schema, batch: pa.RecordBatch) -> Columns:
     """The columns of a batch of `schema.path_schema`; texts have a dictionary of their own.
 
     Raises:
@@ -249,13 +250,17 @@ def columns_of(schema: Schema, batch: pa.RecordBatch) -> Columns:
     return Columns(cell, column_micros(batch.column("bucket")), features)
 
 
-def paths_of(
-    columns: Columns, batch: pa.RecordBatch, *, commit: int | npt.NDArray[np.int32], texts: Texts
+def paths_from_batch(
+    columns: Columns,
+    batch: pa.RecordBatch,
+    *,
+    commit: int | npt.NDArray[np.int32],
+    texts: StringDictionary,
 ) -> Paths:
     """The paths of a batch, of which `columns` are the columns.
 
     Args:
-        columns: `columns_of` the batch.
+        columns: `columns_from_batch` the batch.
         batch: of the path schema.
         commit: the number of the commit, or that of each path's.
         texts: of the graph.
@@ -273,7 +278,12 @@ def paths_of(
 
 
 def to_labels(
-    label_schema: pa.Schema, paths: Paths, *, commits: Commits, texts: Texts, large: bool = False
+    label_schema: pa.Schema,
+    paths: Paths,
+    *,
+    commits: Commits,
+    texts: StringDictionary,
+    large: bool = False,
 ) -> pa.RecordBatch:
     """The paths as a batch of the `label_schema` of their dataset.
 
@@ -286,7 +296,7 @@ def to_labels(
     """
     sources = commits.partition, commits.sequence
     if large:
-        partition, sequence = gathered(sources, paths.commit)
+        partition, sequence = gather(sources, paths.commit)
     else:
         partition, sequence = (source.take(paths.commit) for source in sources)
     columns = texts.bind(paths.columns)

@@ -1,8 +1,8 @@
 """Descriptions: what a dataset holds, from the columns of its paths alone.
 
 A sealed run of the graph never changes, so its description is made once and kept. What is looked
-through at a call is the head, runs that are new since the last call, and runs of which retention
-dropped commits.
+through at a call is the memtable, runs that are new since the last call, and runs of which
+retention dropped commits.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.geo import geohash
-from galileo.graph.columns import Paths, Texts
-from galileo.graph.pieces import Check, unchecked
-from galileo.graph.runs import Run
+from galileo.graph.cancellation import Check, never_cancelled
+from galileo.graph.columns import Paths, StringDictionary
 from galileo.graph.snapshot import Snapshot
-from galileo.graph.summary import Summary, merged, moments_of
+from galileo.graph.sorted_runs import SortedRun
+from galileo.graph.summary import Summary, merge_summaries, moments
 from galileo.model.schema import Schema
 from galileo.query.columns import NULL_CODE, TextColumn
 
@@ -93,7 +93,7 @@ class Description:
     texts: Mapping[str, TextCounts]
 
 
-def joined(schema: Schema, parts: Sequence[Description]) -> Description:
+def merge_descriptions(schema: Schema, parts: Sequence[Description]) -> Description:
     """The description of all parts together, which share no path."""
     extents = [part.extent for part in parts if part.extent is not None]
     extent = extents[0] if extents else None
@@ -105,12 +105,12 @@ def joined(schema: Schema, parts: Sequence[Description]) -> Description:
         paths=sum(part.paths for part in parts),
         extent=extent,
         numbers={
-            name: merged([part.numbers[name] for part in parts])
+            name: merge_summaries([part.numbers[name] for part in parts])
             for name, kind in kinds.items()
             if kind != "text"
         },
         texts={
-            name: _joined_texts([part.texts[name] for part in parts])
+            name: _merge_texts([part.texts[name] for part in parts])
             for name, kind in kinds.items()
             if kind == "text"
         },
@@ -120,16 +120,16 @@ def joined(schema: Schema, parts: Sequence[Description]) -> Description:
 class Descriptions:
     """Describes snapshots of one graph; keeps what it knows of their sealed runs."""
 
-    def __init__(self, schema: Schema, texts: Texts) -> None:
+    def __init__(self, schema: Schema, texts: StringDictionary) -> None:
         self._schema = schema
         self._texts = texts
-        self._known: dict[int, tuple[Run, Description]] = {}
+        self._known: dict[int, tuple[SortedRun, Description]] = {}
 
     def describe(
-        self, snapshot: Snapshot, partitions: frozenset[int], *, check: Check = unchecked
+        self, snapshot: Snapshot, partitions: frozenset[int], *, check: Check = never_cancelled
     ) -> Description:
         """The description of what some partitions hold in a snapshot; from any thread."""
-        known, found = self._known, dict[int, tuple[Run, Description]]()
+        known, found = self._known, dict[int, tuple[SortedRun, Description]]()
         parts: list[Description] = []
         for run, held in snapshot.parts_of(partitions):
             check()
@@ -137,13 +137,13 @@ class Descriptions:
                 rows = np.flatnonzero(held.take(run.paths.commit))
                 parts.append(self._of(run.paths.take(rows)))
                 continue
-            if run.zone_map is None:  # the head, which grows
+            if run.zone_map is None:  # the memtable, which grows
                 parts.append(self._of(run.paths))
                 continue
             found[id(run)] = known.get(id(run)) or (run, self._of(run.paths))
             parts.append(found[id(run)][1])
         self._known = found
-        return joined(self._schema, parts)
+        return merge_descriptions(self._schema, parts)
 
     def _of(self, paths: Paths) -> Description:
         weights = paths.rows.astype(np.int64)
@@ -154,7 +154,7 @@ class Descriptions:
             if isinstance(column, TextColumn):
                 texts[feature.name] = self._text_counts(column.codes, weights)
             else:
-                numbers[feature.name] = moments_of(column.numbers, column.valid, weights)
+                numbers[feature.name] = moments(column.numbers, column.valid, weights)
         observations = int(weights.sum())
         return Description(observations, len(paths), self._extent(paths), numbers, texts)
 
@@ -184,7 +184,7 @@ class Descriptions:
         return TextCounts(nulls, dict(zip(values, counts[used].tolist(), strict=True)))
 
 
-def _joined_texts(parts: Sequence[TextCounts]) -> TextCounts:
+def _merge_texts(parts: Sequence[TextCounts]) -> TextCounts:
     nulls = sum(part.nulls for part in parts)
     counts: dict[str, int] = {}
     for part in parts:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.errors import InputError
-from galileo.graph.pieces import Check, found, unchecked
-from galileo.graph.scan import Task
+from galileo.graph.cancellation import Check, never_cancelled, scan_portions
+from galileo.graph.run_scan import RunScan
 from galileo.model.schema import Schema
 from galileo.query.columns import Mask, NumberColumn, take_rows
 
@@ -86,12 +86,12 @@ def check_summary(schema: Schema, feature: str, bins: int | Sequence[float] | No
         raise InputError(f"expected ascending, finite edges of bins, got {bins!r}")
 
 
-def summarised(
-    tasks: Sequence[Task],
+def summarise(
+    tasks: Sequence[RunScan],
     feature: str,
     *,
     bins: int | Sequence[float] | None,
-    check: Check = unchecked,
+    check: Check = never_cancelled,
 ) -> Summary:
     """The summary of what `tasks` find; bins by number take a second pass."""
     moments = _Moments()
@@ -100,21 +100,21 @@ def summarised(
     for values, weights, paths in _portions(tasks, feature, check):
         moments.add(values, weights, paths=paths)
         if edges is not None and counts is not None:
-            counts += _binned(values, weights, edges)
+            counts += _count_bins(values, weights, edges)
     if isinstance(bins, int) and moments.valued:
         edges = equal_edges(moments.minimum, moments.maximum, bins=bins)
         portions = _portions(tasks, feature, check)
-        counts = np.sum([_binned(v, w, edges) for v, w, _ in portions], axis=0)
+        counts = np.sum([_count_bins(v, w, edges) for v, w, _ in portions], axis=0)
     histogram = None if edges is None or counts is None else Histogram(edges, counts)
     return moments.summary(histogram)
 
 
-def moments_of(values: Numbers, valid: Mask, weights: Weights) -> Summary:
+def moments(values: Numbers, valid: Mask, weights: Weights) -> Summary:
     """The summary of paths with these values, where valid, and so many observations each."""
-    moments = _Moments()
+    sums = _Moments()
     counted = weights[valid]
-    moments.add(values[valid], counted, paths=(len(weights), int(weights.sum())))
-    return moments.summary(None)
+    sums.add(values[valid], counted, paths=(len(weights), int(weights.sum())))
+    return sums.summary(None)
 
 
 def equal_edges(minimum: float, maximum: float, *, bins: int) -> Numbers:
@@ -134,7 +134,7 @@ def equal_edges(minimum: float, maximum: float, *, bins: int) -> Numbers:
     return edges if len(edges) > 1 else np.unique([minimum, np.nextafter(minimum, 0.0)])
 
 
-def merged(summaries: Sequence[Summary]) -> Summary:
+def merge_summaries(summaries: Sequence[Summary]) -> Summary:
     """The summary of all together, of parts that share no path.
 
     Args:
@@ -154,7 +154,7 @@ def merged(summaries: Sequence[Summary]) -> Summary:
         maximum=max(maxima, default=None),
         total=total,
         mean=total / (observations - missing) if observations > missing else None,
-        histogram=_stacked(histograms) if histograms else None,
+        histogram=_stack_histograms(histograms) if histograms else None,
     )
 
 
@@ -168,7 +168,7 @@ def _sum(values: Sequence[float]) -> float:
         return math.nan
 
 
-def _stacked(histograms: Sequence[Histogram]) -> Histogram:
+def _stack_histograms(histograms: Sequence[Histogram]) -> Histogram:
     counts: Weights = np.stack([histogram.counts for histogram in histograms]).sum(axis=0)
     return Histogram(histograms[0].edges, counts)
 
@@ -208,10 +208,10 @@ class _Moments:
 
 
 def _portions(
-    tasks: Sequence[Task], feature: str, check: Check
+    tasks: Sequence[RunScan], feature: str, check: Check
 ) -> Iterator[tuple[Numbers, Weights, tuple[int, int]]]:
     """Values that are there, observations of each; number of paths and all their observations."""
-    for run, rows in found(tasks, check=check):
+    for run, rows in scan_portions(tasks, check=check):
         column = cast(NumberColumn, run.paths.columns.features[feature].take(rows))
         weights = take_rows(run.paths.rows, rows).astype(np.int64)
         valid = column.valid
@@ -219,7 +219,7 @@ def _portions(
         yield column.numbers[valid], weights[valid], whole
 
 
-def _binned(values: Numbers, weights: Weights, edges: Numbers) -> Weights:
+def _count_bins(values: Numbers, weights: Weights, edges: Numbers) -> Weights:
     at = np.searchsorted(edges, values, side="right")
     at[values == edges[-1]] = len(edges) - 1
     counts = np.bincount(at, weights=weights, minlength=len(edges) + 1)

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.errors import Bug, InputError
-from galileo.graph.columns import columns_of
-from galileo.graph.entries import Entries, bound_names, grids
+from galileo.graph.columns import columns_from_batch
+from galileo.graph.synopsis_entries import Entries, bound_names, grids
 from galileo.model.schema import Schema
 
 ENTRIES_MAX = 4096
@@ -51,7 +51,7 @@ class SynopsisState:
     entries: Entries
     since: int = 0
 
-    def applied(self, delta: SynopsisDelta) -> SynopsisState:
+    def apply(self, delta: SynopsisDelta) -> SynopsisState:
         """The state after a delta, or this one where the delta does not continue from it."""
         mine, theirs = self.version, delta.state.version
         if theirs.sequence < mine.sequence or delta.base > mine.sequence:
@@ -60,7 +60,7 @@ class SynopsisState:
             return delta.state if delta.base == 0 else self
         if delta.state.step != self.step:
             return delta.state
-        entries = self.entries.updated(delta.state.entries)
+        entries = self.entries.update(delta.state.entries)
         return SynopsisState(theirs, self.step, entries, delta.state.since)
 
 
@@ -191,18 +191,20 @@ class Synopsis:
                 f"expected a commit after {state.version.sequence} for the synopsis of partition "
                 f"{self.partition}, got {sequence}"
             )
-        columns = columns_of(self.schema, batch)
+        columns = columns_from_batch(self.schema, batch)
         grid = self._grids[state.step]
         found = Entries.of(self.schema, columns, grid=grid, sequence=sequence)
-        entries = state.entries.updated(state.entries.widening(found, self.schema))
+        entries = state.entries.update(state.entries.widen(found, self.schema))
         version = Version(state.version.epoch, sequence)
-        self._state = self._bounded(SynopsisState(version, state.step, entries, state.since))
+        self._state = self._coarsen_to_limit(
+            SynopsisState(version, state.step, entries, state.since)
+        )
 
-    def _bounded(self, state: SynopsisState) -> SynopsisState:
+    def _coarsen_to_limit(self, state: SynopsisState) -> SynopsisState:
         while len(state.entries) > self._entries_max and state.step + 1 < len(self._grids):
             step, sequence = state.step + 1, state.version.sequence
             grid = self._grids[step]
-            entries = state.entries.coarsened(self.schema, grid=grid, sequence=sequence)
+            entries = state.entries.coarsen(self.schema, grid=grid, sequence=sequence)
             state = SynopsisState(state.version, step, entries, state.since)
         return state
 

@@ -20,12 +20,12 @@ import numpy as np
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.errors import GalileoError, InputError, PartitionMoved
-from galileo.graph import drill
-from galileo.graph.description import joined
-from galileo.graph.explanation import Explanation
-from galileo.graph.feature import Estimate
+from galileo.graph import drill_down
+from galileo.graph.description import merge_descriptions
+from galileo.graph.explain import Explanation
+from galileo.graph.feature_graph import Estimate
 from galileo.graph.quantiles import Quantile, check_quantiles
-from galileo.graph.summary import Summary, check_summary, equal_edges, merged
+from galileo.graph.summary import Summary, check_summary, equal_edges, merge_summaries
 from galileo.model.schema import Schema
 from galileo.node.explorers import Children, ChildrenOf, Described, Explorers, Share, SummaryOf
 from galileo.node.local_exploration import LocalExploration
@@ -201,7 +201,7 @@ class Exploration:
         frontier = _joined([answer.reached for answer in answers.values()]).join(
             _of(share.after, share.partitions - _missing(shares, errors))
         )
-        value = merged([answer.summary for answer in answers.values()])
+        value = merge_summaries([answer.summary for answer in answers.values()])
         return Whole(value, frontier, _missing(shares, errors))
 
     async def children(self, question: ChildrenOf) -> Whole[Children]:
@@ -213,7 +213,7 @@ class Exploration:
         Raises:
             InputError: the order, a value or the limit makes no sense.
         """
-        level = drill.level_below(question.schema, question.prefix, question.order)
+        level = drill_down.level_below(question.schema, question.prefix, question.order)
         if not 1 <= question.limit <= CHILDREN_MAX:
             raise InputError(
                 f"expected a limit from 1 to {CHILDREN_MAX:,} children, got {question.limit:,}"
@@ -227,9 +227,9 @@ class Exploration:
                 else self._peers.children(node, _about(question, part))
             ),
         )
-        none = drill.none(question.schema, level)
-        table = drill.added([none, *(answer.table for answer in answers.values())])
-        page, more = drill.page(table, after=None, limit=question.limit)
+        none = drill_down.empty_level(question.schema, level)
+        table = drill_down.add_counts([none, *(answer.table for answer in answers.values())])
+        page, more = drill_down.page(table, after=None, limit=question.limit)
         more = more or any(answer.more for answer in answers.values())
         return Whole(Children(page, more), ORIGIN, _missing(shares, errors))
 
@@ -273,7 +273,7 @@ class Exploration:
         parts = list(answers.values())
         frontier = _joined([part.reached for part in parts])
         whole = Described(
-            joined(schema, [part.description for part in parts]),
+            merge_descriptions(schema, [part.description for part in parts]),
             sum(part.bytes for part in parts),
             frontier,
         )
@@ -318,7 +318,7 @@ class Exploration:
     def _holders(self, question: ChildrenOf) -> frozenset[int]:
         """The partitions that can hold paths below a vertex."""
         topology, schema = self._node.topology, question.schema
-        cell, bucket = drill.place(schema, question.prefix, question.order)
+        cell, bucket = drill_down.place(schema, question.prefix, question.order)
         if cell is None:
             return frozenset(topology.partitions)
         cells = np.array([cell], dtype=np.uint64)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.graph.description import Description
-from galileo.graph.explanation import Explanation
+from galileo.graph.explain import Explanation
 from galileo.graph.summary import Summary
 from galileo.model.schema import Schema
 from galileo.query import Query

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from galileo.cursor import Cursor
 from galileo.errors import Cancelled, DataDropped, Overloaded
-from galileo.graph import drill
-from galileo.graph.pieces import Check
+from galileo.graph import drill_down
+from galileo.graph.cancellation import Check
 from galileo.node.catalog import Catalog
 from galileo.node.explorers import (
     Children,
@@ -98,7 +98,7 @@ class LocalExploration:
                 partitions=shard.own_partitions,
                 check=check,
             )
-            return Children(*drill.page(table, after=question.after, limit=question.limit))
+            return Children(*drill_down.page(table, after=question.after, limit=question.limit))
 
         return await self._run(page)
 

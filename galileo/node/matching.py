@@ -19,8 +19,8 @@ import numpy.typing as npt
 from galileo import spans
 from galileo.cursor import Cursor
 from galileo.errors import GalileoError, Unavailable
-from galileo.graph.matching import Question
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
+from galileo.graph.standing_match import MatchQuery
 from galileo.matches import Answered, MatchAnswer, Numbers
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
@@ -241,7 +241,7 @@ class _Passes:
             return []
         asks = self.asks.select(items)
         found = self.graph.match(
-            Question(
+            MatchQuery(
                 self.registry.standing,
                 asks,
                 until,

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from galileo.cursor import Cursor
 from galileo.errors import Bug, GalileoError, PartitionMoved
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.synopsis import Synopsis
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros

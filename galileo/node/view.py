@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.graph.feature import FeatureGraph
+from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.synopsis import SynopsisDelta, Version
 from galileo.model.schema import Schema
 from galileo.model.windows import ClockStep

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.graph.drill import default_order
-from galileo.graph.explanation import Explanation
+from galileo.graph.drill_down import default_order
+from galileo.graph.explain import Explanation
 from galileo.graph.summary import Summary
 from galileo.labels import to_ipc
 from galileo.model.schema import Schema

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from galileo.cursor import ORIGIN
 from galileo.errors import Unavailable
-from galileo.graph import drill
+from galileo.graph import drill_down
 from galileo.graph.description import Description, Extent, TextCounts
-from galileo.graph.explanation import Explanation, Step
+from galileo.graph.explain import Explanation, Step
 from galileo.graph.summary import Histogram, Summary
 from galileo.model.schema import Schema
 from galileo.node.explorers import (
@@ -73,8 +73,10 @@ class GrpcExplorers:
             partitions=sorted(question.partitions),
         )
         chunks, tail = await self._parts(node, "Children", request)
-        level = drill.level_below(question.schema, question.prefix, question.order)
-        return Children(table_of(chunks, drill.none(question.schema, level).schema), tail.more)
+        level = drill_down.level_below(question.schema, question.prefix, question.order)
+        return Children(
+            table_of(chunks, drill_down.empty_level(question.schema, level).schema), tail.more
+        )
 
     async def nearest(self, node: str, sought: NearestTo, share: Share) -> Nearby:
         request = query_pb2.NearestRequest(

@@ -23,7 +23,7 @@ from benchmarks.figures import Figure, Goal, Peer
 from benchmarks.measure import in_turn
 from benchmarks.sizes import FULL, Bench, NotInstalled
 from galileo.geo import geohash
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model.schema import Feature, FeatureType, Schema
 from galileo.query import parse
 

@@ -12,7 +12,7 @@ from benchmarks import weather
 from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.measure import in_turn
 from benchmarks.sizes import Bench
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 
 PATHS_PER_S = 1e6
 

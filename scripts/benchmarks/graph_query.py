@@ -16,7 +16,7 @@ from benchmarks.measure import in_turn
 from benchmarks.sizes import Bench
 from galileo.cursor import Cursor
 from galileo.geo import geohash
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model.times import micros
 from galileo.query import parse
 

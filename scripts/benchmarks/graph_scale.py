@@ -14,7 +14,7 @@ from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.measure import in_turn
 from benchmarks.sizes import Bench
 from galileo.cursor import Cursor
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.query import parse
 
 LARGE = 10

@@ -24,7 +24,7 @@ from galileo.cursor import ORIGIN, Cursor
 from galileo.dht.placement import partitions_of
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.generate import NamLike
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.labels import LabelSet, from_ipc, parse_label, to_ipc
 from galileo.model import paths
 from galileo.model.schema import Schema

@@ -34,7 +34,7 @@ from benchmarks.machine import Machine
 from benchmarks.measure import in_turn
 from benchmarks.sizes import FULL, Bench, NotInstalled
 from galileo.client import Client
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import micros, times_from_micros

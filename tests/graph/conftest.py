@@ -12,7 +12,7 @@ import pytest
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.geo import geohash
-from galileo.graph.columns import columns_of
+from galileo.graph.columns import columns_from_batch
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import micros, times_from_micros
 from galileo.query.query import Query
@@ -105,7 +105,7 @@ class DumbStore:
             ended = until is not None and sequence > until[partition]
             if not wanted or ended or sequence <= after[partition] or batch.num_rows == 0:
                 continue
-            mask = query.match_paths(columns_of(self.schema, batch))
+            mask = query.match_paths(columns_from_batch(self.schema, batch))
             place = {"partition": partition, "sequence": sequence}
             found += [row | place for row in batch.filter(pa.array(mask)).to_pylist()]
         return in_order(found)

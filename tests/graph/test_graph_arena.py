@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.graph import arena, metadata
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph import arena, metadata_graph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.query import parse
 
 
@@ -28,18 +28,18 @@ def test_gathered_rows_are_those_of_take(length, seed, kind):
     random = np.random.default_rng(seed)
     rows = random.integers(0, length, random.integers(0, 80)).astype(kind)
     arrays = [random.random(length), np.broadcast_to(np.True_, length), np.arange(length)]
-    for found, array in zip(arena.gathered(arrays, rows), arrays, strict=True):
+    for found, array in zip(arena.gather(arrays, rows), arrays, strict=True):
         assert found.dtype == array.dtype
         assert found.tolist() == array[rows].tolist()
 
 
 def test_large_answers_are_those_of_small_ones(monkeypatch, world, query_texts):
-    graph = MetadataGraph(world.schema, head_paths_max=200)
+    graph = MetadataGraph(world.schema, memtable_paths_max=200)
     for number in range(9):
         graph.insert(world.batch(number, 70), partition=number % 3, sequence=number // 3 + 1)
     graph.maintain()
     queries = [parse(text, world.schema) for text in ("", *query_texts)]
     small = [graph.scan(query) for query in queries]
-    monkeypatch.setattr(metadata, "HEAP_BYTES", -1)
+    monkeypatch.setattr(metadata_graph, "HEAP_BYTES", -1)
     assert all(graph.scan(q).equals(found) for q, found in zip(queries, small, strict=True))
     assert sum(found.num_rows for found in small) > 1000

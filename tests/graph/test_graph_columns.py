@@ -7,19 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import Bug
-from galileo.graph.columns import Commits, Paths, Texts, columns_of, paths_of, to_labels
+from galileo.graph.columns import (
+    Commits,
+    Paths,
+    StringDictionary,
+    columns_from_batch,
+    paths_from_batch,
+    to_labels,
+)
 
 SEEDS = st.integers(0, 2**32)
 
 
 def _paths(world, batch, *, commit=0, texts=None):
-    texts = Texts() if texts is None else texts
-    return paths_of(columns_of(world.schema, batch), batch, commit=commit, texts=texts)
+    texts = StringDictionary() if texts is None else texts
+    return paths_from_batch(
+        columns_from_batch(world.schema, batch), batch, commit=commit, texts=texts
+    )
 
 
 @given(seed=SEEDS, size=st.integers(0, 40))
 def test_arrow_and_back(world, seed, size):
-    batch, texts = world.batch(seed, size), Texts()
+    batch, texts = world.batch(seed, size), StringDictionary()
     commits = Commits(np.array([7], dtype=np.int32), np.array([12], dtype=np.int64))
     paths = _paths(world, batch, texts=texts)
     labels = to_labels(world.schema.label_schema, paths, commits=commits, texts=texts)
@@ -30,7 +39,7 @@ def test_arrow_and_back(world, seed, size):
 
 @given(seed=SEEDS, sizes=st.lists(st.integers(0, 9), min_size=1, max_size=5))
 def test_codes_of_one_graph_keep_their_meaning(world, seed, sizes):
-    texts = Texts()
+    texts = StringDictionary()
     batches = [world.batch(seed + number, size) for number, size in enumerate(sizes)]
     parts = [_paths(world, batch, texts=texts) for batch in batches]
     bound = texts.bind(Paths.concat(world.schema, parts).columns)
@@ -39,7 +48,7 @@ def test_codes_of_one_graph_keep_their_meaning(world, seed, sizes):
 
 
 def test_few_rows_are_bound_to_a_small_dictionary(world):
-    texts = Texts()
+    texts = StringDictionary()
     many = pa.array([f"s{number}" for number in range(1000)])
     batch = world.batch(1, 1000)
     batch = batch.set_column(batch.schema.get_field_index("station"), "station", many)
@@ -53,11 +62,11 @@ def test_few_rows_are_bound_to_a_small_dictionary(world):
 
 def test_arrays_and_back(world):
     paths = _paths(world, world.batch(3, 20))
-    again = Paths.of_arrays(world.schema, paths.arrays())
+    again = Paths.from_arrays(world.schema, paths.arrays())
     assert all(a is b for a, b in zip(paths.arrays(), again.arrays(), strict=True))
 
 
 def test_other_columns_are_refused(world):
     batch = world.batch(1, 3)
     with pytest.raises(Bug, match="expected paths with columns"):
-        columns_of(world.schema, batch.drop_columns(["station"]))
+        columns_from_batch(world.schema, batch.drop_columns(["station"]))

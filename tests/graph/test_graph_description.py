@@ -12,7 +12,7 @@ import pytest
 from galileo.geo import geohash
 from galileo.graph import description
 from galileo.graph.description import Descriptions
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 
@@ -87,7 +87,7 @@ def check(graph: MetadataGraph, frame: pd.DataFrame, partitions: frozenset[int])
 @pytest.mark.parametrize("seed", range(6))
 def test_descriptions_are_those_of_a_dumb_model(seed: int) -> None:
     random = np.random.default_rng(seed)
-    graph = MetadataGraph(SCHEMA, head_paths_max=40, block_paths=16)
+    graph = MetadataGraph(SCHEMA, memtable_paths_max=40, block_paths=16)
     parts: list[pd.DataFrame] = []
     dropped = dict.fromkeys(range(3), 0)
     for step in range(30):
@@ -122,7 +122,7 @@ def test_sealed_runs_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Descriptions, "_of", counted)
     random = np.random.default_rng(1)
-    graph = MetadataGraph(SCHEMA, head_paths_max=50)
+    graph = MetadataGraph(SCHEMA, memtable_paths_max=50)
     for sequence in (1, 2):
         graph.insert(batch_of(paths(random, 60)), partition=0, sequence=sequence)
     graph.insert(batch_of(paths(random, 10)), partition=0, sequence=3)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from galileo.graph.columns import dtypes
-from galileo.graph.metadata import HEAD_PATHS_MAX, MetadataGraph
-from galileo.graph.runs import BLOCK_PATHS
-from galileo.graph.sieve import CHUNK_PATHS, SAMPLE_PATHS
+from galileo.graph.filter_pipeline import CHUNK_PATHS, SAMPLE_PATHS
+from galileo.graph.metadata_graph import MEMTABLE_PATHS_MAX, MetadataGraph
+from galileo.graph.sorted_runs import BLOCK_PATHS
 from galileo.graph.synopsis import ENTRIES_MAX
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
@@ -35,6 +35,6 @@ def test_the_examples_run(capsys):
 
 def test_the_numbers_are_those_of_the_code():
     text = PAGE.read_text(encoding="utf-8")
-    for number in (HEAD_PATHS_MAX, BLOCK_PATHS, CHUNK_PATHS, SAMPLE_PATHS, ENTRIES_MAX):
+    for number in (MEMTABLE_PATHS_MAX, BLOCK_PATHS, CHUNK_PATHS, SAMPLE_PATHS, ENTRIES_MAX):
         assert re.search(rf"\b{number:,}\b", text), number
     assert f"make {sum(dtype().itemsize for dtype in dtypes(SCHEMA))} bytes" in text

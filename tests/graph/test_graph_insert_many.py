@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
-from galileo.graph.metadata import RUNS_MAX, MetadataGraph
+from galileo.graph.metadata_graph import RUNS_MAX, MetadataGraph
 from galileo.query.query import parse
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=8)
@@ -17,7 +17,7 @@ SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 
 @given(
     groups=st.lists(st.tuples(st.integers(0, 1), SIZES), max_size=6),
-    head_paths_max=st.integers(1, 120),
+    memtable_paths_max=st.integers(1, 120),
     text=st.integers(0, 20),
     after=st.builds(Cursor, st.dictionaries(st.integers(0, 1), st.integers(0, 20))),
 )
@@ -27,13 +27,13 @@ def test_many_commits_at_once_are_the_same_commits(
     rows_of: Any,
     query_texts: Any,
     groups: list[tuple[int, list[int]]],
-    head_paths_max: int,
+    memtable_paths_max: int,
     text: int,
     after: Cursor,
 ) -> None:
     """Against the graph that got them one by one; empty commits among them."""
-    single = MetadataGraph(world.schema, head_paths_max=head_paths_max, block_paths=7)
-    many = MetadataGraph(world.schema, head_paths_max=head_paths_max, block_paths=7)
+    single = MetadataGraph(world.schema, memtable_paths_max=memtable_paths_max, block_paths=7)
+    many = MetadataGraph(world.schema, memtable_paths_max=memtable_paths_max, block_paths=7)
     last = {0: 0, 1: 0}
     for seed, (partition, sizes) in enumerate(groups):
         batches = [world.batch(100 * seed + n, size) for n, size in enumerate(sizes)]
@@ -53,7 +53,7 @@ def test_many_commits_at_once_are_the_same_commits(
 
 
 def test_runs_stay_few_where_nobody_maintains(world: Any) -> None:
-    graph = MetadataGraph(world.schema, head_paths_max=1)
+    graph = MetadataGraph(world.schema, memtable_paths_max=1)
     for number in range(2 * RUNS_MAX):
         graph.insert_many(
             world.batch(number, 4),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError
-from galileo.graph.feature import FeatureGraph
+from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.quantiles import Bounded, quantiles
 from galileo.graph.synopsis import Synopsis
 from galileo.query.query import parse

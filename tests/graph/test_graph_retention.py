@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.query.query import parse
 
 CURSORS = st.builds(Cursor, st.dictionaries(st.integers(0, 2), st.integers(0, 9), min_size=2))
@@ -33,16 +33,16 @@ def histories(draw):
 
 @given(
     history=histories(),
-    head_paths_max=st.integers(1, 120),
+    memtable_paths_max=st.integers(1, 120),
     text=st.integers(0, 20),
     after=st.just(ORIGIN) | CURSORS,
 )
 @examples(100)
 def test_what_was_dropped_is_shown_by_nothing(
-    world, dumb_store, rows_of, query_texts, history, head_paths_max, text, after
+    world, dumb_store, rows_of, query_texts, history, memtable_paths_max, text, after
 ):
     store = dumb_store(world.schema)
-    graph = MetadataGraph(world.schema, head_paths_max=head_paths_max, block_paths=7)
+    graph = MetadataGraph(world.schema, memtable_paths_max=memtable_paths_max, block_paths=7)
     dropped: Counter[int] = Counter()
     query = parse(query_texts[text], world.schema)
     for step in history:
@@ -80,12 +80,12 @@ def comings_and_goings(draw):
 
 
 @examples(50)
-@given(history=comings_and_goings(), head_paths_max=st.integers(1, 120))
+@given(history=comings_and_goings(), memtable_paths_max=st.integers(1, 120))
 def test_a_partition_that_went_may_come_again_from_its_first_commit(
-    world, dumb_store, rows_of, history, head_paths_max
+    world, dumb_store, rows_of, history, memtable_paths_max
 ):
     """With other commits of the same sequences; what was dropped of it before counts no more."""
-    graph = MetadataGraph(world.schema, head_paths_max=head_paths_max, block_paths=7)
+    graph = MetadataGraph(world.schema, memtable_paths_max=memtable_paths_max, block_paths=7)
     commits: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
     everything = parse("", world.schema)
     for step in history:
@@ -112,7 +112,7 @@ def test_a_partition_that_went_may_come_again_from_its_first_commit(
 
 
 def _filled(world, *, commits):
-    graph = MetadataGraph(world.schema, head_paths_max=400)
+    graph = MetadataGraph(world.schema, memtable_paths_max=400)
     for sequence in range(1, commits + 1):
         graph.insert(world.batch(sequence, 100), partition=0, sequence=sequence)
     while graph.maintain():

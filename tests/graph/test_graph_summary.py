@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError
-from galileo.graph.metadata import MetadataGraph
-from galileo.graph.summary import equal_edges, merged
+from galileo.graph.metadata_graph import MetadataGraph
+from galileo.graph.summary import equal_edges, merge_summaries
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
@@ -33,7 +33,7 @@ EDGES = st.lists(st.integers(-2, 12).map(float), min_size=2, max_size=6, unique=
 def test_a_summary_is_that_of_the_observations(
     world, dumb_store, query_texts, sizes, seed, text, feature, bins, after
 ):
-    store, graph = dumb_store(world.schema), MetadataGraph(world.schema, head_paths_max=80)
+    store, graph = dumb_store(world.schema), MetadataGraph(world.schema, memtable_paths_max=80)
     for number, size in enumerate(sizes):
         for target in (graph, store):
             target.insert(world.batch(seed + number, size), partition=0, sequence=number + 1)
@@ -107,7 +107,7 @@ def test_summaries_of_parts_make_the_summary_of_all(
         for graph in (part, whole):
             graph.insert(batch, partition=number, sequence=1)
         parts.append(part.summarise(query, feature, bins=bins))
-    one, other = merged(parts), whole.summarise(query, feature, bins=bins)
+    one, other = merge_summaries(parts), whole.summarise(query, feature, bins=bins)
     same = ("paths", "observations", "missing", "minimum", "maximum")
     assert [getattr(one, name) for name in same] == [getattr(other, name) for name in same]
     assert (one.total, one.mean) == (pytest.approx(other.total), pytest.approx(other.mean))
@@ -117,7 +117,7 @@ def test_summaries_of_parts_make_the_summary_of_all(
 
 
 def test_no_summary_at_all_is_that_of_nothing():
-    found = merged([])
+    found = merge_summaries([])
     assert (found.paths, found.observations, found.minimum, found.mean) == (0, 0, None, None)
     assert found.histogram is None
 
@@ -152,7 +152,7 @@ def test_edges_ascend_however_close_the_values_are(minimum, maximum):
 def test_totals_that_no_double_holds(parts, total):
     schema = Schema("far", [Feature("t")])
     summaries = []
-    whole = MetadataGraph(schema, head_paths_max=1)
+    whole = MetadataGraph(schema, memtable_paths_max=1)
     for sequence, values in enumerate(parts, 1):
         table = pa.table(
             {
@@ -167,7 +167,7 @@ def test_totals_that_no_double_holds(parts, total):
         for graph in (alone, whole):
             graph.insert(batch, partition=0, sequence=sequence)
         summaries.append(alone.summarise(parse("", schema), "t"))
-    found = whole.summarise(parse("", schema), "t"), merged(summaries)
+    found = whole.summarise(parse("", schema), "t"), merge_summaries(summaries)
     flat = [value for values in parts for value in values]
     for summary in found:
         assert summary.total == pytest.approx(total, nan_ok=True)

@@ -17,8 +17,8 @@ import pytest
 from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.errors import Cancelled, InputError, Overloaded, Unavailable
-from galileo.graph.drill import default_order
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.drill_down import default_order
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model.schema import Schema
 from galileo.node import local_exploration
 from galileo.node.exploration import Exploration

@@ -14,7 +14,7 @@ import pytest
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import BatchConflict, Overloaded, PartitionMoved, PartitionStopped
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model import paths
 from galileo.model.schema import Schema
 from galileo.node.group_commit import GroupCommit
@@ -281,7 +281,7 @@ async def test_runs_of_the_graph_are_merged_when_new_ones_have_come(
         store.create_dataset(schema)
         store.recover(lambda *_: None)
         shard = Watched(schema, epoch=store.epoch)
-        shard.graph = MetadataGraph(schema, head_paths_max=50)
+        shard.graph = MetadataGraph(schema, memtable_paths_max=50)
         shard.attach(PARTITION, store.journal(schema.name, PARTITION))
         with ThreadPoolExecutor(2) as executor:
             group = GroupCommit(shard, PARTITION, executor=executor, waiting_max=20)

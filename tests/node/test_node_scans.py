@@ -13,7 +13,7 @@ import pytest
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.errors import InputError, PartitionMoved
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.node import scans as scans_module

@@ -14,7 +14,7 @@ import pytest
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import GalileoError, PartitionStopped
-from galileo.graph.feature import FeatureGraph
+from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.synopsis import Synopsis
 from galileo.model import paths
 from galileo.model.schema import Schema

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
@@ -303,7 +303,7 @@ def by_row(condition, table):
 
 def by_graph(query, table):
     """The rows of the labels that a graph finds, of two commits, the first one sealed."""
-    graph, commits = MetadataGraph(query.schema, head_paths_max=4, block_paths=3), {}
+    graph, commits = MetadataGraph(query.schema, memtable_paths_max=4, block_paths=3), {}
     half = -(-table.num_rows // 2)
     for sequence, part in enumerate([table.slice(0, half), table.slice(half)], 1):
         if part.num_rows:

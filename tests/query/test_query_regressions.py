@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from galileo.errors import InputError, QuerySyntaxError, UnknownProperty
 from galileo.geo.geohash import to_text
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
@@ -46,10 +46,10 @@ def observations(schema):
     return pa.table(columns).select(schema.observation_schema.names).cast(schema.observation_schema)
 
 
-def scanned(text, order=FEATURES, *, head_paths_max=7):
+def scanned(text, order=FEATURES, *, memtable_paths_max=7):
     """How often a scan finds each observation, its features being levels in an order."""
     schema = Schema("world", [*order, Feature("id", type="int", indexed=False)])
-    graph = MetadataGraph(schema, head_paths_max=head_paths_max, block_paths=3)
+    graph = MetadataGraph(schema, memtable_paths_max=memtable_paths_max, block_paths=3)
     table, batch = paths.index(schema, observations(schema))
     graph.insert(batch, partition=0, sequence=1)
     numbers: Counter[int] = Counter()
@@ -72,9 +72,9 @@ def numbers_where(test):
         "geohash LIKE 's%' OR geohash LIKE 'k%' OR DWITHIN(geometry, POINT(12 40), 1e7)",
     ],
 )
-@pytest.mark.parametrize("head_paths_max", [7, 10_000])
-def test_what_matches_both_sides_of_an_or_comes_once(text, head_paths_max):
-    found = scanned(text, head_paths_max=head_paths_max)
+@pytest.mark.parametrize("memtable_paths_max", [7, 10_000])
+def test_what_matches_both_sides_of_an_or_comes_once(text, memtable_paths_max):
+    found = scanned(text, memtable_paths_max=memtable_paths_max)
     assert set(found.values()) == {1}
 
 

@@ -16,7 +16,7 @@ import pytest
 from galileo.client import AsyncClient
 from galileo.dht import placement
 from galileo.errors import Cancelled, GalileoError, InputError, UnknownDataset
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.labels import to_ipc
 from galileo.wire.pb import cluster_pb2, query_pb2, storage_pb2
 from galileo.wire.status import error_of_rpc

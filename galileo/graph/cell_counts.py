@@ -1,4 +1,4 @@
-"""Where the observations are that paths tell of: how many lie in each cell."""
+"""Counts of observations by cell, from paths."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.graph.pieces import Check, found, unchecked
-from galileo.graph.scan import Task
+from galileo.graph.cancellation import Check, never_cancelled, scan_portions
+from galileo.graph.run_scan import RunScan
 from galileo.query.columns import take_rows
 
 CELLS_SCHEMA = pa.schema([pa.field("cell", pa.uint64()), pa.field("rows", pa.int64())])
@@ -17,18 +17,20 @@ CELLS_SCHEMA = pa.schema([pa.field("cell", pa.uint64()), pa.field("rows", pa.int
 _Counted = tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]
 
 
-def rows_by_cell(tasks: Sequence[Task], *, check: Check = unchecked) -> pa.Table:
+def rows_by_cell(tasks: Sequence[RunScan], *, check: Check = never_cancelled) -> pa.Table:
     """The cells of the paths that tasks find, each once, ascending, with their observations."""
     portions: list[_Counted] = []
-    for run, rows in found(tasks, check=check):
+    for run, rows in scan_portions(tasks, check=check):
         columns = run.paths.columns
-        portions.append(_counted(take_rows(columns.cell, rows), take_rows(run.paths.rows, rows)))
+        portions.append(
+            _count_by_cell(take_rows(columns.cell, rows), take_rows(run.paths.rows, rows))
+        )
     cells = np.concatenate([np.empty(0, np.uint64), *(cells for cells, _ in portions)])
     counts = np.concatenate([np.empty(0, np.int64), *(counts for _, counts in portions)])
-    return pa.table(list(_counted(cells, counts)), schema=CELLS_SCHEMA)
+    return pa.table(list(_count_by_cell(cells, counts)), schema=CELLS_SCHEMA)
 
 
-def _counted(cells: npt.NDArray[np.uint64], rows: npt.NDArray[np.integer]) -> _Counted:
+def _count_by_cell(cells: npt.NDArray[np.uint64], rows: npt.NDArray[np.integer]) -> _Counted:
     order = np.argsort(cells, kind="stable")
     ordered = cells[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=~ordered[:1]) != 0)

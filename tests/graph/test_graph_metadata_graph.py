@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.graph.metadata import RUNS_MAX, MetadataGraph
-from galileo.graph.scan import Task
+from galileo.graph.metadata_graph import RUNS_MAX, MetadataGraph
+from galileo.graph.run_scan import RunScan
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.query.query import parse
@@ -37,8 +37,8 @@ def histories(draw):
     return steps
 
 
-def _play(world, store, *, history, head_paths_max):
-    graph = MetadataGraph(world.schema, head_paths_max=head_paths_max, block_paths=7)
+def _play(world, store, *, history, memtable_paths_max):
+    graph = MetadataGraph(world.schema, memtable_paths_max=memtable_paths_max, block_paths=7)
     for step in history:
         if step is None:
             graph.maintain()
@@ -51,7 +51,7 @@ def _play(world, store, *, history, head_paths_max):
 
 @given(
     history=histories(),
-    head_paths_max=st.integers(1, 120),
+    memtable_paths_max=st.integers(1, 120),
     text=st.integers(0, 20),
     after=CURSORS,
     until=st.none() | CURSORS,
@@ -59,10 +59,19 @@ def _play(world, store, *, history, head_paths_max):
 )
 @examples(150)
 def test_a_scan_is_the_dumb_scan(
-    world, dumb_store, rows_of, query_texts, history, head_paths_max, text, after, until, partitions
+    world,
+    dumb_store,
+    rows_of,
+    query_texts,
+    history,
+    memtable_paths_max,
+    text,
+    after,
+    until,
+    partitions,
 ):
     store = dumb_store(world.schema)
-    graph = _play(world, store, history=history, head_paths_max=head_paths_max)
+    graph = _play(world, store, history=history, memtable_paths_max=memtable_paths_max)
     query = parse(query_texts[text], world.schema)
     window = {"after": after, "until": until, "partitions": partitions}
     table = graph.scan(query, **window)
@@ -73,17 +82,17 @@ def test_a_scan_is_the_dumb_scan(
 
 @given(
     history=histories(),
-    head_paths_max=st.integers(1, 120),
+    memtable_paths_max=st.integers(1, 120),
     asked=st.lists(st.tuples(st.integers(0, 20), CURSORS), max_size=8),
     until=st.none() | CURSORS,
     partitions=PARTITIONS,
 )
 @examples(100)
 def test_one_pass_serves_many_queries(
-    world, dumb_store, rows_of, query_texts, history, head_paths_max, asked, until, partitions
+    world, dumb_store, rows_of, query_texts, history, memtable_paths_max, asked, until, partitions
 ):
     store = dumb_store(world.schema)
-    graph = _play(world, store, history=history, head_paths_max=head_paths_max)
+    graph = _play(world, store, history=history, memtable_paths_max=memtable_paths_max)
     queries = [(parse(query_texts[text], world.schema), cursor) for text, cursor in asked]
     tables = graph.scan_many(queries, until=until, partitions=partitions)
     assert [rows_of(table) for table in tables] == [
@@ -95,7 +104,7 @@ def test_one_pass_serves_many_queries(
 @pytest.mark.parametrize("text", range(21))
 def test_queries_of_this_world_divide_it(world, query_texts, text):
     """The comparisons above prove little for a query that matches all or nothing."""
-    graph = MetadataGraph(world.schema, head_paths_max=500)
+    graph = MetadataGraph(world.schema, memtable_paths_max=500)
     for seed in range(1, 20):
         graph.insert(world.batch(seed, 100), partition=0, sequence=seed)
     found = graph.scan(parse(query_texts[text], world.schema)).num_rows
@@ -121,7 +130,7 @@ NULL_QUERIES = [
 def test_nulls_follow_sql_at_every_level(world, dumb_store, rows_of, text, wanted):
     store = dumb_store(world.schema)
     history = [(0, n + 1, 60, n) if n % 5 else None for n in range(30)]
-    graph = _play(world, store, history=history, head_paths_max=150)
+    graph = _play(world, store, history=history, memtable_paths_max=150)
     expected = [row for row in store.rows() if wanted(row)]
     found = rows_of(graph.scan(parse(text, world.schema)))
     assert 0 < len(found) == len(expected)
@@ -131,7 +140,7 @@ def test_nulls_follow_sql_at_every_level(world, dumb_store, rows_of, text, wante
 
 
 def test_what_merging_leaves_is_few_runs_with_all_paths(world):
-    graph = MetadataGraph(world.schema, head_paths_max=50)
+    graph = MetadataGraph(world.schema, memtable_paths_max=50)
     for sequence in range(1, 41):
         graph.insert(world.batch(sequence, 50), partition=0, sequence=sequence)
     assert graph.runs == 40
@@ -142,20 +151,20 @@ def test_what_merging_leaves_is_few_runs_with_all_paths(world):
 
 
 def test_inserts_merge_where_nobody_maintains(world):
-    graph = MetadataGraph(world.schema, head_paths_max=1)
+    graph = MetadataGraph(world.schema, memtable_paths_max=1)
     for sequence in range(1, 3 * RUNS_MAX):
         graph.insert(world.batch(sequence, 2), partition=0, sequence=sequence)
     assert graph.runs <= RUNS_MAX
 
 
 def test_old_runs_are_not_looked_at_for_a_delta(world, monkeypatch):
-    graph = MetadataGraph(world.schema, head_paths_max=100)
+    graph = MetadataGraph(world.schema, memtable_paths_max=100)
     for sequence in range(1, 31):
         graph.insert(world.batch(sequence, 100), partition=sequence % 2, sequence=sequence)
     looked_at = []
-    plain = Task.of
+    plain = RunScan.of
     monkeypatch.setattr(
-        Task, "of", lambda run, *a, **k: looked_at.append(len(run)) or plain(run, *a, **k)
+        RunScan, "of", lambda run, *a, **k: looked_at.append(len(run)) or plain(run, *a, **k)
     )
     query = parse("gusts >= 0", world.schema)
     graph.scan(query, after=Cursor({0: 28, 1: 27}))
@@ -169,7 +178,7 @@ def test_old_runs_are_not_looked_at_for_a_delta(world, monkeypatch):
 
 def test_readers_see_whole_commits_while_a_writer_works(world):
     """Every answer is a prefix of the commits, and each commit is in it whole or not at all."""
-    graph = MetadataGraph(world.schema, head_paths_max=256)
+    graph = MetadataGraph(world.schema, memtable_paths_max=256)
     batches = [world.batch(seed, 40) for seed in range(8)]
     everything = parse("gusts IS NULL OR gusts IS NOT NULL", world.schema)
     commits, failures, done = 400, [], threading.Event()
@@ -206,7 +215,7 @@ def test_readers_see_whole_commits_while_a_writer_works(world):
 
 
 def test_maintaining_and_inserting_at_once_loses_nothing(world):
-    graph = MetadataGraph(world.schema, head_paths_max=64)
+    graph = MetadataGraph(world.schema, memtable_paths_max=64)
     batch, done = world.batch(1, 32), threading.Event()
 
     def maintain() -> None:
@@ -267,7 +276,7 @@ def test_an_empty_graph_answers(world, rows_of):
 
 
 def test_a_result_is_a_label_set(world):
-    graph = MetadataGraph(world.schema, head_paths_max=30)
+    graph = MetadataGraph(world.schema, memtable_paths_max=30)
     for sequence in (1, 2, 3):
         graph.insert(world.batch(sequence, 20), partition=4, sequence=sequence)
     labels = LabelSet(world.schema, graph.scan(parse("gusts IS NOT NULL", world.schema)))
@@ -285,7 +294,7 @@ def test_a_result_is_a_label_set(world):
 def test_a_scan_in_pieces_is_the_scan(
     world, query_texts, rows_of, seed, sizes, text, done, labels_max
 ):
-    graph = MetadataGraph(world.schema, head_paths_max=40, block_paths=8)
+    graph = MetadataGraph(world.schema, memtable_paths_max=40, block_paths=8)
     for number, size in enumerate(sizes):
         batch = world.batch(seed + number, size)
         graph.insert(batch, partition=number % 2, sequence=number // 2 + 1)
@@ -302,7 +311,7 @@ def test_a_scan_in_pieces_is_the_scan(
 
 def test_a_scan_in_pieces_is_of_the_moment_when_it_was_asked_for(world):
     """Whatever is inserted, merged or dropped between two pieces."""
-    graph = MetadataGraph(world.schema, head_paths_max=50, block_paths=8)
+    graph = MetadataGraph(world.schema, memtable_paths_max=50, block_paths=8)
     for sequence in range(1, 9):
         graph.insert(world.batch(sequence, 30), partition=0, sequence=sequence)
     query = parse("", world.schema)

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.graph.explanation import COMMITS
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.explain import COMMITS
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.query.query import parse
 
 
 def _graph(world, commits, *, size=50):
-    graph = MetadataGraph(world.schema, head_paths_max=100, block_paths=10)
+    graph = MetadataGraph(world.schema, memtable_paths_max=100, block_paths=10)
     for sequence in range(1, commits + 1):
         graph.insert(world.batch(sequence, size), partition=0, sequence=sequence)
     return graph

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
-from galileo.graph.cells import CELLS_SCHEMA
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.cell_counts import CELLS_SCHEMA
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.query.query import parse
 
 
@@ -23,7 +23,7 @@ from galileo.query.query import parse
 def test_cells_have_the_observations_of_their_paths(
     world, dumb_store, query_texts, sizes, seed, text, after, until
 ):
-    store, graph = dumb_store(world.schema), MetadataGraph(world.schema, head_paths_max=80)
+    store, graph = dumb_store(world.schema), MetadataGraph(world.schema, memtable_paths_max=80)
     for number, size in enumerate(sizes):
         for target in (graph, store):
             target.insert(world.batch(seed + number, size), partition=0, sequence=number + 1)

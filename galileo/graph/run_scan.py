@@ -1,8 +1,8 @@
 """Scans: which paths of a run match a query within a window of commits.
 
 A run is ruled out by its spans, its blocks by their zones and commits, and narrowed by binary
-search on the cell; what is left goes through the sieve. Pruning only ever saves work: every
-path that counts has passed the commit mask and every condition of the query.
+search on the cell; what is left goes through the filter pipeline. Pruning only ever saves work:
+every path that counts has passed the commit mask and every condition of the query.
 """
 
 from __future__ import annotations
@@ -16,19 +16,27 @@ import numpy.typing as npt
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.geo.ranges import Ranges
-from galileo.graph.columns import Commits, Paths, Texts
-from galileo.graph.runs import Run, Spans, seal
-from galileo.graph.sieve import Committed, Judge, Matching, Sieve, Tally, chunks, conditions
-from galileo.graph.stretches import (
+from galileo.graph.columns import Commits, Paths, StringDictionary
+from galileo.graph.filter_pipeline import (
+    CommitFilter,
+    FilterPipeline,
+    FilterStats,
+    LeafEvaluator,
+    PredicateFilter,
+    chunks,
+    row_filters,
+)
+from galileo.graph.row_ranges import (
     NO_ROWS,
     Positions,
+    RowRanges,
     Rows,
-    Stretches,
-    joined,
-    one,
-    positions,
-    size_of,
+    concat_rows,
+    concat_small,
+    count_rows,
+    to_positions,
 )
+from galileo.graph.sorted_runs import SequenceBounds, SortedRun, seal
 from galileo.query.columns import Columns, Mask
 from galileo.query.query import Query
 
@@ -67,7 +75,7 @@ class Window:
             inside &= ~self.until.past(commits.partition, commits.sequence)
         return inside
 
-    def coverage(self, run: Run) -> Coverage:
+    def coverage(self, run: SortedRun) -> Coverage:
         """Costs one look per partition for a sealed run; SOME may be said of NONE."""
         if run.spans is None:
             held = self.holds(run.commits)
@@ -77,7 +85,7 @@ class Window:
         certain = self.holds(first) & self.holds(last)
         return _coverage(possible=self._may_hold(run.spans), certain=certain)
 
-    def _may_hold(self, spans: Spans) -> Mask:
+    def _may_hold(self, spans: SequenceBounds) -> Mask:
         possible = self._named(spans.partition) & self.after.past(spans.partition, spans.hi)
         if self.until is not None:
             possible &= ~self.until.past(spans.partition, spans.lo)
@@ -101,7 +109,7 @@ def _coverage(*, possible: Mask, certain: Mask) -> Coverage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Search:
+class BoundQuery:
     """A query, with what of it is the same for all runs of one graph.
 
     Attributes:
@@ -112,53 +120,53 @@ class Search:
 
     query: Query
     cells: Ranges | None
-    conditions: tuple[Matching, ...]
+    filters: tuple[PredicateFilter, ...]
 
     @classmethod
-    def of(cls, query: Query, texts: Texts) -> Search:
-        return cls(query, query.cell_ranges(), conditions(query.tree, Judge(texts)))
+    def of(cls, query: Query, texts: StringDictionary) -> BoundQuery:
+        return cls(query, query.cell_ranges(), row_filters(query.tree, LeafEvaluator(texts)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Task:
+class RunScan:
     """What is left to be done in one run.
 
     Attributes:
-        run: sealed or head.
+        run: sealed or memtable.
         rows: that no bound rules out.
-        sieve: for them.
+        pipeline: for them.
         zones: entries of the run's zone map.
         zones_scanned: of them that may hold a match.
     """
 
-    run: Run
+    run: SortedRun
     rows: Rows
-    sieve: Sieve
+    pipeline: FilterPipeline
     zones: int
     zones_scanned: int
 
     @classmethod
-    def of(cls, run: Run, search: Search, *, commits: Mask | None) -> Task:
+    def of(cls, run: SortedRun, search: BoundQuery, *, commits: Mask | None) -> RunScan:
         """Prunes the run.
 
         Args:
-            run: sealed or head.
+            run: sealed or memtable.
             search: of the run's graph.
             commits: which of the run's commits count; None: all.
         """
         blocks = _possible_blocks(run, search, commits)
         rows = _candidates(run, search, blocks)
-        held = () if commits is None else (Committed(commits),)
-        sieve = Sieve.of(run.paths, (*held, *search.conditions), rows=rows)
-        return cls(run, rows, sieve, len(blocks), int(np.count_nonzero(blocks)))
+        held = () if commits is None else (CommitFilter(commits),)
+        pipeline = FilterPipeline.of(run.paths, (*held, *search.filters), rows=rows)
+        return cls(run, rows, pipeline, len(blocks), int(np.count_nonzero(blocks)))
 
-    def portions(self, *, tally: Tally | None = None) -> Iterator[Rows]:
+    def portions(self, *, tally: FilterStats | None = None) -> Iterator[Rows]:
         """Rows that match, ascending, as many at a time as suits gathering; none is empty."""
-        if not self.sieve.conditions:
+        if not self.pipeline.filters:
             sifted: Iterator[Rows] = iter([self.rows])
         else:
-            sifted = (self.sieve.sift(chunk, tally=tally) for chunk in chunks(self.rows))
-        return joined(sifted, least=PORTION_PATHS)
+            sifted = (self.pipeline.apply(chunk, tally=tally) for chunk in chunks(self.rows))
+        return concat_small(sifted, least=PORTION_PATHS)
 
     def pieces(self, most: int) -> Iterator[Rows | None]:
         """Rows that match, ascending, at most `most` at a time; None after each look in between.
@@ -169,23 +177,23 @@ class Task:
         found: list[Rows] = []
         count = 0
         for chunk in chunks(self.rows, most=most):
-            rows = self.sieve.sift(chunk) if self.sieve.conditions else chunk
-            if count + size_of(rows) > most:
-                yield one(found)
+            rows = self.pipeline.apply(chunk) if self.pipeline.filters else chunk
+            if count + count_rows(rows) > most:
+                yield concat_rows(found)
                 found, count = [], 0
-            if size_of(rows):
+            if count_rows(rows):
                 found.append(rows)
-                count += size_of(rows)
+                count += count_rows(rows)
             yield None
         if found:
-            yield one(found)
+            yield concat_rows(found)
 
     def matches(self) -> Positions:
         """All rows that match, ascending."""
-        return np.concatenate([positions(NO_ROWS), *map(positions, self.portions())])
+        return np.concatenate([to_positions(NO_ROWS), *map(to_positions, self.portions())])
 
 
-def delta(run: Run, commits: Mask) -> Run | None:
+def delta(run: SortedRun, commits: Mask) -> SortedRun | None:
     """The paths of the commits that are true in the mask as a sorted run; None without paths."""
     rows = np.flatnonzero(commits[run.paths.commit])
     if len(rows) == 0:
@@ -197,7 +205,7 @@ def delta(run: Run, commits: Mask) -> Run | None:
     return seal(renumbered, kept)
 
 
-def _possible_blocks(run: Run, search: Search, commits: Mask | None) -> Mask:
+def _possible_blocks(run: SortedRun, search: BoundQuery, commits: Mask | None) -> Mask:
     """Which blocks may hold a match; none where there is no zone map."""
     zone_map = run.zone_map
     if zone_map is None:
@@ -206,22 +214,22 @@ def _possible_blocks(run: Run, search: Search, commits: Mask | None) -> Mask:
     return possible if commits is None else possible & zone_map.may_hold(commits)
 
 
-def _candidates(run: Run, search: Search, blocks: Mask) -> Rows:
+def _candidates(run: SortedRun, search: BoundQuery, blocks: Mask) -> Rows:
     if run.zone_map is None or (search.cells is None and blocks.all()):
         return slice(0, len(run))
-    stretches = _stretches_of(blocks, run.zone_map.block_paths).clipped(len(run))
+    stretches = _ranges_of_blocks(blocks, run.zone_map.block_paths).clip(len(run))
     if search.cells is not None:
-        stretches = stretches.intersection(_rows_of_cells(run.paths.columns, search.cells))
+        stretches = stretches.intersection(_ranges_of_cells(run.paths.columns, search.cells))
     return stretches.rows()
 
 
-def _stretches_of(blocks: Mask, block_paths: int) -> Stretches:
+def _ranges_of_blocks(blocks: Mask, block_paths: int) -> RowRanges:
     edges = np.diff(blocks.astype(np.int8), prepend=0, append=0)
     starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-    return Stretches(starts * block_paths, stops * block_paths)
+    return RowRanges(starts * block_paths, stops * block_paths)
 
 
-def _rows_of_cells(columns: Columns, ranges: Ranges) -> Stretches:
+def _ranges_of_cells(columns: Columns, ranges: Ranges) -> RowRanges:
     starts, stops = (np.searchsorted(columns.cell, edges) for edges in ranges)
     some = starts < stops
-    return Stretches(starts[some], stops[some])
+    return RowRanges(starts[some], stops[some])

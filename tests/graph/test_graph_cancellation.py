@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from galileo.errors import Cancelled
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.query.query import parse
 
 WORK = {
@@ -19,7 +19,7 @@ WORK = {
 @pytest.mark.parametrize("name", WORK)
 def test_work_is_stopped_between_its_pieces(world: Any, name: str) -> None:
     """The check is called for each run at least, and what it raises ends the work there."""
-    graph, everything = MetadataGraph(world.schema, head_paths_max=50), parse("", world.schema)
+    graph, everything = MetadataGraph(world.schema, memtable_paths_max=50), parse("", world.schema)
     for number in range(6):
         graph.insert(world.batch(number, 60), partition=0, sequence=number + 1)
     calls = 0

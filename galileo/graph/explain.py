@@ -1,4 +1,4 @@
-"""Explanations: what a scan ruled out, what it looked at, and how long each stage took."""
+"""EXPLAIN of a scan: what it pruned, what it read, and how long each stage took."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from galileo.graph.pieces import Check, found, unchecked
-from galileo.graph.runs import Run
-from galileo.graph.scan import Task
-from galileo.graph.sieve import Condition, Matching, Tally
-from galileo.graph.stretches import Rows, size_of
+from galileo.graph.cancellation import Check, never_cancelled, scan_portions
+from galileo.graph.filter_pipeline import FilterStats, PredicateFilter, RowFilter
+from galileo.graph.row_ranges import Rows, count_rows
+from galileo.graph.run_scan import RunScan
+from galileo.graph.sorted_runs import SortedRun
 
 COMMITS = "commits"
 """Stands for the condition that a path is of the commits that were asked for."""
@@ -20,7 +20,7 @@ COMMITS = "commits"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One condition of the sieve, over all runs.
+    """One filter of the pipeline, over all runs.
 
     Attributes:
         condition: CQL2 JSON, or `COMMITS`.
@@ -38,7 +38,7 @@ class Explanation:
     """What one scan did.
 
     Attributes:
-        runs: of the graph, the head among them.
+        runs: of the graph, the memtable among them.
         runs_pruned: of them without a commit that was asked for.
         zones: entries of the zone maps of the other runs.
         zones_scanned: that could not be ruled out by their bounds and commits.
@@ -66,48 +66,48 @@ class Explanation:
     gather_s: float
 
 
-def explained(
-    parts: Sequence[Run],
-    plan: Callable[[], list[Task]],
-    gather: Callable[[Run, Rows], Any],
+def build_explanation(
+    parts: Sequence[SortedRun],
+    plan: Callable[[], list[RunScan]],
+    gather: Callable[[SortedRun, Rows], Any],
     *,
-    check: Check = unchecked,
+    check: Check = never_cancelled,
 ) -> Explanation:
     """Does a scan in its three stages, one after the other.
 
     Args:
-        parts: runs and head of the graph.
+        parts: runs and memtable of the graph.
         plan: prunes them.
         gather: makes a part of the result.
         check: called between pieces of the work; raises to stop it.
     """
-    started, tally = time.perf_counter(), Tally()
+    started, tally = time.perf_counter(), FilterStats()
     tasks = plan()
     planned = time.perf_counter()
-    matching = list(found(tasks, check=check, tally=tally))
+    matching = list(scan_portions(tasks, check=check, tally=tally))
     sifted = time.perf_counter()
     for run, rows in matching:
         check()
         gather(run, rows)
     gathered = time.perf_counter()
-    placed = (c for c in tally.tested if isinstance(c, Matching) and c.placed)
+    placed = (c for c in tally.tested if isinstance(c, PredicateFilter) and c.placed)
     return Explanation(
         runs=len(parts),
         runs_pruned=len(parts) - len(tasks),
         zones=sum(t.zones for t in tasks),
         zones_scanned=sum(t.zones_scanned for t in tasks),
         paths=sum(map(len, parts)),
-        paths_examined=sum(size_of(t.rows) for t in tasks),
+        paths_examined=sum(count_rows(t.rows) for t in tasks),
         cells_tested=sum(tally.tested[c] for c in placed),
         steps=_steps(tally),
-        found=sum(size_of(rows) for _, rows in matching),
+        found=sum(count_rows(rows) for _, rows in matching),
         plan_s=planned - started,
         sift_s=sifted - planned,
         gather_s=gathered - sifted,
     )
 
 
-def _steps(tally: Tally) -> tuple[Step, ...]:
+def _steps(tally: FilterStats) -> tuple[Step, ...]:
     tested: Counter[str] = Counter()
     passed: Counter[str] = Counter()
     for condition in tally.tested:
@@ -116,5 +116,5 @@ def _steps(tally: Tally) -> tuple[Step, ...]:
     return tuple(Step(name, count, passed[name]) for name, count in tested.most_common())
 
 
-def _name(condition: Condition) -> str:
-    return condition.text if isinstance(condition, Matching) else COMMITS
+def _name(condition: RowFilter) -> str:
+    return condition.text if isinstance(condition, PredicateFilter) else COMMITS

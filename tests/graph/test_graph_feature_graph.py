@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
 from galileo.errors import Bug, InputError
-from galileo.graph.columns import columns_of
-from galileo.graph.entries import Entries, Grid, bracket_ends, brackets, grids
-from galileo.graph.feature import FeatureGraph
+from galileo.graph.columns import columns_from_batch
+from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.synopsis import Synopsis, SynopsisDelta, Version
+from galileo.graph.synopsis_entries import Entries, Grid, grids, log_bucket_ends, log_buckets
 from galileo.model.schema import Feature, Schema
 from galileo.query.query import parse
 
@@ -25,8 +25,8 @@ LIMITS = st.integers(1, 40)
 
 def _same(one: Entries, other: Entries) -> bool:
     """Whether they say the same; numbers of paths need only lie in the same brackets."""
-    mine = (one.key, *one.bounds[:-1], brackets(one.paths))
-    theirs = (other.key, *other.bounds[:-1], brackets(other.paths))
+    mine = (one.key, *one.bounds[:-1], log_buckets(one.paths))
+    theirs = (other.key, *other.bounds[:-1], log_buckets(other.paths))
     return all(np.array_equal(*pair) for pair in zip(mine, theirs, strict=True))
 
 
@@ -158,10 +158,10 @@ def test_what_the_bounds_decide_is_counted_from_below(world, dumb_store):
 @given(st.lists(st.integers(0, 2**50), min_size=1))
 def test_brackets_are_narrow_and_in_order(counts):
     counts = np.array(sorted(counts), dtype=np.int64)
-    ends = bracket_ends(counts)
-    assert (np.diff(brackets(counts)) >= 0).all()
-    assert (brackets(ends) == brackets(counts)).all()
-    assert (brackets(ends + 1) == brackets(counts) + 1).all()
+    ends = log_bucket_ends(counts)
+    assert (np.diff(log_buckets(counts)) >= 0).all()
+    assert (log_buckets(ends) == log_buckets(counts)).all()
+    assert (log_buckets(ends + 1) == log_buckets(counts) + 1).all()
     assert (counts <= ends).all()
     assert (8 * (ends - counts) <= counts).all()
 
@@ -248,11 +248,11 @@ def test_grids_nest_and_end(precision, bucket):
 
 @given(seed=SEEDS, step=st.integers(1, 4))
 def test_coarsening_is_grouping_coarsely(world, seed, step):
-    columns = columns_of(world.schema, world.batch(seed, 80, hours=24 * 90))
+    columns = columns_from_batch(world.schema, world.batch(seed, 80, hours=24 * 90))
     steps = grids(world.schema)
     fine = Entries.of(world.schema, columns, grid=steps[step - 1], sequence=1)
     coarse = Entries.of(world.schema, columns, grid=steps[step], sequence=1)
-    again = fine.coarsened(world.schema, grid=steps[step], sequence=1)
+    again = fine.coarsen(world.schema, grid=steps[step], sequence=1)
     assert _same(coarse, again)
 
 

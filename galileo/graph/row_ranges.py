@@ -1,4 +1,4 @@
-"""Rows of a run: half-open stretches of them, and the positions that stretches hold."""
+"""Row ranges of a run: half-open, sorted, and the positions in them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Rows: TypeAlias = slice | Positions
 NO_ROWS = slice(0, 0)
 
 
-def size_of(rows: Rows) -> int:
+def count_rows(rows: Rows) -> int:
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
 
-def part_of(rows: Rows, start: int, stop: int) -> Rows:
+def slice_rows(rows: Rows, start: int, stop: int) -> Rows:
     """The rows from the `start`-th up to the `stop`-th."""
     if isinstance(rows, slice):
         return slice(rows.start + start, min(rows.start + stop, rows.stop))
     return rows[start:stop]
 
 
-def kept(rows: Rows, mask: Mask) -> Positions:
+def select_rows(rows: Rows, mask: Mask) -> Positions:
     """The rows for which the mask is true."""
     if not isinstance(rows, slice):
         return rows.take(np.flatnonzero(mask))
@@ -38,47 +38,47 @@ def kept(rows: Rows, mask: Mask) -> Positions:
     return found
 
 
-def positions(rows: Rows) -> Positions:
+def to_positions(rows: Rows) -> Positions:
     return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
 
-def joined(pieces: Iterable[Rows], *, least: int) -> Iterator[Rows]:
+def concat_small(pieces: Iterable[Rows], *, least: int) -> Iterator[Rows]:
     """The same rows in pieces of at least so many, but the last; none is empty."""
     small: list[Rows] = []
     count = 0
     for piece in pieces:
-        if size_of(piece):
+        if count_rows(piece):
             small.append(piece)
-            count += size_of(piece)
+            count += count_rows(piece)
         if count >= least:
-            yield one(small)
+            yield concat_rows(small)
             small, count = [], 0
     if count:
-        yield one(small)
+        yield concat_rows(small)
 
 
-def one(pieces: list[Rows]) -> Rows:
+def concat_rows(pieces: list[Rows]) -> Rows:
     """All rows of some pieces, at least one."""
-    return pieces[0] if len(pieces) == 1 else np.concatenate([positions(p) for p in pieces])
+    return pieces[0] if len(pieces) == 1 else np.concatenate([to_positions(p) for p in pieces])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stretches:
-    """Half-open stretches of rows, sorted and disjoint."""
+class RowRanges:
+    """Half-open ranges of rows, sorted and disjoint."""
 
     start: Positions
     stop: Positions
 
-    def clipped(self, length: int) -> Stretches:
-        return Stretches(self.start, np.minimum(self.stop, length))
+    def clip(self, length: int) -> RowRanges:
+        return RowRanges(self.start, np.minimum(self.stop, length))
 
-    def intersection(self, other: Stretches) -> Stretches:
+    def intersection(self, other: RowRanges) -> RowRanges:
         """What lies in both: each stretch against the ones of `other` that it meets."""
         first = np.searchsorted(other.stop, self.start, side="right")
         last = np.searchsorted(other.start, self.stop, side="left")
         counts = np.maximum(last - first, 0)
         mine, theirs = np.repeat(np.arange(len(counts)), counts), _ranges(first, counts)
-        return Stretches(
+        return RowRanges(
             np.maximum(self.start[mine], other.start[theirs]),
             np.minimum(self.stop[mine], other.stop[theirs]),
         )

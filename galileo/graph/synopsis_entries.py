@@ -96,7 +96,7 @@ class Entries:
         if len(starts) == 0:
             return cls.empty(schema)
         paths = np.diff(starts, append=len(order)).astype(np.int64)
-        bounds = (*_bounds_of(schema, Zones.of(columns.take(order), starts)), paths)
+        bounds = (*_bounds_from_zones(schema, Zones.of(columns.take(order), starts)), paths)
         changed = np.full(len(starts), sequence, dtype=np.int64)
         return cls(keys[order][starts], changed, bounds)
 
@@ -105,7 +105,7 @@ class Entries:
         bounds = tuple(bound[rows] for bound in self.bounds)
         return Entries(self.key[rows], self.changed[rows], bounds)
 
-    def widening(self, other: Entries, schema: Schema) -> Entries:
+    def widen(self, other: Entries, schema: Schema) -> Entries:
         """Those of `other` with the bounds of both together.
 
         They count as changed then where they say more than these, else as these do.
@@ -118,19 +118,19 @@ class Entries:
             both[known] = rule(old, new[known])
             joined.append(both)
         changed = other.changed.copy()
-        same = ~mine.told_apart(bound[known] for bound in joined)
+        same = ~mine.exceeds_bounds(bound[known] for bound in joined)
         changed[np.flatnonzero(known)[same]] = mine.changed[same]
         return Entries(other.key, changed, tuple(joined))
 
-    def told_apart(self, bounds: Iterable[Array]) -> Mask:
+    def exceeds_bounds(self, bounds: Iterable[Array]) -> Mask:
         """Which of these say less than `bounds`, up to the bracket of their number of paths."""
         *wider, paths = bounds
-        apart: Mask = brackets(self.paths) != brackets(paths)
+        apart: Mask = log_buckets(self.paths) != log_buckets(paths)
         for old, new in zip(self.bounds, wider, strict=False):
             apart |= old != new
         return apart
 
-    def updated(self, newer: Entries) -> Entries:
+    def update(self, newer: Entries) -> Entries:
         """These, with the entries of `newer` in place of their own of the same key."""
         position, known = self._find(newer.key)
         fresh = ~known
@@ -144,7 +144,7 @@ class Entries:
         changed = upsert(self.changed, newer.changed)
         return Entries(upsert(self.key, newer.key), changed, tuple(bounds))
 
-    def coarsened(self, schema: Schema, *, grid: Grid, sequence: int) -> Entries:
+    def coarsen(self, schema: Schema, *, grid: Grid, sequence: int) -> Entries:
         """The same on a coarser grid; all of them count as changed."""
         cell_lo, _, bucket_lo, _ = self.bounds[:4]
         keys = grid.keys(Columns(cell_lo, bucket_lo, {}), schema)
@@ -163,7 +163,7 @@ class Entries:
 
     def zones(self, schema: Schema) -> Zones:
         """The bounds in the form that a query judges."""
-        return zones_of(schema, self.bounds)
+        return zones_from_bounds(schema, self.bounds)
 
     def _find(self, keys: Keys) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
         position = np.searchsorted(self.key, keys)
@@ -178,7 +178,7 @@ def bound_names(schema: Schema) -> list[str]:
     return [name for name, _ in _layout(schema)]
 
 
-def zones_of(schema: Schema, bounds: Sequence[Array]) -> Zones:
+def zones_from_bounds(schema: Schema, bounds: Sequence[Array]) -> Zones:
     cell_lo, cell_hi, bucket_lo, bucket_hi, *rest = bounds
     arrays = iter(rest)
     features = {}
@@ -189,7 +189,7 @@ def zones_of(schema: Schema, bounds: Sequence[Array]) -> Zones:
     return Zones(cell_lo, cell_hi, bucket_lo, bucket_hi, features)
 
 
-def _bounds_of(schema: Schema, zones: Zones) -> tuple[Array, ...]:
+def _bounds_from_zones(schema: Schema, zones: Zones) -> tuple[Array, ...]:
     found = [zones.features[feature.name] for feature in schema.indexed]
     features = (each for f in found for each in (f.lo, f.hi, f.has_null, f.has_value))
     fixed = (zones.cell_lo, zones.cell_hi, zones.bucket_lo, zones.bucket_hi)
@@ -217,13 +217,13 @@ def _rules(schema: Schema) -> list[np.ufunc]:
     return [rules.get(suffix, np.logical_or) for suffix in suffixes]
 
 
-def brackets(counts: Counts) -> Counts:
+def log_buckets(counts: Counts) -> Counts:
     """The brackets that counts lie in, numbered upwards: counts with the same leading four bits."""
     shift = _shifts(counts)
     return (shift << (_LEADING_BITS - 1)) + (counts >> shift)
 
 
-def bracket_ends(counts: Counts) -> Counts:
+def log_bucket_ends(counts: Counts) -> Counts:
     """The greatest numbers in the brackets of counts."""
     shift = _shifts(counts)
     return (((counts >> shift) + 1) << shift) - 1

@@ -1,4 +1,4 @@
-"""The head: where new paths are appended, unsorted.
+"""The memtable: new paths, unsorted, in the order of their commits.
 
 Arrays grow by doubling and are written only behind what has been handed out, so that a
 reader's view needs neither a copy nor a lock.
@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.graph.columns import Array, Commits, Paths, dtypes
-from galileo.graph.runs import Run
+from galileo.graph.sorted_runs import SortedRun
 from galileo.model.schema import Schema
 
 _CAPACITY_MIN = 64
 
 
-class Head:
+class Memtable:
     """An append-only buffer of paths and commits; one writer at a time.
 
     Args:
@@ -54,10 +54,12 @@ class Head:
         self._paths.extend(paths.arrays())
         self._commits.extend((np.full(len(sequences), partition, dtype=np.int32), sequences))
 
-    def view(self) -> Run:
+    def view(self) -> SortedRun:
         """What is there now; later appends do not show in it."""
         partition, sequence = self._commits.view()
-        return Run(Paths.of_arrays(self._schema, self._paths.view()), Commits(partition, sequence))
+        return SortedRun(
+            Paths.from_arrays(self._schema, self._paths.view()), Commits(partition, sequence)
+        )
 
 
 class _Buffer:

@@ -8,28 +8,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.graph.columns import Commits, Texts, columns_of, paths_of, to_labels
-from galileo.graph.head import Head
-from galileo.graph.runs import (
+from galileo.graph.columns import (
+    Commits,
+    StringDictionary,
+    columns_from_batch,
+    paths_from_batch,
+    to_labels,
+)
+from galileo.graph.memtable import Memtable
+from galileo.graph.run_scan import BoundQuery, RunScan
+from galileo.graph.sorted_runs import (
     BLOCK_PATHS,
-    MERGE_GROWTH,
+    COMPACTION_GROWTH,
     RUN_PATHS_MAX,
-    Spans,
-    merge,
-    merge_start,
+    SequenceBounds,
+    compact,
+    compaction_start,
     seal,
 )
-from galileo.graph.scan import Search, Task
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.query.query import parse
 
 
 def _head(world, sizes, *, seed=0, texts=None):
-    head, texts = Head(world.schema), Texts() if texts is None else texts
+    head, texts = Memtable(world.schema), StringDictionary() if texts is None else texts
     for number, size in enumerate(sizes):
         batch = world.batch(seed + number, size)
-        paths = paths_of(columns_of(world.schema, batch), batch, commit=head.commits, texts=texts)
+        paths = paths_from_batch(
+            columns_from_batch(world.schema, batch), batch, commit=head.commits, texts=texts
+        )
         head.append(paths, partition=number % 3, sequence=number + 1)
     return head
 
@@ -56,10 +64,10 @@ def test_a_sealed_run_is_the_head_in_order(world, sizes, seed):
     groups=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=4), min_size=1, max_size=4)
 )
 def test_a_merged_run_holds_its_members(world, groups):
-    texts = Texts()
+    texts = StringDictionary()
     views = [_head(world, g, seed=10 * n, texts=texts).view() for n, g in enumerate(groups)]
     runs = [seal(view.paths, view.commits) for view in views]
-    merged = merge(runs)
+    merged = compact(runs)
     assert sorted(_identities(merged)) == sorted(i for run in runs for i in _identities(run))
     assert (np.diff(merged.paths.columns.cell.astype(np.int64)) >= 0).all()
 
@@ -68,10 +76,12 @@ def test_a_view_of_the_head_stays_as_it_was(world):
     head = _head(world, [40, 10])
     view = head.view()
     before = [array.copy() for array in view.paths.arrays()]
-    texts = Texts()
+    texts = StringDictionary()
     for number in range(20):
         batch = world.batch(100 + number, 30)
-        paths = paths_of(columns_of(world.schema, batch), batch, commit=head.commits, texts=texts)
+        paths = paths_from_batch(
+            columns_from_batch(world.schema, batch), batch, commit=head.commits, texts=texts
+        )
         head.append(paths, partition=0, sequence=10 + number)
     assert len(view) == 50
     assert len(head) == 650
@@ -85,7 +95,7 @@ def test_spans_hold_the_ends_of_each_partition(pairs):
         np.array([p for p, _ in pairs], dtype=np.int32),
         np.array([s for _, s in pairs], dtype=np.int64),
     )
-    spans = Spans.of(commits)
+    spans = SequenceBounds.of(commits)
     found = dict(
         zip(
             spans.partition.tolist(),
@@ -120,9 +130,9 @@ def test_runs_stay_few_and_merges_cheap(arriving):
     rewritten = 0
     for size in arriving:
         sizes.append(size)
-        while (start := merge_start(sizes)) is not None:
+        while (start := compaction_start(sizes)) is not None:
             merged = sum(sizes[start:])
-            assert merged >= MERGE_GROWTH * sizes[start]
+            assert merged >= COMPACTION_GROWTH * sizes[start]
             rewritten += merged
             sizes = [*sizes[:start], merged]
     total = sum(arriving)
@@ -136,20 +146,20 @@ def test_equal_runs_merge_by_fours():
     sizes: list[int] = []
     for _ in range(64):
         sizes.append(10)
-        while (start := merge_start(sizes)) is not None:
+        while (start := compaction_start(sizes)) is not None:
             sizes = [*sizes[:start], sum(sizes[start:])]
     assert sizes == [640]
-    assert merge_start([RUN_PATHS_MAX, 5, 5, 5]) is None
-    assert merge_start([RUN_PATHS_MAX, 5, 5, 5, 5]) == 1
-    assert merge_start([]) is None
+    assert compaction_start([RUN_PATHS_MAX, 5, 5, 5]) is None
+    assert compaction_start([RUN_PATHS_MAX, 5, 5, 5, 5]) == 1
+    assert compaction_start([]) is None
 
 
 @pytest.mark.parametrize("missing", [False, True])
 def test_integers_that_are_all_there_take_no_more_than_floats(missing):
     names = ("a", "b", "c", "d")
     schema = Schema("whole", [Feature(name, type="int") for name in names], geohash_precision=5)
-    rng, texts = np.random.default_rng(1), Texts()
-    head = Head(schema)
+    rng, texts = np.random.default_rng(1), StringDictionary()
+    head = Memtable(schema)
     for commit in range(2):
         columns = [pa.array(rng.integers(0, 99, 500, dtype=np.uint64))]
         columns += [times_from_micros(rng.integers(0, 9, 500) * schema.time_bucket_us)]
@@ -158,13 +168,15 @@ def test_integers_that_are_all_there_take_no_more_than_floats(missing):
         ]
         columns += [pa.array(np.arange(500, dtype=np.int32)), pa.array(np.ones(500, np.int32))]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema.path_schema)
-        paths = paths_of(columns_of(schema, batch), batch, commit=commit, texts=texts)
+        paths = paths_from_batch(
+            columns_from_batch(schema, batch), batch, commit=commit, texts=texts
+        )
         head.append(paths, partition=0, sequence=commit + 1)
     view = head.view()
-    run = merge([seal(view.paths, view.commits), seal(view.paths, view.commits)])
+    run = compact([seal(view.paths, view.commits), seal(view.paths, view.commits)])
     assert run.paths.nbytes == 2000 * (64 if missing else 60)
     query = parse("a >= 3 AND b IS NOT NULL AND NOT (c = 2)", schema)
-    found = Task.of(run, Search.of(query, texts), commits=None).matches()
+    found = RunScan.of(run, BoundQuery.of(query, texts), commits=None).matches()
     a, b, c = (run.paths.columns.features[name] for name in "abc")
     wanted = (a.values >= 3) & a.valid & b.valid & (c.values != 2) & c.valid
     assert found.tolist() == np.flatnonzero(wanted).tolist()

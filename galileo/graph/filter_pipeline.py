@@ -1,4 +1,4 @@
-"""The sieve: conditions that a path must all pass, applied chunk by chunk of a run.
+"""The filter pipeline: filters that a path must all pass, applied chunk by chunk of a run.
 
 The condition that keeps the least for its cost comes first, by a sample of the rows at hand; the
 rest look only at what it leaves. A chunk's columns fit the processor's second-level cache.
@@ -14,8 +14,8 @@ from typing import Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from galileo.graph.columns import Paths, Texts
-from galileo.graph.stretches import Positions, Rows, kept, part_of, size_of
+from galileo.graph.columns import Paths, StringDictionary
+from galileo.graph.row_ranges import Positions, Rows, count_rows, select_rows, slice_rows
 from galileo.query.columns import Columns, Mask, TextColumn, take_rows
 from galileo.query.feature_predicates import TextLeaf
 from galileo.query.predicates import And, Leaf, Node, leaves
@@ -25,7 +25,7 @@ CHUNK_PATHS = 1 << 17
 """Paths that are looked at together: a megabyte of a column."""
 SAMPLE_PATHS = 512
 """Paths of a sample for the order of conditions, which is taken from `CHUNK_PATHS` on."""
-NARROW = 4
+GATHER_BELOW_SHARE = 4
 """Survivors are gathered for the next condition once they are fewer than one in so many."""
 
 _UNREAD_CELLS = np.broadcast_to(np.uint64(0), 1 << 40)
@@ -33,7 +33,7 @@ _UNREAD_BUCKETS = np.broadcast_to(np.int64(0), 1 << 40)
 """Stand in for columns that a condition does not read; they take no memory."""
 
 
-class Judge:
+class LeafEvaluator:
     """The test of one leaf on paths, for one scan.
 
     What a condition says of each text of the graph is worked out once, as soon as it has been
@@ -42,7 +42,7 @@ class Judge:
 
     __slots__ = ("_asked", "_texts", "_verdicts")
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: StringDictionary) -> None:
         self._texts = texts
         self._asked: dict[Leaf, int] = {}
         self._verdicts: dict[Leaf, Mask] = {}
@@ -62,7 +62,7 @@ class Judge:
         return known.take(column.codes)
 
 
-class Condition(Protocol):
+class RowFilter(Protocol):
     """What a path must pass; an equal one passes the same."""
 
     @property
@@ -76,7 +76,7 @@ class Condition(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Matching:
+class PredicateFilter:
     """A predicate on cell, bucket and features.
 
     Attributes:
@@ -87,12 +87,12 @@ class Matching:
     """
 
     node: Node
-    judge: Judge
+    judge: LeafEvaluator
     features: tuple[str, ...]
     placed: bool
 
     @classmethod
-    def of(cls, node: Node, judge: Judge) -> Matching:
+    def of(cls, node: Node, judge: LeafEvaluator) -> PredicateFilter:
         named = [leaf.feature for leaf in leaves(node)]
         features = tuple(dict.fromkeys(name for name in named if name is not None))
         return cls(node, judge, features, None in named)
@@ -113,12 +113,12 @@ class Matching:
         features = {name: columns.features[name].take(rows) for name in self.features}
         if self.placed:
             return Columns(take_rows(columns.cell, rows), take_rows(columns.bucket, rows), features)
-        count = size_of(rows)
+        count = count_rows(rows)
         return Columns(_UNREAD_CELLS[:count], _UNREAD_BUCKETS[:count], features)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Committed:
+class CommitFilter:
     """Being of the commits of the run that are true in the mask."""
 
     commits: Mask
@@ -131,70 +131,70 @@ class Committed:
         return self.commits.take(take_rows(paths.commit, rows))
 
 
-def conditions(node: Node, judge: Judge) -> tuple[Matching, ...]:
+def row_filters(node: Node, judge: LeafEvaluator) -> tuple[PredicateFilter, ...]:
     """The conditions that a path must all pass for the tree to be true."""
     parts = node.parts if isinstance(node, And) else (node,)
-    return tuple(Matching.of(part, judge) for part in parts)
+    return tuple(PredicateFilter.of(part, judge) for part in parts)
 
 
-class Tally:
+class FilterStats:
     """Counts, for each condition, the paths that it was tested on and those that passed."""
 
     __slots__ = ("passed", "tested")
 
     def __init__(self) -> None:
-        self.tested: dict[Condition, int] = {}
-        self.passed: dict[Condition, int] = {}
+        self.tested: dict[RowFilter, int] = {}
+        self.passed: dict[RowFilter, int] = {}
 
-    def note(self, condition: Condition, mask: Mask) -> None:
+    def record(self, condition: RowFilter, mask: Mask) -> None:
         self.tested[condition] = self.tested.get(condition, 0) + len(mask)
         self.passed[condition] = self.passed.get(condition, 0) + int(np.count_nonzero(mask))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sieve:
+class FilterPipeline:
     """Conditions in the order in which they are applied to paths of one run."""
 
     paths: Paths
-    conditions: Sequence[Condition]
+    filters: Sequence[RowFilter]
 
     @classmethod
-    def of(cls, paths: Paths, conditions: Sequence[Condition], *, rows: Rows) -> Sieve:
+    def of(cls, paths: Paths, conditions: Sequence[RowFilter], *, rows: Rows) -> FilterPipeline:
         """The order is that which suits `rows`."""
         if len(conditions) < 2:
             return cls(paths, conditions)
-        if size_of(rows) < CHUNK_PATHS:
+        if count_rows(rows) < CHUNK_PATHS:
             return cls(paths, sorted(conditions, key=lambda each: each.weight))
         sample = _sample(rows)
 
-        def rank(condition: Condition) -> float:
+        def rank(condition: RowFilter) -> float:
             ruled_out = 1.0 - float(np.mean(condition.mask(paths, sample)))
             return condition.weight / max(ruled_out, 0.5 / SAMPLE_PATHS)
 
         return cls(paths, sorted(conditions, key=rank))
 
-    def sift(self, rows: Rows, *, tally: Tally | None = None) -> Rows:
+    def apply(self, rows: Rows, *, tally: FilterStats | None = None) -> Rows:
         """Those of the rows that pass, which should be a chunk at most."""
         mask: Mask | None = None
-        for condition in self.conditions:
-            if mask is not None and np.count_nonzero(mask) * NARROW < len(mask):
-                rows, mask = kept(rows, mask), None
-            if mask is None and size_of(rows) == 0:
+        for condition in self.filters:
+            if mask is not None and np.count_nonzero(mask) * GATHER_BELOW_SHARE < len(mask):
+                rows, mask = select_rows(rows, mask), None
+            if mask is None and count_rows(rows) == 0:
                 return rows
             found = condition.mask(self.paths, rows)
             if tally is not None:
-                tally.note(condition, found)
+                tally.record(condition, found)
             mask = found if mask is None else mask & found
-        return rows if mask is None else kept(rows, mask)
+        return rows if mask is None else select_rows(rows, mask)
 
 
 def chunks(rows: Rows, *, most: int | None = None) -> Iterator[Rows]:
     """The rows in pieces of at most `CHUNK_PATHS`, and of at most `most`."""
     size = CHUNK_PATHS if most is None else min(CHUNK_PATHS, most)
-    for start in range(0, size_of(rows), size):
-        yield part_of(rows, start, start + size)
+    for start in range(0, count_rows(rows), size):
+        yield slice_rows(rows, start, start + size)
 
 
 def _sample(rows: Rows) -> Positions:
-    at: npt.NDArray[np.intp] = np.linspace(0, size_of(rows) - 1, SAMPLE_PATHS).astype(np.intp)
+    at: npt.NDArray[np.intp] = np.linspace(0, count_rows(rows) - 1, SAMPLE_PATHS).astype(np.intp)
     return at + rows.start if isinstance(rows, slice) else rows[at]

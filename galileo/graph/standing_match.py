@@ -1,4 +1,4 @@
-"""One pass over what is new in a graph, for very many standing queries.
+"""One pass over the new paths of a graph, which matches very many standing queries.
 
 Of each run the paths that lie past the oldest cursor are handed to the queries' index a portion at
 a time; which ask wants which pair is then decided by its own cursor. Where few asks concern a
@@ -17,17 +17,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.graph.columns import Texts, to_labels
-from galileo.graph.runs import Run
-from galileo.graph.scan import PORTION_PATHS, Coverage, Search, Task, Window
-from galileo.graph.stretches import Positions, Rows, part_of, positions, size_of
+from galileo.graph.columns import StringDictionary, to_labels
+from galileo.graph.row_ranges import Positions, Rows, count_rows, slice_rows, to_positions
+from galileo.graph.run_scan import PORTION_PATHS, BoundQuery, Coverage, RunScan, Window
+from galileo.graph.sorted_runs import SortedRun
 from galileo.matches import Matches
 from galileo.query.columns import Columns, TextColumn, take_rows
 from galileo.query.index import MatchHits, MatchRequests, StandingQueries
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.query.query import Query
 
-ALONE_PATHS = 3_000
+FEW_PATHS = 3_000
 """New paths of a run for each ask that it concerns, from which on each ask scans by itself."""
 
 SPARSE = 16
@@ -35,7 +35,7 @@ SPARSE = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
+class MatchQuery:
     """What is asked of a graph.
 
     Attributes:
@@ -54,7 +54,7 @@ class Question:
 
 
 @dataclass(slots=True, eq=False)
-class Pass:
+class MatchPass:
     """One pass; `matches` of what `visit` found in each run.
 
     Args:
@@ -64,9 +64,9 @@ class Pass:
         label_schema: of the dataset.
     """
 
-    question: Question
+    question: MatchQuery
     dropped: Cursor
-    texts: Texts
+    texts: StringDictionary
     label_schema: pa.Schema
     features: tuple[str, ...] = ()
     _pairs: int = 0
@@ -90,20 +90,20 @@ class Pass:
         rows = pa.Table.from_batches(self._labels, schema=self.label_schema)
         return Matches.of(np.concatenate(self._items), np.concatenate(self._places), rows)
 
-    def visit(self, run: Run) -> None:
+    def visit(self, run: SortedRun) -> None:
         """Looks at what is new in a run, as far as there is room for what it finds."""
         asks = self.question.asks
-        concerned = _concerned(run, asks)
+        concerned = _requests_for_run(run, asks)
         if len(concerned) == 0:
             return
         window = self._window(asks.select(concerned).least_sequences())
         rows = _new_rows(run, window)
         found: Iterator[MatchHits]
-        if run.zone_map is not None and size_of(rows) > ALONE_PATHS * len(concerned):
-            found = map(partial(self._alone, run), concerned.tolist())
+        if run.zone_map is not None and count_rows(rows) > FEW_PATHS * len(concerned):
+            found = map(partial(self._match_one_by_one, run), concerned.tolist())
         else:
             narrowed = asks if len(concerned) == len(asks) else asks.select(concerned)
-            found = self._together(run, rows, narrowed, numbers=concerned)
+            found = self._match_all(run, rows, narrowed, numbers=concerned)
         parts: list[MatchHits] = []
         for part in found:
             parts.append(part)
@@ -119,31 +119,31 @@ class Pass:
         cursor = Cursor(dict(zip(partitions, after[asked].tolist(), strict=True)))
         return Window(cursor.join(self.dropped), self.question.until, frozenset(partitions))
 
-    def _alone(self, run: Run, ask: int) -> MatchHits:
+    def _match_one_by_one(self, run: SortedRun, ask: int) -> MatchHits:
         asks, question = self.question.asks, self.question
         window = self._window(asks.after[asks.cursors[ask]])
         if window.coverage(run) is Coverage.NONE:
             rows: Positions = np.empty(0, dtype=np.intp)
         else:
-            search = Search.of(question.query_of(ask), self.texts)
-            rows = Task.of(run, search, commits=window.holds(run.commits)).matches()
+            search = BoundQuery.of(question.query_of(ask), self.texts)
+            rows = RunScan.of(run, search, commits=window.holds(run.commits)).matches()
         return MatchHits(np.full(len(rows), ask, dtype=np.int32), rows)
 
-    def _together(
-        self, run: Run, rows: Rows, asks: MatchRequests, *, numbers: npt.NDArray[np.int32]
+    def _match_all(
+        self, run: SortedRun, rows: Rows, asks: MatchRequests, *, numbers: npt.NDArray[np.int32]
     ) -> Iterator[MatchHits]:
         """Asks are `numbers` of the question's."""
         standing = self.question.standing
-        for start in range(0, size_of(rows), PORTION_PATHS):
-            part = part_of(rows, start, start + PORTION_PATHS)
+        for start in range(0, count_rows(rows), PORTION_PATHS):
+            part = slice_rows(rows, start, start + PORTION_PATHS)
             commit = take_rows(run.paths.commit, part)
             partition, sequence = run.commits.partition[commit], run.commits.sequence[commit]
-            place = positions(part)
+            place = to_positions(part)
             for pairs in standing.match(self._columns(run, part), slots=asks.slots):
                 found = asks.resolve(pairs, partition=partition, sequence=sequence)
                 yield MatchHits(numbers[found.requests], place[found.rows])
 
-    def _columns(self, run: Run, rows: Rows) -> Columns:
+    def _columns(self, run: SortedRun, rows: Rows) -> Columns:
         """What the queries look at, texts among it."""
         columns = run.paths.columns
         features = {name: columns.features[name].take(rows) for name in self.features}
@@ -153,7 +153,7 @@ class Pass:
         }
         return Columns(take_rows(columns.cell, rows), take_rows(columns.bucket, rows), bound)
 
-    def _take(self, run: Run, found: MatchHits) -> None:
+    def _take(self, run: SortedRun, found: MatchHits) -> None:
         if len(found) == 0:
             return
         rows, places = _distinct(found.rows)
@@ -165,7 +165,7 @@ class Pass:
         self._rows += len(rows)
 
 
-def _concerned(run: Run, asks: MatchRequests) -> npt.NDArray[np.int32]:
+def _requests_for_run(run: SortedRun, asks: MatchRequests) -> npt.NDArray[np.int32]:
     """The asks for which the run may have news, by number."""
     if run.spans is None or len(asks.partitions) == 0:
         return np.arange(len(asks), dtype=np.int32)
@@ -175,7 +175,7 @@ def _concerned(run: Run, asks: MatchRequests) -> npt.NDArray[np.int32]:
     return np.flatnonzero(news[asks.cursors]).astype(np.int32)
 
 
-def _new_rows(run: Run, window: Window) -> Rows:
+def _new_rows(run: SortedRun, window: Window) -> Rows:
     coverage = window.coverage(run)
     if coverage is Coverage.NONE:
         return slice(0, 0)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from galileo.errors import InputError
 from galileo.geo import geohash
-from galileo.graph.drill import page
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph.drill_down import page
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
@@ -26,7 +26,7 @@ def _levels(world, row):
 
 
 def _graph(world, store, sizes, *, seed):
-    graph = MetadataGraph(world.schema, head_paths_max=100)
+    graph = MetadataGraph(world.schema, memtable_paths_max=100)
     for number, size in enumerate(sizes):
         for target in (graph, store):
             target.insert(

@@ -1,6 +1,6 @@
-"""Runs: immutable stretches of paths, sorted and with zone maps, and when to merge them.
+"""Sorted runs: immutable, with zone maps; and when to compact them.
 
-Runs stand in the order of age. New data sits in the head and in small recent runs, and a run
+Runs stand in the order of age. New data sits in the memtable and in small recent runs, and a run
 knows by partition which sequences it holds, so "since sequence s" rules old runs out without
 a look at their paths.
 """
@@ -20,14 +20,14 @@ from galileo.query.zone_maps import Zones
 
 BLOCK_PATHS = 4096
 """Paths under one entry of a zone map."""
-MERGE_GROWTH = 4
-"""How much larger than its oldest member a merged run is, at least."""
+COMPACTION_GROWTH = 4
+"""How much larger than its oldest member a compacted run is, at least."""
 RUN_PATHS_MAX = 1 << 23
-"""Runs of this size are not merged any more, which bounds the memory that a merge takes."""
+"""Runs of this size are not compacted any more, which bounds the memory that a compaction takes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spans:
+class SequenceBounds:
     """For each partition of a run the least and the greatest commit sequence, both inclusive."""
 
     partition: npt.NDArray[np.int32]
@@ -35,7 +35,7 @@ class Spans:
     hi: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, commits: Commits) -> Spans:
+    def of(cls, commits: Commits) -> SequenceBounds:
         order = np.lexsort((commits.sequence, commits.partition))
         partition, sequence = commits.partition[order], commits.sequence[order]
         starts = np.flatnonzero(np.diff(partition, prepend=np.int32(-1)))
@@ -86,20 +86,20 @@ class ZoneMap:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class SortedRun:
     """Paths that never change.
 
     Attributes:
         paths: by cell, then bucket, where there is a zone map; else as they came.
         commits: that `paths.commit` refers to.
-        zone_map: None in the head, which is not sorted.
-        spans: of the commits; None in the head.
+        zone_map: None in the memtable, which is not sorted.
+        spans: of the commits; None in the memtable.
     """
 
     paths: Paths
     commits: Commits
     zone_map: ZoneMap | None = None
-    spans: Spans | None = None
+    spans: SequenceBounds | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -111,19 +111,19 @@ class Run:
         return self.paths.nbytes + self.commits.nbytes + zones + spans
 
 
-def seal(paths: Paths, commits: Commits, *, block_paths: int = BLOCK_PATHS) -> Run:
+def seal(paths: Paths, commits: Commits, *, block_paths: int = BLOCK_PATHS) -> SortedRun:
     """A sorted run of at least one path, with its zone map."""
     order = np.lexsort((paths.columns.bucket, paths.columns.cell))
-    arrays = _arranged([(array,) for array in paths.arrays()], order)
-    return _sealed(paths.like(arrays), commits, block_paths=block_paths)
+    arrays = _arrange_all([(array,) for array in paths.arrays()], order)
+    return _build_run(paths.like(arrays), commits, block_paths=block_paths)
 
 
-def merge(
-    runs: Sequence[Run],
+def compact(
+    runs: Sequence[SortedRun],
     *,
     held: Sequence[Mask | None] | None = None,
     block_paths: int = BLOCK_PATHS,
-) -> Run | None:
+) -> SortedRun | None:
     """One sorted run of the paths of all; commits keep the order of age.
 
     Args:
@@ -147,16 +147,16 @@ def merge(
         order = order[commit.take(order) >= 0]
     if len(order) == 0:
         return None
-    paths = runs[0].paths.like(_arranged(stacks, order))
-    return _sealed(paths, commits, block_paths=block_paths)
+    paths = runs[0].paths.like(_arrange_all(stacks, order))
+    return _build_run(paths, commits, block_paths=block_paths)
 
 
-def _sealed(paths: Paths, commits: Commits, *, block_paths: int) -> Run:
+def _build_run(paths: Paths, commits: Commits, *, block_paths: int) -> SortedRun:
     zone_map = ZoneMap.of(paths, block_paths=block_paths)
-    return Run(paths, commits, zone_map, Spans.of(commits))
+    return SortedRun(paths, commits, zone_map, SequenceBounds.of(commits))
 
 
-def _arranged(stacks: Sequence[Sequence[Array]], order: npt.NDArray[np.intp]) -> list[Array]:
+def _arrange_all(stacks: Sequence[Sequence[Array]], order: npt.NDArray[np.intp]) -> list[Array]:
     """Each stack end to end in that order, one after the other to save memory.
 
     Validities of integers that are all there take none: one value stands for all.
@@ -178,7 +178,7 @@ def _arrange(stack: Sequence[Array], order: npt.NDArray[np.intp], slot: Array) -
 
 
 def _numbered(
-    runs: Sequence[Run], held: Sequence[Mask | None]
+    runs: Sequence[SortedRun], held: Sequence[Mask | None]
 ) -> tuple[list[npt.NDArray[np.int32]], Commits]:
     """For each run the new numbers of its commits, -1 for those not kept; and the commits."""
     numbers: list[npt.NDArray[np.int32]] = []
@@ -195,12 +195,12 @@ def _numbered(
     )
 
 
-def merge_start(sizes: Sequence[int]) -> int | None:
-    """The oldest run that is to be merged with all newer ones, or None.
+def compaction_start(sizes: Sequence[int]) -> int | None:
+    """The oldest run that is to be compacted with all newer ones, or None.
 
-    It is the oldest that grows `MERGE_GROWTH`-fold. So when nothing is to be merged each run
-    holds more than a third of what all newer ones hold together: the number of runs
-    is logarithmic in the number of paths, and so is how often a path is rewritten.
+    It is the oldest that grows `COMPACTION_GROWTH`-fold. So when nothing is to be compacted each
+    run holds more than a third of what all newer ones hold together: the number of runs is
+    logarithmic in the number of paths, and so is how often a path is rewritten.
 
     Args:
         sizes: paths of each run, oldest first.
@@ -210,6 +210,6 @@ def merge_start(sizes: Sequence[int]) -> int | None:
     newer = sum(sizes[first:])
     for number in range(first, len(sizes)):
         newer -= sizes[number]
-        if newer >= (MERGE_GROWTH - 1) * sizes[number]:
+        if newer >= (COMPACTION_GROWTH - 1) * sizes[number]:
             return number
     return None

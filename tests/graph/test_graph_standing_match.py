@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
-from galileo.graph import matching
-from galileo.graph.matching import Question
-from galileo.graph.metadata import MetadataGraph
+from galileo.graph import standing_match
+from galileo.graph.metadata_graph import MetadataGraph
+from galileo.graph.standing_match import MatchQuery
 from galileo.query import parse
 from galileo.query.index import MatchRequests, StandingQueries
 from galileo.query.index.requests import NOT_REQUESTED
@@ -26,7 +26,7 @@ CURSORS = st.lists(st.tuples(*[SEQUENCES] * 3), min_size=1, max_size=4)
 
 @pytest.fixture(autouse=True, params=[1, 3_000], ids=["alone", "together"])
 def paths_alone(request, monkeypatch):
-    monkeypatch.setattr(matching, "ALONE_PATHS", request.param)
+    monkeypatch.setattr(standing_match, "FEW_PATHS", request.param)
 
 
 def question(graph, texts, asks, *, cursors, until, pairs_max=None):
@@ -40,7 +40,7 @@ def question(graph, texts, asks, *, cursors, until, pairs_max=None):
         np.array(cursors, dtype=np.int64),
     )
     queries = {number: parse(texts[query], graph.schema) for number, (query, _) in enumerate(asks)}
-    return Question(standing, made, until, queries.__getitem__, pairs_max)
+    return MatchQuery(standing, made, until, queries.__getitem__, pairs_max)
 
 
 @examples(60)
@@ -49,13 +49,13 @@ def question(graph, texts, asks, *, cursors, until, pairs_max=None):
     asks=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3)), max_size=10),
     cursors=CURSORS,
     until=st.tuples(*[st.integers(0, 12)] * 3),
-    head_paths_max=st.sampled_from([1, 30, 1_000]),
+    memtable_paths_max=st.sampled_from([1, 30, 1_000]),
     dropped=st.integers(0, 3),
 )
 def test_a_pass_is_as_many_scans(
-    world, query_texts, rows_of, commits, asks, cursors, until, head_paths_max, dropped
+    world, query_texts, rows_of, commits, asks, cursors, until, memtable_paths_max, dropped
 ):
-    graph = MetadataGraph(world.schema, head_paths_max=head_paths_max, block_paths=8)
+    graph = MetadataGraph(world.schema, memtable_paths_max=memtable_paths_max, block_paths=8)
     last = dict.fromkeys(PARTITIONS, 0)
     for seed, (partition, size, merges) in enumerate(commits):
         last[partition] += 1
@@ -90,7 +90,7 @@ def test_a_pass_is_as_many_scans(
 
 
 def test_too_many_pairs_are_no_answer(world):
-    graph = MetadataGraph(world.schema, head_paths_max=50)
+    graph = MetadataGraph(world.schema, memtable_paths_max=50)
     for sequence in range(1, 5):
         graph.insert(world.batch(sequence, 40), partition=0, sequence=sequence)
     asks, until = [(0, 0)] * 3, Cursor({0: 4})
@@ -108,9 +108,9 @@ def test_nobody_asks(world):
     assert len(graph.match(nothing)) == 0
 
 
-@pytest.mark.parametrize("head_paths_max", [1, 1_000])
-def test_dropped_commits_are_in_no_match(world, head_paths_max):
-    graph = MetadataGraph(world.schema, head_paths_max=head_paths_max)
+@pytest.mark.parametrize("memtable_paths_max", [1, 1_000])
+def test_dropped_commits_are_in_no_match(world, memtable_paths_max):
+    graph = MetadataGraph(world.schema, memtable_paths_max=memtable_paths_max)
     for sequence in range(1, 6):
         for partition in (0, 1):
             batch = world.batch(sequence, 10)

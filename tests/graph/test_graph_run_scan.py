@@ -7,11 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
-from galileo.graph.columns import Commits, Paths, Texts, columns_of, paths_of
-from galileo.graph.runs import Run, seal
-from galileo.graph.scan import Coverage, Search, Task, Window, delta
-from galileo.graph.sieve import Matching
-from galileo.graph.stretches import Stretches, size_of
+from galileo.graph.columns import (
+    Commits,
+    Paths,
+    StringDictionary,
+    columns_from_batch,
+    paths_from_batch,
+)
+from galileo.graph.filter_pipeline import PredicateFilter
+from galileo.graph.row_ranges import RowRanges, count_rows
+from galileo.graph.run_scan import BoundQuery, Coverage, RunScan, Window, delta
+from galileo.graph.sorted_runs import SortedRun, seal
 from galileo.query.query import parse
 
 CURSORS = st.builds(
@@ -29,13 +35,17 @@ def _run(world, places, *, texts, sealed):
     parts = []
     for number, (partition, sequence) in enumerate(places):
         batch = world.batch(10 * partition + sequence, 5)
-        parts.append(paths_of(columns_of(world.schema, batch), batch, commit=number, texts=texts))
+        parts.append(
+            paths_from_batch(
+                columns_from_batch(world.schema, batch), batch, commit=number, texts=texts
+            )
+        )
     commits = Commits(
         np.array([p for p, _ in places], dtype=np.int32),
         np.array([s for _, s in places], dtype=np.int64),
     )
     paths = Paths.concat(world.schema, parts)
-    return seal(paths, commits, block_paths=4) if sealed else Run(paths, commits)
+    return seal(paths, commits, block_paths=4) if sealed else SortedRun(paths, commits)
 
 
 def _holds(window, partition, sequence):
@@ -47,7 +57,7 @@ def _holds(window, partition, sequence):
 @given(places=PLACES, window=WINDOWS, sealed=st.booleans())
 @examples(400)
 def test_coverage_is_what_the_commits_say(world, places, window, sealed):
-    run = _run(world, sorted(places), texts=Texts(), sealed=sealed)
+    run = _run(world, sorted(places), texts=StringDictionary(), sealed=sealed)
     held = [_holds(window, *place) for place in sorted(places)]
     assert window.holds(run.commits).tolist() == held
     coverage = window.coverage(run)
@@ -65,7 +75,7 @@ def test_coverage_is_what_the_commits_say(world, places, window, sealed):
     more=st.integers(0, 1000),
 )
 def test_a_run_before_or_after_the_window_is_ruled_out(world, sequences, after, more):
-    run = _run(world, [(0, s) for s in sorted(sequences)], texts=Texts(), sealed=True)
+    run = _run(world, [(0, s) for s in sorted(sequences)], texts=StringDictionary(), sealed=True)
     beyond = Window(Cursor({0: max(sequences) + more}))
     before = Window(until=Cursor({0: min(sequences) - 1}))
     assert beyond.coverage(run) is before.coverage(run) is Coverage.NONE
@@ -75,7 +85,7 @@ def test_a_run_before_or_after_the_window_is_ruled_out(world, sequences, after, 
 
 @given(places=PLACES, window=WINDOWS, sealed=st.booleans(), text=st.integers(0, 20))
 def test_a_delta_holds_the_paths_of_its_commits(world, query_texts, places, window, sealed, text):
-    texts = Texts()
+    texts = StringDictionary()
     run = _run(world, sorted(places), texts=texts, sealed=sealed)
     held = window.holds(run.commits)
     gathered = delta(run, held)
@@ -83,9 +93,9 @@ def test_a_delta_holds_the_paths_of_its_commits(world, query_texts, places, wind
         assert gathered is None
         return
     assert len(gathered) == 5 * held.sum()
-    search = Search.of(parse(query_texts[text], world.schema), texts)
-    direct = run.paths.take(Task.of(run, search, commits=held).matches())
-    shared = gathered.paths.take(Task.of(gathered, search, commits=None).matches())
+    search = BoundQuery.of(parse(query_texts[text], world.schema), texts)
+    direct = run.paths.take(RunScan.of(run, search, commits=held).matches())
+    shared = gathered.paths.take(RunScan.of(gathered, search, commits=None).matches())
     where = sorted(zip(run.commits.sequence[direct.commit], direct.row, strict=True))
     assert where == sorted(zip(gathered.commits.sequence[shared.commit], shared.row, strict=True))
 
@@ -98,7 +108,7 @@ def _stretches(pieces):
         at += gap + length
         stop.append(at)
     rows = {row for a, b in zip(start, stop, strict=True) for row in range(a, b)}
-    return Stretches(np.array(start, dtype=np.intp), np.array(stop, dtype=np.intp)), rows
+    return RowRanges(np.array(start, dtype=np.intp), np.array(stop, dtype=np.intp)), rows
 
 
 @given(STRETCHES, STRETCHES)
@@ -119,20 +129,20 @@ def test_rows_are_those_of_the_stretches_or_a_close_hull(pieces):
 
 @pytest.mark.parametrize("text", ["geohash LIKE '9xj%'", "temperature > 400", "gusts = 3"])
 def test_only_candidates_are_evaluated(world, text, monkeypatch):
-    batch, texts = world.batch(3, 2000), Texts()
-    paths = paths_of(columns_of(world.schema, batch), batch, commit=0, texts=texts)
+    batch, texts = world.batch(3, 2000), StringDictionary()
+    paths = paths_from_batch(columns_from_batch(world.schema, batch), batch, commit=0, texts=texts)
     commits = Commits(np.array([0], dtype=np.int32), np.array([1], dtype=np.int64))
     run = seal(paths, commits, block_paths=50)
     query, evaluated = parse(text, world.schema), []
-    plain = Matching.mask
+    plain = PredicateFilter.mask
     monkeypatch.setattr(
-        Matching, "mask", lambda c, p, rows: evaluated.append(rows) or plain(c, p, rows)
+        PredicateFilter, "mask", lambda c, p, rows: evaluated.append(rows) or plain(c, p, rows)
     )
-    found = Task.of(run, Search.of(query, texts), commits=None).matches()
+    found = RunScan.of(run, BoundQuery.of(query, texts), commits=None).matches()
     if text.startswith("geohash"):
-        assert [size_of(rows) for rows in evaluated] == [len(found)]
+        assert [count_rows(rows) for rows in evaluated] == [len(found)]
         assert len(found) > 100
     elif text.startswith("temperature"):
         assert evaluated == []
     else:
-        assert [size_of(rows) for rows in evaluated] == [2000]
+        assert [count_rows(rows) for rows in evaluated] == [2000]

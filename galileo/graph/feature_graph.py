@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError
-from galileo.graph.entries import Counts, Entries, bracket_ends, zones_of
 from galileo.graph.quantiles import Bounded, Quantile, check_quantiles, quantiles
 from galileo.graph.synopsis import SynopsisDelta, SynopsisState, Version
+from galileo.graph.synopsis_entries import Counts, Entries, log_bucket_ends, zones_from_bounds
 from galileo.model.schema import Schema
 from galileo.query.columns import Mask
 from galileo.query.query import Query, parse
@@ -70,7 +70,7 @@ class _Known:
         bounds = [np.concatenate(stack) for stack in zip(*(p.bounds for p in parts), strict=True)]
         sizes = [len(part) for part in parts[1:]]
         partitions = np.repeat(np.array(list(states), dtype=np.int64), sizes)
-        return cls(states, partitions, zones_of(schema, bounds), bounds[-1])
+        return cls(states, partitions, zones_from_bounds(schema, bounds), bounds[-1])
 
 
 class FeatureGraph:
@@ -100,8 +100,8 @@ class FeatureGraph:
             raise InputError(
                 f"expected a synopsis of dataset {self.schema.name!r}, got one of {delta.dataset!r}"
             )
-        known = self._states.get(delta.partition) or _nothing(self.schema, delta)
-        state = known.applied(delta)
+        known = self._states.get(delta.partition) or _empty_state(self.schema, delta)
+        state = known.apply(delta)
         if state is not known:
             self._states = {**self._states, delta.partition: state}
             self._known = None
@@ -139,7 +139,7 @@ class FeatureGraph:
         if len(known.zones) == 0:
             return Estimate(0, 0, covered)
         might, must = query.may_match_zones(known.zones), _must_match(query, known.zones)
-        high = int(bracket_ends(known.paths[might]).sum())
+        high = int(log_bucket_ends(known.paths[might]).sum())
         return Estimate(int(known.paths[must].sum()), high, covered)
 
     def quantiles(
@@ -170,7 +170,7 @@ class FeatureGraph:
         low = np.where(full, known.paths, 0)[might]
         assert zones.lo is not None
         assert zones.hi is not None
-        high = bracket_ends(known.paths[might])
+        high = log_bucket_ends(known.paths[might])
         # What matches lies between the bounds of the conditions on the feature, too.
         lo, hi = (np.clip(bound[might], least, most) for bound in (zones.lo, zones.hi))
         return quantiles(Bounded(lo, hi, low, high), shares)
@@ -192,6 +192,6 @@ def _must_match(query: Query, zones: Zones) -> Mask:
     return certain
 
 
-def _nothing(schema: Schema, delta: SynopsisDelta) -> SynopsisState:
+def _empty_state(schema: Schema, delta: SynopsisDelta) -> SynopsisState:
     """What is known before the first word of an owner; a delta with a base does not continue it."""
     return SynopsisState(Version(delta.state.version.epoch, 0), 0, Entries.empty(schema))

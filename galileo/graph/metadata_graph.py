@@ -1,9 +1,9 @@
 """The metadata graph: all paths of one dataset that a node holds (paper, III.B), in columns.
 
 The paper's tree is logical. Physically a path is a row; rows live in immutable sorted runs and
-an unsorted head. One writer at a time appends to the head under a lock; a full head becomes
-a run, and `maintain` merges runs in tiers. A reader takes the current snapshot, a tuple of
-runs and a view of the head that nobody changes, and neither waits nor makes wait.
+an unsorted memtable. One writer at a time appends to the memtable under a lock; a full memtable
+becomes a run, and `maintain` merges runs in tiers. A reader takes the current snapshot, a tuple of
+runs and a view of the memtable that nobody changes, and neither waits nor makes wait.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import pyarrow as pa
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.graph.arena import HEAP_BYTES
-from galileo.graph.cells import rows_by_cell
-from galileo.graph.columns import Texts, columns_of, paths_of, to_labels
+from galileo.graph.cancellation import Check, never_cancelled
+from galileo.graph.cell_counts import rows_by_cell
+from galileo.graph.columns import StringDictionary, columns_from_batch, paths_from_batch, to_labels
 from galileo.graph.description import Description, Descriptions
-from galileo.graph.drill import children, default_order
-from galileo.graph.explanation import Explanation, explained
-from galileo.graph.head import Head
-from galileo.graph.matching import Pass, Question
-from galileo.graph.pieces import Check, unchecked
-from galileo.graph.runs import BLOCK_PATHS, Run, merge, merge_start, seal
-from galileo.graph.scan import Coverage, Search, Task, Window, delta
-from galileo.graph.snapshot import Snapshot, kept
-from galileo.graph.stretches import Rows, positions
-from galileo.graph.summary import Summary, check_summary, summarised
+from galileo.graph.drill_down import children, default_order
+from galileo.graph.explain import Explanation, build_explanation
+from galileo.graph.memtable import Memtable
+from galileo.graph.row_ranges import Rows, to_positions
+from galileo.graph.run_scan import BoundQuery, Coverage, RunScan, Window, delta
+from galileo.graph.snapshot import Snapshot, count_live
+from galileo.graph.sorted_runs import BLOCK_PATHS, SortedRun, compact, compaction_start, seal
+from galileo.graph.standing_match import MatchPass, MatchQuery
+from galileo.graph.summary import Summary, check_summary, summarise
 from galileo.matches import Matches
 from galileo.model.schema import Schema
 from galileo.query.columns import Mask
@@ -40,9 +40,9 @@ from galileo.query.query import Query
 
 Counts: TypeAlias = npt.NDArray[np.integer[Any]]
 
-HEAD_PATHS_MAX = 65_536
-"""Paths at which the head becomes a run."""
-GATHERED = 8
+MEMTABLE_PATHS_MAX = 65_536
+"""Paths at which the memtable becomes a run."""
+GATHER_BELOW_SHARE = 8
 """What is new in a sorted run is gathered for many queries where it is less than one in so many."""
 _EVERY = 2**62
 """Past every commit."""
@@ -55,7 +55,7 @@ class MetadataGraph:
 
     Args:
         schema: of the dataset.
-        head_paths_max: paths at which the head becomes a run.
+        memtable_paths_max: paths at which the memtable becomes a run.
         block_paths: paths under one entry of a zone map.
     """
 
@@ -63,17 +63,17 @@ class MetadataGraph:
         self,
         schema: Schema,
         *,
-        head_paths_max: int = HEAD_PATHS_MAX,
+        memtable_paths_max: int = MEMTABLE_PATHS_MAX,
         block_paths: int = BLOCK_PATHS,
     ) -> None:
         self.schema = schema
         self._label_schema = schema.label_schema
         self._block_paths = block_paths
-        self._head_paths_max = head_paths_max
-        self._texts = Texts()
+        self._memtable_paths_max = memtable_paths_max
+        self._texts = StringDictionary()
         self._descriptions = Descriptions(schema, self._texts)
-        self._head = Head(schema)
-        self._snapshot = Snapshot((), self._head.view())
+        self._memtable = Memtable(schema)
+        self._snapshot = Snapshot((), self._memtable.view())
         self._shed_up_to = ORIGIN
         self._writing = threading.Lock()
         self._merging = threading.Lock()
@@ -89,13 +89,15 @@ class MetadataGraph:
         Raises:
             Bug: the batch has other columns.
         """
-        columns = columns_of(self.schema, batch)
+        columns = columns_from_batch(self.schema, batch)
         if len(columns) == 0:
             return
         with self._writing:
-            paths = paths_of(columns, batch, commit=self._head.commits, texts=self._texts)
-            self._head.append(paths, partition=partition, sequence=sequence)
-            self._publish(seal_head=len(self._head) >= self._head_paths_max)
+            paths = paths_from_batch(
+                columns, batch, commit=self._memtable.commits, texts=self._texts
+            )
+            self._memtable.append(paths, partition=partition, sequence=sequence)
+            self._publish(seal_memtable=len(self._memtable) >= self._memtable_paths_max)
         if len(self._snapshot.runs) > RUNS_MAX:
             self.maintain()
 
@@ -113,25 +115,25 @@ class MetadataGraph:
         Raises:
             Bug: the batch has other columns.
         """
-        columns, held = columns_of(self.schema, batch), np.flatnonzero(counts)
+        columns, held = columns_from_batch(self.schema, batch), np.flatnonzero(counts)
         if len(held) == 0:
             return
         with self._writing:
-            numbers = np.arange(len(held), dtype=np.int32) + np.int32(self._head.commits)
+            numbers = np.arange(len(held), dtype=np.int32) + np.int32(self._memtable.commits)
             commit = numbers.repeat(counts[held])
-            paths = paths_of(columns, batch, commit=commit, texts=self._texts)
-            self._head.append_many(paths, partition=partition, sequences=first_sequence + held)
-            self._publish(seal_head=len(self._head) >= self._head_paths_max)
+            paths = paths_from_batch(columns, batch, commit=commit, texts=self._texts)
+            self._memtable.append_many(paths, partition=partition, sequences=first_sequence + held)
+            self._publish(seal_memtable=len(self._memtable) >= self._memtable_paths_max)
         if len(self._snapshot.runs) > RUNS_MAX:
             self.maintain()
 
-    def _publish(self, *, seal_head: bool) -> None:
-        runs, view = self._snapshot.runs, self._head.view()
-        if seal_head:
+    def _publish(self, *, seal_memtable: bool) -> None:
+        runs, view = self._snapshot.runs, self._memtable.view()
+        if seal_memtable:
             runs = (*runs, seal(view.paths, view.commits, block_paths=self._block_paths))
-            self._head = Head(self.schema)
-            view = self._head.view()
-        self._snapshot = replace(self._snapshot, runs=runs, head=view)
+            self._memtable = Memtable(self.schema)
+            view = self._memtable.view()
+        self._snapshot = replace(self._snapshot, runs=runs, memtable=view)
 
     def maintain(self) -> bool:
         """Merges runs until each is large against the newer ones; call it in a thread.
@@ -146,20 +148,22 @@ class MetadataGraph:
         if not self._merging.acquire(blocking=False):
             return False
         try:
-            merged = self._shed()
-            while (start := merge_start([len(r) for r in self._snapshot.runs[:-1]])) is not None:
+            rewritten = self._drop_dead_rows()
+            while (
+                start := compaction_start([len(r) for r in self._snapshot.runs[:-1]])
+            ) is not None:
                 self._rewrite(slice(start, len(self._snapshot.runs) - 1))
-                merged = True
-            return merged
+                rewritten = True
+            return rewritten
         finally:
             self._merging.release()
 
-    def _shed(self) -> bool:
+    def _drop_dead_rows(self) -> bool:
         """Rewrites the runs of which much was dropped, once after each drop."""
         snapshot = self._snapshot
         if snapshot.dropped == self._shed_up_to:
             return False
-        wasteful = [at for at, run in enumerate(snapshot.runs) if snapshot.wasteful(run)]
+        wasteful = [at for at, run in enumerate(snapshot.runs) if snapshot.needs_rewrite(run)]
         for at in reversed(wasteful):
             self._rewrite(slice(at, at + 1))
         self._shed_up_to = snapshot.dropped
@@ -169,8 +173,8 @@ class MetadataGraph:
         """One run in place of some; inserts only append meanwhile, so places keep their meaning."""
         snapshot = self._snapshot
         members = snapshot.runs[place]
-        held = [snapshot.held(run) for run in members]
-        run = merge(members, held=held, block_paths=self._block_paths)
+        held = [snapshot.live_commits(run) for run in members]
+        run = compact(members, held=held, block_paths=self._block_paths)
         with self._writing:
             now = self._snapshot
             runs = (*now.runs[: place.start], *([run] if run else []), *now.runs[place.stop :])
@@ -201,10 +205,10 @@ class MetadataGraph:
             with self._writing:
                 dropped = self._snapshot.dropped.join({partition: _EVERY})
                 self._snapshot = replace(self._snapshot, dropped=dropped)
-                self._publish(seal_head=len(self._head) > 0)
+                self._publish(seal_memtable=len(self._memtable) > 0)
             for at in reversed(range(len(self._snapshot.runs))):
                 run = self._snapshot.runs[at]
-                if self._snapshot.held(run) is not None:
+                if self._snapshot.live_commits(run) is not None:
                     self._rewrite(slice(at, at + 1))
             with self._writing:
                 left = {p: s for p, s in self._snapshot.dropped.items() if p != partition}
@@ -233,19 +237,19 @@ class MetadataGraph:
 
     def _tasks(
         self, query: Query, window: Window, *, snapshot: Snapshot | None = None
-    ) -> list[Task]:
+    ) -> list[RunScan]:
         """What is left to be looked at, run by run, of one snapshot; None: the current one."""
         return list(self._plans(query, window, snapshot=snapshot or self._snapshot))
 
-    def _plans(self, query: Query, window: Window, *, snapshot: Snapshot) -> Iterator[Task]:
+    def _plans(self, query: Query, window: Window, *, snapshot: Snapshot) -> Iterator[RunScan]:
         """The same, a run at a time."""
-        search = Search.of(query, self._texts)
+        search = BoundQuery.of(query, self._texts)
         window = replace(window, after=snapshot.since(window.after))
         for run in snapshot.parts:
             coverage = window.coverage(run)
             if coverage is not Coverage.NONE:
                 held = None if coverage is Coverage.ALL else window.holds(run.commits)
-                yield Task.of(run, search, commits=held)
+                yield RunScan.of(run, search, commits=held)
 
     def scan_pieces(
         self,
@@ -288,7 +292,7 @@ class MetadataGraph:
     ) -> list[pa.Table]:
         """The labels that match each query and lie past its cursor, in the order of `queries`.
 
-        Sealed runs that lie past a cursor entirely are scanned as they are. Of the head and the
+        Sealed runs that lie past a cursor entirely are scanned as they are. Of the memtable and the
         run that a cursor falls into, what is new is gathered and sorted once, for all queries,
         unless it is much of the run.
 
@@ -300,20 +304,20 @@ class MetadataGraph:
         Returns:
             Tables of `schema.label_schema`, all of one moment of the graph.
         """
-        tasks: list[list[Task]] = [[] for _ in queries]
+        tasks: list[list[RunScan]] = [[] for _ in queries]
         cursors: dict[Cursor, list[int]] = {}
         snapshot = self._snapshot
         for number, (_, cursor) in enumerate(queries):
             cursors.setdefault(snapshot.since(cursor), []).append(number)
-        searches = [Search.of(query, self._texts) for query, _ in queries]
+        searches = [BoundQuery.of(query, self._texts) for query, _ in queries]
         windows = {cursor: Window(cursor, until, partitions) for cursor in cursors}
         for run in snapshot.parts:
             for part, held, cursor in _shared(run, windows):
                 for number in cursors[cursor]:
-                    tasks[number].append(Task.of(part, searches[number], commits=held))
+                    tasks[number].append(RunScan.of(part, searches[number], commits=held))
         return [self._table(each) for each in tasks]
 
-    def match(self, question: Question) -> Matches | None:
+    def match(self, question: MatchQuery) -> Matches | None:
         """What matches each of very many standing queries, found in one pass over what is new.
 
         Returns:
@@ -321,14 +325,14 @@ class MetadataGraph:
             more pairs than the question allows.
         """
         snapshot = self._snapshot
-        work = Pass(question, snapshot.dropped, self._texts, self._label_schema)
+        work = MatchPass(question, snapshot.dropped, self._texts, self._label_schema)
         for run in snapshot.parts:
             work.visit(run)
             if work.is_over:
                 return None
         return work.matches()
 
-    def _table(self, tasks: Sequence[Task]) -> pa.Table:
+    def _table(self, tasks: Sequence[RunScan]) -> pa.Table:
         batches: list[pa.RecordBatch] = []
         size = 0
         for task in tasks:
@@ -337,9 +341,9 @@ class MetadataGraph:
                 size += batches[-1].nbytes
         return pa.Table.from_batches(batches, schema=self._label_schema)
 
-    def _labels(self, run: Run, rows: Rows, *, large: bool = False) -> pa.RecordBatch:
+    def _labels(self, run: SortedRun, rows: Rows, *, large: bool = False) -> pa.RecordBatch:
         large = large and not isinstance(rows, slice)
-        paths = run.paths.gathered(positions(rows)) if large else run.paths.take(rows)
+        paths = run.paths.gather(to_positions(rows)) if large else run.paths.take(rows)
         return to_labels(
             self._label_schema, paths, commits=run.commits, texts=self._texts, large=large
         )
@@ -351,14 +355,14 @@ class MetadataGraph:
         after: Cursor = ORIGIN,
         until: Cursor | None = None,
         partitions: frozenset[int] | None = None,
-        check: Check = unchecked,
+        check: Check = never_cancelled,
     ) -> Explanation:
         """What a scan with these arguments does, found by doing it; see `Explanation`.
 
         `check` is called between pieces of the work and raises to stop it, here as below.
         """
         snapshot, window = self._snapshot, Window(after, until, partitions)
-        return explained(
+        return build_explanation(
             snapshot.parts,
             lambda: self._tasks(query, window, snapshot=snapshot),
             self._labels,
@@ -372,7 +376,7 @@ class MetadataGraph:
         after: Cursor = ORIGIN,
         until: Cursor | None = None,
         partitions: frozenset[int] | None = None,
-        check: Check = unchecked,
+        check: Check = never_cancelled,
     ) -> pa.Table:
         """Cells of the paths that match with their observations; see `graph.cells`."""
         window = Window(after, until, partitions)
@@ -387,7 +391,7 @@ class MetadataGraph:
         after: Cursor = ORIGIN,
         until: Cursor | None = None,
         partitions: frozenset[int] | None = None,
-        check: Check = unchecked,
+        check: Check = never_cancelled,
     ) -> Summary:
         """Counts and statistics of an indexed feature over the paths that match; see `Summary`.
 
@@ -407,9 +411,11 @@ class MetadataGraph:
         """
         check_summary(self.schema, feature, bins)
         tasks = self._tasks(query, Window(after, until, partitions))
-        return summarised(tasks, feature, bins=bins, check=check)
+        return summarise(tasks, feature, bins=bins, check=check)
 
-    def describe(self, partitions: frozenset[int], *, check: Check = unchecked) -> Description:
+    def describe(
+        self, partitions: frozenset[int], *, check: Check = never_cancelled
+    ) -> Description:
         """What some partitions hold; see `galileo.graph.description` for the cost."""
         return self._descriptions.describe(self._snapshot, partitions, check=check)
 
@@ -419,9 +425,9 @@ class MetadataGraph:
         *,
         order: Sequence[str] | None = None,
         partitions: frozenset[int] | None = None,
-        check: Check = unchecked,
+        check: Check = never_cancelled,
     ) -> pa.Table:
-        """The vertices below one, for drilling down; see `galileo.graph.drill.children`.
+        """The vertices below one, for drilling down; see `galileo.graph.drill_down.children`.
 
         Of all partitions, or of some.
         """
@@ -442,25 +448,27 @@ class MetadataGraph:
         return len(self._snapshot.runs)
 
     def memory_bytes(self) -> int:
-        """What the graph holds: runs with their zone maps, head, texts."""
+        """What the graph holds: runs with their zone maps, memtable, texts."""
         runs = sum(run.nbytes for run in self._snapshot.runs)
-        return runs + self._head.nbytes + self._texts.nbytes
+        return runs + self._memtable.nbytes + self._texts.nbytes
 
 
-def _shared(run: Run, windows: dict[Cursor, Window]) -> list[tuple[Run, Mask | None, Cursor]]:
+def _shared(
+    run: SortedRun, windows: dict[Cursor, Window]
+) -> list[tuple[SortedRun, Mask | None, Cursor]]:
     """What to scan of a run for each cursor that it has news for, and which commits count."""
     coverages = {cursor: window.coverage(run) for cursor, window in windows.items()}
     whole = [cursor for cursor, coverage in coverages.items() if coverage is Coverage.ALL]
     partly = [cursor for cursor, coverage in coverages.items() if coverage is Coverage.SOME]
     if run.zone_map is None:
         whole, partly = [], whole + partly
-    plans: list[tuple[Run, Mask | None, Cursor]] = [(run, None, cursor) for cursor in whole]
+    plans: list[tuple[SortedRun, Mask | None, Cursor]] = [(run, None, cursor) for cursor in whole]
     if not partly:
         return plans
     since = reduce(Cursor.meet, partly)
     window = windows[partly[0]]
     news = Window(since, window.until, window.partitions).holds(run.commits)
-    if run.zone_map is not None and kept(run, news) * GATHERED > len(run):
+    if run.zone_map is not None and count_live(run, news) * GATHER_BELOW_SHARE > len(run):
         return plans + [(run, windows[c].holds(run.commits), c) for c in partly]
     gathered = delta(run, news)
     if gathered is not None:

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from galileo.errors import InputError
 from galileo.geo import geohash
-from galileo.graph.columns import Paths, Texts, dtypes
-from galileo.graph.pieces import Check, unchecked
-from galileo.graph.runs import Run
+from galileo.graph.cancellation import Check, never_cancelled
+from galileo.graph.columns import Paths, StringDictionary, dtypes
+from galileo.graph.sorted_runs import SortedRun
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE, micros, times_from_micros
 from galileo.query.columns import FeatureColumn, FloatColumn, IntColumn, Mask, TextColumn
@@ -30,18 +30,18 @@ def default_order(schema: Schema) -> tuple[str, ...]:
 
 def children(
     schema: Schema,
-    parts: Sequence[tuple[Run, Mask | None]],
+    parts: Sequence[tuple[SortedRun, Mask | None]],
     *,
     prefix: Sequence[Any],
     order: Sequence[str],
-    texts: Texts,
-    check: Check = unchecked,
+    texts: StringDictionary,
+    check: Check = never_cancelled,
 ) -> pa.Table:
     """The values of the level below a vertex, with what hangs under each.
 
     Args:
         schema: of the dataset.
-        parts: runs and head of one snapshot, each with which of its commits count; None: all.
+        parts: runs and memtable of one snapshot, each with which of its commits count; None: all.
         prefix: values from the root to the vertex: geohash text at the schema's precision, start of
             the time bucket (an instant), feature values, None for a missing one. Empty: root.
         order: levels of the tree from the root down: "geohash", "datetime" and indexed features,
@@ -67,8 +67,8 @@ def children(
         values = wanted.values_of(below, level)
         ones = pa.array(np.ones(len(below), dtype=np.int64))
         columns = {"value": values, "paths": ones, "observations": pa.array(below.rows)}
-        counted.append(added([pa.table(columns)]))
-    whole = added(counted)
+        counted.append(add_counts([pa.table(columns)]))
+    whole = add_counts(counted)
     shown = wanted.shown(whole.column("value").combine_chunks(), level)
     return whole.set_column(0, "value", shown)
 
@@ -83,7 +83,7 @@ def level_below(schema: Schema, prefix: Sequence[Any], order: Sequence[str]) -> 
     return order[len(prefix)]
 
 
-def added(tables: Sequence[pa.Table]) -> pa.Table:
+def add_counts(tables: Sequence[pa.Table]) -> pa.Table:
     """Tables of children as one, the counts of equal values added; ascending with null last."""
     together = pa.concat_tables(tables).group_by("value")
     counted = together.aggregate([("paths", "sum"), ("observations", "sum")])
@@ -130,7 +130,7 @@ def place(
     return cell, micros(above[DATETIME]) if DATETIME in above else None
 
 
-def none(schema: Schema, level: str) -> pa.Table:
+def empty_level(schema: Schema, level: str) -> pa.Table:
     """No children of a level, as `children` gives them."""
     return _none({GEOHASH: pa.string(), DATETIME: TIME_TYPE}.get(level) or _type(schema, level))
 
@@ -161,14 +161,14 @@ def _check(schema: Schema, prefix: Sequence[Any], order: Sequence[str]) -> None:
 class _Vertex:
     """One vertex, as the values of the levels on the way to it."""
 
-    def __init__(self, schema: Schema, above: dict[str, Any], texts: Texts) -> None:
+    def __init__(self, schema: Schema, above: dict[str, Any], texts: StringDictionary) -> None:
         self._schema = schema
         self._texts = texts
         self._cell, self._bucket = place(schema, list(above.values()), list(above))
         named = [feature for feature in schema.indexed if feature.name in above]
         self._features = [(feature, _value(feature, above[feature.name])) for feature in named]
 
-    def below(self, run: Run, held: Mask | None) -> Paths:
+    def below(self, run: SortedRun, held: Mask | None) -> Paths:
         """The paths of a run that pass through the vertex."""
         paths = run.paths
         if self._cell is not None and run.zone_map is not None:
@@ -244,4 +244,4 @@ def _value(feature: Feature, value: Any) -> Any:
 
 def _empty(schema: Schema) -> Paths:
     from_nothing = [np.empty(0, dtype) for dtype in dtypes(schema)]
-    return Paths.of_arrays(schema, from_nothing)
+    return Paths.from_arrays(schema, from_nothing)
