@@ -35,7 +35,7 @@ class LiveTopology:
         return topology if isinstance(topology, LiveTopology) else cls(topology)
 
     @property
-    def now(self) -> Topology:
+    def current(self) -> Topology:
         return self._now
 
     def partitions(self, node: str) -> frozenset[int]:
@@ -49,7 +49,7 @@ class LiveTopology:
         """The last move of a partition that is known."""
         return next((move for move in self._now.moved if move.partition == partition), None)
 
-    def news(self, moves: Iterable[Move]) -> list[Move]:
+    def moves(self, moves: Iterable[Move]) -> list[Move]:
         """The last one of each partition that is not known, of nodes that the file names."""
         known = {move.partition: move.number for move in self._now.moved}
         names = self._now.by_name
@@ -60,7 +60,7 @@ class LiveTopology:
         """Takes moves in; what is older than what is known changes nothing."""
         with self._changing:
             last = {move.partition: move for move in self._now.moved}
-            last |= {move.partition: move for move in self.news(moves)}
+            last |= {move.partition: move for move in self.moves(moves)}
             self._now = replace(self._now, moved=tuple(sorted(last.values())))
 
     def restore(self, moves: Iterable[Move]) -> None:
@@ -86,7 +86,7 @@ class LiveTopology:
             known = self._now.by_name.get(node)
             if known is None or known.address == address or self._is_taken(address):
                 return False
-            groups = tuple(_relocated(group, node, address) for group in self._now.groups)
+            groups = tuple(_with_address(group, node, address) for group in self._now.groups)
             self._now = replace(self._now, groups=groups)
             return True
 
@@ -94,6 +94,6 @@ class LiveTopology:
         return any(node.address == address for node in self._now.nodes)
 
 
-def _relocated(group: Group, node: str, address: str) -> Group:
+def _with_address(group: Group, node: str, address: str) -> Group:
     nodes = (replace(one, address=address) if one.name == node else one for one in group.nodes)
     return replace(group, nodes=tuple(nodes))

@@ -111,14 +111,14 @@ class Membership:
         return tuple(node for node, peer in self._peers.items() if not peer.alive)
 
     @property
-    def unheard(self) -> tuple[str, ...]:
+    def never_heard(self) -> tuple[str, ...]:
         """Peers that were never heard from and do not count as dead yet."""
         return tuple(n for n, peer in self._peers.items() if peer.alive and peer.epoch == 0)
 
     def step(self, event: MembershipEvent, now: float) -> list[MembershipEffect]:
         if isinstance(event, HeartbeatArrived):
             return self._on_heartbeat(event, now)
-        self._forgive_own_lag(now)
+        self._discount_own_lag(now)
         self._ticked_at = now
         return [*self._heartbeats(now), *self._deaths(now)]
 
@@ -138,7 +138,7 @@ class Membership:
         peer.deadline = now + self.options.dead_after_s
         return [PeerRevived(event.node)] if revived else []
 
-    def _forgive_own_lag(self, now: float) -> None:
+    def _discount_own_lag(self, now: float) -> None:
         first = self._ticked_at is None
         if not first and now - (self._ticked_at or 0.0) <= self.options.lag_max_s:
             return

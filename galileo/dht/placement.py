@@ -24,11 +24,11 @@ from galileo.model.schema import Schema
 Ranges = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
 
 
-def partitions_of(
+def partitions_from_cells(
     topology: Topology, schema: Schema, cells: geohash.Cells, buckets: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int32]:
     """The partition of each block, given its cell and the start of its time bucket."""
-    groups = _groups_of(topology, cells, schema.geohash_precision)
+    groups = _groups_from_cells(topology, cells, schema.geohash_precision)
     seed = np.uint64(text64("block", schema.name))
     hashes = mix64(mix64(cells ^ seed) ^ buckets.view(np.uint64))
     within = (hashes % np.uint64(topology.partitions_per_group)).astype(np.int32)
@@ -95,7 +95,9 @@ def partitions_by_node(topology: Topology) -> Mapping[str, frozenset[int]]:
     return {node: frozenset(partitions) for node, partitions in owned.items()}
 
 
-def _groups_of(topology: Topology, cells: geohash.Cells, precision: int) -> npt.NDArray[np.int32]:
+def _groups_from_cells(
+    topology: Topology, cells: geohash.Cells, precision: int
+) -> npt.NDArray[np.int32]:
     shift = np.uint64(5 * (geohash.PRECISION_MAX - precision))
     position = np.searchsorted(topology.range_starts, cells << shift, side="right") - 1
     group_of_range = np.array([group for _, group in topology.ranges], dtype=np.int32)

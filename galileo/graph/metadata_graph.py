@@ -378,7 +378,7 @@ class MetadataGraph:
         partitions: frozenset[int] | None = None,
         check: Check = never_cancelled,
     ) -> pa.Table:
-        """Cells of the paths that match with their observations; see `graph.cells`."""
+        """Cells of the paths that match with their observations; see `graph.cell_counts`."""
         window = Window(after, until, partitions)
         return rows_by_cell(self._tasks(query, window), check=check)
 

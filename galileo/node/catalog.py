@@ -30,7 +30,7 @@ from galileo.model.schema import (
 from galileo.node.group_commit import GroupCommit
 from galileo.node.peers import Removed
 from galileo.node.shard import ALL_PARTITIONS, Shard
-from galileo.storage.records import record_name
+from galileo.storage.metadata_files import record_name
 from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 
 from galileo.errors import Unavailable
 from galileo.node.movers import NEW_LIST, File, Listing, Movers, Progress
-from galileo.storage.copying import PartitionCopy
+from galileo.storage.replica_files import PartitionCopy
 from galileo.storage.store import Store
 
 PIECE_BYTES = 4 << 20
@@ -80,7 +80,7 @@ class Copy:
                 after_s=1.0,
             )
         for dataset, data in listing.marks:
-            await asyncio.to_thread(self._place(dataset).put_mark, data)
+            await asyncio.to_thread(self._place(dataset).write_log_start, data)
 
     async def _fetch(self, file: File, offset: int) -> None:
         size = min(PIECE_BYTES, file.bytes - offset)

@@ -325,7 +325,7 @@ class Exploration:
         if bucket is None:
             return placement.candidates(topology, schema, (cells, cells + np.uint64(1)))
         buckets = np.array([bucket], dtype=np.int64)
-        return frozenset(placement.partitions_of(topology, schema, cells, buckets).tolist())
+        return frozenset(placement.partitions_from_cells(topology, schema, cells, buckets).tolist())
 
     def _groups_of(self, partitions: frozenset[int]) -> set[str]:
         topology = self._node.topology

@@ -39,7 +39,7 @@ class SummaryOf:
 
 @dataclass(frozen=True, slots=True)
 class ChildrenOf:
-    """A page of the children of a vertex; see `graph.drill`.
+    """A page of the children of a vertex; see `graph.drill_down`.
 
     Attributes:
         schema: of the dataset.
@@ -72,7 +72,7 @@ class Summarised:
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """A table of `graph.drill.children`, and whether there are more behind it."""
+    """A table of `graph.drill_down.children`, and whether there are more behind it."""
 
     table: pa.Table
     more: bool

@@ -13,8 +13,8 @@ from galileo.errors import InputError, PartitionMoved, PartitionStopped, Unavail
 from galileo.node.catalog import Catalog
 from galileo.node.movers import NEW_LIST, File, HandOver, Listing
 from galileo.node.moves import Moves, contents_of
-from galileo.storage.copying import file_checksum, read_piece
-from galileo.storage.retention import mark_path
+from galileo.storage.replica_files import file_checksum, read_piece
+from galileo.storage.retention import log_start_path
 from galileo.storage.store import Store
 
 PIECE_BYTES_MAX = 8 << 20
@@ -188,7 +188,7 @@ class Giving:
         return Listing(partition, number, tuple(files), contents, marks)
 
     def _mark(self, dataset: str, partition: int) -> bytes:
-        path = mark_path(self._store.partition_directory(dataset, partition))
+        path = log_start_path(self._store.partition_directory(dataset, partition))
         return path.read_bytes() if path.exists() else b""
 
     def _path(self, partition: int, file: File) -> Path:

@@ -95,7 +95,7 @@ class Ingest:
             InputError: there is no such partition.
             PartitionMoved: another node has the partition, or is about to.
         """
-        if task.partition not in self._topology.now.partitions:
+        if task.partition not in self._topology.current.partitions:
             raise InputError(
                 f"expected a partition of this cluster, got {task.partition}; check that all nodes "
                 "have one topology"
@@ -108,13 +108,13 @@ class Ingest:
         return _answer(await writer.commit(task.producer, task.batch, task.observations))
 
     def _owner(self, task: CommitTask) -> str:
-        return placement.owner(self._topology.now, task.partition)
+        return placement.owner(self._topology.current, task.partition)
 
     def _hand_in(
         self, schema: Schema, data: pa.Table, producer: str, batch: int
     ) -> tuple[dict[int, Future[Committed]], list[CommitTask]]:
         """Splits a batch; what is this node's own is on its way to the disk, the rest returned."""
-        place = partial(placement.partitions_of, self._topology.now, schema)
+        place = partial(placement.partitions_from_cells, self._topology.current, schema)
         parts = paths.index_parts(schema, normalise(schema, data), place=place)
         local: dict[int, Future[Committed]] = {}
         elsewhere = []

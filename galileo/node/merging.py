@@ -16,8 +16,8 @@ from galileo.errors import GalileoError
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
 from galileo.node.retention import PIECES
+from galileo.storage.compaction import CompactionOptions
 from galileo.storage.journal import PartitionJournal
-from galileo.storage.merging import MergeOptions
 
 INTERVAL_S = 10.0
 """Between two looks at whether anything is to be merged."""
@@ -41,7 +41,7 @@ class MergingOptions:
         monotonic: times that wait.
     """
 
-    merge: MergeOptions = field(default_factory=MergeOptions)
+    merge: CompactionOptions = field(default_factory=CompactionOptions)
     bytes_per_s: int = BYTES_PER_S
     interval_s: float = INTERVAL_S
     retry_after_s: float = RETRY_AFTER_S
@@ -71,7 +71,7 @@ class Merging:
                 for partition, journal in sorted(shard.own.items()):
                     self._merge((dataset, partition), journal, merge)
 
-    def _merge_options(self, dataset: str) -> MergeOptions:
+    def _merge_options(self, dataset: str) -> CompactionOptions:
         """A file is dropped as a whole: one of a dataset that ages out must not span too long."""
         policy = self._catalog.retention(dataset).retention
         if policy is None or policy.age_s is None:
@@ -79,7 +79,7 @@ class Merging:
         return replace(self._options.merge, span_us=round(policy.age_s / PIECES * MICROS))
 
     def _merge(
-        self, place: tuple[str, int], journal: PartitionJournal, merge: MergeOptions
+        self, place: tuple[str, int], journal: PartitionJournal, merge: CompactionOptions
     ) -> None:
         if self._options.monotonic() < self._retry_at.get(place, 0.0):
             return

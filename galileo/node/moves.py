@@ -81,7 +81,7 @@ class Moves:
 
     @property
     def known(self) -> tuple[Move, ...]:
-        return self._live.now.moved
+        return self._live.current.moved
 
     def is_own(self, partition: int) -> bool:
         return partition in self._live.partitions(self._name)
@@ -92,7 +92,7 @@ class Moves:
         """Takes in what a node says in a heartbeat; what has to be done is done in a task."""
         told = set(moves)
         self._confirmed |= {move for move in told if move.node == sender}
-        self._heard.update(self._live.news(told))
+        self._heard.update(self._live.moves(told))
         if (self._heard or self._due()) and (self._working is None or self._working.done()):
             self._working = asyncio.create_task(self._catch_up())
 
@@ -124,7 +124,7 @@ class Moves:
             PartitionStopped: the disk refuses; nothing was adopted.
         """
         async with self.lock:
-            taken = [move for move in self._live.news(moves) if await self._has(move)]
+            taken = [move for move in self._live.moves(moves) if await self._has(move)]
             if taken:
                 await self._keep(taken)
 

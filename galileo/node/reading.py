@@ -130,12 +130,12 @@ class Reading:
                 yield table if names is None else table.select(names)
 
     def _check_of_cluster(self, partitions: list[int]) -> None:
-        if not set(partitions) <= set(self._topology.now.partitions):
+        if not set(partitions) <= set(self._topology.current.partitions):
             raise InputError(f"expected partitions of this cluster, got {partitions}")
 
     def _shares(self, task: ReadTask) -> list[tuple[str, ReadTask]]:
         """What to ask of which node, in the order of partitions."""
-        owners = placement.owners(self._topology.now)
+        owners = placement.owners(self._topology.current)
         parts = _in_order(task.parts)
         partitions = parts.column("partition").to_numpy()
         known = np.unique(partitions).tolist()

@@ -116,7 +116,7 @@ class Retaining:
 
     def _plan(self, shard: Shard, policy: Retention) -> Plan:
         dataset = shard.schema.key
-        pieces = {p: journal.pieces() for p, journal in shard.own.items()}
+        pieces = {p: journal.log_files() for p, journal in shard.own.items()}
         settled = self._settling[dataset].settled if dataset in self._settling else ORIGIN
         # Readers are asked after the files were listed, so that none of these is newer.
         bounds = Bounds(settled, self._readers(dataset))
@@ -147,7 +147,7 @@ class Retaining:
             return frozenset()
         now, found = self._options.monotonic(), set()
         for partition, journal in shard.own.items():
-            key, last = (shard.schema.key, partition), journal.pieces()[-1:]
+            key, last = (shard.schema.key, partition), journal.log_files()[-1:]
             if not last or last[0].sealed:
                 self._begun.pop(key, None)
                 continue

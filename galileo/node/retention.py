@@ -24,12 +24,12 @@ from galileo.cursor import Cursor
 from galileo.model.retention import Retention
 from galileo.model.times import MICROS
 from galileo.node.peers import HeldBack
-from galileo.storage.retention import Piece
+from galileo.storage.retention import LogFile
 
 PIECES = 8
 """A policy's age, or a partition's share of its bytes, is cut into about so many files."""
 
-Pieces: TypeAlias = Mapping[int, Sequence[Piece]]
+Pieces: TypeAlias = Mapping[int, Sequence[LogFile]]
 """The files of each partition, oldest first."""
 
 
@@ -139,7 +139,7 @@ def _demand_bytes(until: dict[int, int], pieces: Pieces, bytes_max: int) -> None
             heapq.heappush(first, (files[at + 1].newest_us, partition, at + 1))
 
 
-def _is_large(files: Sequence[Piece], pieces: Pieces, policy: Retention) -> bool:
+def _is_large(files: Sequence[LogFile], pieces: Pieces, policy: Retention) -> bool:
     """Whether what is written to is large for the policy, so that it should become a file."""
     if policy.bytes is None or not files or files[-1].sealed:
         return False
@@ -147,7 +147,7 @@ def _is_large(files: Sequence[Piece], pieces: Pieces, policy: Retention) -> bool
 
 
 def _held(
-    partition: int, files: Sequence[Piece], *, reached: int, until: int, bounds: Bounds
+    partition: int, files: Sequence[LogFile], *, reached: int, until: int, bounds: Bounds
 ) -> HeldBack | None:
     size = sum(piece.bytes for piece in files if reached < piece.last <= until)
     if not size:

@@ -305,7 +305,7 @@ class ClusterScans:
 
     def candidates(self, query: Query) -> frozenset[int]:
         """The partitions that placement allows to hold a match."""
-        return placement.candidates(self._topology.now, query.schema, query.cell_ranges())
+        return placement.candidates(self._topology.current, query.schema, query.cell_ranges())
 
     async def sampled(self, query: Query, spec: SamplerSpec) -> _Answer:
         """What `run` finds, thinned by a sampler where it lies, and merged here if that is due.
@@ -416,7 +416,7 @@ class ClusterScans:
 
     def _shares(self, task: ScanTask) -> dict[str, ScanTask]:
         """The part of the task that each node has to answer."""
-        by_node = placement.partitions_by_node(self._topology.now)
+        by_node = placement.partitions_by_node(self._topology.current)
         shares = {node: owned & task.partitions for node, owned in by_node.items()}
         return {
             node: dataclasses.replace(task, partitions=share)

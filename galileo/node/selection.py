@@ -157,7 +157,7 @@ class Selection:
         wanted = self._scans.candidates(query)
         if commits is not None:
             wanted &= commits.partitions
-        own = placement.partitions_by_node(self._topology.now)[self._name] & wanted
+        own = placement.partitions_by_node(self._topology.current)[self._name] & wanted
         return own, wanted - own
 
     async def _stepwise(self, pieces: Iterator[_T | None]) -> AsyncGenerator[_T, None]:

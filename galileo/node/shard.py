@@ -25,7 +25,7 @@ from galileo.model.windows import ClockStep
 from galileo.query import parse
 from galileo.storage.journal import Commit, Committed, PartitionJournal
 from galileo.storage.recovery import Replayed
-from galileo.storage.retention import Dropped
+from galileo.storage.retention import Truncation
 
 UNSUMMARISED_PATHS_MAX = 65_536
 NARROWED_PATHS_MAX = 262_144
@@ -212,7 +212,7 @@ class Shard:
             raise
         return results
 
-    def drop(self, partition: int, until: int) -> Dropped:
+    def drop(self, partition: int, until: int) -> Truncation:
         """Drops the oldest files of a partition and forgets what they held, in a thread.
 
         First the journal says durably what is gone, then the graph forgets it: whoever misses a

@@ -114,7 +114,7 @@ class StorageNode:
         )
         self._scanning = ThreadPoolExecutor(SCAN_THREADS, thread_name_prefix="scan")
         self.samplers = SentSamplers(
-            name, topology.now, store=store, peers=peers, options=options.sending
+            name, topology.current, store=store, peers=peers, options=options.sending
         )
         self.local_scans = LocalScans(self.catalog, executor=self._scanning, samplers=self.samplers)
         self.matching = Matching(self.catalog, executor=self._scanning)
@@ -145,7 +145,7 @@ class StorageNode:
     @property
     def topology(self) -> Topology:
         """The topology as it is known by now."""
-        return self.live.now
+        return self.live.current
 
     @property
     def partitions(self) -> frozenset[int]:

@@ -115,7 +115,7 @@ class Taking:
         yield Progress("done", 0, 0)
 
     def _check_group(self, partition: int) -> None:
-        topology = self._live.now
+        topology = self._live.current
         group = topology.group_of(self._name)
         count, number = topology.partitions_per_group, topology.groups.index(group)
         if not number * count <= partition < (number + 1) * count:
@@ -126,7 +126,7 @@ class Taking:
             )
 
     async def _taken(self, partition: int) -> AsyncGenerator[Progress, None]:
-        owner = placement.owner(self._live.now, partition)
+        owner = placement.owner(self._live.current, partition)
         await self._check_known()
         listing = await self._begun(owner, partition)
         copy = Copy(self._movers, self._store, owner=owner, partition=partition)
@@ -142,7 +142,7 @@ class Taking:
 
     async def _check_known(self) -> None:
         """All nodes have to know this one, or would not know where to ask."""
-        others = [node.name for node in self._live.now.nodes if node.name != self._name]
+        others = [node.name for node in self._live.current.nodes if node.name != self._name]
         known = await asyncio.gather(*(self._movers.topology(node) for node in others))
         without = [
             node

@@ -97,7 +97,7 @@ class GrpcPeers:
         Raises:
             Unavailable: this node's files do not name it; others' may, where it was added.
         """
-        found = self._topology.now.by_name.get(node)
+        found = self._topology.current.by_name.get(node)
         if found is None:
             raise Unavailable(
                 f"this node does not know the node {node}; give all nodes the same [cluster] table "

@@ -26,7 +26,7 @@ from galileo.dht import membership
 from galileo.dht.membership import Membership, PeerDied, PeerRevived, SendHeartbeat
 from galileo.errors import GalileoError, Overloaded, PartitionStopped
 from galileo.server.mail import TAGGED, MailRoom
-from galileo.storage.records import is_full
+from galileo.storage.metadata_files import is_full
 from galileo.storage.store import Store
 from galileo.wire.origins import Origin, going_on, origin
 

@@ -60,7 +60,7 @@ from galileo.server.spills import SpillDirectory
 from galileo.server.usage import Usage
 from galileo.server.watch import NOT_SERVING, Watch
 from galileo.server.work import ContinuousWork
-from galileo.storage.merging import MergeOptions
+from galileo.storage.compaction import CompactionOptions
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 from galileo.timings import LOOP_BOUNDS_S, Timings
@@ -445,7 +445,7 @@ def _merging(storage: StorageSection) -> MergingOptions | None:
     if not storage.merge:
         return None
     return MergingOptions(
-        MergeOptions(bytes_min=storage.merge_bytes_min, bytes_max=storage.merge_bytes_max),
+        CompactionOptions(bytes_min=storage.merge_bytes_min, bytes_max=storage.merge_bytes_max),
         bytes_per_s=storage.merge_bytes_per_s,
         interval_s=storage.merge_interval_s,
     )

@@ -93,5 +93,5 @@ class Watch:
 
     def _unheard(self) -> list[str]:
         """A reply to a heartbeat of ours is as good here as one of theirs."""
-        unheard = self._parts.driver.members.unheard
+        unheard = self._parts.driver.members.never_heard
         return [one for one in unheard if not self._mail.has_answered(one)]

@@ -20,10 +20,10 @@ from pathlib import Path
 from galileo.errors import ConfigError, DataDamaged, InputError, PartitionStopped, Unavailable
 from galileo.storage.disk import REAL_DISK, Disk, make_directory, write_all
 from galileo.storage.frame import checksum
+from galileo.storage.metadata_files import MetadataFiles, load_record, record_paths
 from galileo.storage.partition_files import Partition, check_file, check_is_node, partitions
-from galileo.storage.records import RecordDirectory, load_record, record_paths
-from galileo.storage.retention import load_mark
-from galileo.storage.segment import damaged
+from galileo.storage.retention import load_log_start
+from galileo.storage.segment import corrupt_error
 from galileo.storage.store import EPOCH
 from galileo.storage.verify import ATTEMPTS_MAX, Progress, verify
 
@@ -117,7 +117,7 @@ def backup(
     """
     check_is_node(directory)
     with _building(target, options.disk) as partial:
-        copying = _Copying(directory, partial, options, progress or _untold)
+        copying = _BackupWriter(directory, partial, options, progress or no_progress)
         files = copying.records()
         for partition in partitions(directory):
             if (partial / "datasets" / f"{partition.dataset}.record").exists():
@@ -126,9 +126,9 @@ def backup(
         if report.damages:
             first = report.damages[0]
             place = directory / Path(first.file).relative_to(partial)
-            raise damaged(place, first.offset, reason=first.reason)
+            raise corrupt_error(place, first.offset, reason=first.reason)
         manifest = Manifest(options.now, report.commits, tuple(files))
-        RecordDirectory(partial, options.disk).save(MANIFEST, manifest.to_bytes())
+        MetadataFiles(partial, options.disk).save(MANIFEST, manifest.to_bytes())
     return manifest
 
 
@@ -159,14 +159,14 @@ def restore(
             copied = _copy(source / file.path, partial / file.path, disk=disk)
             if (copied.bytes, copied.crc) != (file.bytes, file.crc):
                 reason = "its length or checksum is not that of the manifest"
-                raise damaged(source / file.path, 0, reason=reason)
-            (progress or _untold)(file.bytes)
+                raise corrupt_error(source / file.path, 0, reason=reason)
+            (progress or no_progress)(file.bytes)
         _skip_epochs(partial, disk)
     return manifest
 
 
 @dataclass(frozen=True, slots=True)
-class _Copying:
+class _BackupWriter:
     """One backup that is being taken."""
 
     source: Path
@@ -196,7 +196,7 @@ class _Copying:
     def _record(self, path: Path) -> StoredFile | None:
         """None where the node deleted it meanwhile."""
         try:
-            return self._copied(path)
+            return self._copy_files(path)
         except FileNotFoundError:
             return None
 
@@ -215,18 +215,21 @@ class _Copying:
 
     def _partition_files(self, partition: Partition) -> list[StoredFile] | None:
         """None where retention dropped commits meanwhile: mark and files must fit together."""
-        dropped = load_mark(partition.directory).until
+        dropped = load_log_start(partition.directory).until
         paths = partition.files()
         if not paths:
             return []
         sealed = [path.relative_to(self.source) for path in paths[:-1]]
-        files = [self._linked(path) if self.options.link else self._copied(path) for path in sealed]
+        files = [
+            self._link_files(path) if self.options.link else self._copy_files(path)
+            for path in sealed
+        ]
         files.append(self._tail(partition, paths[-1].relative_to(self.source)))
-        if partition.mark().exists():
-            files.append(self._copied(partition.mark().relative_to(self.source)))
-        return files if load_mark(partition.directory).until == dropped else None
+        if partition.log_start_file().exists():
+            files.append(self._copy_files(partition.log_start_file().relative_to(self.source)))
+        return files if load_log_start(partition.directory).until == dropped else None
 
-    def _linked(self, path: Path) -> StoredFile:
+    def _link_files(self, path: Path) -> StoredFile:
         target = self.target / path
         make_directory(self.options.disk, target.parent)
         try:
@@ -234,20 +237,20 @@ class _Copying:
         except FileNotFoundError:
             raise
         except OSError:  # another file system, or one without hard links
-            return self._copied(path)
+            return self._copy_files(path)
         self.options.disk.sync_directory(target.parent)
         size, crc = _read(target)
         self.progress(size)
         return StoredFile(str(path), size, crc)
 
-    def _copied(self, path: Path) -> StoredFile:
+    def _copy_files(self, path: Path) -> StoredFile:
         copied = _copy(self.source / path, self.target / path, disk=self.options.disk)
         self.progress(copied.bytes)
         return StoredFile(str(path), copied.bytes, copied.crc)
 
     def _tail(self, partition: Partition, path: Path) -> StoredFile:
         """The file that the node writes to, up to the last complete frame."""
-        copied, target = self._copied(path), self.target / path
+        copied, target = self._copy_files(path), self.target / path
         found = check_file(target, partition.number, last=True)
         if not found.torn_bytes:
             return copied
@@ -321,12 +324,12 @@ def _read(path: Path) -> tuple[int, int]:
 
 def _skip_epochs(directory: Path, disk: Disk) -> None:
     """Epochs grow for ever, also past those of which the backup does not know."""
-    records = RecordDirectory(directory / "node", disk)
+    records = MetadataFiles(directory / "node", disk)
     stored = records.load(EPOCH)
     if stored is None:
         raise DataDamaged(f"expected the record {EPOCH!r} in the backup, got none")
     records.save(EPOCH, str(int(stored) + EPOCHS_SKIPPED).encode())
 
 
-def _untold(_: int) -> None:
-    """The progress of nobody who asked."""
+def no_progress(_: int) -> None:
+    """No-op progress callback."""

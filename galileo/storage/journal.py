@@ -16,26 +16,32 @@ from galileo.errors import DataDamaged, GalileoError, InputError, PartitionStopp
 from galileo.model.schema import Schema
 from galileo.model.times import MICROS, TIME_MIN_US
 from galileo.storage import retention
-from galileo.storage.batches import one_batch
-from galileo.storage.blocks import Index
+from galileo.storage.commit_validation import one_batch
 from galileo.storage.commits import Commit as Commit
 from galileo.storage.commits import Committed as Committed
 from galileo.storage.commits import FrameGroup, first_result, is_new
-from galileo.storage.disk import make_directory
-from galileo.storage.frame import BATCH_MAX, FrameHeader, encode_body, producer_name
-from galileo.storage.merged import (
+from galileo.storage.compacted_format import Index
+from galileo.storage.compacted_segment import (
     BlockCache,
-    MergedSegment,
+    CompactedSegment,
+    compacted_segment_paths,
     load_index,
-    merged_paths,
     unfinished_paths,
 )
-from galileo.storage.merging import Merge, MergeOptions, Pace, due, write_merged
+from galileo.storage.compaction import (
+    Compaction,
+    CompactionOptions,
+    RateLimit,
+    pick_compaction,
+    write_compacted,
+)
+from galileo.storage.disk import make_directory
+from galileo.storage.frame import BATCH_MAX, FrameHeader, encode_body, producer_name
 from galileo.storage.producers import ProducerIndex
-from galileo.storage.recovery import Replayed, SegmentScan, scan, together
-from galileo.storage.retention import Dropped, Mark, Piece
+from galileo.storage.recovery import Replayed, SegmentScan, in_groups, scan
+from galileo.storage.retention import LogFile, LogStart, Truncation
 from galileo.storage.row_ranges import RowRanges, take_rows
-from galileo.storage.segment import Segment, SegmentMaps, damaged, segment_paths
+from galileo.storage.segment import Segment, SegmentMaps, corrupt_error, segment_paths
 from galileo.storage.writer import JournalOptions, SegmentWriter
 
 _log = logging.getLogger(__name__)
@@ -79,8 +85,8 @@ class PartitionJournal:
         self._wall = wall
         self._disk = options.disk
         self._producers = ProducerIndex()
-        self._mark = retention.NOTHING_DROPPED
-        self._segments: list[Segment | MergedSegment] = []
+        self._mark = retention.NOTHING_TRUNCATED
+        self._segments: list[Segment | CompactedSegment] = []
         self._maps = SegmentMaps()
         self._blocks = BlockCache()
         self._writer = SegmentWriter(directory, options)
@@ -200,7 +206,7 @@ class PartitionJournal:
         """What the frame of one commit says about itself; errors as `read`."""
         return self._from_segment(sequence, lambda segment: segment.header(sequence))
 
-    def merge(self, options: MergeOptions, pace: Pace) -> bool:
+    def merge(self, options: CompactionOptions, pace: RateLimit) -> bool:
         """Merges the oldest sealed segments into one, where there are enough of them.
 
         Beside reads and writes; sequences, rows and what recovery replays stay as they are.
@@ -217,25 +223,25 @@ class PartitionJournal:
             OSError: the disk refuses; nothing has changed.
         """
         with self._merging:
-            sources = due(self._sealed(), options)
+            sources = pick_compaction(self._sealed(), options)
             if not sources or self.stopped or self._is_over:
                 return False
             place = self._directory, self._partition, self._schema
-            merge = Merge(*place, sources, options.block_bytes)
-            path = write_merged(
+            merge = Compaction(*place, sources, options.block_bytes)
+            path = write_compacted(
                 merge, disk=self._disk, pace=lambda size: pace(size) and not self._is_over
             )
             if path is None:
                 return False
             newest = max(source.newest_us for source in sources)
-            self._replace(sources, self._merged(load_index(path), path, newest=newest))
+            self._replace(sources, self._compacted_segments(load_index(path), path, newest=newest))
             retention.delete_files([source.path for source in sources], disk=self._disk)
             return True
 
-    def pieces(self) -> list[Piece]:
+    def log_files(self) -> list[LogFile]:
         """The files, oldest first."""
         with self._writing:
-            return retention.pieces_of(self._segments, writing=self._writer.path)
+            return retention.log_files(self._segments, writing=self._writer.path)
 
     def files(self) -> list[tuple[Path, int]]:
         """The files with commits, oldest first, and the bytes of each that never change again."""
@@ -252,7 +258,7 @@ class PartitionJournal:
             if not self._is_over:
                 self._writer.seal(sequence=self.last_sequence + 1)
 
-    def drop(self, until: int) -> Dropped:
+    def drop(self, until: int) -> Truncation:
         """Drops the oldest files, as far as they hold nothing past `until` and are sealed.
 
         Beside reads and writes. What was read before stays valid. Durable when it returns, and a
@@ -266,10 +272,10 @@ class PartitionJournal:
         with self._merging:
             files = retention.droppable(self._segments, until, writing=self._writer.path)
             if not files or self._is_over:
-                return Dropped(self.dropped)
-            moved = retention.save_moved(self._directory, self._mark, files, disk=self._disk)
+                return Truncation(self.dropped)
+            moved = retention.advance_log_start(self._directory, self._mark, files, disk=self._disk)
             mark, dropped = moved
-            self._forget(files, mark, dropped)
+            self._remove_files(files, mark, dropped)
             retention.delete_files([file.path for file in files], disk=self._disk)
             return dropped
 
@@ -295,26 +301,26 @@ class PartitionJournal:
         with self._merging:
             with self._writing:
                 self._writer.stop("the dataset was dropped", advice="Create it again")
-                self._mark = Mark(self.last_sequence)
+                self._mark = LogStart(self.last_sequence)
                 self._segments = []
                 self.rows_total = self.paths_total = 0
             self.close()
 
     # --- merging and dropping ----------------------------------------------------------------
 
-    def _forget(
-        self, files: Sequence[Segment | MergedSegment], mark: Mark, dropped: Dropped
+    def _remove_files(
+        self, files: Sequence[Segment | CompactedSegment], mark: LogStart, dropped: Truncation
     ) -> None:
         """From here on readers are told that the commits of these files are dropped."""
         with self._writing:
             self._mark = mark
             self._segments = self._segments[len(files) :]
-            self._producers.forget(mark.until)
+            self._producers.truncate(mark.until)
             self.rows_total -= dropped.rows
             self.paths_total -= dropped.paths
         for file in files:
-            self._maps.forget(file.path)
-            self._blocks.forget(file.path)
+            self._maps.evict(file.path)
+            self._blocks.evict(file.path)
 
     def _sealed(self) -> list[Segment]:
         """Segments that will not change any more, oldest first."""
@@ -322,17 +328,19 @@ class PartitionJournal:
             path = self._writer.path
             return [s for s in self._segments if isinstance(s, Segment) and s.path != path]
 
-    def _replace(self, sources: Sequence[Segment], merged: MergedSegment) -> None:
+    def _replace(self, sources: Sequence[Segment], merged: CompactedSegment) -> None:
         """From here on readers find the commits in the merged segment."""
         with self._writing:
             start = self._segments.index(sources[0])
             stop = start + len(sources)
             self._segments = [*self._segments[:start], merged, *self._segments[stop:]]
         for source in sources:
-            self._maps.forget(source.path)
+            self._maps.evict(source.path)
 
-    def _merged(self, index: Index, path: Path, *, newest: int = TIME_MIN_US) -> MergedSegment:
-        merged = MergedSegment(path, index, schema=self._schema, cache=self._blocks)
+    def _compacted_segments(
+        self, index: Index, path: Path, *, newest: int = TIME_MIN_US
+    ) -> CompactedSegment:
+        merged = CompactedSegment(path, index, schema=self._schema, cache=self._blocks)
         merged.newest_us = newest
         return merged
 
@@ -341,38 +349,38 @@ class PartitionJournal:
     def _recover(self, replay: Replay) -> None:
         for path in unfinished_paths(self._directory):
             self._disk.unlink(path)
-        self._mark = retention.recover_mark(self._directory, disk=self._disk)
+        self._mark = retention.recover_log_start(self._directory, disk=self._disk)
         self.last_sequence = self.dropped
-        for path in merged_paths(self._directory):
-            self._recover_merged(path, replay)
+        for path in compacted_segment_paths(self._directory):
+            self._recover_compacted(path, replay)
         plain = segment_paths(self._directory)
         paths = [path for path in plain if int(path.stem) > self.last_sequence]
         replaced = plain[: len(plain) - len(paths)]
         if replaced and not paths:
             reason = "the segment behind it, which was being written, is missing"
-            raise damaged(replaced[-1], 0, reason=reason)
+            raise corrupt_error(replaced[-1], 0, reason=reason)
         if paths:
             self._check_first(paths[0], int(paths[0].stem), self.last_sequence + 1)
         retention.delete_files(replaced, disk=self._disk)
         if paths:
             self._recover_segments(paths, replay)
 
-    def _recover_merged(self, path: Path, replay: Replay) -> None:
+    def _recover_compacted(self, path: Path, replay: Replay) -> None:
         index = load_index(path)
-        merged, first = self._merged(index, path), self.last_sequence + 1
+        merged, first = self._compacted_segments(index, path), self.last_sequence + 1
         self._check_first(path, index.first_sequence, first)
         if index.partition != self._partition:
             reason = f"expected partition {self._partition}, got {index.partition}"
-            raise damaged(path, 0, reason=reason)
+            raise corrupt_error(path, 0, reason=reason)
         for commits in merged.replayed():
             newest = retention.newest_us(self._schema, commits.paths)
             merged.newest_us = max(merged.newest_us, newest)
             replay(commits)
         self._segments.append(merged)
-        self._note_merged(index)
+        self._index_compacted(index)
 
     def _recover_segments(self, paths: list[Path], replay: Replay) -> None:
-        self._writer.settle(paths[-1])
+        self._writer.repair_tail(paths[-1])
         for path in paths:
             self._recover_segment(path, replay, last=path == paths[-1])
         last = self._segments[-1] if self._segments else None
@@ -386,11 +394,11 @@ class PartitionJournal:
         first = self.last_sequence + 1
         self._check_first(path, int(path.stem), first)
         plan = SegmentScan(path, self._partition, first, self._path_schema, last)
-        for frames in together(scan(plan)):
+        for frames in in_groups(scan(plan)):
             for frame in frames:
-                self._note(frame.header, path, verified=last)
+                self._index_frame(frame.header, path, verified=last)
             commits = Replayed.of(frames)
-            self._note_newest(retention.newest_us(self._schema, commits.paths))
+            self._update_newest(retention.newest_us(self._schema, commits.paths))
             replay(commits)
 
     def _check_first(self, path: Path, found: int, expected: int) -> None:
@@ -398,16 +406,16 @@ class PartitionJournal:
             reason = (
                 f"expected the segment of sequence {expected} next; one is missing or misplaced"
             )
-            raise damaged(path, 0, reason=reason)
+            raise corrupt_error(path, 0, reason=reason)
 
-    def _note_merged(self, index: Index) -> None:
+    def _index_compacted(self, index: Index) -> None:
         """Takes the commits of a merged segment into the indices, all at once."""
         self._producers.add_merged(index)
         self.rows_total += int(index.numbers("rows").sum())
         self.paths_total += int(index.numbers("paths").sum())
         self.last_sequence = index.first_sequence + index.commits.num_rows - 1
 
-    def _note(self, header: FrameHeader, path: Path, *, verified: bool) -> None:
+    def _index_frame(self, header: FrameHeader, path: Path, *, verified: bool) -> None:
         """Takes a durable frame into the index; readers see it when its sequence is set."""
         if not self._segments or self._segments[-1].path != path:
             first = header.sequence
@@ -422,7 +430,7 @@ class PartitionJournal:
         self.paths_total += header.paths
         self.last_sequence = header.sequence
 
-    def _note_newest(self, newest: int) -> None:
+    def _update_newest(self, newest: int) -> None:
         self._segments[-1].newest_us = max(self._segments[-1].newest_us, newest)
 
     # --- append ------------------------------------------------------------------------------
@@ -482,12 +490,12 @@ class PartitionJournal:
     def _publish(self, group: FrameGroup) -> None:
         assert self._writer.path is not None, "a group was written to no file"
         for header in group.headers:
-            self._note(header, self._writer.path, verified=False)
-        self._note_newest(group.newest_us)
+            self._index_frame(header, self._writer.path, verified=False)
+        self._update_newest(group.newest_us)
 
     # --- reading -----------------------------------------------------------------------------
 
-    def _from_segment(self, sequence: int, read: Callable[[Segment | MergedSegment], T]) -> T:
+    def _from_segment(self, sequence: int, read: Callable[[Segment | CompactedSegment], T]) -> T:
         """Reads again where the segment was merged meanwhile and its file is gone."""
         segment = self._segment_of(sequence)
         try:
@@ -498,7 +506,7 @@ class PartitionJournal:
                 raise
             return read(newer)
 
-    def _segment_of(self, sequence: int) -> Segment | MergedSegment:
+    def _segment_of(self, sequence: int) -> Segment | CompactedSegment:
         if 1 <= sequence <= self.dropped:
             raise retention.dropped_error(self._partition, sequence, until=self.dropped)
         if not 1 <= sequence <= self.last_sequence:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from galileo.errors import InputError
-from galileo.storage.merged import SUFFIX as MERGED
-from galileo.storage.merged import merged_paths
-from galileo.storage.retention import mark_path
+from galileo.storage.compacted_segment import SUFFIX as MERGED
+from galileo.storage.compacted_segment import compacted_segment_paths
+from galileo.storage.retention import log_start_path
 from galileo.storage.segment import segment_paths
-from galileo.storage.segment_check import FileCheck, check_merged, check_segment
+from galileo.storage.segment_verify import FileCheck, check_compacted, check_segment
 
 DROPPED = "@removed"
 """Ends the directory of a dataset that was dropped and is being deleted; no name has an @."""
@@ -34,11 +34,11 @@ class Partition:
         at the first, so their commits are not missed, and whoever opens them looks again.
         """
         segments = segment_paths(self.directory)
-        return [*merged_paths(self.directory), *segments]
+        return [*compacted_segment_paths(self.directory), *segments]
 
-    def mark(self) -> Path:
+    def log_start_file(self) -> Path:
         """The record that says how far the log is dropped; it need not be there."""
-        return mark_path(self.directory)
+        return log_start_path(self.directory)
 
 
 def check_is_node(directory: Path) -> None:
@@ -64,9 +64,9 @@ def partitions(directory: Path) -> Iterator[Partition]:
 
 
 def check_file(path: Path, partition: int, *, last: bool) -> FileCheck:
-    """Checks every byte of one file; see `check_segment` and `check_merged`."""
+    """Checks every byte of one file; see `check_segment` and `check_compacted`."""
     if path.suffix == MERGED:
-        return check_merged(path, partition=partition)
+        return check_compacted(path, partition=partition)
     return check_segment(path, partition=partition, last=last)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from galileo.storage.blocks import Index
+from galileo.storage.compacted_format import Index
 
 Numbers: TypeAlias = npt.NDArray[np.integer[Any]]
 
@@ -63,7 +63,7 @@ class ProducerIndex:
             mine = codes == code
             self.add_many(producer, batches[mine], sequences=sequences[mine])
 
-    def forget(self, until: int) -> None:
+    def truncate(self, until: int) -> None:
         """Forgets the batches of commits up to a sequence."""
         for producer, batches in list(self._producers.items()):
             sequences = np.array(batches.sequences, dtype=np.uint64)

@@ -35,8 +35,8 @@ from galileo.storage.frame import (
     decode_body,
     decode_header,
 )
-from galileo.storage.segment import damaged
-from galileo.storage.window import Window
+from galileo.storage.segment import corrupt_error
+from galileo.storage.sequential_reader import SequentialReader
 
 PAGE_BYTES = 4096
 WINDOW_BYTES = 64 << 10
@@ -95,7 +95,7 @@ class Replayed:
         return cls(frames[0].header.sequence, counts, paths)
 
 
-def together(frames: Iterable[ScannedFrame]) -> Iterator[list[ScannedFrame]]:
+def in_groups(frames: Iterable[ScannedFrame]) -> Iterator[list[ScannedFrame]]:
     """Many frames at a time, since what is done once for all of them is done for nearly nothing."""
     waiting: list[ScannedFrame] = []
     paths = 0
@@ -110,7 +110,7 @@ def together(frames: Iterable[ScannedFrame]) -> Iterator[list[ScannedFrame]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flaw:
+class _Invalid:
     """Why no frame can be had at a place; `header` is the frame's own, if that is whole."""
 
     reason: str
@@ -127,41 +127,41 @@ def scan(plan: SegmentScan) -> Iterator[ScannedFrame]:
         DataDamaged: a frame fails its checksums, or is not the one that belongs there.
         ConfigError: a frame is of a format that this version does not know.
     """
-    with Window(plan.path, window_bytes=WINDOW_BYTES) as window:
+    with SequentialReader(plan.path, window_bytes=WINDOW_BYTES) as window:
         offset, sequence = 0, plan.sequence
         while offset < window.size:
             found = _frame(window, offset, plan=plan, sequence=sequence)
-            if isinstance(found, _Flaw):
+            if isinstance(found, _Invalid):
                 torn, header = plan.last and found.can_be_torn, found.header
                 if torn and is_torn(window.descriptor, offset, header=header, sequence=sequence):
                     return
-                raise damaged(plan.path, offset, reason=found.reason)
+                raise corrupt_error(plan.path, offset, reason=found.reason)
             yield found
             offset += found.header.frame_bytes
             sequence += 1
 
 
 def _frame(
-    window: Window, offset: int, *, plan: SegmentScan, sequence: int
-) -> ScannedFrame | _Flaw:
+    window: SequentialReader, offset: int, *, plan: SegmentScan, sequence: int
+) -> ScannedFrame | _Invalid:
     try:
         header = decode_header(window.bytes_at(offset, HEADER_BYTES_MAX))
     except DataDamaged as flaw:
-        return _Flaw(flaw.message, None)
+        return _Invalid(flaw.message, None)
     if (header.partition, header.sequence) != (plan.partition, sequence):
         reason = (
             f"expected sequence {sequence} of partition {plan.partition}, "
             f"got sequence {header.sequence} of partition {header.partition}"
         )
-        return _Flaw(reason, header, can_be_torn=False)
+        return _Invalid(reason, header, can_be_torn=False)
     try:
         return ScannedFrame(header, _paths(window, offset, plan=plan, header=header))
     except DataDamaged as flaw:
-        return _Flaw(flaw.message, header)
+        return _Invalid(flaw.message, header)
 
 
 def _paths(
-    window: Window, offset: int, *, plan: SegmentScan, header: FrameHeader
+    window: SequentialReader, offset: int, *, plan: SegmentScan, header: FrameHeader
 ) -> pa.RecordBatch:
     """The paths of a frame, after all checks of its bodies."""
     start, size = offset + header.header_bytes, window.size - offset

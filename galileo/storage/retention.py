@@ -1,4 +1,4 @@
-"""The dropped beginning of a partition's log: how far it reaches, and which batches were in it.
+"""The log start of a partition: up to where retention dropped it, and the batches in that part.
 
 Retention drops whole files, oldest first. Before the first one is deleted a record says durably
 up to which commit the log is dropped (the *mark*) and which batches of which producers were
@@ -20,19 +20,19 @@ import pyarrow.compute as pc
 from galileo.errors import ConfigError, DataDamaged, DataDropped, GalileoError
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
-from galileo.storage.batches import one_batch
+from galileo.storage.commit_validation import one_batch
 from galileo.storage.commits import Commit, Committed, conflict
+from galileo.storage.compacted_segment import CompactedSegment, compacted_segment_paths, load_index
 from galileo.storage.disk import Disk
 from galileo.storage.frame import encode_body
-from galileo.storage.merged import MergedSegment, load_index, merged_paths
-from galileo.storage.records import RecordDirectory, load_record
-from galileo.storage.segment import Segment, damaged, segment_paths
+from galileo.storage.metadata_files import MetadataFiles, load_record
+from galileo.storage.segment import Segment, corrupt_error, segment_paths
 
-MARK = "dropped"
+LOG_START_FILE = "dropped"
 FORMAT_VERSION = 1
 BATCHES_KEPT_MAX = 262_144
 """Dropped batches of one partition that are recognised when they are sent again; the newest."""
-MARK_BYTES_MAX = 16 << 20
+LOG_START_BYTES_MAX = 16 << 20
 """Of the record with the mark and those batches."""
 
 BATCHES = pa.schema(
@@ -50,7 +50,7 @@ _WRITING = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd"))
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogFile:
     """One file of a partition, for those who decide what to drop.
 
     Attributes:
@@ -69,7 +69,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class Truncation:
     """What one drop took away."""
 
     until: int
@@ -85,7 +85,7 @@ def newest_us(schema: Schema, paths: pa.RecordBatch) -> int:
     return int(column_micros(paths.column("bucket")).max()) + schema.time_bucket_us
 
 
-class DroppedBatches:
+class TruncatedProducers:
     """The batches of dropped commits, by producer and number; it never changes."""
 
     __slots__ = ("_crcs", "_numbers", "_places", "_results", "batches")
@@ -104,15 +104,15 @@ class DroppedBatches:
     def __len__(self) -> int:
         return int(self.batches.num_rows)
 
-    def joined(self, news: pa.Table) -> DroppedBatches:
+    def merge(self, news: pa.Table) -> TruncatedProducers:
         """These and those of `news`; the oldest are forgotten where there are too many."""
         together = pa.concat_tables([self.batches, news]).sort_by("sequence")
-        return DroppedBatches(together.slice(max(0, together.num_rows - BATCHES_KEPT_MAX)))
+        return TruncatedProducers(together.slice(max(0, together.num_rows - BATCHES_KEPT_MAX)))
 
-    def newest(self, count: int) -> DroppedBatches:
+    def newest(self, count: int) -> TruncatedProducers:
         """Those of the `count` last commits."""
         ordered = self.batches.sort_by("sequence")
-        return DroppedBatches(ordered.slice(max(0, ordered.num_rows - count)))
+        return TruncatedProducers(ordered.slice(max(0, ordered.num_rows - count)))
 
     def find(self, producer: str, batch: int) -> Committed | None:
         """The first result of a batch, None where it is not known."""
@@ -162,21 +162,21 @@ def _places(producers: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
     }
 
 
-NO_BATCHES = DroppedBatches(BATCHES.empty_table())
+NO_PRODUCERS = TruncatedProducers(BATCHES.empty_table())
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LogStart:
     """How far a partition's log is dropped: its commits 1 to `until`."""
 
     until: int = 0
-    batches: DroppedBatches = NO_BATCHES
+    batches: TruncatedProducers = NO_PRODUCERS
 
-    def moved(self, until: int, news: pa.Table) -> Mark:
+    def advance(self, until: int, news: pa.Table) -> LogStart:
         """The mark after `news` were dropped too, cut to what a record may hold."""
-        mark = Mark(until, self.batches.joined(news))
-        while len(mark.to_bytes()) > MARK_BYTES_MAX:
-            mark = Mark(until, mark.batches.newest(len(mark.batches) // 2))
+        mark = LogStart(until, self.batches.merge(news))
+        while len(mark.to_bytes()) > LOG_START_BYTES_MAX:
+            mark = LogStart(until, mark.batches.newest(len(mark.batches) // 2))
         return mark
 
     def to_bytes(self) -> bytes:
@@ -188,7 +188,7 @@ class Mark:
         return bytes(sink.getvalue())
 
     @staticmethod
-    def from_bytes(data: bytes) -> Mark:
+    def from_bytes(data: bytes) -> LogStart:
         """The inverse of `to_bytes`.
 
         Raises:
@@ -211,34 +211,34 @@ class Mark:
         if "observations_crc" not in table.schema.names:
             unknown = pa.nulls(table.num_rows, pa.uint32())
             table = table.append_column(BATCHES.field("observations_crc"), unknown)
-        return Mark(until, DroppedBatches(table))
+        return LogStart(until, TruncatedProducers(table))
 
 
-NOTHING_DROPPED = Mark()
+NOTHING_TRUNCATED = LogStart()
 
 
-def mark_path(directory: Path) -> Path:
+def log_start_path(directory: Path) -> Path:
     """The file of a partition's mark."""
-    return directory / f"{MARK}.record"
+    return directory / f"{LOG_START_FILE}.record"
 
 
-def load_mark(directory: Path) -> Mark:
+def load_log_start(directory: Path) -> LogStart:
     """The mark of a partition.
 
     Raises:
         DataDamaged: its file is not what was written.
     """
-    path = mark_path(directory)
+    path = log_start_path(directory)
     data = load_record(path)
     try:
-        return NOTHING_DROPPED if data is None else Mark.from_bytes(data)
+        return NOTHING_TRUNCATED if data is None else LogStart.from_bytes(data)
     except DataDamaged as error:
-        raise damaged(path, 0, reason=error.message) from error
+        raise corrupt_error(path, 0, reason=error.message) from error
 
 
-def save_moved(
-    directory: Path, mark: Mark, files: Sequence[Segment | MergedSegment], *, disk: Disk
-) -> tuple[Mark, Dropped]:
+def advance_log_start(
+    directory: Path, mark: LogStart, files: Sequence[Segment | CompactedSegment], *, disk: Disk
+) -> tuple[LogStart, Truncation]:
     """Makes durable that the files behind the mark are dropped too; deletes nothing yet.
 
     Returns:
@@ -249,14 +249,14 @@ def save_moved(
         PartitionStopped: the disk refuses; the mark is where it was.
     """
     news = _batches(files)
-    moved = mark.moved(files[-1].next_sequence - 1, news)
-    RecordDirectory(directory, disk).save(MARK, moved.to_bytes())
+    moved = mark.advance(files[-1].next_sequence - 1, news)
+    MetadataFiles(directory, disk).save(LOG_START_FILE, moved.to_bytes())
     rows, paths = (int(pc.sum(news.column(name)).as_py()) for name in ("rows", "paths"))
     size = sum(file.length for file in files)
-    return moved, Dropped(moved.until, news.num_rows, rows, paths, len(files), size)
+    return moved, Truncation(moved.until, news.num_rows, rows, paths, len(files), size)
 
 
-def recover_mark(directory: Path, *, disk: Disk) -> Mark:
+def recover_log_start(directory: Path, *, disk: Disk) -> LogStart:
     """The mark of a partition, after deleting what an earlier process has left under it.
 
     Raises:
@@ -264,14 +264,14 @@ def recover_mark(directory: Path, *, disk: Disk) -> Mark:
             deleted.
         OSError: the disk refuses.
     """
-    mark = load_mark(directory)
+    mark = load_log_start(directory)
     if mark.until == 0:
         return mark
-    paths = [*merged_paths(directory), *segment_paths(directory)]
+    paths = [*compacted_segment_paths(directory), *segment_paths(directory)]
     behind = [_first(path) for path in paths if _first(path) > mark.until]
     if min(behind, default=0) != mark.until + 1:
         reason = f"the log is dropped up to {mark.until}, but the file behind that is missing"
-        raise damaged(mark_path(directory), 0, reason=reason)
+        raise corrupt_error(log_start_path(directory), 0, reason=reason)
     delete_files([path for path in paths if _first(path) <= mark.until], disk=disk)
     return mark
 
@@ -292,13 +292,13 @@ def _first(path: Path) -> int:
     return int(path.stem)
 
 
-def _batches(files: Iterable[Segment | MergedSegment]) -> pa.Table:
+def _batches(files: Iterable[Segment | CompactedSegment]) -> pa.Table:
     """The batches that some files hold, as a table of `BATCHES`; reads every frame's header."""
-    return pa.concat_tables([BATCHES.empty_table(), *map(_batches_of, files)])
+    return pa.concat_tables([BATCHES.empty_table(), *map(_batches_from_file, files)])
 
 
-def _batches_of(file: Segment | MergedSegment) -> pa.Table:
-    if isinstance(file, MergedSegment):
+def _batches_from_file(file: Segment | CompactedSegment) -> pa.Table:
+    if isinstance(file, CompactedSegment):
         commits = load_index(file.path).commits
         sequences = np.arange(commits.num_rows, dtype=np.uint64) + np.uint64(file.first_sequence)
         columns = [
@@ -318,10 +318,12 @@ def _batches_of(file: Segment | MergedSegment) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=BATCHES)
 
 
-def pieces_of(files: Sequence[Segment | MergedSegment], *, writing: Path | None) -> list[Piece]:
+def log_files(
+    files: Sequence[Segment | CompactedSegment], *, writing: Path | None
+) -> list[LogFile]:
     """The files for those who decide; `writing` is the one that is written to."""
     return [
-        Piece(
+        LogFile(
             *(file.first_sequence, file.next_sequence - 1, file.length, file.newest_us),
             sealed=file.path != writing,
         )
@@ -330,10 +332,10 @@ def pieces_of(files: Sequence[Segment | MergedSegment], *, writing: Path | None)
 
 
 def droppable(
-    files: Sequence[Segment | MergedSegment], until: int, *, writing: Path | None
-) -> list[Segment | MergedSegment]:
+    files: Sequence[Segment | CompactedSegment], until: int, *, writing: Path | None
+) -> list[Segment | CompactedSegment]:
     """The oldest files that hold nothing past `until` and are not written to."""
-    found: list[Segment | MergedSegment] = []
+    found: list[Segment | CompactedSegment] = []
     for file in files:
         if file.next_sequence - 1 > until or file.path == writing:
             break

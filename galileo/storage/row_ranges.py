@@ -27,14 +27,14 @@ def take_rows(table: pa.Table, ranges: RowRanges) -> pa.Table:
             f"expected first rows and row counts, one for one, within {table.num_rows} rows, "
             f"got {starts.tolist()[:5]} … and {counts.tolist()[:5]} …"
         )
-    starts, counts = _joined(starts, counts)
+    starts, counts = _merge_adjacent(starts, counts)
     if len(starts) == 1:
         return table.slice(int(starts[0]), int(counts[0]))
     shifts = starts - np.append(0, np.cumsum(counts)[:-1])[: len(starts)]
     return table.take(pa.array(np.repeat(shifts, counts) + np.arange(counts.sum())))
 
 
-def _joined(
+def _merge_adjacent(
     starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The same rows in as few ranges as possible: adjacent ones become one."""

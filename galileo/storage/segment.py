@@ -40,7 +40,7 @@ def segment_paths(directory: Path) -> list[Path]:
     return sorted(path for path in found if path.stem.isdigit() and len(path.stem) == 20)
 
 
-def damaged(path: Path, offset: int, *, reason: str) -> DataDamaged:
+def corrupt_error(path: Path, offset: int, *, reason: str) -> DataDamaged:
     """The error for stored bytes that cannot be trusted; says where they are and what to do."""
     return DataDamaged(
         f"{path} is damaged at byte {offset}: {reason}. Nothing was changed. Check the disk; "
@@ -107,10 +107,10 @@ class Segment:
         try:
             header = decode_header(self._view(offset, size).to_pybytes())
         except DataDamaged as error:
-            raise damaged(self.path, offset, reason=error.message) from error
+            raise corrupt_error(self.path, offset, reason=error.message) from error
         if header.sequence != sequence or offset + header.frame_bytes > self.length:
             reason = f"expected the frame of sequence {sequence}, got that of {header.sequence}"
-            raise damaged(self.path, offset, reason=reason)
+            raise corrupt_error(self.path, offset, reason=reason)
         return header
 
     def paths(self, sequence: int) -> pa.RecordBatch:
@@ -119,7 +119,7 @@ class Segment:
         start = self._offset(sequence) + header.paths_offset
         view = self._view(start, header.paths_bytes)
         if checksum([view]) != header.paths_crc:
-            raise damaged(self.path, start, reason="the checksum of the paths is wrong")
+            raise corrupt_error(self.path, start, reason="the checksum of the paths is wrong")
         return decode_body(view, self._schema.path_schema)
 
     def observations(self, sequence: int) -> pa.RecordBatch:
@@ -128,7 +128,7 @@ class Segment:
         Raises:
             DataDamaged: at the first read of this frame, if its checksum is wrong.
         """
-        decoded = self._maps.decoded(sequence)
+        decoded = self._maps.cached(sequence)
         if decoded is not None:
             return decoded
         header = self.header(sequence)
@@ -148,9 +148,13 @@ class Segment:
             with self.path.open("rb", buffering=0) as file:
                 data = read_at(file.fileno(), header.observations_bytes, offset=start)
         except OSError as error:
-            raise damaged(self.path, start, reason=f"the disk cannot read it: {error}") from error
+            raise corrupt_error(
+                self.path, start, reason=f"the disk cannot read it: {error}"
+            ) from error
         if checksum([data]) != header.observations_crc:
-            raise damaged(self.path, start, reason="the checksum of the observations is wrong")
+            raise corrupt_error(
+                self.path, start, reason="the checksum of the observations is wrong"
+            )
 
     def _view(self, start: int, size: int) -> pa.Buffer:
         return self._maps.view(self, until=start + size).slice(start, size)
@@ -187,7 +191,7 @@ class SegmentMaps:
                 self._drop_decoded(path)
             return view
 
-    def decoded(self, sequence: int) -> pa.RecordBatch | None:
+    def cached(self, sequence: int) -> pa.RecordBatch | None:
         """The observations of a commit, where they are kept; they were checked."""
         with self._lock:
             found = self._decoded.get(sequence)
@@ -204,7 +208,7 @@ class SegmentMaps:
                 while len(self._decoded) > DECODED_COMMITS_MAX:
                     self._decoded.popitem(last=False)
 
-    def forget(self, path: Path) -> None:
+    def evict(self, path: Path) -> None:
         """Drops the map of a file that is deleted."""
         with self._lock:
             self._maps.pop(path, None)
@@ -225,11 +229,11 @@ def _map(path: Path, length: int) -> pa.Buffer:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise damaged(path, 0, reason=f"the file cannot be opened: {error}") from error
+        raise corrupt_error(path, 0, reason=f"the file cannot be opened: {error}") from error
     try:
         return pa.py_buffer(mmap.mmap(descriptor, length, access=mmap.ACCESS_READ))
     except ValueError as error:
         size = os.fstat(descriptor).st_size
-        raise damaged(path, size, reason=f"expected {length} bytes, got {size}") from error
+        raise corrupt_error(path, size, reason=f"expected {length} bytes, got {size}") from error
     finally:
         os.close(descriptor)

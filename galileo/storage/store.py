@@ -32,14 +32,14 @@ from galileo.errors import (
     UnknownDataset,
 )
 from galileo.model.schema import Schema, dropped_dataset, is_dropped, name_of_key
-from galileo.storage.copying import PartitionCopy
 from galileo.storage.disk import make_directory
 from galileo.storage.journal import PartitionJournal
+from galileo.storage.metadata_files import MetadataFiles, record_name
+from galileo.storage.metadata_log import MetadataLog, Values
 from galileo.storage.partition_files import DROPPED
-from galileo.storage.record_batches import RecordBatches, Values
-from galileo.storage.records import RecordDirectory, record_name
 from galileo.storage.recovery import Replayed
-from galileo.storage.segment import damaged
+from galileo.storage.replica_files import PartitionCopy
+from galileo.storage.segment import corrupt_error
 from galileo.storage.writer import JournalOptions
 
 PARTITION_MAX = 2**31 - 1
@@ -76,9 +76,9 @@ class Store:
         self._schemas: dict[str, Schema] = {}
         self._generations: dict[str, int] = {}
         self._deleting = threading.Lock()
-        self._records: dict[str, RecordDirectory] = {}
-        self._batches: dict[str, RecordBatches] = {}
-        self._schema_records = RecordDirectory(directory / "datasets", options.disk)
+        self._records: dict[str, MetadataFiles] = {}
+        self._batches: dict[str, MetadataLog] = {}
+        self._schema_records = MetadataFiles(directory / "datasets", options.disk)
 
     @classmethod
     def open(
@@ -217,14 +217,14 @@ class Store:
             with self._changing:
                 for key in [key for key in self._journals if self.is_dropped(key[0])]:
                     self._journals.pop(key).close()
-                self._put_dropped_aside()
+                self._move_dropped_aside()
             for place in (self._directory / "journals").glob(f"*{DROPPED}"):
                 shutil.rmtree(place)
             with self._changing:
                 for name in filter(self.is_dropped, self._schema_records.names()):
                     self._schema_records.delete(name)
 
-    def _put_dropped_aside(self) -> None:
+    def _move_dropped_aside(self) -> None:
         """By one renaming each, so that no start finds a part of one."""
         root, disk = self._directory / "journals", self._options.disk
         for place in [one for one in _directories(root) if self.is_dropped(one.name)]:
@@ -329,17 +329,17 @@ class Store:
     # --- small records -----------------------------------------------------------------------
 
     def save_record(self, kind: str, name: str, data: bytes) -> None:
-        """Writes or replaces a small value durably; errors as `RecordDirectory.save`."""
+        """Writes or replaces a small value durably; errors as `MetadataFiles.save`."""
         with self._changing:
             self._records_of(kind).save(name, data)
 
     def load_records(self, kind: str) -> dict[str, bytes]:
-        """All values of a kind by name; errors as `RecordDirectory.load`."""
+        """All values of a kind by name; errors as `MetadataFiles.load`."""
         with self._changing:
             return self._records_of(kind).load_all()
 
     def load_record(self, kind: str, name: str) -> bytes | None:
-        """One value, None where there is none; errors as `RecordDirectory.load`."""
+        """One value, None where there is none; errors as `MetadataFiles.load`."""
         with self._changing:
             return self._records_of(kind).load(name)
 
@@ -358,23 +358,23 @@ class Store:
     def save_batch(self, kind: str, values: Values) -> None:
         """Writes values by name, and deletes those that are None, all with one sync.
 
-        Errors as `RecordBatches.save`. No kind is used in this way and singly.
+        Errors as `MetadataLog.save`. No kind is used in this way and singly.
         """
         with self._changing:
             self._batches_of(kind).save(values)
 
     def load_batches(self, kind: str) -> dict[str, bytes]:
-        """All values of such a kind by name; errors as `RecordBatches`."""
+        """All values of such a kind by name; errors as `MetadataLog`."""
         with self._changing:
             return self._batches_of(kind).load_all()
 
-    def _batches_of(self, kind: str) -> RecordBatches:
+    def _batches_of(self, kind: str) -> MetadataLog:
         """Takes over what an earlier version saved singly, and deletes it once it is there."""
         found = self._batches.get(kind)
         if found is None:
             singly = self._records_of(kind)
             directory = self._directory / "records" / f"{kind}.batches"
-            found = RecordBatches(directory, self._options.disk)
+            found = MetadataLog(directory, self._options.disk)
             loaded = singly.load_all()
             found.save({name: data for name, data in loaded.items() if name not in found})
             for name in loaded:
@@ -382,12 +382,12 @@ class Store:
             self._batches[kind] = found
         return found
 
-    def _records_of(self, kind: str) -> RecordDirectory:
+    def _records_of(self, kind: str) -> MetadataFiles:
         if kind not in self._records:
             if record_name(kind) in (".", ".."):
                 raise InputError(f"expected a kind of record, got {kind!r}")
             directory = self._directory / "records" / kind
-            self._records[kind] = RecordDirectory(directory, self._options.disk)
+            self._records[kind] = MetadataFiles(directory, self._options.disk)
         return self._records[kind]
 
     # --- opening -----------------------------------------------------------------------------
@@ -418,11 +418,11 @@ class Store:
                 self._schemas[key] = Schema.from_json(data.decode())
 
     def _advance_epoch(self) -> None:
-        records = RecordDirectory(self._directory / "node", self._options.disk)
+        records = MetadataFiles(self._directory / "node", self._options.disk)
         stored = records.load(EPOCH)
         if stored is None and self._schemas:
             path = self._directory / "node" / f"{EPOCH}.record"
-            raise damaged(path, 0, reason="the file is missing, though there are datasets")
+            raise corrupt_error(path, 0, reason="the file is missing, though there are datasets")
         self.epoch = int(stored or b"0") + 1
         records.save(EPOCH, str(self.epoch).encode())
 
@@ -432,7 +432,9 @@ class Store:
             if self.is_dropped(directory.name):
                 continue  # A copy that began before it was dropped; the next start deletes it.
             if directory.name not in self._schemas:
-                raise damaged(directory, 0, reason="these commits belong to an unknown dataset")
+                raise corrupt_error(
+                    directory, 0, reason="these commits belong to an unknown dataset"
+                )
             names = (path.name for path in directory.iterdir())
             for partition in sorted(int(name) for name in names if name.isdecimal()):
                 yield directory.name, partition

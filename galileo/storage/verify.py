@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from galileo.errors import DataDamaged, Unavailable
-from galileo.storage.merged import SUFFIX as MERGED
+from galileo.storage.compacted_segment import SUFFIX as MERGED
+from galileo.storage.metadata_files import load_record, record_paths
 from galileo.storage.partition_files import (
     Partition,
     check_file,
@@ -23,9 +24,8 @@ from galileo.storage.partition_files import (
     without_dropped,
     without_replaced,
 )
-from galileo.storage.records import load_record, record_paths
-from galileo.storage.retention import load_mark
-from galileo.storage.segment_check import FileCheck, Flaw, check_merged
+from galileo.storage.retention import load_log_start
+from galileo.storage.segment_verify import Corruption, FileCheck, check_compacted
 
 THREADS = 2
 ATTEMPTS_MAX = 5
@@ -75,7 +75,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class _Checked:
+class _CheckedFile:
     """The files of one partition, in sequence order, each with what was found.
 
     Attributes:
@@ -105,7 +105,9 @@ def verify(directory: Path, *, progress: Progress | None = None, threads: int = 
         ThreadPoolExecutor(threads, thread_name_prefix="verify") as executor,
         ThreadPoolExecutor(threads, thread_name_prefix="verify-partitions") as waiting,
     ):
-        check = functools.partial(_check_partition, executor=executor, progress=progress or _untold)
+        check = functools.partial(
+            _check_partition, executor=executor, progress=progress or no_progress
+        )
         for checked in waiting.map(check, partitions(directory)):
             damages += _damages(checked)
             files += len(checked.files)
@@ -125,13 +127,13 @@ def bytes_to_read(directory: Path) -> int:
     return size
 
 
-def _untold(_: int) -> None:
-    """The progress of nobody who asked."""
+def no_progress(_: int) -> None:
+    """No-op progress callback."""
 
 
 def _check_partition(
     partition: Partition, *, executor: ThreadPoolExecutor, progress: Progress
-) -> _Checked:
+) -> _CheckedFile:
     for attempt in range(1, ATTEMPTS_MAX + 1):
         paths = partition.files()
 
@@ -143,7 +145,7 @@ def _check_partition(
         with contextlib.suppress(FileNotFoundError):
             plain = executor.map(check, [path for path in paths if path.suffix != MERGED])
             merged = [
-                _check_merged(path, partition, executor=executor, progress=progress)
+                _check_compacted(path, partition, executor=executor, progress=progress)
                 for path in paths
                 if path.suffix == MERGED
             ]
@@ -152,18 +154,18 @@ def _check_partition(
             dropped = _dropped(partition)
             left = without_dropped(without_replaced(files), dropped)
             if left or not dropped or attempt == ATTEMPTS_MAX:
-                return _Checked(partition, left, dropped)
+                return _CheckedFile(partition, left, dropped)
     raise Unavailable(
         f"the node replaced files of {partition.directory} {ATTEMPTS_MAX} times while they were "
         "read; try again"
     )
 
 
-def _check_merged(
+def _check_compacted(
     path: Path, partition: Partition, *, executor: ThreadPoolExecutor, progress: Progress
 ) -> FileCheck:
     """In pieces, since it may be large, and the only one."""
-    found = check_merged(path, partition=partition.number, run=executor.map)
+    found = check_compacted(path, partition=partition.number, run=executor.map)
     progress(found.size)
     return found
 
@@ -171,29 +173,29 @@ def _check_merged(
 def _dropped(partition: Partition) -> int:
     """Up to which commit the log is dropped; damage of the record itself is told as such."""
     try:
-        return load_mark(partition.directory).until
+        return load_log_start(partition.directory).until
     except DataDamaged:
         return 0
 
 
-def _damages(checked: _Checked) -> list[Damage]:
+def _damages(checked: _CheckedFile) -> list[Damage]:
     """Of each file, and of the row of files: a missing one is damage too, a dropped one not."""
     damages = []
     expected: int | None = checked.dropped + 1
     if checked.dropped and not checked.files:
         reason = f"the log is dropped up to {checked.dropped}, the file behind that is missing"
-        mark = checked.partition.mark()
-        damages.append(_damage(checked.partition, mark, Flaw(0, expected, reason)))
+        mark = checked.partition.log_start_file()
+        damages.append(_damage(checked.partition, mark, Corruption(0, expected, reason)))
     for path, found in checked.files:
         if expected not in (None, int(path.stem)):
             reason = f"expected the file of sequence {expected} next; one is missing or misplaced"
-            damages.append(_damage(checked.partition, path, Flaw(0, expected, reason)))
+            damages.append(_damage(checked.partition, path, Corruption(0, expected, reason)))
         damages += [_damage(checked.partition, path, flaw) for flaw in found.flaws]
         expected = found.next_sequence
     return damages
 
 
-def _damage(partition: Partition, path: Path, flaw: Flaw) -> Damage:
+def _damage(partition: Partition, path: Path, flaw: Corruption) -> Damage:
     return Damage(
         file=str(path),
         offset=flaw.offset,

@@ -75,7 +75,7 @@ class SegmentWriter:
         self._options = options
         self._disk = options.disk
 
-    def settle(self, path: Path) -> None:
+    def repair_tail(self, path: Path) -> None:
         """Makes durable what an earlier process left in a file, and forgets its cached pages.
 
         It may have died between write and sync, or gone on after a failed sync, which leaves

@@ -23,7 +23,7 @@ from benchmarks.sizes import Bench
 from galileo.client import Ccq, Client
 from galileo.config import MembershipSection
 from galileo.cursor import Cursor
-from galileo.dht.placement import owners, partitions_of
+from galileo.dht.placement import owners, partitions_from_cells
 from galileo.dht.topology import Topology
 from galileo.geo import geohash
 from galileo.local_node import LocalNode
@@ -136,7 +136,7 @@ def _cells_of_nodes(client: Client) -> dict[str, tuple[float, float]]:
     latitude, longitude = generator.uniform(-80, 80, PLACES), generator.uniform(-180, 180, PLACES)
     cells = geohash.encode(latitude, longitude, SCHEMA.geohash_precision)
     buckets = np.full(PLACES, AT_US, dtype=np.int64)
-    partitions = partitions_of(topology, SCHEMA, cells, buckets).tolist()
+    partitions = partitions_from_cells(topology, SCHEMA, cells, buckets).tolist()
     names = [owners(topology)[partition] for partition in partitions]
     places = zip(latitude.tolist(), longitude.tolist(), strict=True)
     return dict(zip(names, places, strict=True))

@@ -21,7 +21,7 @@ from benchmarks.sizes import Bench
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.packs import PackedLabels, packed
 from galileo.cursor import ORIGIN, Cursor
-from galileo.dht.placement import partitions_of
+from galileo.dht.placement import partitions_from_cells
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.generate import NamLike
 from galileo.graph.metadata_graph import MetadataGraph
@@ -90,7 +90,7 @@ def nam_result(stride: int, *, least: int) -> LabelSet:
 def split(schema: Schema, table: pa.Table) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The paths of one batch, partition by partition, as a node makes them."""
     cells, buckets = paths.cells_from_table(schema, table), paths.buckets_from_table(schema, table)
-    placed = partitions_of(ONE_NODE, schema, cells, buckets)
+    placed = partitions_from_cells(ONE_NODE, schema, cells, buckets)
     for partition in np.unique(placed).tolist():
         yield partition, paths.index(schema, table.filter(pa.array(placed == partition)))[1]
 

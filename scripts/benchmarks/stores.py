@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from benchmarks import weather
 from galileo.errors import GalileoError
+from galileo.storage.compaction import CompactionOptions
 from galileo.storage.journal import Commit
-from galileo.storage.merging import MergeOptions
 from galileo.storage.store import Store
 from galileo.storage.writer import SEGMENT_BYTES_MAX, JournalOptions
 
@@ -49,7 +49,7 @@ def filled(directory: Path, *, rows: int, commits: int, merged: bool) -> Path:
             _stored(journal.append([Commit("bench", n, *different[n % DIFFERENT]) for n in group]))
         for journal in store.journals().values():
             if merged:
-                journal.merge(MergeOptions(bytes_min=1, bytes_max=4 << 30), lambda _: True)
+                journal.merge(CompactionOptions(bytes_min=1, bytes_max=4 << 30), lambda _: True)
     _settle(directory)
     return directory
 

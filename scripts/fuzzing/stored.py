@@ -18,8 +18,8 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.storage.disk import REAL_DISK
 from galileo.storage.journal import Commit, PartitionJournal
-from galileo.storage.record_batches import RecordBatches
-from galileo.storage.records import RecordDirectory
+from galileo.storage.metadata_files import MetadataFiles
+from galileo.storage.metadata_log import MetadataLog
 from galileo.storage.recovery import SegmentScan, scan
 from galileo.storage.segment import segment_name
 from galileo.storage.writer import JournalOptions
@@ -86,8 +86,8 @@ def _records(data: bytes) -> None:
     """A batch of records, with the checksum put right; what is read can be written and read."""
     directory = scratch() / "records"
     shutil.rmtree(directory, ignore_errors=True)
-    RecordDirectory(directory, _NO_WAIT).save(f"{1:016d}", data)
-    found = RecordBatches(directory, _NO_WAIT).load_all()
+    MetadataFiles(directory, _NO_WAIT).save(f"{1:016d}", data)
+    found = MetadataLog(directory, _NO_WAIT).load_all()
     assert sum(map(len, found.values())) <= len(data), "read more than was written"
 
 
@@ -105,9 +105,9 @@ _NO_WAIT = _NoWait()
 def _record_batches() -> Iterator[bytes]:
     directory = scratch() / "made"
     shutil.rmtree(directory, ignore_errors=True)
-    batches = RecordBatches(directory, _NO_WAIT)
+    batches = MetadataLog(directory, _NO_WAIT)
     batches.save({"a": b"one", "b.c": b"", "d": b"\0" * 20})
-    found = RecordDirectory(directory, _NO_WAIT).load(f"{1:016d}")
+    found = MetadataFiles(directory, _NO_WAIT).load(f"{1:016d}")
     if found is None:
         raise DataDamaged("expected the batch that was written")
     yield found

@@ -41,18 +41,18 @@ def test_news_agree_however_often_and_in_whatever_order_they_come(
     live = LiveTopology(TOPOLOGY)
     for start in range(0, len(told), 2):
         live.adopt(told[start : start + 2])
-    assert placement.owners(live.now) == expected
+    assert placement.owners(live.current) == expected
     for node in "abcd":
         assert live.partitions(node) == {p for p, owner in expected.items() if owner == node}
-    assert live.news(moves) == []
-    assert placement.owners(Topology.from_json(live.now.to_json())) == expected
-    assert live.now.fingerprint == TOPOLOGY.fingerprint, "nodes agree while the news travel"
+    assert live.moves(moves) == []
+    assert placement.owners(Topology.from_json(live.current.to_json())) == expected
+    assert live.current.fingerprint == TOPOLOGY.fingerprint, "nodes agree while the news travel"
 
 
 def test_a_move_to_a_node_that_the_file_does_not_name_is_no_news() -> None:
     live = LiveTopology(TOPOLOGY)
     live.adopt([Move(0, 1, "z")])
-    assert live.now == TOPOLOGY
+    assert live.current == TOPOLOGY
 
 
 def test_what_was_adopted_before_has_to_fit_the_file() -> None:
@@ -72,9 +72,9 @@ def test_the_latest_life_of_a_node_says_where_it_runs() -> None:
     assert not live.relocate("b", "nonsense", epoch=6)
     assert not live.relocate("b", "h:3", epoch=6), "another node's address"
     assert not live.relocate("z", "h:9", epoch=6)
-    assert live.now.by_name["b"].address == "h:22"
+    assert live.current.by_name["b"].address == "h:22"
     assert live.relocate("b", "h:2", epoch=7)
-    assert live.now == TOPOLOGY
+    assert live.current == TOPOLOGY
 
 
 def test_a_node_that_joins_changes_nothing_until_it_is_given_something() -> None:

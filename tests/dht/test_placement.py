@@ -92,7 +92,7 @@ def test_blocks_go_where_the_scalar_version_says(
     blocks = data.draw(st.lists(st.tuples(cells, buckets), min_size=1, max_size=30))
     cell = np.array([one for one, _ in blocks], dtype=np.uint64)
     bucket = np.array([one for _, one in blocks], dtype=np.int64)
-    placed = placement.partitions_of(topology, schema(precision), cell, bucket)
+    placed = placement.partitions_from_cells(topology, schema(precision), cell, bucket)
     assert placed.dtype == np.int32
     texts = geohash.to_text(cell, precision).to_pylist()
     assert placed.tolist() == [
@@ -104,14 +104,16 @@ def test_blocks_go_where_the_scalar_version_says(
 def test_golden_blocks() -> None:
     cells = geohash.from_text([text for text, _, _ in GOLDEN_BLOCKS])
     buckets = np.array([bucket for _, bucket, _ in GOLDEN_BLOCKS])
-    placed = placement.partitions_of(GOLDEN, schema(), cells, buckets)
+    placed = placement.partitions_from_cells(GOLDEN, schema(), cells, buckets)
     assert placed.tolist() == [partition for _, _, partition in GOLDEN_BLOCKS]
 
 
 def test_blocks_of_one_cell_spread_over_the_partitions_of_their_group() -> None:
     buckets = np.arange(8_000, dtype=np.int64) * HOUR_US
     cells = np.full(len(buckets), geohash.cell_from_text("9xjqb"), dtype=np.uint64)
-    counts = np.bincount(placement.partitions_of(GOLDEN, schema(), cells, buckets), minlength=8)
+    counts = np.bincount(
+        placement.partitions_from_cells(GOLDEN, schema(), cells, buckets), minlength=8
+    )
     assert counts[:4].tolist() == [0, 0, 0, 0]
     # 2,000 a partition; six standard deviations of a fair draw.
     assert abs(counts[4:] - 2_000).max() < 6 * (8_000 * 0.25 * 0.75) ** 0.5
@@ -120,8 +122,8 @@ def test_blocks_of_one_cell_spread_over_the_partitions_of_their_group() -> None:
 def test_datasets_are_spread_apart() -> None:
     buckets = np.arange(1_000, dtype=np.int64) * HOUR_US
     cells = np.full(len(buckets), geohash.cell_from_text("9xjqb"), dtype=np.uint64)
-    here = placement.partitions_of(GOLDEN, schema(name="nam"), cells, buckets)
-    there = placement.partitions_of(GOLDEN, schema(name="gfs"), cells, buckets)
+    here = placement.partitions_from_cells(GOLDEN, schema(name="nam"), cells, buckets)
+    there = placement.partitions_from_cells(GOLDEN, schema(name="gfs"), cells, buckets)
     assert 150 < (here == there).sum() < 350
 
 
@@ -162,7 +164,7 @@ def test_no_block_lies_outside_its_candidates(
     low, high = sorted(data.draw(st.tuples(*[st.integers(0, 32**precision - 1)] * 2)))
     asked = ranges.normalise([low], [high + 1])
     cells = data.draw(st.lists(st.integers(low, high), min_size=1, max_size=20))
-    placed = placement.partitions_of(
+    placed = placement.partitions_from_cells(
         topology,
         schema(precision),
         np.array(cells, dtype=np.uint64),

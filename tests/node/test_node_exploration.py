@@ -372,7 +372,7 @@ async def test_a_search_begins_anew_where_retention_takes_away_what_it_found(
         # Dropping scans too, within itself.
         if not dropped and many and not dropping.locked():
             with dropping:
-                shard.drop(many[0], shard.journals[many[0]].pieces()[0].last)
+                shard.drop(many[0], shard.journals[many[0]].log_files()[0].last)
             dropped.append(many[0])
         return found
 

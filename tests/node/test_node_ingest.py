@@ -33,7 +33,7 @@ def by_partition(cluster: Any, table: pa.Table) -> dict[int, set[str]]:
         paths.cells_from_table(cluster.schema, table),
         paths.buckets_from_table(cluster.schema, table),
     )
-    placed = placement.partitions_of(cluster.topology, cluster.schema, cells, buckets)
+    placed = placement.partitions_from_cells(cluster.topology, cluster.schema, cells, buckets)
     stations = np.array(table.column("station").to_pylist())
     return {int(p): set(stations[placed == p].tolist()) for p in np.unique(placed)}
 

@@ -19,9 +19,9 @@ from galileo.node.catalog import Catalog
 from galileo.node.merging import Merging, MergingOptions
 from galileo.node.shard import Shard
 from galileo.query import parse
+from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import RealDisk
 from galileo.storage.journal import Commit
-from galileo.storage.merging import MergeOptions
 from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
@@ -30,7 +30,7 @@ WEATHER = NamLike(stride=40)
 SCHEMA = WEATHER.schema()
 COMMITS = 12
 PATIENCE_S = 60.0
-EAGER = MergingOptions(MergeOptions(bytes_min=1), bytes_per_s=1 << 30, interval_s=0.01)
+EAGER = MergingOptions(CompactionOptions(bytes_min=1), bytes_per_s=1 << 30, interval_s=0.01)
 
 
 def commits() -> list[Commit]:
@@ -138,7 +138,9 @@ def test_stopping_ends_a_merge_that_would_take_hours(
     directory: Path, options: JournalOptions
 ) -> None:
     store, catalog = opened(directory, options)
-    slow = MergingOptions(MergeOptions(bytes_min=1, block_bytes=1), bytes_per_s=1, interval_s=0.01)
+    slow = MergingOptions(
+        CompactionOptions(bytes_min=1, block_bytes=1), bytes_per_s=1, interval_s=0.01
+    )
     merging = Merging(catalog, slow)
     wait_until(lambda: bool(list(directory.glob("journals/nam/*/*.merging"))))
     merging.stop()

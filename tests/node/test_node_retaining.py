@@ -19,7 +19,7 @@ from galileo.node.retaining import Retaining, RetainingOptions
 from galileo.node.retention import Reader
 from galileo.node.scans import Tail
 from galileo.query import parse
-from galileo.storage.merging import MergeOptions
+from galileo.storage.compaction import CompactionOptions
 
 
 class Clocks:
@@ -123,8 +123,8 @@ async def test_a_scan_names_what_is_gone(kept: Any, clocks: Clocks) -> None:
     whole = await kept.ask()
     node = kept["a"]
     [(dataset, shard)] = node.catalog.shards.items()
-    partition, journal = next((p, j) for p, j in shard.journals.items() if len(j.pieces()) > 2)
-    until = journal.pieces()[1].last
+    partition, journal = next((p, j) for p, j in shard.journals.items() if len(j.log_files()) > 2)
+    until = journal.log_files()[1].last
     shard.drop(partition, until)
     mine = frozenset(shard.journals)
     for labels_max in (0, 100_000):
@@ -161,8 +161,8 @@ async def test_reading_labels_whose_rows_are_gone_names_them(kept: Any) -> None:
     [(_, shard)] = kept["a"].catalog.shards.items()
     dropped = {}
     for partition, journal in shard.journals.items():
-        if len(journal.pieces()) > 1:
-            dropped[partition] = shard.drop(partition, journal.pieces()[0].last).until
+        if len(journal.log_files()) > 1:
+            dropped[partition] = shard.drop(partition, journal.log_files()[0].last).until
     assert dropped
     for at in ("a", "b"):
         with pytest.raises(DataDropped, match="leave them out") as caught:
@@ -256,13 +256,13 @@ async def test_a_clock_that_is_set_forward_drops_nothing(kept: Any, clocks: Cloc
 async def test_a_file_that_is_written_to_for_long_is_sealed(kept: Any, clocks: Clocks) -> None:
     journals = kept["a"].catalog.shard("nam").journals
     await retain(kept, Retention("80d"))
-    before = {p: len(journal.pieces()) for p, journal in journals.items()}
+    before = {p: len(journal.log_files()) for p, journal in journals.items()}
     clocks.pass_(9 * 86400)
     await kept["a"].apply_retention("nam")
     clocks.pass_(2 * 86400)
     await kept["a"].apply_retention("nam")
-    assert all(journal.pieces()[-1].sealed for journal in journals.values())
-    assert {p: len(journal.pieces()) for p, journal in journals.items()} == before
+    assert all(journal.log_files()[-1].sealed for journal in journals.values())
+    assert {p: len(journal.log_files()) for p, journal in journals.items()} == before
 
 
 async def test_bytes_bound_what_each_node_keeps(kept: Any, clocks: Clocks) -> None:
@@ -331,7 +331,7 @@ async def test_merged_files_of_an_ageing_dataset_span_a_part_of_the_age(
     kept: Any, clocks: Clocks
 ) -> None:
     merging = Merging(
-        kept["a"].catalog, MergingOptions(MergeOptions(bytes_min=1), interval_s=3600.0)
+        kept["a"].catalog, MergingOptions(CompactionOptions(bytes_min=1), interval_s=3600.0)
     )
     try:
         assert merging._merge_options("nam").span_us is None

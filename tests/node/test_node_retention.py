@@ -10,17 +10,17 @@ from galileo.model.retention import BYTES_MIN, Retention
 from galileo.model.times import MICROS
 from galileo.node.peers import HeldBack
 from galileo.node.retention import Bounds, Reader, demanded, plan
-from galileo.storage.retention import Piece
+from galileo.storage.retention import LogFile
 
 AGE = Retention("10s")
 
 
-def log(*files: tuple[int, int, int], writing: bool = True) -> list[Piece]:
+def log(*files: tuple[int, int, int], writing: bool = True) -> list[LogFile]:
     """Pieces from (commits, bytes, newest in seconds); the last one is written to, or not."""
     pieces, first = [], 1
     for number, (commits, size, newest_s) in enumerate(files, start=1):
         sealed = number < len(files) or not writing
-        pieces.append(Piece(first, first + commits - 1, size, newest_s * MICROS, sealed))
+        pieces.append(LogFile(first, first + commits - 1, size, newest_s * MICROS, sealed))
         first += commits
     return pieces
 

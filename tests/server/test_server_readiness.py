@@ -34,7 +34,7 @@ class Checks:
         self.is_restored = True
         self.checks = ReadinessChecks(
             directory,
-            unheard=lambda: self.members.unheard,
+            unheard=lambda: self.members.never_heard,
             is_restored=lambda: self.is_restored,
             clock=self.clock,
             lag_max_s=2.0,

@@ -27,10 +27,10 @@ from galileo.storage.backup import (
     backup,
     restore,
 )
+from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import REAL_DISK
 from galileo.storage.journal import Commit
-from galileo.storage.merging import MergeOptions
-from galileo.storage.records import RecordDirectory
+from galileo.storage.metadata_files import MetadataFiles
 from galileo.storage.store import Store
 from galileo.storage.verify import verify
 from galileo.storage.writer import JournalOptions
@@ -38,7 +38,7 @@ from galileo.storage.writer import JournalOptions
 Make = Callable[..., Commit]
 
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
-EVERYTHING = MergeOptions(bytes_min=1, block_bytes=9_000)
+EVERYTHING = CompactionOptions(bytes_min=1, block_bytes=9_000)
 COPY = BackupOptions(now=1.6e9)
 LINK = BackupOptions(link=True, now=1.6e9)
 COMMITS = 9
@@ -264,7 +264,7 @@ def test_a_disk_that_refuses_leaves_nothing(
 
 
 def test_files_outside_and_later_formats_are_refused(tmp_path: Path) -> None:
-    records = RecordDirectory(tmp_path / "backup", REAL_DISK)
+    records = MetadataFiles(tmp_path / "backup", REAL_DISK)
     for path in ("../other", "/etc/passwd", "node/../../x"):
         manifest = Manifest(0.0, 0, (StoredFile(path, 0, 0),))
         assert Manifest.from_bytes(manifest.to_bytes()) == manifest

@@ -28,18 +28,18 @@ from galileo.errors import (
 from galileo.model.schema import Schema
 from galileo.storage import retention
 from galileo.storage.commits import Commit, Committed
+from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import RealDisk
 from galileo.storage.journal import PartitionJournal
-from galileo.storage.merging import MergeOptions
-from galileo.storage.records import RecordDirectory, load_record
-from galileo.storage.retention import BATCHES, DroppedBatches, Mark, mark_path
+from galileo.storage.metadata_files import MetadataFiles, load_record
+from galileo.storage.retention import BATCHES, LogStart, TruncatedProducers, log_start_path
 from galileo.storage.writer import JournalOptions
 
 Make = Callable[..., Commit]
 Open = Callable[..., Any]
 
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
-EVERYTHING = MergeOptions(bytes_min=1, block_bytes=8_000)
+EVERYTHING = CompactionOptions(bytes_min=1, block_bytes=8_000)
 
 
 def unhurried(_: int) -> bool:
@@ -70,7 +70,7 @@ def test_a_prefix_of_files_is_dropped_for_good(
     stored: Path, commits: list[Commit], open_journal: Open
 ) -> None:
     journal = open_journal(stored, SMALL).journal
-    pieces = journal.pieces()
+    pieces = journal.log_files()
     assert [piece.sealed for piece in pieces] == [True] * (len(pieces) - 1) + [False]
     assert pieces[0].first == 1
     assert pieces[-1].last == len(commits)
@@ -88,7 +88,7 @@ def test_a_prefix_of_files_is_dropped_for_good(
     again = open_journal(stored, SMALL)
     assert [sequence for sequence, _ in again.replayed] == list(range(until + 1, len(commits) + 1))
     check_holds(again.journal, commits, dropped=until)
-    assert again.journal.pieces() == pieces[2:]
+    assert again.journal.log_files() == pieces[2:]
 
 
 def test_the_written_segment_is_dropped_once_it_is_sealed(
@@ -120,13 +120,13 @@ def test_the_age_of_a_piece_is_the_end_of_its_newest_bucket(
 
     journal = open_journal(stored, SMALL).journal
     for opened in (journal, open_journal(stored, SMALL).journal):
-        for piece in opened.pieces():
+        for piece in opened.log_files():
             assert piece.newest_us == newest(piece.first, piece.last)
     assert journal.merge(EVERYTHING, unhurried)
-    merged = journal.pieces()
+    merged = journal.log_files()
     assert len(merged) == 2
     assert [p.newest_us for p in merged] == [newest(p.first, p.last) for p in merged]
-    assert open_journal(stored, SMALL).journal.pieces() == merged
+    assert open_journal(stored, SMALL).journal.log_files() == merged
 
 
 def test_merged_files_are_dropped_too(
@@ -134,7 +134,7 @@ def test_merged_files_are_dropped_too(
 ) -> None:
     journal = open_journal(stored, SMALL).journal
     journal.merge(EVERYTHING, unhurried)
-    [merged, _] = journal.pieces()
+    [merged, _] = journal.log_files()
     table = journal.read(2)
     assert journal.drop(merged.last - 1).files == 0, "never a part of a file"
     assert journal.drop(merged.last).files == 1
@@ -148,7 +148,7 @@ def test_a_dropped_batch_with_other_rows_is_a_conflict(
     stored: Path, commits: list[Commit], make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(stored, SMALL).journal
-    journal.drop(journal.pieces()[0].last)
+    journal.drop(journal.log_files()[0].last)
     other = make_commit(0, rows=7, producer=commits[0].producer)
     [result] = journal.append([other])
     assert isinstance(result, BatchConflict)
@@ -169,12 +169,12 @@ def test_a_mark_of_an_earlier_version_knows_the_number_of_rows_alone(
     stored: Path, commits: list[Commit], make_commit: Make, open_journal: Open
 ) -> None:
     open_journal(stored, SMALL).journal.drop(3)
-    with pa.ipc.open_stream(load_record(mark_path(stored))) as reader:
+    with pa.ipc.open_stream(load_record(log_start_path(stored))) as reader:
         table = reader.read_all().drop_columns(["observations_crc"])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    RecordDirectory(stored, RealDisk()).save(retention.MARK, bytes(sink.getvalue()))
+    MetadataFiles(stored, RealDisk()).save(retention.LOG_START_FILE, bytes(sink.getvalue()))
     journal = open_journal(stored, SMALL).journal
     rows, producer = commits[0].observations.num_rows, commits[0].producer
     other = replace(make_commit(99, rows=rows, producer=producer), batch=0)
@@ -206,11 +206,11 @@ def test_a_mark_is_cut_to_what_a_record_may_hold(monkeypatch: pytest.MonkeyPatch
     rng = np.random.default_rng(1)
     names = [bytes(rng.integers(97, 122, 60).tolist()).decode() for _ in range(2000)]
     news = pa.table([names, range(2000), range(1, 2001), *[[1] * 2000] * 3], schema=BATCHES)
-    whole = Mark().moved(2000, news)
+    whole = LogStart().advance(2000, news)
     assert len(whole.batches) == 2000
-    assert Mark.from_bytes(whole.to_bytes()).batches.batches.equals(whole.batches.batches)
-    monkeypatch.setattr(retention, "MARK_BYTES_MAX", 40_000)
-    cut = Mark().moved(2000, news)
+    assert LogStart.from_bytes(whole.to_bytes()).batches.batches.equals(whole.batches.batches)
+    monkeypatch.setattr(retention, "LOG_START_BYTES_MAX", 40_000)
+    cut = LogStart().advance(2000, news)
     assert len(cut.to_bytes()) <= 40_000
     assert 200 < len(cut.batches) < 2000
     assert cut.batches.find(names[-1], 1999) == Committed(2000, 1, 1, duplicate=True)
@@ -237,7 +237,7 @@ def test_dropped_batches_against_a_dict(rows: list[tuple[str, int, int]], split:
         ],
         schema=BATCHES,
     )
-    found = DroppedBatches(table.slice(0, split)).joined(table.slice(split))
+    found = TruncatedProducers(table.slice(0, split)).merge(table.slice(split))
     for sequence, (producer, batch, count) in enumerate(rows, start=1):
         assert found.find(producer, batch) == Committed(sequence, count, 1, duplicate=True)
         assert found.find("nobody", batch) is None
@@ -285,7 +285,7 @@ def play(directory: Path, steps: list[tuple[str, int]], make: Make, open_journal
             [again] = journal.append([history[number % len(history)]])
             assert (again.sequence, again.duplicate) == (number % len(history) + 1, True)
         elif step == "drop":
-            ends = [piece.last for piece in journal.pieces() if piece.sealed]
+            ends = [piece.last for piece in journal.log_files() if piece.sealed]
             before, dropped = dropped, max([dropped, *(end for end in ends if end <= number)])
             assert journal.drop(number).commits == dropped - before
         elif step == "seal":
@@ -363,7 +363,7 @@ def test_a_missing_file_is_damage_unless_it_was_dropped(
     stored: Path, commits: list[Commit], open_journal: Open
 ) -> None:
     journal = open_journal(stored, SMALL).journal
-    pieces = journal.pieces()
+    pieces = journal.log_files()
     journal.drop(pieces[1].last)
     journal.close()
     path = stored / f"{pieces[2].first:020d}.segment"
@@ -373,11 +373,11 @@ def test_a_missing_file_is_damage_unless_it_was_dropped(
         open_journal(stored, SMALL)
     path.write_bytes(held)
     check_holds(open_journal(stored, SMALL).journal, commits, dropped=pieces[1].last)
-    mark = mark_path(stored).read_bytes()
-    mark_path(stored).unlink()
+    mark = log_start_path(stored).read_bytes()
+    log_start_path(stored).unlink()
     with pytest.raises(DataDamaged, match="expected the segment of sequence 1 next"):
         open_journal(stored, SMALL)
-    mark_path(stored).write_bytes(mark[:-1] + b"?")
+    log_start_path(stored).write_bytes(mark[:-1] + b"?")
     with pytest.raises(DataDamaged, match=r"dropped\.record"):
         open_journal(stored, SMALL)
 
@@ -388,6 +388,6 @@ def test_a_mark_of_a_later_format_is_refused() -> None:
     with pa.ipc.new_stream(sink, BATCHES.with_metadata(stamp)) as writer:
         writer.write_table(BATCHES.empty_table().replace_schema_metadata(stamp))
     with pytest.raises(ConfigError, match="of format 1, got 2"):
-        Mark.from_bytes(sink.getvalue())
+        LogStart.from_bytes(sink.getvalue())
     with pytest.raises(DataDamaged, match="expected the mark"):
-        Mark.from_bytes(b"anything")
+        LogStart.from_bytes(b"anything")

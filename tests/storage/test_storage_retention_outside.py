@@ -13,10 +13,10 @@ from galileo.errors import DataDropped
 from galileo.model.schema import Schema
 from galileo.storage.backup import BackupOptions, backup, restore
 from galileo.storage.commits import Commit, Committed
+from galileo.storage.compaction import CompactionOptions, pick_compaction
 from galileo.storage.journal import PartitionJournal
-from galileo.storage.merging import MergeOptions, due
 from galileo.storage.partition_files import Partition
-from galileo.storage.retention import load_mark, mark_path
+from galileo.storage.retention import load_log_start, log_start_path
 from galileo.storage.store import Store
 from galileo.storage.verify import verify
 from galileo.storage.writer import JournalOptions
@@ -62,13 +62,13 @@ def node(tmp_path: Path, schema: Schema, make_commit: Make) -> Path:
         journal = store.journal("nam", 3)
         for batch in range(12):
             journal.append([make_commit(batch, rows=20)])
-        journal.drop(journal.pieces()[1].last)
+        journal.drop(journal.log_files()[1].last)
     return directory
 
 
 def test_verify_and_backup_know_the_mark(node: Path, tmp_path: Path, make_commit: Make) -> None:
     commits = [make_commit(batch, rows=20) for batch in range(12)]
-    until = load_mark(node / "journals/nam/3").until
+    until = load_log_start(node / "journals/nam/3").until
     assert until > 0
     report = verify(node)
     assert report.damages == ()
@@ -84,7 +84,7 @@ def test_verify_and_backup_know_the_mark(node: Path, tmp_path: Path, make_commit
 
 def test_verify_names_what_is_missing_above_the_mark(node: Path) -> None:
     partition = node / "journals/nam/3"
-    until = load_mark(partition).until
+    until = load_log_start(partition).until
     left = sorted(partition.glob("*.segment"))
     left[0].unlink()
     [damage] = verify(node).damages
@@ -92,12 +92,12 @@ def test_verify_names_what_is_missing_above_the_mark(node: Path) -> None:
     for path in left[1:]:
         path.unlink()
     [damage] = verify(node).damages
-    assert (damage.file, damage.sequence) == (str(mark_path(partition)), until + 1)
+    assert (damage.file, damage.sequence) == (str(log_start_path(partition)), until + 1)
     assert "the file behind that is missing" in damage.reason
-    stored = bytearray(mark_path(partition).read_bytes())
+    stored = bytearray(log_start_path(partition).read_bytes())
     stored[40] ^= 1
-    mark_path(partition).write_bytes(stored)
-    assert [damage.file for damage in verify(node).damages] == [str(mark_path(partition))]
+    log_start_path(partition).write_bytes(stored)
+    assert [damage.file for damage in verify(node).damages] == [str(log_start_path(partition))]
 
 
 def test_leftovers_under_the_mark_are_no_damage(
@@ -112,7 +112,7 @@ def test_leftovers_under_the_mark_are_no_damage(
     with Store.open(node, SMALL, wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
         assert not leftover.exists()
-        check_holds(store.journal("nam", 3), commits, dropped=load_mark(partition).until)
+        check_holds(store.journal("nam", 3), commits, dropped=load_log_start(partition).until)
 
 
 def test_a_backup_beside_a_drop_is_one_of_before_or_after(
@@ -154,8 +154,8 @@ def test_segments_far_apart_in_time_are_not_merged() -> None:
         newest_us: int
 
     sealed: Any = [Sealed(10, t) for t in (0, 4, 9, 11, 13, 30)]
-    options = MergeOptions(bytes_min=1000, bytes_max=2000, span_us=10)
-    assert [one.newest_us for one in due(sealed, options)] == [0, 4, 9]
-    assert [one.newest_us for one in due(sealed[3:], options)] == [11, 13]
-    assert due(sealed[5:], options) == (), "more may come"
-    assert due(sealed, dataclasses.replace(options, span_us=None)) == ()
+    options = CompactionOptions(bytes_min=1000, bytes_max=2000, span_us=10)
+    assert [one.newest_us for one in pick_compaction(sealed, options)] == [0, 4, 9]
+    assert [one.newest_us for one in pick_compaction(sealed[3:], options)] == [11, 13]
+    assert pick_compaction(sealed[5:], options) == (), "more may come"
+    assert pick_compaction(sealed, dataclasses.replace(options, span_us=None)) == ()

@@ -10,8 +10,8 @@ import pytest
 
 from galileo.errors import DataDamaged, DataDropped
 from galileo.storage import segment as module
+from galileo.storage.compaction import CompactionOptions
 from galileo.storage.journal import Commit, PartitionJournal
-from galileo.storage.merging import MergeOptions
 from galileo.storage.writer import JournalOptions
 
 Make = Callable[..., Commit]
@@ -95,7 +95,7 @@ def test_merging_and_dropping_forget_what_was_decoded(
 ) -> None:
     before = [journal.read(sequence) for sequence in range(1, len(commits) + 1)]
     assert len(decoded(journal)) == len(commits)
-    assert journal.merge(MergeOptions(bytes_min=1, block_bytes=8_000), lambda _: True)
+    assert journal.merge(CompactionOptions(bytes_min=1, block_bytes=8_000), lambda _: True)
     merged = journal._segments[0].next_sequence
     assert min(decoded(journal)) == merged
     for sequence, table in enumerate(before, start=1):
@@ -115,7 +115,7 @@ def test_what_is_decoded_while_its_file_is_deleted_is_not_kept(
 
     def deleted_meanwhile(*args: Any) -> Any:
         batch = decode(*args)
-        journal._maps.forget(journal._segment_of(1).path)
+        journal._maps.evict(journal._segment_of(1).path)
         return batch
 
     monkeypatch.setattr(module, "decode_body", deleted_meanwhile)

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from galileo.errors import InputError, Unavailable
 from galileo.model.schema import Schema
 from galileo.storage import partition_files
-from galileo.storage.blocks import read_index
+from galileo.storage.compacted_format import read_index
+from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import RealDisk
 from galileo.storage.frame import ALIGNMENT, HEADER_BYTES_MAX, decode_header
 from galileo.storage.journal import Commit
-from galileo.storage.merging import MergeOptions
-from galileo.storage.segment_check import check_segment
+from galileo.storage.segment_verify import check_segment
 from galileo.storage.store import Store
 from galileo.storage.verify import Report, bytes_to_read, verify
 from galileo.storage.writer import JournalOptions
@@ -229,7 +229,7 @@ def test_it_works_beside_the_process_that_holds_the_directory(
             assert report.commits == 9 + batch + 1
 
 
-EVERYTHING = MergeOptions(bytes_min=1, block_bytes=9_000)
+EVERYTHING = CompactionOptions(bytes_min=1, block_bytes=9_000)
 
 
 def merged(node: Path, disk: RealDisk) -> Path:
@@ -293,7 +293,7 @@ def test_segments_that_are_merged_while_they_are_listed_are_not_missed(
 
             return looked
 
-        for name in ("segment_paths", "merged_paths"):
+        for name in ("segment_paths", "compacted_segment_paths"):
             look = getattr(partition_files, name)
             monkeypatch.setattr(partition_files, name, looking(look))
         report = verify(node)

@@ -1,4 +1,4 @@
-"""Copying a partition's files to another node's directory, piece by piece."""
+"""Copies of a partition's files in another node's directory, written chunk by chunk."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 from galileo.errors import DataDamaged
+from galileo.storage.compacted_segment import compacted_segment_paths
 from galileo.storage.disk import Disk, make_directory, read_at, write_all
 from galileo.storage.frame import checksum
-from galileo.storage.merged import merged_paths
 from galileo.storage.partition_files import check_file
-from galileo.storage.retention import load_mark, mark_path
+from galileo.storage.retention import load_log_start, log_start_path
 from galileo.storage.segment import segment_name, segment_paths
 
 READ_BYTES = 4 << 20
@@ -102,23 +102,23 @@ class PartitionCopy:
             os.close(descriptor)
         self._disk.sync_directory(self._directory)
 
-    def put_mark(self, data: bytes) -> None:
+    def write_log_start(self, data: bytes) -> None:
         """Writes the record of what retention dropped; nothing where there is none.
 
         Where it has dropped all that there was, the empty file that stands behind a mark is
         made, too: files without commits are not listed.
         """
-        path = mark_path(self._directory)
+        path = log_start_path(self._directory)
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path)
         if data:
             self.write(path.name, data, offset=0)
             self.finish(path.name, size=len(data))
-            self._make_file_behind(load_mark(self._directory).until)
+            self._make_file_behind(load_log_start(self._directory).until)
         self._disk.sync_directory(self._directory)
 
     def _make_file_behind(self, until: int) -> None:
-        files = [*merged_paths(self._directory), *segment_paths(self._directory)]
+        files = [*compacted_segment_paths(self._directory), *segment_paths(self._directory)]
         if until and not any(int(path.stem) > until for path in files):
             os.close(self._disk.create(self._directory / segment_name(until + 1)))
 

@@ -10,8 +10,8 @@ import pytest
 
 from galileo.errors import DataDamaged
 from galileo.model.schema import Schema
-from galileo.storage.copying import file_checksum, read_piece
 from galileo.storage.partition_files import INCOMING_KIND, partitions
+from galileo.storage.replica_files import file_checksum, read_piece
 from galileo.storage.store import Store
 from galileo.storage.verify import verify
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from galileo.errors import DataDamaged, InputError, PartitionStopped
 from galileo.storage.disk import Disk, make_directory, write_all
 from galileo.storage.frame import checksum
-from galileo.storage.segment import damaged
+from galileo.storage.segment import corrupt_error
 
 SUFFIX = ".record"
 TEMPORARY = ".tmp"
@@ -38,7 +38,7 @@ def record_name(name: str) -> str:
     return name
 
 
-class RecordDirectory:
+class MetadataFiles:
     """The records of one directory, which is made when the first one is saved.
 
     Each operation is atomic and durable; two that change one record must not run at once.
@@ -69,7 +69,7 @@ class RecordDirectory:
                 self._made = True
             self._replace(path, data)
         except OSError as error:
-            raise _refused(path, error) from error
+            raise _not_saved(path, error) from error
 
     def load(self, name: str) -> bytes | None:
         """The data of a record, None where there is none.
@@ -105,7 +105,7 @@ class RecordDirectory:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise _refused(path, error) from error
+            raise _not_saved(path, error) from error
 
     def _path(self, name: str) -> Path:
         return self._directory / (record_name(name) + SUFFIX)
@@ -150,19 +150,19 @@ def load_record(path: Path) -> bytes | None:
 
 def _decode(path: Path, stored: bytes) -> bytes:
     if len(stored) < _HEADER.size:
-        raise _damage(path, f"expected at least {_HEADER.size} bytes, got {len(stored)}")
+        raise _corrupt_record(path, f"expected at least {_HEADER.size} bytes, got {len(stored)}")
     magic, length, crc = _HEADER.unpack_from(stored)
     data = stored[_HEADER.size :]
     if magic != _MAGIC or length != len(data) or crc != checksum([data]):
-        raise _damage(path, "its magic, length or checksum is wrong")
+        raise _corrupt_record(path, "its magic, length or checksum is wrong")
     return data
 
 
-def _damage(path: Path, reason: str) -> DataDamaged:
-    return damaged(path, 0, reason=reason)
+def _corrupt_record(path: Path, reason: str) -> DataDamaged:
+    return corrupt_error(path, 0, reason=reason)
 
 
-def _refused(path: Path, error: OSError) -> PartitionStopped:
+def _not_saved(path: Path, error: OSError) -> PartitionStopped:
     return PartitionStopped(
         f"the disk refused to change {path}: {error}. Check the disk and its free space, "
         "then repeat the request"

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from galileo.storage.fast_verify import skip_valid_frames
 from galileo.storage.frame import HEADER_BYTES_MAX, checksum, decode_header
 from galileo.storage.journal import Commit
-from galileo.storage.sound_frames import sound_frames
 from galileo.storage.writer import JournalOptions
 
 PARTITION = 7
@@ -42,7 +42,7 @@ def starts(stored: bytes) -> Iterator[int]:
 
 
 def walked(stored: bytes, place: int = 0, *, sequence: int = 1) -> tuple[int, int]:
-    return sound_frames(pa.py_buffer(stored), place, partition=PARTITION, sequence=sequence)
+    return skip_valid_frames(pa.py_buffer(stored), place, partition=PARTITION, sequence=sequence)
 
 
 def test_it_goes_over_all_that_is_sound(segment: bytes) -> None:
@@ -72,7 +72,7 @@ def test_it_stops_before_a_frame_that_belongs_elsewhere(segment: bytes) -> None:
     places = list(starts(segment))
     assert walked(segment, sequence=2) == (0, 2)
     memory = pa.py_buffer(segment)
-    assert sound_frames(memory, 0, partition=8, sequence=1) == (0, 1)
+    assert skip_valid_frames(memory, 0, partition=8, sequence=1) == (0, 1)
     assert walked(segment[: places[1]] + segment[places[2] :]) == (places[1], 2)
 
 

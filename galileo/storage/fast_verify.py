@@ -1,4 +1,4 @@
-"""Steps over whole and sound frames in memory, quickly.
+"""Skips valid frames in memory, quickly.
 
 Small commits make millions of frames. Here each costs one unpacking and three checksums, no
 objects; whatever is not sound in every respect is left to the slower code that can say why.
@@ -28,7 +28,7 @@ _CRC = struct.Struct("<I")
 _SIZES = frozenset(range(HEADER_BYTES_MIN, HEADER_BYTES_MAX + 1, ALIGNMENT))
 
 
-def sound_frames(
+def skip_valid_frames(
     memory: pa.Buffer, place: int, *, partition: int, sequence: int
 ) -> tuple[int, int]:
     """Goes from frame to frame as long as every byte of them is right.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from galileo.errors import DataDamaged, InputError, PartitionStopped
 from galileo.storage.disk import REAL_DISK
-from galileo.storage.records import RecordDirectory
+from galileo.storage.metadata_files import MetadataFiles
 
 NAMES = st.text("abz09_.-", min_size=1, max_size=8) | st.sampled_from([".", "..", "a.record"])
 
@@ -25,7 +25,7 @@ def test_it_is_a_dictionary_that_outlives_the_process(
     with tempfile.TemporaryDirectory() as name:
         expected: dict[str, bytes] = {}
         for record, data in changes:
-            records = RecordDirectory(Path(name) / "kind", REAL_DISK)
+            records = MetadataFiles(Path(name) / "kind", REAL_DISK)
             if data is None:
                 records.delete(record)
                 expected.pop(record, None)
@@ -33,14 +33,14 @@ def test_it_is_a_dictionary_that_outlives_the_process(
                 records.save(record, data)
                 expected[record] = data
             assert records.load(record) == expected.get(record)
-        found = RecordDirectory(Path(name) / "kind", REAL_DISK).load_all()
+        found = MetadataFiles(Path(name) / "kind", REAL_DISK).load_all()
         assert found == expected
         assert list(Path(name).iterdir()) in ([], [Path(name) / "kind"])
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "A", "a/b", "../a", "ü", "a b", "a\n", "a\0"])
 def test_other_names_are_refused(tmp_path: Path, name: str) -> None:
-    records = RecordDirectory(tmp_path, REAL_DISK)
+    records = MetadataFiles(tmp_path, REAL_DISK)
     for use in (lambda: records.save(name, b""), lambda: records.load(name)):
         with pytest.raises(InputError):
             use()
@@ -49,7 +49,7 @@ def test_other_names_are_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path: Path) -> None:
-    records = RecordDirectory(tmp_path, REAL_DISK)
+    records = MetadataFiles(tmp_path, REAL_DISK)
     records.save("ccq", b"state of a query")
     path = tmp_path / "ccq.record"
     stored = path.read_bytes()
@@ -69,7 +69,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_leaves_the_old_record(
     tmp_path: Path, faulty_disk: Any, operation: str
 ) -> None:
-    records = RecordDirectory(tmp_path, faulty_disk)
+    records = MetadataFiles(tmp_path, faulty_disk)
     records.save("ccq", b"old")
     faulty_disk.failing, faulty_disk.torn_bytes = {operation: errno.ENOSPC}, 10
     with pytest.raises(PartitionStopped, match="refused"):
@@ -85,7 +85,7 @@ def test_a_temporary_file_of_a_dead_process_is_no_record_and_in_nobodys_way(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "ccq.record.tmp").write_bytes(b"half")
-    records = RecordDirectory(tmp_path, REAL_DISK)
+    records = MetadataFiles(tmp_path, REAL_DISK)
     assert records.load_all() == {}
     records.save("ccq", b"whole")
     assert records.load_all() == {"ccq": b"whole"}
@@ -94,7 +94,7 @@ def test_a_temporary_file_of_a_dead_process_is_no_record_and_in_nobodys_way(
 def test_a_record_is_synced_before_and_after_it_takes_its_name(
     tmp_path: Path, faulty_disk: Any
 ) -> None:
-    records = RecordDirectory(tmp_path, faulty_disk)
+    records = MetadataFiles(tmp_path, faulty_disk)
     records.save("ccq", b"x")
     faulty_disk.calls.clear()
     records.save("ccq", b"y")

@@ -1,4 +1,4 @@
-"""Checks every byte of one file of commits, and goes on behind damage."""
+"""Verifies every byte of one file of commits, and continues after corruption."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from galileo.errors import ConfigError, DataDamaged
-from galileo.storage.blocks import Block, read_index
+from galileo.storage.compacted_format import Block, read_index
+from galileo.storage.fast_verify import skip_valid_frames
 from galileo.storage.frame import (
     ALIGNMENT,
     HEADER_BYTES_MAX,
@@ -20,13 +21,12 @@ from galileo.storage.frame import (
     decode_header,
 )
 from galileo.storage.recovery import is_torn
-from galileo.storage.sound_frames import sound_frames
-from galileo.storage.window import WINDOW_BYTES, Window
+from galileo.storage.sequential_reader import WINDOW_BYTES, SequentialReader
 
 SMALL_BYTES = 32 << 10
 """Frames up to here are looked at in memory, whole; so much of a window is at most read again."""
 
-PIECE_BYTES = 16 << 20
+CHUNK_BYTES = 16 << 20
 """Of a merged segment that one thread checks at a time."""
 
 RunPieces: TypeAlias = Callable[
@@ -36,7 +36,7 @@ RunPieces: TypeAlias = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class Flaw:
+class Corruption:
     """One stretch of a file that cannot be trusted.
 
     Attributes:
@@ -63,14 +63,14 @@ class FileCheck:
     next_sequence: int | None
     commits: int = 0
     torn_bytes: int = 0
-    flaws: list[Flaw] = field(default_factory=list)
+    flaws: list[Corruption] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class _Walk:
+class _VerifyCursor:
     """Where a check stands; `found` is its result so far."""
 
-    window: Window
+    window: SequentialReader
     partition: int
     last: bool
     found: FileCheck
@@ -93,17 +93,17 @@ def check_segment(
         FileNotFoundError: there is no such file any more.
         ConfigError: a frame is of a format that this version does not know.
     """
-    with Window(path, window_bytes=window_bytes) as window:
+    with SequentialReader(path, window_bytes=window_bytes) as window:
         first = int(path.stem)
-        walk = _Walk(window, partition, last, FileCheck(window.size, first), first)
+        walk = _VerifyCursor(window, partition, last, FileCheck(window.size, first), first)
         while walk.offset < window.size:
-            _pass_sound_frames(walk)
+            _skip_valid_frames(walk)
             if walk.offset < window.size:
                 _check_frame(walk, path)
         return walk.found
 
 
-def check_merged(
+def check_compacted(
     path: Path, *, partition: int, window_bytes: int = WINDOW_BYTES, run: RunPieces = map
 ) -> FileCheck:
     """Reads all of a merged segment and compares it with its checksums; errors as above.
@@ -122,12 +122,12 @@ def check_merged(
     except FileNotFoundError:
         raise
     except (DataDamaged, OSError) as error:
-        found.flaws.append(Flaw(found.size, None, f"no index: {error}"))
+        found.flaws.append(Corruption(found.size, None, f"no index: {error}"))
         return found
     found.next_sequence = index.first_sequence + index.commits.num_rows
     if (index.partition, index.first_sequence) != (partition, int(path.stem)):
         place = f"sequence {index.first_sequence} of partition {index.partition}"
-        found.flaws.append(Flaw(0, None, f"its place is not here but at {place}"))
+        found.flaws.append(Corruption(0, None, f"its place is not here but at {place}"))
     check = functools.partial(_check_blocks, path, window_bytes=window_bytes)
     for commits, flaws in run(check, _pieces(index.blocks)):
         found.commits += commits
@@ -136,8 +136,8 @@ def check_merged(
 
 
 def _pieces(blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
-    """Consecutive blocks of about `PIECE_BYTES` together."""
-    starts = [block.offset // PIECE_BYTES for block in blocks]
+    """Consecutive blocks of about `CHUNK_BYTES` together."""
+    starts = [block.offset // CHUNK_BYTES for block in blocks]
     edges = [n for n in range(1, len(blocks)) if starts[n] != starts[n - 1]]
     for start, stop in itertools.pairwise([0, *edges, len(blocks)]):
         yield blocks[start:stop]
@@ -145,10 +145,10 @@ def _pieces(blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
 
 def _check_blocks(
     path: Path, blocks: Sequence[Block], *, window_bytes: int
-) -> tuple[int, list[Flaw]]:
+) -> tuple[int, list[Corruption]]:
     """How many commits are sound, and what is wrong with the others."""
     commits, found = 0, []
-    with Window(path, window_bytes=window_bytes) as window:
+    with SequentialReader(path, window_bytes=window_bytes) as window:
         for block in blocks:
             flaws = list(_block_flaws(window, block))
             commits += 0 if flaws else block.entry.commits
@@ -156,7 +156,7 @@ def _check_blocks(
     return commits, found
 
 
-def _block_flaws(window: Window, block: Block) -> Iterator[Flaw]:
+def _block_flaws(window: SequentialReader, block: Block) -> Iterator[Corruption]:
     entry, last = block.entry, block.last_sequence
     parts = (
         ("paths", block.offset, entry.paths_bytes, entry.paths_crc),
@@ -174,17 +174,17 @@ def _block_flaws(window: Window, block: Block) -> Iterator[Flaw]:
         except OSError as error:
             right, reason = False, f"the disk cannot read the {what} to sequence {last}: {error}"
         if not right:
-            yield Flaw(offset, block.first_sequence, reason)
+            yield Corruption(offset, block.first_sequence, reason)
 
 
-def _pass_sound_frames(walk: _Walk) -> None:
+def _skip_valid_frames(walk: _VerifyCursor) -> None:
     """Moves behind all sound frames that are small; larger ones lose nothing one by one."""
     while walk.offset < walk.window.size:
         try:
-            memory, place = walk.window.loaded(walk.offset, SMALL_BYTES)
+            memory, place = walk.window.is_loaded(walk.offset, SMALL_BYTES)
         except OSError:
             return
-        end, sequence = sound_frames(
+        end, sequence = skip_valid_frames(
             memory, place, partition=walk.partition, sequence=walk.sequence
         )
         if end == place:
@@ -194,7 +194,7 @@ def _pass_sound_frames(walk: _Walk) -> None:
         walk.sequence = walk.found.next_sequence = sequence
 
 
-def _check_frame(walk: _Walk, path: Path) -> None:
+def _check_frame(walk: _VerifyCursor, path: Path) -> None:
     """Checks the frame at the walk's offset, and moves behind it or behind the damage."""
     header, complaint = _header(walk)
     if header is not None and not complaint:
@@ -207,11 +207,11 @@ def _check_frame(walk: _Walk, path: Path) -> None:
         walk.found.torn_bytes = walk.window.size - walk.offset
         walk.offset = walk.window.size
     else:
-        walk.found.flaws.append(Flaw(walk.offset, walk.sequence, complaint))
+        walk.found.flaws.append(Corruption(walk.offset, walk.sequence, complaint))
         _step_over(walk, header)
 
 
-def _header(walk: _Walk) -> tuple[FrameHeader | None, str]:
+def _header(walk: _VerifyCursor) -> tuple[FrameHeader | None, str]:
     """The header at the walk's offset if it is the one that belongs there, or what is wrong."""
     try:
         header = decode_header(walk.window.bytes_at(walk.offset, HEADER_BYTES_MAX))
@@ -228,7 +228,7 @@ def _header(walk: _Walk) -> tuple[FrameHeader | None, str]:
     )
 
 
-def _bodies(walk: _Walk, header: FrameHeader) -> str:
+def _bodies(walk: _VerifyCursor, header: FrameHeader) -> str:
     paths, observations = header.paths_offset, header.observations_offset
     checks = (
         ("paths", walk.offset + paths, header.paths_bytes, header.paths_crc),
@@ -251,7 +251,7 @@ def _bodies(walk: _Walk, header: FrameHeader) -> str:
     return ""
 
 
-def _is_tail(path: Path, walk: _Walk, header: FrameHeader | None) -> bool:
+def _is_tail(path: Path, walk: _VerifyCursor, header: FrameHeader | None) -> bool:
     if header is None and _is_misplaced(walk):
         return False
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -263,7 +263,7 @@ def _is_tail(path: Path, walk: _Walk, header: FrameHeader | None) -> bool:
         os.close(descriptor)
 
 
-def _is_misplaced(walk: _Walk) -> bool:
+def _is_misplaced(walk: _VerifyCursor) -> bool:
     """Whether a whole header stands at the offset, though not the one that belongs there."""
     try:
         decode_header(walk.window.bytes_at(walk.offset, HEADER_BYTES_MAX))
@@ -272,12 +272,12 @@ def _is_misplaced(walk: _Walk) -> bool:
     return True
 
 
-def _advance(walk: _Walk, header: FrameHeader, offset: int) -> None:
+def _advance(walk: _VerifyCursor, header: FrameHeader, offset: int) -> None:
     walk.offset = offset + header.frame_bytes
     walk.sequence = walk.found.next_sequence = header.sequence + 1
 
 
-def _step_over(walk: _Walk, header: FrameHeader | None) -> None:
+def _step_over(walk: _VerifyCursor, header: FrameHeader | None) -> None:
     """Goes on with the frame behind a damaged one, searching where its length is not known."""
     if header is not None:
         _advance(walk, header, walk.offset)
@@ -289,7 +289,7 @@ def _step_over(walk: _Walk, header: FrameHeader | None) -> None:
     walk.offset, walk.found.next_sequence = walk.window.size, None
 
 
-def _headers_after(walk: _Walk) -> Iterator[tuple[int, FrameHeader]]:
+def _headers_after(walk: _VerifyCursor) -> Iterator[tuple[int, FrameHeader]]:
     """Whole headers at and behind the walk's offset, with their places."""
     window, place = walk.window, walk.offset
     while place < window.size:

@@ -17,7 +17,7 @@ WINDOW_BYTES = 1 << 20
 """Large enough that a call costs nothing, small enough to stay in the processor's cache."""
 
 
-class Window:
+class SequentialReader:
     """A file as far as it reached when it was opened; one thread.
 
     Attributes:
@@ -32,7 +32,7 @@ class Window:
         self._buffer = pa.py_buffer(self._memory)
         self._start = self._stop = 0
 
-    def __enter__(self) -> Window:
+    def __enter__(self) -> SequentialReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +52,7 @@ class Window:
             return read_at(self.descriptor, min(size, self.size - offset), offset=offset)
         return self.bytes_at(offset, size)
 
-    def loaded(self, offset: int, least: int) -> tuple[pa.Buffer, int]:
+    def is_loaded(self, offset: int, least: int) -> tuple[pa.Buffer, int]:
         """What is in memory around `offset`, until the next call, and where that is in it.
 
         At least `least` bytes from there on, fewer only where the file or the window ends.

@@ -1,4 +1,4 @@
-"""The format of merged segments: encoding and decoding, no I/O but reading an index.
+"""The file format of compacted segments: encoding and decoding; only the index is read here.
 
     block 1 | block 2 | … | index | trailer
 

@@ -1,4 +1,4 @@
-"""Merges sealed segments of a partition into one compressed file, without changing a commit.
+"""Compaction: sealed segments of a partition become one compressed file with the same commits.
 
 Steps, each durable before the next: the new file is written under a name that recovery
 removes; it is synced and read back; it gets its final name; then the segments that it replaces
@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from galileo.errors import ConfigError, DataDamaged, GalileoError
 from galileo.model.schema import Schema
-from galileo.storage.blocks import BlockEntry, encode_batch, encode_index
+from galileo.storage.compacted_format import BlockEntry, encode_batch, encode_index
+from galileo.storage.compacted_segment import UNFINISHED, compacted_name
 from galileo.storage.disk import Disk, read_at, write_all
 from galileo.storage.frame import (
     HEADER_BYTES_MAX,
@@ -30,20 +31,19 @@ from galileo.storage.frame import (
     decode_body,
     decode_header,
 )
-from galileo.storage.merged import UNFINISHED, merged_name
-from galileo.storage.segment import Segment, damaged
-from galileo.storage.segment_check import check_merged
+from galileo.storage.segment import Segment, corrupt_error
+from galileo.storage.segment_verify import check_compacted
 
-MERGE_BYTES_MIN = 256 << 20
-MERGE_BYTES_MAX = 1 << 30
+COMPACTION_BYTES_MIN = 256 << 20
+COMPACTION_BYTES_MAX = 1 << 30
 BLOCK_BYTES = 1 << 20
 
-Pace: TypeAlias = Callable[[int], bool]
+RateLimit: TypeAlias = Callable[[int], bool]
 """Told how many bytes were read since the last call; waits; says whether to go on."""
 
 
 @dataclass(frozen=True, slots=True)
-class MergeOptions:
+class CompactionOptions:
     """When and how sealed segments are merged; sizes are of the segments' files.
 
     Args:
@@ -54,8 +54,8 @@ class MergeOptions:
             microseconds; what fits is merged then, however little it is. None: by any.
     """
 
-    bytes_min: int = MERGE_BYTES_MIN
-    bytes_max: int = MERGE_BYTES_MAX
+    bytes_min: int = COMPACTION_BYTES_MIN
+    bytes_max: int = COMPACTION_BYTES_MAX
     block_bytes: int = BLOCK_BYTES
     span_us: int | None = None
 
@@ -68,7 +68,7 @@ class MergeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class Compaction:
     """What is to be merged.
 
     Attributes:
@@ -99,7 +99,7 @@ class _Output:
     entries: list[BlockEntry] = field(default_factory=list)
 
 
-def due(sealed: Sequence[Segment], options: MergeOptions) -> tuple[Segment, ...]:
+def pick_compaction(sealed: Sequence[Segment], options: CompactionOptions) -> tuple[Segment, ...]:
     """Which of the sealed segments, oldest first, are to become one; none while they are few."""
     chosen: list[Segment] = []
     size, is_complete = 0, False
@@ -120,7 +120,7 @@ def _span(segment: Segment, chosen: Sequence[Segment]) -> int:
     return max(newest) - min(newest)
 
 
-def write_merged(merge: Merge, *, disk: Disk, pace: Pace) -> Path | None:
+def write_compacted(merge: Compaction, *, disk: Disk, pace: RateLimit) -> Path | None:
     """Writes the merged segment and gives it its final name; the sources stay.
 
     Cost: one block of frames in memory. Each frame is checked, so damage is not passed on.
@@ -140,7 +140,7 @@ def write_merged(merge: Merge, *, disk: Disk, pace: Pace) -> Path | None:
             temporary.unlink()
             return None
         _check(temporary, merge.partition)
-        final = merge.directory / merged_name(first)
+        final = merge.directory / compacted_name(first)
         disk.rename(temporary, final)
     except (OSError, GalileoError):
         with contextlib.suppress(OSError):
@@ -150,7 +150,7 @@ def write_merged(merge: Merge, *, disk: Disk, pace: Pace) -> Path | None:
     return final
 
 
-def _write(path: Path, merge: Merge, *, disk: Disk, pace: Pace) -> bool:
+def _write(path: Path, merge: Compaction, *, disk: Disk, pace: RateLimit) -> bool:
     output = _Output(disk.create(path))
     try:
         for block in _blocks(merge):
@@ -187,7 +187,7 @@ def _entry(commits: int, paths: Body, observations: Body) -> BlockEntry:
     )
 
 
-def _blocks(merge: Merge) -> Iterator[list[_Frame]]:
+def _blocks(merge: Compaction) -> Iterator[list[_Frame]]:
     """The frames of all sources, together as long as a block has room."""
     block: list[_Frame] = []
     size = 0
@@ -201,7 +201,7 @@ def _blocks(merge: Merge) -> Iterator[list[_Frame]]:
     yield block
 
 
-def _frames(source: Segment, merge: Merge) -> Iterator[_Frame]:
+def _frames(source: Segment, merge: Compaction) -> Iterator[_Frame]:
     """The frames of a segment, read through the file and checked whole."""
     offset = 0
     with source.path.open("rb", buffering=0) as file:
@@ -211,12 +211,12 @@ def _frames(source: Segment, merge: Merge) -> Iterator[_Frame]:
                 if frame.header.sequence != sequence:
                     raise DataDamaged(f"expected sequence {sequence}, got {frame.header.sequence}")
             except DataDamaged as error:
-                raise damaged(source.path, offset, reason=error.message) from error
+                raise corrupt_error(source.path, offset, reason=error.message) from error
             yield frame
             offset += frame.header.frame_bytes
 
 
-def _frame(descriptor: int, offset: int, merge: Merge) -> _Frame:
+def _frame(descriptor: int, offset: int, merge: Compaction) -> _Frame:
     header = decode_header(read_at(descriptor, HEADER_BYTES_MAX, offset=offset))
     data = pa.py_buffer(read_at(descriptor, header.frame_bytes, offset=offset))
     paths = data.slice(header.paths_offset, header.paths_bytes)
@@ -236,9 +236,9 @@ def _frame(descriptor: int, offset: int, merge: Merge) -> _Frame:
 
 def _check(path: Path, partition: int) -> None:
     """Reads the new file back before anything else depends on it."""
-    found = check_merged(path, partition=partition)
+    found = check_compacted(path, partition=partition)
     if found.flaws:
         flaw = found.flaws[0]
-        raise damaged(
+        raise corrupt_error(
             path, flaw.offset, reason=f"just written, it reads differently: {flaw.reason}"
         )

@@ -1,7 +1,7 @@
-"""Very many small durable values by name: as many as may be with one sync.
+"""A log of very many small durable values by name, with as few syncs as possible.
 
-Values are written in batches, each a record of its own (`galileo.storage.records`) under the next
-number, so a batch is there as a whole or not at all. Of a name the value in the newest batch
+Values are written in batches, each a record of its own (`galileo.storage.metadata_files`) under the
+next number, so a batch is there as a whole or not at all. Of a name the value in the newest batch
 counts; a deletion is an entry without a value. When there are many batches, what counts of the
 small ones and of those that hold mostly what is outdated goes into a new one, behind which they are
 deleted. So whatever a crash leaves says the same, and the space taken is about twice what counts.
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from galileo.errors import DataDamaged
 from galileo.storage.disk import Disk
-from galileo.storage.records import RecordDirectory, record_name
-from galileo.storage.segment import damaged
+from galileo.storage.metadata_files import MetadataFiles, record_name
+from galileo.storage.segment import corrupt_error
 
 BATCH_BYTES_MAX = 8 << 20
 """Values of one batch; a single one may exceed it."""
@@ -41,7 +41,7 @@ class _Batch:
     names: dict[str, int] = field(default_factory=dict)
 
 
-class RecordBatches:
+class MetadataLog:
     """The batches of one directory. One thread at a time may use it.
 
     Raises:
@@ -50,15 +50,15 @@ class RecordBatches:
 
     def __init__(self, directory: Path, disk: Disk, *, batches_max: int = BATCHES_MAX) -> None:
         self._path = directory
-        self._files = RecordDirectory(directory, disk)
+        self._files = MetadataFiles(directory, disk)
         self._batches_max = batches_max
         self._batches: dict[int, _Batch] = {}
         self._newest: dict[str, int] = {}
         self._merged = 0
         for name, data in self._files.load_all().items():
-            self._note(self._number(name), dict(self._entries(name, data)), len(data))
+            self._index_batch(self._number(name), dict(self._entries(name, data)), len(data))
         self._last = max(self._batches, default=0)
-        self._forget_empty()
+        self._delete_empty()
 
     def __contains__(self, name: str) -> bool:
         """Whether there is an entry, be it that it was deleted."""
@@ -90,12 +90,12 @@ class RecordBatches:
     # --- inside ------------------------------------------------------------------------------
 
     def _write(self, values: Values) -> None:
-        data = b"".join(_encoded(name, value) for name, value in values.items())
+        data = b"".join(_encode_entry(name, value) for name, value in values.items())
         self._files.save(f"{self._last + 1:016d}", data)
         self._last += 1
-        self._note(self._last, values, len(data))
+        self._index_batch(self._last, values, len(data))
 
-    def _note(self, number: int, values: Values, size: int) -> None:
+    def _index_batch(self, number: int, values: Values, size: int) -> None:
         """A batch has come that is newer than all others."""
         batch = self._batches[number] = _Batch(size)
         for name, value in values.items():
@@ -125,10 +125,10 @@ class RecordBatches:
                     del self._newest[name], live[name]
         for part in _parts(kept):
             self._write(part)
-        self._forget_empty()
+        self._delete_empty()
         self._merged = len(self._batches)
 
-    def _forget_empty(self) -> None:
+    def _delete_empty(self) -> None:
         """Deletes the batches of which nothing counts, the oldest first."""
         for number in [n for n, batch in sorted(self._batches.items()) if not batch.names]:
             self._files.delete(f"{number:016d}")
@@ -138,7 +138,7 @@ class RecordBatches:
         name = f"{number:016d}"
         data = self._files.load(name)
         if data is None:
-            raise damaged(self._path / f"{name}.record", 0, reason="the file is missing")
+            raise corrupt_error(self._path / f"{name}.record", 0, reason="the file is missing")
         return dict(self._entries(name, data))
 
     def _entries(self, name: str, data: bytes) -> Iterator[tuple[str, bytes | None]]:
@@ -148,26 +148,26 @@ class RecordBatches:
                 name_bytes, value_bytes = _ENTRY.unpack_from(data, at)
                 at += _ENTRY.size + name_bytes
                 if value_bytes < _DELETED:
-                    raise self._strange(name, f"a value claims {value_bytes} bytes")
+                    raise self._unexpected_file(name, f"a value claims {value_bytes} bytes")
                 key = data[at - name_bytes : at].decode()
                 value = None if value_bytes == _DELETED else data[at : at + value_bytes]
                 at += max(0, value_bytes)
                 yield key, value
         except (struct.error, UnicodeDecodeError) as error:
-            raise self._strange(name, str(error)) from error
+            raise self._unexpected_file(name, str(error)) from error
         if at != len(data):
-            raise self._strange(name, "its last value is cut off")
+            raise self._unexpected_file(name, "its last value is cut off")
 
     def _number(self, name: str) -> int:
         if not name.isdecimal():
-            raise self._strange(name, "it is not named by a number")
+            raise self._unexpected_file(name, "it is not named by a number")
         return int(name)
 
-    def _strange(self, name: str, reason: str) -> DataDamaged:
-        return damaged(self._path / f"{name}.record", 0, reason=reason)
+    def _unexpected_file(self, name: str, reason: str) -> DataDamaged:
+        return corrupt_error(self._path / f"{name}.record", 0, reason=reason)
 
 
-def _encoded(name: str, value: bytes | None) -> bytes:
+def _encode_entry(name: str, value: bytes | None) -> bytes:
     size = _DELETED if value is None else len(value)
     return _ENTRY.pack(len(name), size) + name.encode() + (value or b"")
 

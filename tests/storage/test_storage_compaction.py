@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import ConfigError, DataDamaged
+from galileo.storage.compacted_segment import CACHED_BLOCKS_MAX, compacted_segment_paths
+from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import RealDisk
 from galileo.storage.frame import Buffer
 from galileo.storage.journal import Commit, PartitionJournal
-from galileo.storage.merged import CACHED_BLOCKS_MAX, merged_paths
-from galileo.storage.merging import MergeOptions
 from galileo.storage.writer import JournalOptions
 
 Make = Callable[..., Commit]
 Open = Callable[..., Any]
 
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
-EVERYTHING = MergeOptions(bytes_min=1, block_bytes=8_000)
-TWO_BLOCKS = MergeOptions(bytes_min=1, block_bytes=12_000)
+EVERYTHING = CompactionOptions(bytes_min=1, block_bytes=8_000)
+TWO_BLOCKS = CompactionOptions(bytes_min=1, block_bytes=12_000)
 
 
 def unhurried(_: int) -> bool:
@@ -91,13 +91,13 @@ def test_row_ranges_of_merged_commits_are_read(
 def test_small_amounts_wait_and_large_ones_are_cut(stored: Path, open_journal: Open) -> None:
     journal = open_journal(stored, SMALL).journal
     sizes = [path.stat().st_size for path in sorted(stored.iterdir())][:-1]
-    assert not journal.merge(MergeOptions(bytes_min=sum(sizes) + 1), unhurried)
-    two = MergeOptions(bytes_min=1, bytes_max=sizes[0] + sizes[1])
+    assert not journal.merge(CompactionOptions(bytes_min=sum(sizes) + 1), unhurried)
+    two = CompactionOptions(bytes_min=1, bytes_max=sizes[0] + sizes[1])
     rounds = 0
     while journal.merge(two, unhurried):
         rounds += 1
     assert rounds == -(-len(sizes) // 2)
-    assert len(merged_paths(stored)) == rounds
+    assert len(compacted_segment_paths(stored)) == rounds
     assert not list(stored.glob("*.merging"))
 
 
@@ -155,7 +155,7 @@ def test_random_histories_read_the_same_as_a_list(
                 bytes_max = data.draw(st.sampled_from([1, 9_000, 10**9]))
                 block_bytes = data.draw(st.sampled_from([1, 5_000, 10**9]))
                 journal.merge(
-                    MergeOptions(bytes_min=1, bytes_max=bytes_max, block_bytes=block_bytes),
+                    CompactionOptions(bytes_min=1, bytes_max=bytes_max, block_bytes=block_bytes),
                     unhurried,
                 )
             else:
@@ -256,7 +256,7 @@ def check_one_version(directory: Path, open_journal: Open, commits: list[Commit]
     again = open_journal(directory, SMALL)
     check_holds(again.journal, commits)
     assert [sequence for sequence, _ in again.replayed] == list(range(1, 13))
-    held = [*merged_paths(directory), *sorted(directory.glob("*.segment"))]
+    held = [*compacted_segment_paths(directory), *sorted(directory.glob("*.segment"))]
     assert sorted(held) == sorted(directory.iterdir())
     firsts = [int(path.stem) for path in held]
     assert firsts == sorted(set(firsts))
@@ -411,7 +411,7 @@ def test_few_decoded_blocks_are_kept(
     stored: Path, commits: list[Commit], open_journal: Open
 ) -> None:
     journal = open_journal(stored, SMALL).journal
-    journal.merge(MergeOptions(bytes_min=1, block_bytes=1), unhurried)
+    journal.merge(CompactionOptions(bytes_min=1, block_bytes=1), unhurried)
     check_holds(journal, commits)
     assert len(journal._blocks._blocks) == CACHED_BLOCKS_MAX
     table = journal.read(1)
@@ -425,7 +425,7 @@ def test_few_decoded_blocks_are_kept(
 )
 def test_wrong_thresholds_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
-        MergeOptions(**wrong)
+        CompactionOptions(**wrong)
 
 
 def test_a_file_that_reads_differently_than_written_is_not_used(

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from galileo.errors import ConfigError, DataDamaged
-from galileo.storage.blocks import TRAILER_BYTES, read_index
+from galileo.storage.compacted_format import TRAILER_BYTES, read_index
+from galileo.storage.compacted_segment import compacted_segment_paths
+from galileo.storage.compaction import CompactionOptions
 from galileo.storage.frame import ALIGNMENT
 from galileo.storage.journal import Commit
-from galileo.storage.merged import merged_paths
-from galileo.storage.merging import MergeOptions
-from galileo.storage.segment_check import check_merged
+from galileo.storage.segment_verify import check_compacted
 from galileo.storage.writer import JournalOptions
 
 Open = Callable[..., Any]
 
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
-TWO_BLOCKS = MergeOptions(bytes_min=1, block_bytes=12_000)
+TWO_BLOCKS = CompactionOptions(bytes_min=1, block_bytes=12_000)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def merged(stored: Path, open_journal: Open) -> Path:
     journal = open_journal(stored, SMALL).journal
     journal.merge(TWO_BLOCKS, lambda _: True)
     journal.close()
-    (path,) = merged_paths(stored)
+    (path,) = compacted_segment_paths(stored)
     assert len(read_index(path).blocks) > 2
     return path
 
@@ -66,7 +66,7 @@ def test_every_flipped_byte_of_a_merged_segment_is_noticed(
         changed = bytearray(stored)
         changed[place] ^= 1 << place % 8
         merged.write_bytes(changed)
-        report = check_merged(merged, partition=7)
+        report = check_compacted(merged, partition=7)
         assert len(report.flaws) == 1
         hit = [b for b in index.blocks if b.offset <= place < b.observations_offset]
         data = [
@@ -84,7 +84,7 @@ def test_every_flipped_byte_of_a_merged_segment_is_noticed(
             assert report.flaws[0].sequence == (hit[0].first_sequence if hit else None)
     merged.write_bytes(stored)
     assert outcome(merged, commits, open_journal) == set()
-    assert not check_merged(merged, partition=7).flaws
+    assert not check_compacted(merged, partition=7).flaws
 
 
 def test_a_merged_segment_of_another_length_is_damage(merged: Path, open_journal: Open) -> None:
@@ -93,7 +93,7 @@ def test_a_merged_segment_of_another_length_is_damage(merged: Path, open_journal
         merged.write_bytes(stored[:length])
         with pytest.raises(DataDamaged):
             open_journal(merged.parent, SMALL)
-        assert check_merged(merged, partition=7).flaws
+        assert check_compacted(merged, partition=7).flaws
     merged.write_bytes(stored + bytes(ALIGNMENT))
     with pytest.raises(DataDamaged):
         open_journal(merged.parent, SMALL)
@@ -106,20 +106,20 @@ def test_a_merged_segment_in_the_wrong_place_is_damage(
     shutil.copytree(merged.parent, other)
     with pytest.raises(DataDamaged, match="partition"):
         open_journal(other, SMALL, partition=8)
-    assert check_merged(merged, partition=8).flaws
+    assert check_compacted(merged, partition=8).flaws
     (tmp_path / "9").mkdir()
     misnamed = tmp_path / "9" / f"{2:020d}.merged"
     shutil.copy(merged, misnamed)
     with pytest.raises(DataDamaged, match="missing or misplaced"):
         open_journal(tmp_path / "9", SMALL)
-    assert check_merged(misnamed, partition=7).flaws
+    assert check_compacted(misnamed, partition=7).flaws
 
 
 def test_a_later_format_is_refused_and_kept(
     merged: Path, open_journal: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = merged.read_bytes()
-    monkeypatch.setattr("galileo.storage.blocks.FORMAT_VERSION", 0)
+    monkeypatch.setattr("galileo.storage.compacted_format.FORMAT_VERSION", 0)
     with pytest.raises(ConfigError, match="format 0, got 1"):
         open_journal(merged.parent, SMALL)
     assert merged.read_bytes() == stored

@@ -1,4 +1,4 @@
-"""Merged segments as readers see them: like segments, though compressed in blocks."""
+"""Compacted segments: read like segments, though compressed in blocks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pyarrow as pa
 from galileo.errors import DataDamaged
 from galileo.model.schema import Schema
 from galileo.model.times import TIME_MIN_US
-from galileo.storage.blocks import Block, Index, decode_batch, read_index
+from galileo.storage.compacted_format import Block, Index, decode_batch, read_index
 from galileo.storage.disk import read_at
 from galileo.storage.frame import FrameHeader, checksum
 from galileo.storage.recovery import Replayed
-from galileo.storage.segment import damaged
+from galileo.storage.segment import corrupt_error
 
 SUFFIX = ".merged"
 UNFINISHED = ".merging"
@@ -31,11 +31,11 @@ CACHED_BLOCK_BYTES_MAX = 32 << 20
 """Larger blocks, of one commit each, are not kept."""
 
 
-def merged_name(first_sequence: int) -> str:
+def compacted_name(first_sequence: int) -> str:
     return f"{first_sequence:020d}{SUFFIX}"
 
 
-def merged_paths(directory: Path) -> list[Path]:
+def compacted_segment_paths(directory: Path) -> list[Path]:
     """The merged segments of a partition in sequence order."""
     return sorted(directory.glob(f"{'[0-9]' * 20}{SUFFIX}"))
 
@@ -68,7 +68,7 @@ class BlockCache:
                 while len(self._blocks) > CACHED_BLOCKS_MAX:
                     self._blocks.popitem(last=False)
 
-    def forget(self, path: Path) -> None:
+    def evict(self, path: Path) -> None:
         """Drops the blocks of a file that is deleted."""
         with self._lock:
             for key in [key for key in self._blocks if key[0] == path]:
@@ -79,7 +79,7 @@ class BlockCache:
             self._blocks.clear()
 
 
-class MergedSegment:
+class CompactedSegment:
     """One merged segment file. It never changes; any number of threads read it.
 
     Of the index it keeps 8 bytes a commit.
@@ -126,7 +126,7 @@ class MergedSegment:
             DataDamaged: the block fails its checksum.
         """
         block = self._block_of(sequence)
-        return self._cut(self._read_paths(block), block, sequence, counts=self._paths)
+        return self._slice(self._read_paths(block), block, sequence, counts=self._paths)
 
     def observations(self, sequence: int) -> pa.RecordBatch:
         """The observations of a commit; reads a whole block unless it was used lately.
@@ -142,7 +142,7 @@ class MergedSegment:
             data = self._read(start, entry.observations_bytes, crc=entry.observations_crc)
             batch = self._decoded(data, self._schema.observation_schema, start)
             self._cache.put(self.path, start, batch)
-        return self._cut(batch, block, sequence, counts=self._rows)
+        return self._slice(batch, block, sequence, counts=self._rows)
 
     def replayed(self) -> Iterator[Replayed]:
         """The paths of every commit in order; observations are not touched."""
@@ -161,7 +161,7 @@ class MergedSegment:
         data = self._read(block.offset, block.entry.paths_bytes, crc=block.entry.paths_crc)
         return self._decoded(data, self._schema.path_schema, block.offset)
 
-    def _cut(
+    def _slice(
         self, batch: pa.RecordBatch, block: Block, sequence: int, *, counts: np.ndarray
     ) -> pa.RecordBatch:
         number = sequence - self.first_sequence
@@ -173,7 +173,7 @@ class MergedSegment:
     def _check_rows(self, batch: pa.RecordBatch, rows: int, offset: int) -> None:
         if batch.num_rows != rows:
             reason = f"expected a block of {rows} rows, got {batch.num_rows}"
-            raise damaged(self.path, offset, reason=reason)
+            raise corrupt_error(self.path, offset, reason=reason)
 
     def _read(self, offset: int, size: int, *, crc: int) -> bytes:
         """Through the file, not a map: a bad sector is an error here, there SIGBUS."""
@@ -185,16 +185,16 @@ class MergedSegment:
                 os.close(descriptor)
         except OSError as error:
             reason = f"the disk cannot read it: {error}"
-            raise damaged(self.path, offset, reason=reason) from error
+            raise corrupt_error(self.path, offset, reason=reason) from error
         if checksum([data]) != crc:
-            raise damaged(self.path, offset, reason="the checksum of the block is wrong")
+            raise corrupt_error(self.path, offset, reason="the checksum of the block is wrong")
         return data
 
     def _decoded(self, data: bytes, schema: pa.Schema, offset: int) -> pa.RecordBatch:
         try:
             return decode_batch(data, schema)
         except DataDamaged as error:
-            raise damaged(self.path, offset, reason=error.message) from error
+            raise corrupt_error(self.path, offset, reason=error.message) from error
 
 
 def load_index(path: Path) -> Index:
@@ -206,6 +206,6 @@ def load_index(path: Path) -> Index:
     try:
         return read_index(path)
     except DataDamaged as error:
-        raise damaged(path, path.stat().st_size, reason=error.message) from error
+        raise corrupt_error(path, path.stat().st_size, reason=error.message) from error
     except OSError as error:
-        raise damaged(path, 0, reason=f"the disk cannot read it: {error}") from error
+        raise corrupt_error(path, 0, reason=f"the disk cannot read it: {error}") from error

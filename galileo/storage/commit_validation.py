@@ -1,4 +1,4 @@
-"""What may be committed: one batch of the dataset's schema, bounded in size."""
+"""Validation of commits: one batch of the dataset's schema, bounded in size."""
 
 from __future__ import annotations
 

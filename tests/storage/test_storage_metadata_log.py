@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from galileo.errors import DataDamaged, InputError, PartitionStopped
 from galileo.storage.disk import RealDisk
-from galileo.storage.record_batches import RecordBatches
-from galileo.storage.records import RecordDirectory
+from galileo.storage.metadata_files import MetadataFiles
+from galileo.storage.metadata_log import MetadataLog
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
@@ -56,14 +56,14 @@ def test_it_is_a_dictionary_that_outlives_the_process(
     with tempfile.TemporaryDirectory() as name:
         directory, disk = Path(name) / "kind", CountingDisk()
         expected: dict[str, bytes] = {}
-        batches = RecordBatches(directory, disk, batches_max=batches_max)
+        batches = MetadataLog(directory, disk, batches_max=batches_max)
         for values, reopens in changes:
             batches.save(values)
             expected = {k: v for k, v in {**expected, **values}.items() if v is not None}
             if reopens:
-                batches = RecordBatches(directory, disk, batches_max=batches_max)
+                batches = MetadataLog(directory, disk, batches_max=batches_max)
             assert batches.load_all() == expected
-        assert RecordBatches(directory, disk).load_all() == expected
+        assert MetadataLog(directory, disk).load_all() == expected
 
 
 @examples(60)
@@ -74,14 +74,14 @@ def test_a_disk_that_fails_at_any_step_leaves_what_was_saved_before(
     """Each value is the old or the new one of the save that failed; and merging loses nothing."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name) / "kind"
-        batches = RecordBatches(directory, CountingDisk(fails_at=fails_at), batches_max=2)
+        batches = MetadataLog(directory, CountingDisk(fails_at=fails_at), batches_max=2)
         before: dict[str, bytes | None] = {}
         for values in changes:
             try:
                 batches.save(values)
             except PartitionStopped:
                 after = {**before, **values}
-                found = RecordBatches(directory, CountingDisk(), batches_max=2).load_all()
+                found = MetadataLog(directory, CountingDisk(), batches_max=2).load_all()
                 for key in "abcdefgh":
                     assert found.get(key) in (before.get(key), after.get(key))
                 return
@@ -90,51 +90,51 @@ def test_a_disk_that_fails_at_any_step_leaves_what_was_saved_before(
 
 def test_a_batch_costs_one_sync(tmp_path: Path) -> None:
     disk = CountingDisk()
-    batches = RecordBatches(tmp_path / "kind", disk)
+    batches = MetadataLog(tmp_path / "kind", disk)
     batches.save({f"ccq-{number}": b"record" for number in range(1_000)})
     assert disk.syncs == 1
 
 
 def test_files_stay_few_and_space_stays_bounded(tmp_path: Path) -> None:
-    batches = RecordBatches(tmp_path, CountingDisk(), batches_max=8)
+    batches = MetadataLog(tmp_path, CountingDisk(), batches_max=8)
     batches.save({f"q{number}": bytes(100_000) for number in range(30)})
     for turn in range(200):
         batches.save({f"q{turn % 30}": bytes(100_000), "small": b"%d" % turn})
         assert len(list(tmp_path.iterdir())) <= 8 + 12
     stored = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert stored < 2 * 3_000_000 + 8 * 100_100
-    assert RecordBatches(tmp_path, CountingDisk()).load_all()["small"] == b"199"
+    assert MetadataLog(tmp_path, CountingDisk()).load_all()["small"] == b"199"
 
 
 def test_a_wrong_name_saves_nothing(tmp_path: Path) -> None:
-    batches = RecordBatches(tmp_path, CountingDisk())
+    batches = MetadataLog(tmp_path, CountingDisk())
     with pytest.raises(InputError):
         batches.save({"good": b"1", "a/b": b"2"})
     assert batches.load_all() == {}
 
 
 def test_strange_files_are_damage(tmp_path: Path) -> None:
-    RecordBatches(tmp_path, CountingDisk()).save({"a": b"value"})
+    MetadataLog(tmp_path, CountingDisk()).save({"a": b"value"})
     (path,) = tmp_path.iterdir()
     stored = path.read_bytes()
     path.write_bytes(stored[:-1])
     with pytest.raises(DataDamaged, match=path.name):
-        RecordBatches(tmp_path, CountingDisk())
+        MetadataLog(tmp_path, CountingDisk())
     path.write_bytes(stored)
-    RecordDirectory(tmp_path, CountingDisk()).save("other", b"")
+    MetadataFiles(tmp_path, CountingDisk()).save("other", b"")
     with pytest.raises(DataDamaged, match="not named by a number"):
-        RecordBatches(tmp_path, CountingDisk())
+        MetadataLog(tmp_path, CountingDisk())
     (tmp_path / "other.record").unlink()
-    RecordDirectory(tmp_path, CountingDisk()).save(f"{2:016d}", b"\x01\x00\xff")
+    MetadataFiles(tmp_path, CountingDisk()).save(f"{2:016d}", b"\x01\x00\xff")
     with pytest.raises(DataDamaged):
-        RecordBatches(tmp_path, CountingDisk())
+        MetadataLog(tmp_path, CountingDisk())
 
 
 def test_a_value_of_no_possible_length_is_damage(tmp_path: Path) -> None:
     entry = struct.pack("<Hq", 1, -5) + b"a"
-    RecordDirectory(tmp_path, CountingDisk()).save(f"{1:016d}", entry)
+    MetadataFiles(tmp_path, CountingDisk()).save(f"{1:016d}", entry)
     with pytest.raises(DataDamaged, match="claims -5 bytes"):
-        RecordBatches(tmp_path, CountingDisk())
+        MetadataLog(tmp_path, CountingDisk())
 
 
 def test_what_was_saved_singly_is_taken_over(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_what_was_saved_singly_is_taken_over(tmp_path: Path) -> None:
         assert store.load_batches("ccq") == {"one": b"1", "two": b"2"}
         store.save_batch("ccq", {"one": b"changed", "two": None})
     # As if the process had died before it deleted the single ones.
-    RecordDirectory(tmp_path / "records" / "ccq", RealDisk()).save("one", b"1")
+    MetadataFiles(tmp_path / "records" / "ccq", RealDisk()).save("one", b"1")
     with opened() as store:
         assert store.load_batches("ccq") == {"one": b"changed"}
         assert store.load_records("ccq") == {}
