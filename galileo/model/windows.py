@@ -225,7 +225,7 @@ class Window:
         """Number of the last window that is over at this clock; those before it are over, too.
 
         Example:
-            >>> galileo.Window.tumbling("1h").last_over(7_200_000_000)
+            >>> galileo.Window.tumbling("1h").last_closed(7_200_000_000)
             1
         """
         return (clock_us - self.size_us - self.lateness_us) // self.slide_us
@@ -234,8 +234,8 @@ class Window:
         """Whether a reader of these windows can have this progress: its times are valid.
 
         Example:
-            >>> from galileo.model.windows import Told
-            >>> galileo.Window.tumbling("1h").admits(Told())
+            >>> from galileo.model.windows import WindowProgress
+            >>> galileo.Window.tumbling("1h").is_reachable(WindowProgress())
             True
         """
         first, last = TIME_MIN_US - self.size_us, TIME_MAX_US
@@ -247,8 +247,8 @@ class Window:
         """The clock at which the first window of a reader closes; None: it has none open.
 
         Example:
-            >>> from galileo.model.windows import Told
-            >>> galileo.Window.tumbling("1h").first_closing_us(Told()) is None
+            >>> from galileo.model.windows import WindowProgress
+            >>> galileo.Window.tumbling("1h").next_close_us(WindowProgress()) is None
             True
         """
         if not progress.open:
