@@ -193,7 +193,7 @@ def quantity(text: str) -> float:
 
 
 def test_the_limits_are_those_of_the_code(page: Callable[[str], Any]) -> None:
-    [rows] = page("ARCHITECTURE.md").tables("Limits")
+    [rows] = page("docs/dev/limits.md").tables("Constants")
     assert len(rows) > 10
     for what, limit, where in rows:
         module, _, name = code(where).rpartition(".")
