@@ -14,7 +14,7 @@ import pytest
 
 import galileo
 
-PROGRAM = Path(__file__).parents[1] / "support" / "forking.py"
+PROGRAM = Path(__file__).parents[1] / "kit" / "forking.py"
 ROWS = "7"
 REFUSED = r".*InputError: this process was forked while a client had connections.*"
 

@@ -27,7 +27,7 @@ from galileo.spark.java import find_java
 ROWS = 4_000
 START_S = 120.0
 PROGRAM_S = 600.0
-PROGRAM = Path(__file__).parents[1] / "support" / "spark_round_trip.py"
+PROGRAM = Path(__file__).parents[1] / "kit" / "spark_round_trip.py"
 SPARK_HOME = Path(pyspark.__file__).parent
 
 # Spark asks for a module that small Java runtimes lack, and that none of this needs.

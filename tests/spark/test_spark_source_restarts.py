@@ -24,7 +24,7 @@ from galileo.model.times import times_from_micros
 KILLS = int(os.environ.get("GALILEO_SPARK_KILLS", "1"))
 ROWS_PER_ROUND = 600
 BEGIN_S = 300.0
-JOB = Path(__file__).parents[1] / "support" / "spark_stream_job.py"
+JOB = Path(__file__).parents[1] / "kit" / "spark_stream_job.py"
 
 
 def made(first: int) -> pa.Table:
