@@ -25,7 +25,7 @@ from galileo.model.schema import nearest_name
 from galileo.redaction import redacted
 from galileo.tracing import TracingOptions
 from galileo.wire.channel import is_loopback as is_loopback
-from galileo.wire.keys import Keys
+from galileo.wire.tls_credentials import TlsFiles
 
 ENVIRONMENT_PREFIX = "GALILEO_"
 NODE_ENVIRONMENT: Mapping[str, str] = {
@@ -195,11 +195,11 @@ class Config:
         return self.node.listen or self.topology.by_name[self.node.name].address
 
     @property
-    def keys(self) -> Keys:
+    def keys(self) -> TlsFiles:
         """What this node proves to others."""
         tls, token_file = self.tls, self.access.token_file
         files = (tls.certificate, tls.key, tls.authority, token_file)
-        return Keys(*files, insecure=self.security.insecure)
+        return TlsFiles(*files, insecure=self.security.insecure)
 
     @property
     def evaluator_directory(self) -> Path:

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from galileo.config import NODE_ENVIRONMENT
 from galileo.errors import Unavailable
 from galileo.wire.channel import open_blocking_channel
-from galileo.wire.keys import NO_KEYS, Keys, without_token
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles, without_token
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
@@ -44,7 +44,7 @@ class LocalNode:
         config: Path,
         write_config: Callable[[], object],
         listen: str = "",
-        keys: Keys = NO_KEYS,
+        keys: TlsFiles = NO_TLS_FILES,
     ) -> None:
         self.name = name
         self.address = address

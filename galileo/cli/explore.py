@@ -19,8 +19,8 @@ from galileo.cli.table_files import write_table
 from galileo.errors import InputError
 from galileo.model.times import seconds
 from galileo.rdf import SparqlResult
-from galileo.rdf.answers import SOLUTION_FORMATS
 from galileo.rdf.graphs import ROWS_MAX, SUFFIXES, TIMEOUT_S
+from galileo.rdf.sparql_result import SOLUTION_FORMATS
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -32,7 +32,7 @@ from galileo.errors import InputError, TryAgain
 from galileo.model.times import Duration, seconds
 from galileo.model.windows import Window
 from galileo.query.builder import QueryLike, query_text
-from galileo.rdf.growing import LABELS_MAX
+from galileo.rdf.incremental_graph import LABELS_MAX
 from galileo.wire.pb import (
     continuous_pb2,
     continuous_pb2_grpc,

@@ -53,7 +53,7 @@ from galileo.model.schema import Schema
 from galileo.model.times import Duration
 from galileo.model.windows import Window
 from galileo.query.builder import QueryLike
-from galileo.rdf.growing import LABELS_MAX
+from galileo.rdf.incremental_graph import LABELS_MAX
 from galileo.sampler_archives import SamplerArchive
 
 

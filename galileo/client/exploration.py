@@ -29,8 +29,8 @@ from galileo.errors import InputError, Unavailable
 from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.codec import cursor_from_pb
-from galileo.wire.levels import values_from_json, values_to_json
 from galileo.wire.pb import query_pb2, query_pb2_grpc
+from galileo.wire.value_json import values_from_json, values_to_json
 
 TIMEOUT_S = 120.0
 """Of one exploration, after which its nodes stop working at it."""

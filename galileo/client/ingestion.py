@@ -31,9 +31,9 @@ from galileo.formats.source import BATCH_ROWS, rebatched, within_bytes
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
 from galileo.optional_imports import is_frame, is_series
-from galileo.wire.bulk import Bulk, BulkStub, stream_of
 from galileo.wire.codec import cursor_from_pb
 from galileo.wire.pb import storage_pb2
+from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
 
 BATCHES_IN_FLIGHT_MIN = 2
 BATCHES_IN_FLIGHT_MAX = 32

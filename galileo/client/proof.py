@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from galileo.errors import InputError
-from galileo.wire.keys import TOKEN_VARIABLE, Keys
+from galileo.wire.tls_credentials import TOKEN_VARIABLE, TlsFiles
 
 TOKEN, TOKEN_FILE, TLS = TOKEN_VARIABLE, "GALILEO_TOKEN_FILE", "GALILEO_TLS"
 
@@ -30,7 +30,7 @@ class Proof:
     tls: str | Path = ""
     insecure: bool = False
 
-    def keys(self, environment: Mapping[str, str] | None = None) -> Keys:
+    def keys(self, environment: Mapping[str, str] | None = None) -> TlsFiles:
         """The files to read. What is not given comes from the environment, the process's own if
         absent: GALILEO_TOKEN, GALILEO_TOKEN_FILE, GALILEO_TLS.
 
@@ -49,4 +49,4 @@ class Proof:
             token_file = known.get(TOKEN_FILE, "")
             token = "" if token_file else known.get(TOKEN, "")
         tls = str(self.tls) or known.get(TLS, "")
-        return Keys.of(tls=tls, token_file=token_file, token=token, insecure=self.insecure)
+        return TlsFiles.of(tls=tls, token_file=token_file, token=token, insecure=self.insecure)

@@ -17,9 +17,9 @@ from galileo.client.spool import Spool
 from galileo.cursor import Stretch
 from galileo.errors import Cancelled, GalileoError, TryAgain
 from galileo.labels import LabelSet
-from galileo.rdf import Cancellation, GrowingGraph, SparqlResult
+from galileo.rdf import Cancellation, IncrementalGraph, SparqlResult
 from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S
-from galileo.rdf.growing import LABELS_MAX
+from galileo.rdf.incremental_graph import LABELS_MAX
 
 
 class Updates(Protocol):
@@ -43,7 +43,7 @@ class SparqlView:
         graph: what is asked; an `Endpoint` can serve it.
     """
 
-    def __init__(self, ccq_id: str, graph: GrowingGraph) -> None:
+    def __init__(self, ccq_id: str, graph: IncrementalGraph) -> None:
         self.ccq_id = ccq_id
         self.graph = graph
         self._token = ""
@@ -170,7 +170,7 @@ async def open_view(
         spool.check(ccq_id)
         token = spool.token or token
     update = await updates.fetch(ccq_id, token=token)
-    view = SparqlView(ccq_id, GrowingGraph(update.labels.schema, labels_max=labels_max))
+    view = SparqlView(ccq_id, IncrementalGraph(update.labels.schema, labels_max=labels_max))
     try:
         if spool is not None:
             await asyncio.to_thread(_recall, view, spool)

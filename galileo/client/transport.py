@@ -20,9 +20,9 @@ from galileo.dht.topology import Topology, is_address, with_port
 from galileo.errors import ConfigError, GalileoError, InputError, TryAgain, Unavailable
 from galileo.wire import forks, tls_probe
 from galileo.wire.channel import Channels
-from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
 from galileo.wire.status import REFUSED, error_of_rpc, plain_reason
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 TOPOLOGY_TIMEOUT_S = 5.0
 
@@ -48,7 +48,7 @@ class Transport:
         *,
         patience_s: float,
         timing: Timing | None = None,
-        keys: Keys = NO_KEYS,
+        keys: TlsFiles = NO_TLS_FILES,
     ) -> None:
         given = list(addresses)
         if not given:

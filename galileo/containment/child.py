@@ -75,7 +75,7 @@ class Child:
             return time.clock_gettime((~self.pid << 3) | _CLOCK_OF_PROCESS)
         return 0.0
 
-    def queued_s(self) -> float:
+    def run_queue_wait_s(self) -> float:
         """How long the contained process has waited for a processor; 0 before `find`."""
         return queued_s(self.pid) if self.pid else 0.0
 

@@ -61,13 +61,13 @@ def strict(machine: Machine) -> bytes:
         *_answers([numbers["clone3"]], FAIL | errno.ENOSYS),
         *_answers(_known(ALLOWED, machine), ALLOW),
     ]
-    return _assembled([*_guard(machine), *rules, (RETURN, 0, 0, FAIL | errno.EPERM)])
+    return _assemble([*_guard(machine), *rules, (RETURN, 0, 0, FAIL | errno.EPERM)])
 
 
 def base(machine: Machine) -> bytes:
     """The program from the start on: for the interpreter that is on its way to the strict one."""
     rules = _answers(_known(FORBIDDEN, machine), FAIL | errno.EPERM)
-    return _assembled([*_guard(machine), *rules, (RETURN, 0, 0, ALLOW)])
+    return _assemble([*_guard(machine), *rules, (RETURN, 0, 0, ALLOW)])
 
 
 def _known(names: Iterable[str], machine: Machine) -> list[int]:
@@ -140,5 +140,5 @@ def _lower_half(argument: int) -> int:
     return _ARGUMENTS_AT + _ARGUMENT_BYTES * argument
 
 
-def _assembled(program: Iterable[Instruction]) -> bytes:
+def _assemble(program: Iterable[Instruction]) -> bytes:
     return b"".join(_INSTRUCTION.pack(*one) for one in program)

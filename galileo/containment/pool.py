@@ -24,7 +24,7 @@ Key = tuple[str, str, str]
 
 
 @dataclass(slots=True)
-class _Kept:
+class _PooledSampler:
     """A sampler, the calls that use it now, and whether it is to end when they are over."""
 
     starting: threading.Lock
@@ -44,13 +44,13 @@ class ContainedSamplers:
     ) -> None:
         self._samplers_max, self._limits = samplers_max, limits
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
+        self._kept: OrderedDict[Key, _PooledSampler] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @contextmanager
-    def lent(
+    def lease(
         self, archive: SamplerArchive, spec: SamplerSpec, *, owner: str = ""
     ) -> Iterator[ContainedSampler]:
         """The sampler, for as long as the block lasts; started where there is none yet.
@@ -65,13 +65,13 @@ class ContainedSamplers:
             NotContained, InputError, SamplerFailed: as `ContainedSampler`.
         """
         key = archive.digest, json.dumps(dict(spec.options), sort_keys=True), owner
-        kept = self._taken(key)
+        kept = self._take(key)
         try:
-            yield self._started(kept, archive, spec)
+            yield self._start(kept, archive, spec)
         finally:
-            self._returned(key, kept)
+            self._release(key, kept)
 
-    def forget(self, digest: str) -> None:
+    def remove(self, digest: str) -> None:
         """Ends those of an archive, such as a revoked one; those lent out when they come back."""
         self._forget([key for key in self._keys() if key[0] == digest])
 
@@ -83,18 +83,18 @@ class ContainedSamplers:
         with self._lock:
             return list(self._kept)
 
-    def _taken(self, key: Key) -> _Kept:
+    def _take(self, key: Key) -> _PooledSampler:
         """What is kept under a key, in use from now on, and room made for it."""
         with self._lock:
-            unused = self._superfluous(key)
-            kept = self._kept.setdefault(key, _Kept(threading.Lock()))
+            unused = self._select_evicted(key)
+            kept = self._kept.setdefault(key, _PooledSampler(threading.Lock()))
             self._kept.move_to_end(key)
             kept.users += 1
         if unused is not None and unused.sampler is not None:
             unused.sampler.close()
         return kept
 
-    def _superfluous(self, key: Key) -> _Kept | None:
+    def _select_evicted(self, key: Key) -> _PooledSampler | None:
         """Takes out the one longest unused, where there is no room for a new key else."""
         if key in self._kept or len(self._kept) < self._samplers_max:
             return None
@@ -107,14 +107,16 @@ class ContainedSamplers:
             )
         return self._kept.pop(idle)
 
-    def _started(self, kept: _Kept, archive: SamplerArchive, spec: SamplerSpec) -> ContainedSampler:
+    def _start(
+        self, kept: _PooledSampler, archive: SamplerArchive, spec: SamplerSpec
+    ) -> ContainedSampler:
         """Started by the first who asks; the others wait for it."""
         with kept.starting:
             if kept.sampler is None:
                 kept.sampler = ContainedSampler(archive, spec, limits=self._limits)
             return kept.sampler
 
-    def _returned(self, key: Key, kept: _Kept) -> None:
+    def _release(self, key: Key, kept: _PooledSampler) -> None:
         with self._lock:
             kept.users -= 1
             over = not kept.users and (kept.forgotten or kept.sampler is None)
@@ -124,7 +126,7 @@ class ContainedSamplers:
             kept.sampler.close()
 
     def _forget(self, keys: list[Key]) -> None:
-        ended: list[_Kept] = []
+        ended: list[_PooledSampler] = []
         with self._lock:
             for key in keys:
                 kept = self._kept.pop(key, None)

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from galileo.containment.filters import this_machine
 from galileo.containment.limits import ContainmentLimits
-from galileo.containment.pipes import Ended
 from galileo.containment.process import ContainedProcess, Raised
+from galileo.containment.response_pipe import Ended
 from galileo.containment.sandbox import PROGRAM, program
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema

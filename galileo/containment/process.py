@@ -21,7 +21,13 @@ from galileo.containment import frames
 from galileo.containment.child import spawn
 from galileo.containment.frames import Operation, Request
 from galileo.containment.limits import ContainmentLimits
-from galileo.containment.pipes import DIED, FORGED, Answers, Ended, readable
+from galileo.containment.response_pipe import (
+    DIED,
+    INVALID_RESPONSE,
+    Ended,
+    ResponseReader,
+    readable,
+)
 from galileo.containment.shared_memory import SharedMemory
 from galileo.labels import LabelSet
 from galileo.sampler_archives import SamplerArchive
@@ -67,9 +73,9 @@ class Traits:
         try:
             names = data[size:].decode()
         except UnicodeDecodeError as error:
-            raise Ended(FORGED) from error
+            raise Ended(INVALID_RESPONSE) from error
         if scope >= len(frames.SCOPES):
-            raise Ended(FORGED)
+            raise Ended(INVALID_RESPONSE)
         columns = tuple(names.split(frames.SEPARATOR)) if names_columns else None
         return Traits(frames.SCOPES[scope], bool(regroups), bool(observes), columns)
 
@@ -92,7 +98,7 @@ class ContainedProcess:
         except OSError as error:
             self._memory.close()
             raise Ended(f"it cannot be started: {error}") from error
-        self._answers = Answers(
+        self._answers = ResponseReader(
             self._child.answers, self._child.printed, printed_max=limits.output_bytes
         )
         try:
@@ -192,10 +198,10 @@ class ContainedProcess:
     def _next(
         self, sizes: Mapping[int, range], *, seconds: float, look: Callable[[], None]
     ) -> tuple[int, bytes]:
-        until = time.monotonic() + seconds - self._child.queued_s()
+        until = time.monotonic() + seconds - self._child.run_queue_wait_s()
         try:
             return self._answers.next(
-                sizes=sizes, until=lambda: until + self._child.queued_s(), look=look
+                sizes=sizes, until=lambda: until + self._child.run_queue_wait_s(), look=look
             )
         except TimeoutError:
             raise Ended(f"it took longer than {seconds:g} s") from None

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from galileo.containment.frames import Operation
 from galileo.containment.limits import ContainmentLimits
-from galileo.containment.pipes import Ended
 from galileo.containment.probe import obstacle
 from galileo.containment.process import ContainedProcess, Raised, Traits
+from galileo.containment.response_pipe import Ended
 from galileo.errors import Bug, InputError, NotContained, SamplerFailed
 from galileo.labels import LabelSet
 from galileo.sampler_archives import SamplerArchive
@@ -72,7 +72,7 @@ class ContainedSampler:
         self._lock = threading.Lock()
         self._process: ContainedProcess | None = None
         self._closed = False
-        traits = self._started()
+        traits = self._start()
         self.scope, self.regroups = traits.scope, traits.regroups
         self.needs_observations = traits.needs_observations
         self.needs_columns = traits.needs_columns
@@ -118,19 +118,19 @@ class ContainedSampler:
             if self._process is not None and not self._process.alive():
                 self._end()
             if self._process is None:
-                self._started()
+                self._start()
             what = f"on {len(labels):,} labels"
             try:
-                return self._heard(
+                return self._read_response(
                     lambda process: process.mask(
                         operation, labels, seed=seed, observations=observations
                     ),
                     what=what,
                 )
             except Raised as error:
-                raise self._failed(what, error) from None
+                raise self._failure(what, error) from None
 
-    def _started(self) -> Traits:
+    def _start(self) -> Traits:
         try:
             self._process = ContainedProcess(self._archive, limits=self._limits)
         except Ended as error:
@@ -138,7 +138,9 @@ class ContainedSampler:
                 f"the process of sampler {self.name!r} did not start: {error}"
             ) from error
         try:
-            return self._heard(lambda process: process.load(self._spec), what="when it was loaded")
+            return self._read_response(
+                lambda process: process.load(self._spec), what="when it was loaded"
+            )
         except Raised as error:
             self._end()
             if error.refused:
@@ -146,9 +148,9 @@ class ContainedSampler:
                 is_named = f"sampler {self.name!r}" in error.message
                 words = error.message if is_named else f"sampler {self.name!r}: {error.message}"
                 raise InputError(words) from None
-            raise self._failed("when it was loaded", error) from None
+            raise self._failure("when it was loaded", error) from None
 
-    def _heard(self, ask: Callable[[ContainedProcess], Found], *, what: str) -> Found:
+    def _read_response(self, ask: Callable[[ContainedProcess], Found], *, what: str) -> Found:
         """What the process answers; one that did not answer in order is ended."""
         process = self._process
         assert process is not None
@@ -159,13 +161,13 @@ class ContainedSampler:
         except Ended as error:
             printed = process.printed()
             self._end()
-            raise self._failed(what, error, printed=printed) from None
+            raise self._failure(what, error, printed=printed) from None
         except BaseException:
             # Such as an interrupt: who knows what it would answer next.
             self._end()
             raise
 
-    def _failed(
+    def _failure(
         self, what: str, error: Raised | Ended, *, printed: str | None = None
     ) -> SamplerFailed:
         if printed is None and self._process is not None:

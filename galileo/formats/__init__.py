@@ -2,7 +2,7 @@
 
 from galileo.formats.detection import FORMATS, open_source
 from galileo.formats.mapping import Mapping
-from galileo.formats.selection import VariableInfo
 from galileo.formats.source import Source, suggest_schema
+from galileo.formats.variables import VariableInfo
 
 __all__ = ["FORMATS", "Mapping", "Source", "VariableInfo", "open_source", "suggest_schema"]

@@ -17,8 +17,8 @@ from galileo.formats.columns import (
     coordinates_of,
     typed_variables,
 )
-from galileo.formats.conversion import is_text
 from galileo.formats.mapping import Mapping
+from galileo.formats.type_conversion import is_text
 
 PIECE_ROWS = 65_536
 ARROW_FILE_MAGIC = b"ARROW1"
@@ -41,7 +41,7 @@ def open_parquet(path: Path, mapping: Mapping) -> ColumnReader:
 def _scan_parquet(path: Path, wanted: Sequence[str]) -> Iterator[pa.Table]:
     with _readable(path, "Parquet"), _open_parquet(path) as file:
         for batch in file.iter_batches(PIECE_ROWS, columns=list(wanted)):
-            yield from _sound(path, batch, wanted)
+            yield from _validate(path, batch, wanted)
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def open_arrow(path: Path, mapping: Mapping) -> ColumnReader:
 def _scan_arrow(path: Path, wanted: Sequence[str]) -> Iterator[pa.Table]:
     with _readable(path, "Arrow IPC"), pa.OSFile(str(path)) as file:
         for batch in _batches(path, file):
-            yield from _sound(path, batch, wanted)
+            yield from _validate(path, batch, wanted)
 
 
 def _batches(path: Path, file: pa.NativeFile) -> Iterator[pa.RecordBatch]:
@@ -89,7 +89,7 @@ def _is_file(path: Path) -> bool:
         return file.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC
 
 
-def _sound(path: Path, batch: pa.RecordBatch, wanted: Sequence[str]) -> Iterator[pa.Table]:
+def _validate(path: Path, batch: pa.RecordBatch, wanted: Sequence[str]) -> Iterator[pa.Table]:
     """The columns, checked to their last value: Arrow trusts offsets and texts as they stand."""
     table = pa.Table.from_batches([batch]).select(list(wanted))
     table.validate(full=True)

@@ -10,7 +10,11 @@ from typing import NoReturn
 import pyarrow as pa
 
 from galileo.errors import InputError, UnknownProperty
-from galileo.formats.conversion import (
+from galileo.formats.expressions import Columns, Expression, Name, parse
+from galileo.formats.expressions import names as expression_names
+from galileo.formats.mapping import Mapping
+from galileo.formats.reader import table_of
+from galileo.formats.type_conversion import (
     TIME_PARTS,
     feature_type,
     is_text,
@@ -19,11 +23,7 @@ from galileo.formats.conversion import (
     times,
     without,
 )
-from galileo.formats.expressions import Columns, Expression, Name, parse
-from galileo.formats.expressions import names as expression_names
-from galileo.formats.mapping import Mapping
-from galileo.formats.reader import table_of
-from galileo.formats.selection import VariableInfo, listed
+from galileo.formats.variables import VariableInfo, listed
 from galileo.model.observations import text_bytes
 from galileo.model.schema import COORDINATES, nearest_name
 from galileo.model.times import TIME_TYPE, micros

@@ -6,23 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from galileo.errors import InputError
-from galileo.formats.apart import Readers
 from galileo.formats.arrow_files import open_arrow, open_parquet
-from galileo.formats.delimited import open_delimited
+from galileo.formats.csv import open_delimited
 from galileo.formats.geojson import open_geojson
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Reader
 from galileo.formats.source import Source
+from galileo.formats.subprocess_reader import ReaderPool
 from galileo.model.schema import Schema
 
-APART = Readers()
+ISOLATED_FORMATS = ReaderPool()
 """Read what native libraries decode that a damaged file may crash."""
 READERS: dict[str, Callable[[Path, Mapping], Reader]] = {
     "arrow": open_arrow,
     "csv": open_delimited,
     "geojson": open_geojson,
-    "grib": APART.opener("grib"),
-    "netcdf": APART.opener("netcdf"),
+    "grib": ISOLATED_FORMATS.opener("grib"),
+    "netcdf": ISOLATED_FORMATS.opener("netcdf"),
     "parquet": open_parquet,
 }
 FORMATS = tuple(READERS)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import InputError
-from galileo.formats.conversion import converted, without
+from galileo.formats.type_conversion import convert, without
 from galileo.model.schema import FeatureType
 
 Floats = npt.NDArray[np.float64]
@@ -351,4 +351,4 @@ class Columns:
             return pa.array(function.apply(*numbers), from_pandas=True)
 
     def _converted(self, array: pa.Array, kind: FeatureType, source: Expression) -> pa.Array:
-        return converted(array, kind, name=str(source), first_row=self.first_row)
+        return convert(array, kind, name=str(source), first_row=self.first_row)

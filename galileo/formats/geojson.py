@@ -23,7 +23,7 @@ from galileo.formats.columns import (
     typed_variables,
 )
 from galileo.formats.mapping import Mapping
-from galileo.formats.selection import VariableInfo
+from galileo.formats.variables import VariableInfo
 
 FILE_BYTES_MAX = 1 << 30
 NESTING_MAX = 64

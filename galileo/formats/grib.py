@@ -19,11 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.errors import InputError
-from galileo.formats.grib_fields import POINTS_MAX, Field, Step, opened, scan
-from galileo.formats.grib_messages import read_fields
+from galileo.formats.grib_fields import POINTS_MAX, Field, Step, open_fields, scan
+from galileo.formats.grib_split import read_fields
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import table_of
-from galileo.formats.selection import VariableInfo
+from galileo.formats.variables import VariableInfo
 from galileo.model.times import TIME_TYPE, micros
 from galileo.optional_imports import library
 
@@ -118,7 +118,7 @@ class GribReader:
         for place in dict.fromkeys(field.place for field in fields.values()):
             messages = read_fields(file, place)
             for name in (name for name, field in fields.items() if field.place == place):
-                with opened(self._eccodes, messages[fields[name].number]) as handle:
+                with open_fields(self._eccodes, messages[fields[name].number]) as handle:
                     if step.grid not in points:
                         points[step.grid] = _points(self._eccodes, handle, self._path)
                     decoded[name] = _values(self._eccodes, handle, self._path)

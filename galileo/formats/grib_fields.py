@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from galileo.errors import InputError
-from galileo.formats.grib_messages import Place, places, read_fields
-from galileo.formats.selection import Qualifiers, qualified
+from galileo.formats.grib_split import MessageOffset, message_offsets, read_fields
+from galileo.formats.variables import Qualifiers, qualified
 from galileo.model.times import micros
 
 DIGITS = "0123456789"
@@ -46,7 +46,7 @@ class Field:
 
     variable: Variable
     step: Step
-    place: Place
+    place: MessageOffset
     number: int
     points: int
     interval: Qualifiers
@@ -56,7 +56,7 @@ class Field:
 
 
 @contextmanager
-def opened(eccodes: Any, message: bytes) -> Iterator[Any]:
+def open_fields(eccodes: Any, message: bytes) -> Iterator[Any]:
     """A handle of ecCodes on a message, released at the end."""
     handle = eccodes.codes_new_from_message(message)
     try:
@@ -67,13 +67,13 @@ def opened(eccodes: Any, message: bytes) -> Iterator[Any]:
 
 def scan(eccodes: Any, file: BinaryIO) -> list[Field]:
     """Every field of a file, with names that tell those of one step apart."""
-    return _told_apart(list(_fields(eccodes, file)))
+    return _disambiguate(list(_fields(eccodes, file)))
 
 
 def _fields(eccodes: Any, file: BinaryIO) -> Iterator[Field]:
-    for place in places(file):
+    for place in message_offsets(file):
         for number, message in enumerate(read_fields(file, place)):
-            with opened(eccodes, message) as handle:
+            with open_fields(eccodes, message) as handle:
                 try:
                     field = _field(eccodes, handle, place=place, number=number)
                 except (TypeError, ValueError) as error:
@@ -85,7 +85,7 @@ def _fields(eccodes: Any, file: BinaryIO) -> Iterator[Field]:
                 yield field
 
 
-def _field(eccodes: Any, handle: Any, *, place: Place, number: int) -> Field:
+def _field(eccodes: Any, handle: Any, *, place: MessageOffset, number: int) -> Field:
     def get(key: str, default: Any = "", kind: type | None = None) -> Any:
         try:
             return eccodes.codes_get(handle, key, kind)
@@ -167,7 +167,7 @@ def _moment(date: int, clock: int) -> int:
     return micros(f"{year:04d}-{month:02d}-{day:02d}T{clock // 100:02d}:{clock % 100:02d}")
 
 
-def _told_apart(fields: Sequence[Field]) -> list[Field]:
+def _disambiguate(fields: Sequence[Field]) -> list[Field]:
     """Fields that agree in variable and step get longer names: the interval, then a number."""
     clashing = _clashes(fields)
     longer = [_with_interval(field) if field.variable in clashing else field for field in fields]

@@ -20,10 +20,10 @@ from galileo.formats.columns import (
     find_columns,
     typed_variables,
 )
-from galileo.formats.conversion import one_array
 from galileo.formats.mapping import Mapping as FileMapping
 from galileo.formats.netcdf import read_dataset
 from galileo.formats.reader import Reader
+from galileo.formats.type_conversion import one_array
 from galileo.model.observations import Observations, as_table
 from galileo.model.schema import COORDINATES
 from galileo.optional_imports import LateModule, is_frame, is_series

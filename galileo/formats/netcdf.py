@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from galileo.errors import InputError
 from galileo.formats.mapping import Mapping
-from galileo.formats.netcdf_grid import Grid, find_grid, moments, with_constants
+from galileo.formats.netcdf_grid import Grid, decode_times, find_grid, with_constants
 from galileo.formats.reader import table_of
-from galileo.formats.selection import VariableInfo, qualified
+from galileo.formats.variables import VariableInfo, qualified
 from galileo.model.schema import COORDINATES, FEATURES_MAX, FeatureType
 from galileo.model.times import TIME_TYPE
 from galileo.optional_imports import library
@@ -38,7 +38,7 @@ Window = dict[str, slice]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class VariableSlice:
     """A variable of the file at one place along the dimensions that are no part of the grid."""
 
     variable: str
@@ -95,7 +95,7 @@ class NetcdfReader:
         grid: Grid,
         *,
         mapping: Mapping,
-        offered: Sequence[tuple[VariableInfo, Cut]],
+        offered: Sequence[tuple[VariableInfo, VariableSlice]],
         places: Sequence[VariableInfo],
         default_fills: dict[str, Any],
     ) -> None:
@@ -129,7 +129,7 @@ class NetcdfReader:
                 ]
                 yield table_of(place.columns(window), columns, names=names)
 
-    def _read(self, dataset: Any, cut: Cut, *, window: Window) -> Any:
+    def _read(self, dataset: Any, cut: VariableSlice, *, window: Window) -> Any:
         variable = dataset[cut.variable]
         part = variable.isel({**dict(cut.at), **_along(variable, window)})
         values = _measured(part.values, variable, default_fills=self._default_fills)
@@ -156,7 +156,7 @@ class _Place:
                 pa.repeat(pa.scalar(self._grid.constant_us, TIME_TYPE), len(degrees[0])),
             ]
         variable = self._dataset[self._grid.time]
-        return [*degrees, moments(self._values(self._grid.time, window), variable)]
+        return [*degrees, decode_times(self._values(self._grid.time, window), variable)]
 
     def _values(self, name: str, window: Window) -> Any:
         variable = self._dataset[name]
@@ -295,16 +295,16 @@ def _unsigned(stored: Any, variable: Any) -> Any:
 # --- what the file offers --------------------------------------------------------------------
 
 
-def _offered(dataset: Any, grid: Grid) -> list[tuple[VariableInfo, Cut]]:
+def _offered(dataset: Any, grid: Grid) -> list[tuple[VariableInfo, VariableSlice]]:
     """Every measured variable on the grid, once for each place along its other dimensions."""
     found = [
         (variable, cuts)
         for variable in (dataset[name] for name in dataset.data_vars)
         if variable.dtype.kind in MEASURED_KINDS and set(grid.place_dims) <= set(variable.dims)
-        if 0 < len(cuts := _cuts(dataset, variable, grid=grid)) <= LEVELS_MAX
+        if 0 < len(cuts := _variable_slices(dataset, variable, grid=grid)) <= LEVELS_MAX
     ]
     levels_too = sum(len(cuts) for _, cuts in found) <= FEATURES_MAX
-    infos: list[tuple[VariableInfo, Cut]] = []
+    infos: list[tuple[VariableInfo, VariableSlice]] = []
     for variable, cuts in found:
         whole = set(grid.dims) <= set(variable.dims)
         default = whole and (levels_too or len(cuts) == 1)
@@ -326,7 +326,7 @@ def _info(variable: Any, name: str, *, default: bool) -> VariableInfo:
     )
 
 
-def _cuts(dataset: Any, variable: Any, *, grid: Grid) -> list[tuple[str, Cut]]:
+def _variable_slices(dataset: Any, variable: Any, *, grid: Grid) -> list[tuple[str, VariableSlice]]:
     extra = [dim for dim in variable.dims if dim not in grid.dims]
     if math.prod(variable.sizes[dim] for dim in extra) > LEVELS_MAX:
         return []
@@ -342,7 +342,7 @@ def _cuts(dataset: Any, variable: Any, *, grid: Grid) -> list[tuple[str, Cut]]:
                     if variable.sizes[dim] > 1
                 ),
             ),
-            Cut(variable.name, tuple(zip(extra, position, strict=True))),
+            VariableSlice(variable.name, tuple(zip(extra, position, strict=True))),
         )
         for position in positions
     ]

@@ -13,7 +13,7 @@ from galileo.errors import InputError, InvalidObservations, UnknownProperty
 from galileo.formats.columns import USUAL_NAMES, advice
 from galileo.formats.expressions import Literal, parse
 from galileo.formats.mapping import Mapping
-from galileo.formats.selection import listed
+from galileo.formats.variables import listed
 from galileo.model.schema import COORDINATES, nearest_name
 from galileo.model.times import TIME_TYPE, micros, time_column, times_from_micros
 from galileo.optional_imports import library
@@ -168,7 +168,7 @@ def _is_cftime(variable: Any) -> bool:
     return type(first).__module__.partition(".")[0] == "cftime"
 
 
-def moments(values: Any, variable: Any) -> pa.Array:
+def decode_times(values: Any, variable: Any) -> pa.Array:
     """Times of the values of a time variable, null where they are missing.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from galileo.formats.selection import VariableInfo
+from galileo.formats.variables import VariableInfo
 from galileo.model.schema import COORDINATES
 
 

@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations, InvalidSchema, UnknownProperty
-from galileo.formats.conversion import one_array, without
 from galileo.formats.expressions import (
     Columns,
     Expression,
@@ -33,8 +32,9 @@ from galileo.formats.expressions import (
 )
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Reader, table_of
-from galileo.formats.selection import VariableInfo, default_features, feature_name, listed, resolve
 from galileo.formats.sentinels import SentinelSearch
+from galileo.formats.type_conversion import one_array, without
+from galileo.formats.variables import VariableInfo, default_features, feature_name, listed, resolve
 from galileo.model.schema import (
     ARROW_TYPES,
     COORDINATES,
@@ -138,7 +138,7 @@ class Source:
             return _bound_to_schema(self._schema, self.mapping, variables=self._reader.variables())
         variables = self._reader.variables()
         pairs = self.mapping.features or default_features(variables)
-        return tuple(_bound(Feature(name), text, variables=variables) for name, text in pairs)
+        return tuple(_bind(Feature(name), text, variables=variables) for name, text in pairs)
 
     def batches(self, rows_max: int = BATCH_ROWS) -> Iterator[pa.Table]:
         """Tables of latitude, longitude, time and the features; full but for the last one.
@@ -251,10 +251,10 @@ def _known_feature(name: str, bindings: Sequence[Binding]) -> str:
 # --- binding features to variables -----------------------------------------------------------
 
 
-def _bound(feature: Feature, text: str, *, variables: Sequence[VariableInfo]) -> Binding:
+def _bind(feature: Feature, text: str, *, variables: Sequence[VariableInfo]) -> Binding:
     """A feature without a given type, bound to an expression."""
     is_name = any(variable.name == text for variable in variables)
-    expression = Name(text) if is_name else _parsed(text, variables)
+    expression = Name(text) if is_name else _parse_source(text, variables)
     found = {name: resolve(variables, name) for name in names(expression)}
     return Binding(
         feature.name,
@@ -264,7 +264,7 @@ def _bound(feature: Feature, text: str, *, variables: Sequence[VariableInfo]) ->
     )
 
 
-def _parsed(text: str, variables: Sequence[VariableInfo]) -> Expression:
+def _parse_source(text: str, variables: Sequence[VariableInfo]) -> Expression:
     """An expression; a text that is none may still be a name with other characters."""
     try:
         return parse(text)
@@ -305,7 +305,7 @@ def _bound_to_schema(
 
 def _bound_as(feature: Feature, text: str | None, *, variables: Sequence[VariableInfo]) -> Binding:
     """A feature of a schema, which decides its type."""
-    expression = None if text is None else _bound(feature, text, variables=variables).expression
+    expression = None if text is None else _bind(feature, text, variables=variables).expression
     return Binding(feature.name, feature.type, feature.unit, expression)
 
 
@@ -391,14 +391,14 @@ def rebatched(tables: Iterator[pa.Table], *, rows_max: int) -> Iterator[pa.Table
         joined = pa.concat_tables(waiting)
         whole = rows if size >= BATCH_BYTES_MAX else rows - rows % rows_max
         for start in range(0, whole, rows_max):
-            yield from _combined(joined.slice(start, min(rows_max, whole - start)))
+            yield from _concat(joined.slice(start, min(rows_max, whole - start)))
         waiting, rows = [joined.slice(whole)], rows - whole
         size = waiting[0].nbytes
     if rows:
-        yield from _combined(pa.concat_tables(waiting))
+        yield from _concat(pa.concat_tables(waiting))
 
 
-def _combined(table: pa.Table) -> Iterator[pa.Table]:
+def _concat(table: pa.Table) -> Iterator[pa.Table]:
     return (piece.combine_chunks() for piece in within_bytes(table))
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 
 from galileo import samplers
 from galileo.containment import ContainedSamplers, obstacle
-from galileo.containment.lending import LentSampler
+from galileo.containment.leased_sampler import LeasedSampler
 from galileo.dht.topology import Topology
 from galileo.errors import (
     GalileoError,
@@ -185,7 +185,7 @@ class SentSamplers:
         """
         if not spec.archive:
             return samplers.load(spec)
-        return LentSampler(
+        return LeasedSampler(
             self._pool,
             self._own(spec.archive),
             spec,
@@ -344,7 +344,7 @@ class SentSamplers:
             self._store.save_record(_REVOKED, digest, _record(gone))
             self._revoked = {**self._revoked, digest: gone}
             self._kept = {name: one for name, one in self._kept.items() if name != digest}
-        self._pool.forget(digest)
+        self._pool.remove(digest)
         self._delete(digest)
 
     def _delete(self, digest: str) -> None:

@@ -1,15 +1,15 @@
 """Exploring results: label sets as RDF, and SPARQL over them."""
 
-from galileo.rdf.answers import SparqlResult
-from galileo.rdf.cancelling import Cancellation
-from galileo.rdf.convert import FORMATS, ntriples, serialise, to_graph
+from galileo.rdf.cancellation import Cancellation
 from galileo.rdf.endpoint import Endpoint
 from galileo.rdf.graphs import FileGraph, LabelGraph, OpenGraph
-from galileo.rdf.growing import GrowingGraph
+from galileo.rdf.incremental_graph import IncrementalGraph
 from galileo.rdf.ontology import ontology
 from galileo.rdf.service import EndpointOptions
 from galileo.rdf.sparql import open_labels, sparql
+from galileo.rdf.sparql_result import SparqlResult
 from galileo.rdf.terms import FEATURE, NS, PREFIXES, VERTEX
+from galileo.rdf.to_rdf import FORMATS, ntriples, serialise, to_graph
 
 __all__ = [
     "FEATURE",
@@ -21,7 +21,7 @@ __all__ = [
     "Endpoint",
     "EndpointOptions",
     "FileGraph",
-    "GrowingGraph",
+    "IncrementalGraph",
     "LabelGraph",
     "OpenGraph",
     "SparqlResult",

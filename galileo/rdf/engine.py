@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from galileo.errors import Cancelled, DeadlineExceeded, InputError, UnsupportedQuery
-from galileo.rdf import guard, terms
-from galileo.rdf.cancelling import Cancellation
-from galileo.rdf.process import AnswererEnded, KeeperEnded, Process, Reply
+from galileo.rdf import query_validation, terms
+from galileo.rdf.cancellation import Cancellation
+from galileo.rdf.process import GraphProcessEnded, Process, QueryProcessEnded, Reply
 
 LOAD_TIMEOUT_S = 300.0
 TIMEOUT_MAX_S = 86_400.0
@@ -94,7 +94,7 @@ class Engine:
             DeadlineExceeded: it took longer than `limits.timeout_s`.
             Cancelled: one of `cancels` was cancelled, or the engine closed.
         """
-        guard.check_query(text)
+        query_validation.check_query(text)
         stops = [self._closing, *cancels]
         self._take_turn(limits.timeout_s, stops)
         try:
@@ -121,7 +121,7 @@ class Engine:
                 return
             try:
                 self._load(process, pieces, stops)
-            except KeeperEnded:
+            except GraphProcessEnded:
                 # Killed after the look at it, or too small for what is new, which shows again.
                 self._started(stops)
 
@@ -160,11 +160,11 @@ class Engine:
     ) -> Reply:
         try:
             return self._replied(text, limits, stops, geometry=geometry)
-        except KeeperEnded:
+        except GraphProcessEnded:
             pass  # not of this query, which does not run in it: asked of another keeper
         try:
             return self._replied(text, limits, stops, geometry=geometry)
-        except KeeperEnded as ended:
+        except GraphProcessEnded as ended:
             raise self._too_much(ended.status) from ended
 
     def _replied(
@@ -180,7 +180,7 @@ class Engine:
         }
         # Only a long request can fill the pipe and get stuck in being written.
         patience_s = limits.timeout_s if len(text) < PIPE_CHARS else None
-        asking = _Work(process, stops, limits.timeout_s, watched=patience_s is None)
+        asking = _GuardedCall(process, stops, limits.timeout_s, watched=patience_s is None)
         return self._guarded(
             asking, lambda: process.ask(request, geometry=geometry, patience_s=patience_s)
         )
@@ -193,25 +193,27 @@ class Engine:
             process = self._process = Process.start(memory_bytes_max=self._memory_bytes_max)
             try:
                 self._load(process, self._triples(), stops)
-            except KeeperEnded as ended:
+            except GraphProcessEnded as ended:
                 raise self._too_much(ended.status) from ended
         return self._process
 
     def _load(self, process: Process, pieces: Iterable[bytes], stops: list[Cancellation]) -> None:
-        loading = _Work(process, stops, LOAD_TIMEOUT_S)
+        loading = _GuardedCall(process, stops, LOAD_TIMEOUT_S)
         self._guarded(loading, lambda: process.load(pieces, timeout_s=LOAD_TIMEOUT_S))
 
-    def _guarded(self, work: _Work, act: Callable[[], Done]) -> Done:
-        """What `act` returns, or why it could not end; `KeeperEnded` where nobody here ended it."""
+    def _guarded(self, work: _GuardedCall, act: Callable[[], Done]) -> Done:
+        """What `act` returns, or why it could not end; `GraphProcessEnded` where nobody here ended
+        it.
+        """
         try:
             return work.run(act)
-        except AnswererEnded as ended:
+        except QueryProcessEnded as ended:
             _check(work.stops)
             # By its own alarm, where this process was kept from interrupting it in time.
             if work.expired or ended.status == -signal.SIGALRM:
                 raise _too_late(work.timeout_s) from ended
             raise self._too_much(ended.status) from ended
-        except KeeperEnded as ended:
+        except GraphProcessEnded as ended:
             work.process.close()
             _check(work.stops)
             if work.expired:
@@ -228,7 +230,7 @@ class Engine:
         )
 
 
-class _Work:
+class _GuardedCall:
     """Work of a process that is interrupted when its time is up, or when it is cancelled."""
 
     def __init__(
@@ -294,7 +296,7 @@ def _refusal(text: str, head: dict[str, Any], limits: Limits) -> InputError:
             "or allow more with rows_max"
         )
     if head["error"] == "syntax":
-        return guard.syntax_error(text, head["message"])
+        return query_validation.syntax_error(text, head["message"])
     if head["error"] == "unknown":
         return UnsupportedQuery(
             f"expected functions of SPARQL 1.1, XPath and GeoSPARQL: {head['message']}; "

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, TypeVar
 from galileo.errors import GalileoWarning, InputError
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema, nearest_name
-from galileo.rdf import convert, late, tokens
-from galileo.rdf.answers import SparqlResult
-from galileo.rdf.cancelling import Cancellation
+from galileo.rdf import lazy_imports, sparql_lexer, to_rdf
+from galileo.rdf.cancellation import Cancellation
 from galileo.rdf.engine import MEMORY_BYTES_MAX, Engine, Limits
+from galileo.rdf.sparql_result import SparqlResult
 
 if TYPE_CHECKING:
     import pyoxigraph as ox
     from rdflib import Graph
 else:
-    ox = late.OXIGRAPH
+    ox = lazy_imports.OXIGRAPH
 
 TIMEOUT_S = 30.0
 ROWS_MAX = 1_000_000
@@ -70,11 +70,11 @@ class OpenGraph:
         answer = self._engine.query(text, limits, cancels=stops)
         if (schema := self._schema()) is not None:
             _warn_of_features(text, schema)
-        return SparqlResult(answer, self._made_of())
+        return SparqlResult(answer, self.source_labels())
 
     def serialise(self, *, format: str = "turtle") -> bytes:
         """All triples in a syntax of `galileo.rdf.FORMATS`."""
-        return convert.written(b"".join(self._triples()), format=format)
+        return to_rdf.written(b"".join(self._triples()), format=format)
 
     def load(self) -> None:
         """Starts the process and loads the graph now, rather than at the first query."""
@@ -100,7 +100,7 @@ class OpenGraph:
     ) -> None:
         self.close()
 
-    def _made_of(self) -> LabelSet | None:
+    def source_labels(self) -> LabelSet | None:
         """The labels that it is a view of, if it is one of labels."""
         return None
 
@@ -119,17 +119,17 @@ class LabelGraph(OpenGraph):
     """
 
     def __init__(self, labels: LabelSet, *, memory_bytes_max: int = MEMORY_BYTES_MAX) -> None:
-        super().__init__(lambda: convert.ntriples(labels), memory_bytes_max=memory_bytes_max)
+        super().__init__(lambda: to_rdf.ntriples(labels), memory_bytes_max=memory_bytes_max)
         self.labels = labels
         self._graph: Graph | None = None
 
     def rdf(self) -> Graph:
         """The graph, the same one at every call; changes to it do not reach `sparql`."""
         if self._graph is None:
-            self._graph = convert.to_graph(self.labels)
+            self._graph = to_rdf.to_graph(self.labels)
         return self._graph
 
-    def _made_of(self) -> LabelSet | None:
+    def source_labels(self) -> LabelSet | None:
         return self.labels
 
     def _schema(self) -> Schema | None:
@@ -160,8 +160,8 @@ class FileGraph(OpenGraph):
 def _warn_of_features(text: str, schema: Schema) -> None:
     """Warns of names in the namespace of features that are no indexed feature of the dataset."""
     names = [feature.name for feature in schema.indexed]
-    with suppress(tokens.TooOdd):
-        for name in tokens.names_of(text, prefix="f"):
+    with suppress(sparql_lexer.Unlexable):
+        for name in sparql_lexer.names_of(text, prefix="f"):
             if name not in names:
                 close = nearest_name(name, names)
                 hint = f"did you mean f:{close}?" if close else f"there are {', '.join(names)}"
@@ -177,7 +177,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
     """The triples of a file as N-Triples, checked by a strict parser."""
     waiting: list[ox.Triple] = []
     try:
-        form = convert.rdf_format(SUFFIXES[path.suffix.lower()])
+        form = to_rdf.rdf_format(SUFFIXES[path.suffix.lower()])
         for quad in ox.parse(path=str(path), format=form):
             waiting.append(quad.triple)
             if len(waiting) == PIECE_TRIPLES:

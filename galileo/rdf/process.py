@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from galileo.errors import InputError
-from galileo.rdf import late
+from galileo.rdf import lazy_imports
 
 if TYPE_CHECKING:
     from galileo.rdf import worker
 else:
-    worker = late.WORKER
+    worker = lazy_imports.WORKER
 
 INTERRUPT_GRACE_S = 5.0
 """How long the keeper has to end its answerer before both are ended."""
@@ -35,7 +35,7 @@ _STATUS = struct.Struct(">q")
 Reply = tuple[dict[str, Any], bytes]
 
 
-class AnswererEnded(Exception):
+class QueryProcessEnded(Exception):
     """The process that answered is gone; the graph is still there.
 
     Attributes:
@@ -47,7 +47,7 @@ class AnswererEnded(Exception):
         self.status = status
 
 
-class KeeperEnded(Exception):
+class GraphProcessEnded(Exception):
     """The process that holds the graph is gone, and the graph with it.
 
     Attributes:
@@ -119,7 +119,7 @@ class Process:
 
         Raises:
             InputError: they are no N-Triples. Some of them may be loaded.
-            KeeperEnded: the process ended.
+            GraphProcessEnded: the process ended.
         """
         self._dismiss()
         request = json.dumps({"op": "load", "timeout_s": timeout_s}).encode()
@@ -139,15 +139,15 @@ class Process:
             patience_s: when to interrupt it; None: somebody else does.
 
         Raises:
-            AnswererEnded: it was interrupted, or died of the query; ask again.
-            KeeperEnded: the whole process ended.
+            QueryProcessEnded: it was interrupted, or died of the query; ask again.
+            GraphProcessEnded: the whole process ended.
         """
         self.expired = False
         self._until = None if patience_s is None else time.monotonic() + patience_s
         try:
             self._fork(geometry=geometry)
             if self._wanted:
-                raise AnswererEnded(-signal.SIGKILL)  # as it would, were it asked yet
+                raise QueryProcessEnded(-signal.SIGKILL)  # as it would, were it asked yet
             return self._exchange("query", json.dumps({"op": "query", **request}).encode())
         finally:
             self._until = None
@@ -165,7 +165,7 @@ class Process:
             self._has_answerer = True
 
     def interrupt(self) -> None:
-        """Ends the answerer if it is busy; the one who waits for it gets `AnswererEnded`.
+        """Ends the answerer if it is busy; the one who waits for it gets `QueryProcessEnded`.
 
         What is not asked yet is not asked any more. A load can only be ended with the keeper.
         """
@@ -179,7 +179,7 @@ class Process:
                 self._watch()
 
     def end(self) -> None:
-        """Ends both processes; whoever waits for them gets `KeeperEnded`."""
+        """Ends both processes; whoever waits for them gets `GraphProcessEnded`."""
         _kill_group(self.child)
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class Process:
     def _dismiss(self) -> None:
         """Makes way to the keeper."""
         if self._has_answerer:
-            with contextlib.suppress(AnswererEnded):
+            with contextlib.suppress(QueryProcessEnded):
                 self._exchange("keep", b'{"op": "keep"}')
             self._has_answerer = False
 
@@ -225,7 +225,7 @@ class Process:
             reply = head, self._frame()
             self._settle()
             return reply
-        except AnswererEnded:
+        except QueryProcessEnded:
             self._has_answerer = False
             raise
         except OSError as error:  # a broken pipe: nobody reads it any more
@@ -243,10 +243,10 @@ class Process:
             elif self._wanted and what != "answer":
                 self.end()
 
-    def _ended(self) -> KeeperEnded:
+    def _ended(self) -> GraphProcessEnded:
         """Once its pipes are closed; what is left of it, and of its answerer, is ended."""
         self.end()
-        return KeeperEnded(self.child.wait())
+        return GraphProcessEnded(self.child.wait())
 
     def _settle(self) -> None:
         """After an interrupt that came as the answer did, waits for the mark that follows it."""
@@ -261,7 +261,7 @@ class Process:
         return self._take(sys.maxsize if size == worker.ENDED else size)
 
     def _take(self, size: int) -> bytes:
-        """The next bytes; where the answerer ended before it wrote so many, `AnswererEnded`.
+        """The next bytes; where the answerer ended before it wrote so many, `QueryProcessEnded`.
 
         The mark is the last that comes, wherever in a frame, and is written at once.
         """
@@ -269,7 +269,7 @@ class Process:
             if self._left is not None:
                 status, self._left = self._left, None
                 self._buffer.clear()
-                raise AnswererEnded(status)
+                raise QueryProcessEnded(status)
             self._wait()
             data = os.read(self._answers, READ_BYTES)
             if not data:

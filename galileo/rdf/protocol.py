@@ -77,20 +77,20 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class QueryRequest:
     """A query to be answered."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class DescriptionRequest:
     """What is known without asking: "service" or "ontology"."""
 
     what: str
 
 
-def understood(request: Request) -> Ask | Tell:
+def parse_request(request: Request) -> QueryRequest | DescriptionRequest:
     """What a request wants.
 
     Raises:
@@ -102,7 +102,7 @@ def understood(request: Request) -> Ask | Tell:
         raise Refused(HTTPStatus.BAD_REQUEST, f"expected the URL of a request: {error}") from error
     if parts.path == ONTOLOGY_PATH:
         _demand(request, "GET", "HEAD")
-        return Tell("ontology")
+        return DescriptionRequest("ontology")
     if parts.path not in PATHS:
         raise Refused(HTTPStatus.NOT_FOUND, f"expected a path of {PATHS}, got {parts.path!r}")
     _demand(request, "GET", "HEAD", "POST")
@@ -110,8 +110,8 @@ def understood(request: Request) -> Ask | Tell:
     if request.method == "POST":
         fields += _posted(request)
     elif not fields:
-        return Tell("service")
-    return Ask(_query_of(fields))
+        return DescriptionRequest("service")
+    return QueryRequest(_query_of(fields))
 
 
 def _demand(request: Request, *methods: str) -> None:
@@ -185,7 +185,7 @@ def refusal(error: GalileoError) -> Refused:
     return Refused(status, f"{error.message} [{error.kind}]")
 
 
-def chosen(accept: str, kind: str) -> tuple[str, str]:
+def negotiate(accept: str, kind: str) -> tuple[str, str]:
     """The media type and format for an answer of a kind that a client likes best.
 
     Args:

@@ -11,14 +11,14 @@ from http import HTTPStatus
 
 from galileo.errors import ConfigError, GalileoError, InputError, Overloaded
 from galileo.http_server import RETRY_AFTER_S, is_loopback, names_this_machine
-from galileo.rdf import convert, protocol
-from galileo.rdf.answers import SparqlResult
-from galileo.rdf.cancelling import Cancellation
-from galileo.rdf.disconnects import Disconnects
+from galileo.rdf import protocol, to_rdf
+from galileo.rdf.cancellation import Cancellation
+from galileo.rdf.disconnect_watcher import Disconnects
+from galileo.rdf.fair_queue import FairQueue
 from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S, OpenGraph
 from galileo.rdf.ontology import ontology
-from galileo.rdf.protocol import Refused, Request, Tell
-from galileo.rdf.turns import Turns
+from galileo.rdf.protocol import DescriptionRequest, Refused, Request
+from galileo.rdf.sparql_result import SparqlResult
 
 PORT = 7780
 QUERIES_MAX = 8
@@ -93,23 +93,23 @@ class Service:
     url: str = ""
     stopping: Cancellation = field(default_factory=Cancellation)
     disconnects: Disconnects = field(default_factory=Disconnects)
-    turns: Turns = field(init=False)
+    turns: FairQueue = field(init=False)
 
     def __post_init__(self) -> None:
-        self.turns = Turns(self.options.queries_max)
+        self.turns = FairQueue(self.options.queries_max)
 
     def answer(self, request: Request, connection: socket.socket, *, host: str) -> Answer:
         """The answer to a request of a host's."""
         self._check_host(request.headers.get("host", ""))
         accept = request.headers.get("accept", "")
-        wanted = protocol.understood(request)
-        if isinstance(wanted, Tell):
-            media_type, form = protocol.chosen(accept, "triples")
+        wanted = protocol.parse_request(request)
+        if isinstance(wanted, DescriptionRequest):
+            media_type, form = protocol.negotiate(accept, "triples")
             return Answer(media_type, self._told(wanted, form))
         with self._turn(connection, host) as ask:
             result = ask(wanted.text)
             # Within the turn: so one answer at a time is there both as it came and as it goes.
-            media_type, form = protocol.chosen(accept, result.kind)
+            media_type, form = protocol.negotiate(accept, result.kind)
             return Answer(media_type, result.serialise(form), result.missing)
 
     def stop(self) -> None:
@@ -118,11 +118,11 @@ class Service:
         self.turns.wait_until_empty(STOP_TIMEOUT_S)
         self.disconnects.close()
 
-    def _told(self, wanted: Tell, form: str) -> bytes:
+    def _told(self, wanted: DescriptionRequest, form: str) -> bytes:
         if wanted.what == "service":
-            return convert.written(protocol.service_description(self.url), format=form)
+            return to_rdf.written(protocol.service_description(self.url), format=form)
         text = ontology().encode()
-        return text if form == "turtle" else convert.written(convert.lines(text), format=form)
+        return text if form == "turtle" else to_rdf.written(to_rdf.lines(text), format=form)
 
     @contextmanager
     def _turn(
@@ -144,7 +144,7 @@ class Service:
             with (
                 self.disconnects.calling(connection, cancel.cancel),
                 self.stopping.calling(cancel.cancel),
-                self.turns.taken(host, until=until, cancel=cancel),
+                self.turns.acquire(host, until=until, cancel=cancel),
             ):
                 yield ask
         except Overloaded as error:

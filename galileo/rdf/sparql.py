@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from galileo.errors import InputError
 from galileo.labels import LabelSet
-from galileo.rdf import late
-from galileo.rdf.answers import SparqlResult
-from galileo.rdf.cancelling import Cancellation
+from galileo.rdf import lazy_imports
+from galileo.rdf.cancellation import Cancellation
 from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S, LabelGraph, OpenGraph
+from galileo.rdf.sparql_result import SparqlResult
 
 if TYPE_CHECKING:
     from rdflib import Graph
@@ -57,7 +57,7 @@ def sparql(
 def _opened(source: LabelSet | Graph) -> OpenGraph:
     if isinstance(source, LabelSet):
         return LabelGraph(source)
-    if isinstance(source, late.module(late.GRAPHS).Graph):
+    if isinstance(source, lazy_imports.module(lazy_imports.GRAPHS).Graph):
         return OpenGraph(lambda: _triples(source))
     raise InputError(f"expected a label set or a graph, got {type(source).__name__}")
 

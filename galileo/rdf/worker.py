@@ -135,7 +135,7 @@ def _write(stream: int, data: bytes) -> None:
 # --- the keeper ------------------------------------------------------------------------------
 
 
-class Keeper:
+class GraphProcess:
     """Holds the graph, and the process that answers about it, while there is one."""
 
     def __init__(self, requests: int, answers: int, *, secret: bytes) -> None:
@@ -182,7 +182,7 @@ class Keeper:
         self._child = os.fork()
         if not self._child:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-            run_answerer(self._store, self._requests, self._answers, request=request)
+            run_query_process(self._store, self._requests, self._answers, request=request)
         # Not reaped before it is forgotten, so that its number cannot be another process's.
         os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOWAIT)
         child, self._child = self._child, 0
@@ -196,7 +196,9 @@ class Keeper:
 # --- the answerer ----------------------------------------------------------------------------
 
 
-def run_answerer(store: ox.Store, requests: int, answers: int, *, request: dict[str, Any]) -> None:
+def run_query_process(
+    store: ox.Store, requests: int, answers: int, *, request: dict[str, Any]
+) -> None:
     """Answers queries, and ends the process."""
     status = 1
     try:
@@ -281,7 +283,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_AS, memory_bytes_max)
-    keeper = Keeper(sys.stdin.fileno(), sys.stdout.fileno(), secret=secret)
+    keeper = GraphProcess(sys.stdin.fileno(), sys.stdout.fileno(), secret=secret)
     signal.signal(signal.SIGUSR1, keeper.interrupt)
     keeper.serve()
 

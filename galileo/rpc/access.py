@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from galileo.errors import Forbidden
 from galileo.model.schema import Schema, name_of_key
-from galileo.wire.bulk import Bulk
+from galileo.wire.zero_copy import Bulk
 
 EVERY_DATASET = ("*",)
 _DATASET = "dataset"

@@ -25,8 +25,8 @@ from google.protobuf.message import DecodeError
 from galileo.errors import GalileoError, InputError, MessageTooLarge, Overloaded
 from galileo.rpc.calls import OWN_SERVICES
 from galileo.rpc.guard import refuse
-from galileo.wire.bulk import has_more_fields
 from galileo.wire.channel import MESSAGE_BYTES_MAX
+from galileo.wire.zero_copy import has_more_fields
 
 CALLS_MAX = 16_384
 """Calls of one process at a time; a reader that watches is one of them."""

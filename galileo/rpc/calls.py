@@ -19,7 +19,7 @@ from galileo.errors import Forbidden, NotPermitted, QuotaExceeded, Throttled, Un
 from galileo.rpc.access import EVERYBODY
 from galileo.rpc.metering import Meter, Metering, metered, metered_stream
 from galileo.wire.channel import short_name
-from galileo.wire.origins import take_over
+from galileo.wire.context_propagation import take_over
 from galileo.wire.pb.common_pb2 import ErrorValue
 from galileo.wire.status import METADATA_KEY
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pyarrow as pa
 
-from galileo.wire.bulk import stream_of
 from galileo.wire.codec import LABELS_PER_MESSAGE, ROWS_PER_MESSAGE, table_chunks, table_pieces
+from galileo.wire.zero_copy import stream_of
 
 CHUNK_ROWS_MIN = 32_768
 """Chunks with fewer rows are put together, which costs readers less than many small batches."""

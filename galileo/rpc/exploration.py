@@ -24,9 +24,9 @@ from galileo.rpc.explorers import described_to_pb, share_from_pb
 from galileo.rpc.guard import Context, streaming, unary
 from galileo.rpc.quotas import Allowances
 from galileo.wire.codec import ROWS_PER_MESSAGE, cursor_to_pb, table_chunks
-from galileo.wire.levels import values_from_json
 from galileo.wire.pb import query_pb2, query_pb2_grpc
 from galileo.wire.status import error_to_pb
+from galileo.wire.value_json import values_from_json
 
 CHILDREN = 10_000
 """Children of a page where nothing else is asked for."""

@@ -30,8 +30,8 @@ from galileo.query import Query
 from galileo.query.nearest import NearestTo
 from galileo.rpc.peers import GrpcPeers
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, table_of
-from galileo.wire.levels import values_to_json
 from galileo.wire.pb import query_pb2
+from galileo.wire.value_json import values_to_json
 
 
 class GrpcExplorers:

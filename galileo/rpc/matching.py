@@ -7,7 +7,7 @@ import numpy as np
 from galileo.errors import InputError
 from galileo.node.matching import MatchTask
 from galileo.query.index.query_digest import DIGEST_BYTES
-from galileo.wire.matched import cursors_from_bytes, sequences_from_bytes
+from galileo.wire.match_codec import cursors_from_bytes, sequences_from_bytes
 from galileo.wire.pb import storage_pb2
 
 MATCH_ITEMS_MAX = 1_000_000

@@ -21,7 +21,7 @@ from galileo.model.quotas import NO_RATE, Quotas
 from galileo.rpc.access import EVERYBODY, Principal, is_between_nodes
 from galileo.rpc.guard import Context, refuse
 from galileo.rpc.quotas import Allowances
-from galileo.wire.bulk import Bulk
+from galileo.wire.zero_copy import Bulk
 
 WAIT_MAX_S = 1.0
 """A call that may begin later is refused."""

@@ -35,10 +35,8 @@ from galileo.rpc.dropping import removed_from_pb
 from galileo.rpc.retention import report_from_pb
 from galileo.rpc.samplers import sampler_from_pb, sampler_to_pb
 from galileo.samplers import observed_schema
-from galileo.wire.bulk import Bulk, BulkStub, stream_of
 from galileo.wire.channel import Channels
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
-from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.pb import (
     cluster_pb2,
     cluster_pb2_grpc,
@@ -54,6 +52,8 @@ from galileo.wire.pb import (
     storage_pb2_grpc,
 )
 from galileo.wire.status import error_from_pb, error_of_rpc
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
 
 COMMIT_TIMEOUT_S = 30.0
 SCAN_TIMEOUT_S = 60.0
@@ -82,7 +82,7 @@ class GrpcPeers:
         topology: Topology | LiveTopology,
         *,
         is_dead: Callable[[str], bool],
-        keys: Keys = NO_KEYS,
+        keys: TlsFiles = NO_TLS_FILES,
     ) -> None:
         self._topology = LiveTopology.of(topology)
         self._is_dead = is_dead

@@ -30,11 +30,11 @@ from galileo.rpc.identity import CALLER
 from galileo.rpc.matching import match_task_from_pb
 from galileo.rpc.peers import scan_task_from_pb
 from galileo.rpc.quotas import Allowances, check_vertices
-from galileo.wire.bulk import SERVICE, Bulk, bulk_handlers
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
-from galileo.wire.matched import replies_of
+from galileo.wire.match_codec import replies_of
 from galileo.wire.pb import storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_to_pb
+from galileo.wire.zero_copy import SERVICE, Bulk, bulk_handlers
 
 _NOTHING = pa.py_buffer(b"")
 SCAN_ITEMS_MAX = 100_000

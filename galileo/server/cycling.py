@@ -31,7 +31,7 @@ from galileo.node.storage_node import StorageNode
 from galileo.query import parse
 from galileo.query.index.query_digest import digest
 from galileo.query.index.requests import NOT_REQUESTED
-from galileo.wire.matched import part_from_pb, sequences_to_bytes
+from galileo.wire.match_codec import part_from_pb, sequences_to_bytes
 from galileo.wire.pb import evaluator_pb2
 from galileo.wire.status import error_from_pb
 

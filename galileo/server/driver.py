@@ -28,7 +28,7 @@ from galileo.errors import GalileoError, Overloaded, PartitionStopped
 from galileo.server.mail import TAGGED, MailRoom
 from galileo.storage.metadata_files import is_full
 from galileo.storage.store import Store
-from galileo.wire.origins import Origin, going_on, origin
+from galileo.wire.context_propagation import Origin, going_on, outgoing_metadata
 
 TICK_S = 0.05
 NEWS_INTERVAL_S = 0.25
@@ -153,7 +153,7 @@ class Driver:
         request = next(self._requests)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[request] = functools.partial(_give, future)
-        self._served[request] = origin()
+        self._served[request] = outgoing_metadata()
         try:
             self.feed(make(request))
             async with asyncio.timeout(timeout_s):
@@ -184,7 +184,7 @@ class Driver:
                 _give(done, None)
 
         self._waiting.update(dict.fromkeys(numbers, take))
-        self._served[first] = origin()
+        self._served[first] = outgoing_metadata()
         try:
             self.feed(make(first))
             async with asyncio.timeout(timeout_s):

@@ -30,7 +30,7 @@ from galileo.wire.codec import (
     event_clock_to_pb,
 )
 from galileo.wire.pb import cluster_pb2
-from galileo.wire.tagged import TaggedJson
+from galileo.wire.tagged_json import TaggedJson
 
 OUTBOX_MAX = 10_000
 MESSAGES_TOGETHER_MAX = 1_000

@@ -19,7 +19,7 @@ from galileo.rpc.principals import Principals
 from galileo.rpc.quotas import Allowances
 from galileo.server.audit import Audit
 from galileo.server.audit_log import AuditLog
-from galileo.wire.keys import server_credentials
+from galileo.wire.tls_credentials import server_credentials
 
 
 class Security:

@@ -31,7 +31,7 @@ from galileo.spark.runtime import TOKEN_KEY, Record, RuntimeDir
 from galileo.spark.session import open_engine
 from galileo.spark.tick import TickLimits, work_of
 from galileo.wire.channel import server_options
-from galileo.wire.origins import origin, take_over
+from galileo.wire.context_propagation import outgoing_metadata, take_over
 from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
@@ -76,7 +76,7 @@ class EvaluatorService(evaluator_pb2_grpc.EvaluatorServicer):
         parent = take_over(dict(context.invocation_metadata() or ()))
         try:
             with spans.inside(parent), spans.child("evaluate", kind="server"):
-                answer = await self._queue.submit(work_of(request, origin()))
+                answer = await self._queue.submit(work_of(request, outgoing_metadata()))
         except GalileoError as error:
             packed = error_to_pb(error).SerializeToString()
             await context.abort(code_of(error), status_text(error), ((METADATA_KEY, packed),))

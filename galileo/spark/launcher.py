@@ -23,9 +23,9 @@ from galileo.errors import DeadlineExceeded, GalileoError, TryAgain, Unavailable
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime import TOKEN_KEY, Record, RuntimeDir
 from galileo.wire.channel import open_channel
-from galileo.wire.keys import without_token
 from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
 from galileo.wire.status import error_of_rpc
+from galileo.wire.tls_credentials import without_token
 
 # Ten seconds on a quiet machine, four times that on a busy one.
 START_TIMEOUT_S = 120.0

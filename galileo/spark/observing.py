@@ -10,9 +10,9 @@ import pyarrow as pa
 from galileo.labels import LabelSet, from_ipc, to_ipc
 from galileo.samplers import numbered_parts, observed_schema
 from galileo.wire.channel import open_blocking_channel
-from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.pb import storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_of_rpc
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ObservationReader:
     address: str
     digest: bytes
     timeout_s: float
-    keys: Keys = NO_KEYS
+    keys: TlsFiles = NO_TLS_FILES
 
     def __call__(self, labels: LabelSet) -> pa.Table:
         """In columns of `observed_schema`.

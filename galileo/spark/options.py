@@ -11,7 +11,7 @@ from pathlib import Path
 
 from galileo.errors import ConfigError
 from galileo.tracing import NO_TRACING, TracingOptions
-from galileo.wire.keys import NO_KEYS, Keys
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 HEAP_MIN_MB = 450
 HEAP_DEFAULT_MB = 512
@@ -89,7 +89,7 @@ class EvaluatorOptions:
     queue_max: int = 64
     scan_timeout_s: float = 5.0
     sampler_timeout_s: float = 2.0
-    keys: Keys = NO_KEYS
+    keys: TlsFiles = NO_TLS_FILES
     tracing: TracingOptions = NO_TRACING
     log_format: str = "text"
     log_level: str = "info"
@@ -103,7 +103,7 @@ class EvaluatorOptions:
         try:
             raw = json.loads(text)
             spark = SparkOptions(**raw.pop("spark"))
-            keys = Keys(**raw.pop("keys"))
+            keys = TlsFiles(**raw.pop("keys"))
             tracing = TracingOptions(**raw.pop("tracing"))
             runtime_dir = Path(raw.pop("runtime_dir"))
             return EvaluatorOptions(runtime_dir, spark, keys=keys, tracing=tracing, **raw)

@@ -18,11 +18,11 @@ from galileo.matches import Answered, MatchAnswer, to_bytes
 from galileo.model.schema import Schema
 from galileo.spark.tick import Ask, Group, Share
 from galileo.wire.channel import Channels
-from galileo.wire.keys import NO_KEYS, Keys
-from galileo.wire.matched import Replies, sequences_to_bytes
-from galileo.wire.origins import going_on
+from galileo.wire.context_propagation import going_on
+from galileo.wire.match_codec import MatchReplies, sequences_to_bytes
 from galileo.wire.pb import storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_of_rpc
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 CHANNELS_MAX = 256
 ANSWER_BYTES_MAX = 256 << 20
@@ -40,7 +40,7 @@ class Delta:
 class Scanner:
     """The open channels of one worker and the event loop that they belong to."""
 
-    def __init__(self, keys: Keys = NO_KEYS) -> None:
+    def __init__(self, keys: TlsFiles = NO_TLS_FILES) -> None:
         self._loop = asyncio.new_event_loop()
         self._channels = Channels(keys)
 
@@ -84,7 +84,7 @@ async def fetch(
 ) -> Delta:
     """What one node says about one group; of an answer that breaks off, what is complete."""
     schema = Schema.from_json(group.schema_json)
-    replies = Replies(schema.label_schema)
+    replies = MatchReplies(schema.label_schema)
     stub = storage_pb2_grpc.StorageStub(channel)
     with going_on(group.origin):
         call = stub.Match(_request(ask, group), timeout=timeout_s)
@@ -101,7 +101,7 @@ async def fetch(
     return Delta(ask, _renumbered(answer, ask), address)
 
 
-async def _receive(call: grpc.aio.UnaryStreamCall, replies: Replies) -> None:
+async def _receive(call: grpc.aio.UnaryStreamCall, replies: MatchReplies) -> None:
     received = 0
     async for reply in call:
         received += replies.take(reply)

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import grpc
 
 from galileo.containment import ContainedSamplers
-from galileo.containment.lending import LentSampler
+from galileo.containment.leased_sampler import LeasedSampler
 from galileo.errors import GalileoError, InputError, SamplerRevoked
 from galileo.sampler_archives import SamplerArchive
 from galileo.samplers import Sampler, SamplerSpec
 from galileo.wire.channel import open_blocking_channel
-from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.pb import samplers_pb2, samplers_pb2_grpc
 from galileo.wire.status import error_of_rpc
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 FETCH_TIMEOUT_S = 5.0
 LOOK_S = 2.0
@@ -75,11 +75,11 @@ class SentCode:
         Raises:
             TryAgain: the node is away.
             UnknownSampler, SamplerRevoked: it has no such archive, or not any more.
-            NotContained, InputError, SamplerFailed: as `LentSampler`.
+            NotContained, InputError, SamplerFailed: as `LeasedSampler`.
         """
         archive = self._archive(spec.archive, address)
         check = functools.partial(self._check, spec)
-        return LentSampler(self._pool, archive, spec, owner=owner, check=check)
+        return LeasedSampler(self._pool, archive, spec, owner=owner, check=check)
 
     def _check(self, spec: SamplerSpec) -> None:
         if spec.archive in self._revoked:
@@ -91,7 +91,7 @@ class SentCode:
             if self._monotonic() - held.used_at > IDLE_S or self._is_revoked(digest, held.address):
                 with self._changing:
                     self._held.pop(digest, None)
-                self._pool.forget(digest)
+                self._pool.remove(digest)
         with self._changing:
             if not self._held:
                 self._watching = None
@@ -132,7 +132,7 @@ class SentCode:
 
 
 def get_over_grpc(
-    address: str, request: samplers_pb2.GetSamplerRequest, *, keys: Keys = NO_KEYS
+    address: str, request: samplers_pb2.GetSamplerRequest, *, keys: TlsFiles = NO_TLS_FILES
 ) -> samplers_pb2.GetSamplerReply:
     """Asks a node, over a channel of its own: it is rare, and threads share none."""
     with open_blocking_channel(address, keys) as channel:

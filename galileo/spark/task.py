@@ -33,11 +33,11 @@ from galileo.spark.sent_samplers import SentCode, get_over_grpc
 from galileo.spark.tick import Outcome, Row, Tick, packed
 from galileo.spark.vouched import alone, fitted, vouched
 from galileo.tracing import Tracing, TracingOptions, start_tracing
-from galileo.wire.keys import Keys
-from galileo.wire.matched import part_to_pb
-from galileo.wire.origins import going_on
+from galileo.wire.context_propagation import going_on
+from galileo.wire.match_codec import part_to_pb
 from galileo.wire.pb import storage_pb2
 from galileo.wire.status import error_to_pb
+from galileo.wire.tls_credentials import TlsFiles
 
 _SCHEMAS_MAX = 1_024
 
@@ -258,7 +258,7 @@ def _beside() -> Beside:
 
 
 @functools.cache
-def _scanner(keys: Keys) -> Scanner:
+def _scanner(keys: TlsFiles) -> Scanner:
     """Once per worker."""
     # Spark collects garbage after every task; what was imported need not be looked at again.
     gc.collect()
@@ -267,7 +267,7 @@ def _scanner(keys: Keys) -> Scanner:
 
 
 @functools.cache
-def _sent(timeout_s: float, keys: Keys) -> SentCode:
+def _sent(timeout_s: float, keys: TlsFiles) -> SentCode:
     """Once per worker."""
     limits = ContainmentLimits(cpu_s=timeout_s, wall_s=WAITING_FACTOR * timeout_s)
     return SentCode(

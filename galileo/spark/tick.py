@@ -21,10 +21,10 @@ from galileo.matches import Numbers, from_bytes, to_bytes
 from galileo.query.index.query_digest import DIGEST_BYTES
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.tracing import NO_TRACING, TracingOptions
-from galileo.wire.keys import NO_KEYS, Keys
-from galileo.wire.matched import cursors_from_bytes, sequences_from_bytes
-from galileo.wire.origins import Origin
+from galileo.wire.context_propagation import Origin
+from galileo.wire.match_codec import cursors_from_bytes, sequences_from_bytes
 from galileo.wire.pb import evaluator_pb2, storage_pb2
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 RESULT_BYTES_MAX = 32 << 20
 BATCH_ROWS_MAX = 256
@@ -135,7 +135,7 @@ class TickLimits:
     scan_timeout_s: float
     sampler_timeout_s: float
     result_bytes_max: int = RESULT_BYTES_MAX
-    keys: Keys = NO_KEYS
+    keys: TlsFiles = NO_TLS_FILES
     tracing: TracingOptions = NO_TRACING
 
 

@@ -16,8 +16,8 @@ import grpc.aio
 from galileo import spans
 from galileo.errors import ConfigError
 from galileo.wire import forks
-from galileo.wire.keys import NO_KEYS, KeyReader, Keys, ReadKeys
-from galileo.wire.origins import origin
+from galileo.wire.context_propagation import outgoing_metadata
+from galileo.wire.tls_credentials import NO_TLS_FILES, LoadedTls, TlsFiles, TlsLoader
 
 MESSAGE_BYTES_MAX = 64 << 20
 KEEPALIVE_MS = 10_000
@@ -63,7 +63,7 @@ _OPENED = [
 ]
 
 
-class Carrying:
+class InstrumentedChannel:
     """A channel whose calls carry the id of the request that they are made for, and a token.
 
     Interceptors would cost a task and several objects more with each call, and have no `read` of a
@@ -81,14 +81,14 @@ class Carrying:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
 
-    async def __aenter__(self) -> Carrying:
+    async def __aenter__(self) -> InstrumentedChannel:
         await self._channel.__aenter__()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._channel.__aexit__(*error)
 
-    def __enter__(self) -> Carrying:
+    def __enter__(self) -> InstrumentedChannel:
         self._channel.__enter__()
         return self
 
@@ -112,7 +112,7 @@ class Carrying:
             told = (*self._proof, *(metadata or ()))
             if spans.is_on():
                 return _recorded(call, method, request, metadata=told, options=options)
-            return call(request, metadata=(*told, *origin()), **options)
+            return call(request, metadata=(*told, *outgoing_metadata()), **options)
 
         return called
 
@@ -128,9 +128,9 @@ def _recorded(
     """The call in a span of its own, which ends with it."""
     span = spans.begun(short_name(method), kind="client")
     if span is None:
-        return call(request, metadata=(*metadata, *origin()), **options)
+        return call(request, metadata=(*metadata, *outgoing_metadata()), **options)
     with spans.inside(span.traceparent):
-        carried = origin()
+        carried = outgoing_metadata()
     try:
         answer = call(request, metadata=(*metadata, *carried), **options)
     except Exception as error:
@@ -149,7 +149,7 @@ def short_name(method: str) -> str:
     return f"{service.rpartition('.')[2]}/{name}"
 
 
-def open_channel(address: str, keys: Keys = NO_KEYS) -> grpc.aio.Channel:
+def open_channel(address: str, keys: TlsFiles = NO_TLS_FILES) -> grpc.aio.Channel:
     """A channel to `host:port` that reconnects within a third of a second.
 
     Args:
@@ -160,16 +160,16 @@ def open_channel(address: str, keys: Keys = NO_KEYS) -> grpc.aio.Channel:
         ConfigError: they cannot be used, or a token would travel unencrypted.
         InputError: this process was forked while gRPC ran.
     """
-    return _opened(address, KeyReader(keys))
+    return _opened(address, TlsLoader(keys))
 
 
-def _opened(address: str, reader: KeyReader) -> grpc.aio.Channel:
+def _opened(address: str, reader: TlsLoader) -> grpc.aio.Channel:
     found = reader.read()
     channel = _connected(grpc.aio, found, address=address)
     return _carried(channel, found, reader.keys, address=address)
 
 
-def open_blocking_channel(address: str, keys: Keys = NO_KEYS) -> grpc.Channel:
+def open_blocking_channel(address: str, keys: TlsFiles = NO_TLS_FILES) -> grpc.Channel:
     """The same for callers without an event loop.
 
     Such channels are short, and there are many one after the other. One that is opened while half
@@ -180,7 +180,7 @@ def open_blocking_channel(address: str, keys: Keys = NO_KEYS) -> grpc.Channel:
     return _carried(channel, found, keys, address=address)
 
 
-def _connected(library: Any, found: ReadKeys, *, address: str) -> Any:
+def _connected(library: Any, found: LoadedTls, *, address: str) -> Any:
     """A channel of `grpc` or of `grpc.aio`."""
     if found.credentials is None:
         return forks.opened(lambda: library.insecure_channel(address, options=_OPENED))
@@ -188,8 +188,8 @@ def _connected(library: Any, found: ReadKeys, *, address: str) -> Any:
 
 
 @functools.lru_cache(_READERS_MAX)
-def _reader(keys: Keys) -> KeyReader:
-    return KeyReader(keys)
+def _reader(keys: TlsFiles) -> TlsLoader:
+    return TlsLoader(keys)
 
 
 class Channels:
@@ -201,11 +201,11 @@ class Channels:
     """
 
     def __init__(
-        self, keys: Keys = NO_KEYS, *, monotonic: Callable[[], float] = time.monotonic
+        self, keys: TlsFiles = NO_TLS_FILES, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         forks.check()
         self._keys = keys
-        self._reader = KeyReader(keys)
+        self._reader = TlsLoader(keys)
         self._monotonic = monotonic
         self._open: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._retired: deque[grpc.aio.Channel] = deque(maxlen=RETIRED_MAX)
@@ -218,7 +218,7 @@ class Channels:
     def get(self, address: str) -> grpc.aio.Channel:
         """The channel to an address; errors as `open_channel`."""
         forks.check()
-        if self._keys != NO_KEYS:
+        if self._keys != NO_TLS_FILES:
             self._look()
         if address not in self._open:
             self._open[address] = _opened(address, self._reader)
@@ -255,14 +255,14 @@ class Channels:
             await oldest.close()
 
 
-def _carried(channel: Channel, found: ReadKeys, keys: Keys, *, address: str) -> Channel:
+def _carried(channel: Channel, found: LoadedTls, keys: TlsFiles, *, address: str) -> Channel:
     token = found.token
     if token and not (keys.is_tls or keys.insecure or is_loopback(address)):
         raise ConfigError(
             f"expected TLS to send a token to {address}, or everybody in between could read it",
             remedy="insecure",
         )
-    carrying: Any = Carrying(channel, token)
+    carrying: Any = InstrumentedChannel(channel, token)
     return carrying  # type: ignore[no-any-return]
 
 

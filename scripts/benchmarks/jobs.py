@@ -28,7 +28,7 @@ from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.scans import Scanner
 from galileo.spark.tick import Work, work_of
 from galileo.wire.channel import open_channel
-from galileo.wire.matched import part_from_pb, sequences_to_bytes
+from galileo.wire.match_codec import part_from_pb, sequences_to_bytes
 from galileo.wire.pb import evaluator_pb2, storage_pb2, storage_pb2_grpc
 
 DATASET = "nam"

@@ -123,7 +123,7 @@ def _path(name: str, text: str, graph: rdf.OpenGraph, store: ox.Store, bench: Be
     runs = bench.sizes.runs
     ours, theirs = in_turn(lambda: graph.sparql(text), alone, runs=runs, run_s=PIECE_S)
     return Figure(
-        f"property path over {len(graph._made_of() or ()):,} labels, {name}: {size:,} found",
+        f"property path over {len(graph.source_labels() or ()):,} labels, {name}: {size:,} found",
         "s",
         ours,
         (Peer("oxigraph, called directly", theirs),),

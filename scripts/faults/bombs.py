@@ -24,7 +24,6 @@ from faults.bystanders import DATASET, PATIENCE, asked, fill, p99_ms, weighed
 from faults.registry import Scenario, Trial
 from galileo.cluster import LocalCluster
 from galileo.sampler_archives import MANIFEST
-from galileo.wire.bulk import Bulk, encode
 from galileo.wire.pb import (
     cluster_pb2,
     continuous_pb2,
@@ -32,6 +31,7 @@ from galileo.wire.pb import (
     samplers_pb2,
     storage_pb2,
 )
+from galileo.wire.zero_copy import Bulk, encode
 
 MIB = 1 << 20
 ROWS = 1_000

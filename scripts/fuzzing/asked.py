@@ -18,12 +18,19 @@ from fuzzing.values import text_of
 from galileo.errors import Bug, InputError
 from galileo.geo import cover, geohash, regions
 from galileo.labels import level_texts, level_value, parse_label
-from galileo.rdf.protocol import Ask, Refused, Request, Tell, chosen, understood
+from galileo.rdf.protocol import (
+    DescriptionRequest,
+    QueryRequest,
+    Refused,
+    Request,
+    negotiate,
+    parse_request,
+)
 from galileo.rpc.matching import match_task_from_pb
 from galileo.sampler_archives import MANIFEST, SamplerArchive, archive_of
 from galileo.testing.conformance import sample_labels
 from galileo.wire.codec import cursor_from_pb, event_clock_from_pb, kept_rows, windows_from_pb
-from galileo.wire.matched import cursors_from_bytes
+from galileo.wire.match_codec import cursors_from_bytes
 from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2, storage_pb2
 from galileo.wire.status import error_from_pb
 
@@ -184,12 +191,12 @@ def _http(data: bytes) -> None:
     headers = {"content-type": kind.decode("latin-1")} if kind else {}
     request = Request(method.decode("latin-1"), target.decode("latin-1"), headers, body)
     try:
-        wanted = understood(request)
+        wanted = parse_request(request)
         for answer in ("solutions", "boolean", "triples"):
-            chosen(accept.decode("latin-1"), answer)
+            negotiate(accept.decode("latin-1"), answer)
     except Refused as refusal:
         raise InputError(refusal.text) from None
-    if not isinstance(wanted, Ask | Tell):
+    if not isinstance(wanted, QueryRequest | DescriptionRequest):
         raise Bug(f"understood {wanted!r}")
 
 

@@ -30,9 +30,9 @@ from galileo.storage.frame import (
     encode_header,
 )
 from galileo.testing.conformance import sample_labels
-from galileo.wire.bulk import decoder
-from galileo.wire.matched import part_from_pb
+from galileo.wire.match_codec import part_from_pb
 from galileo.wire.pb import storage_pb2
+from galileo.wire.zero_copy import decoder
 
 LABELS = sample_labels(seed=1).in_commit_order()
 LABEL_SCHEMA = LABELS.table.schema

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from fuzzing.targets import SLOW_APART_S, Target
 from galileo.formats import Mapping, Source, open_source
-from galileo.formats.apart import Readers
+from galileo.formats.subprocess_reader import ReaderPool
 from galileo.model.times import TIME_TYPE
 from galileo.optional_imports import library
 
@@ -37,8 +37,8 @@ def scratch() -> Path:
 
 
 @functools.cache
-def _apart() -> Readers:
-    return Readers(memory_bytes_max=APART_BYTES_MAX, silence_max_s=SLOW_APART_S / 2)
+def _apart() -> ReaderPool:
+    return ReaderPool(memory_bytes_max=APART_BYTES_MAX, silence_max_s=SLOW_APART_S / 2)
 
 
 def _opened(path: Path, format: str) -> Source:

@@ -17,7 +17,7 @@ from galileo.model.windows import Window, WindowProgress
 from galileo.query.query import parse
 from galileo.samplers import SamplerSpec
 from galileo.wire import token
-from galileo.wire.levels import values_from_json, values_to_json
+from galileo.wire.value_json import values_from_json, values_to_json
 
 SCHEMA = Schema(
     "nam",

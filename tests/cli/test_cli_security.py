@@ -14,7 +14,7 @@ from galileo.client import Proof
 from galileo.errors import InputError
 from galileo.rpc.access import Role
 from galileo.rpc.principals import Principals
-from galileo.wire.keys import Keys
+from galileo.wire.tls_credentials import TlsFiles
 
 
 def run(*words: str | Path) -> Result:
@@ -50,7 +50,7 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     told = run("token", "new", "bob", "--role", "node", "--principals", path, "--output", out)
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     assert out.read_text() not in told.output
-    assert Principals(path).of_token(Keys(token_file=str(out)).read_token()) is not None
+    assert Principals(path).of_token(TlsFiles(token_file=str(out)).read_token()) is not None
     assert run("token", "revoke", "ann", "--principals", path).exit_code == 0
     assert Principals(path).of_token(token) is None
     assert run("token", "revoke", "ann", "--principals", path).exit_code == 2
@@ -99,7 +99,7 @@ def test_an_authority_certifies_nodes_and_clients(tmp_path: Path) -> None:
     done = run("certs", "client", authority, "ann", "--target", tmp_path / "ann", "--days", "9")
     assert "(valid 9 days)" in " ".join(done.stdout.split())
     assert stat.S_IMODE(Path(node["key"]).stat().st_mode) == 0o600
-    Keys(node["certificate"], node["key"], node["authority"]).check()
+    TlsFiles(node["certificate"], node["key"], node["authority"]).check()
     Proof(tls=tmp_path / "ann").keys({}).check()
     again = run("certs", "init", authority)
     assert again.exit_code == 2
@@ -110,7 +110,7 @@ def test_who_a_client_is_comes_from_what_it_is_told_then_from_the_environment(
     tmp_path: Path,
 ) -> None:
     known = {"GALILEO_TOKEN": "glt_a", "GALILEO_TLS": str(tmp_path)}
-    assert Proof().keys({}) == Keys()
+    assert Proof().keys({}) == TlsFiles()
     assert Proof().keys(known).token == "glt_a"
     assert Proof().keys(known).key == str(tmp_path / "key.pem")
     assert Proof("glt_b").keys(known).token == "glt_b"

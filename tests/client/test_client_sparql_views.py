@@ -22,7 +22,7 @@ from galileo.client.sparql_views import SparqlView, open_view
 from galileo.cursor import Stretch
 from galileo.errors import CcqCancelled, InputError, TryAgain
 from galileo.labels import LabelSet
-from galileo.rdf import Endpoint, EndpointOptions, GrowingGraph
+from galileo.rdf import Endpoint, EndpointOptions, IncrementalGraph
 
 COUNT = "SELECT (COUNT(?p) AS ?n) { ?p a g:Path }"
 ALL = "CONSTRUCT { ?s ?p ?o } WHERE { ?s ?p ?o }"
@@ -222,7 +222,7 @@ async def test_a_view_that_cannot_be_kept_up_to_date_says_so(
 
 def test_an_update_of_another_dataset_changes_nothing(client: galileo.Client, dataset: str) -> None:
     other = galileo.Schema("elsewhere", [galileo.Feature("level")])
-    with SparqlView("ccq-1", GrowingGraph(other)) as view:
+    with SparqlView("ccq-1", IncrementalGraph(other)) as view:
         with pytest.raises(InputError, match="elsewhere"):
             view.apply(Update(client.query(dataset), token="next"))
         assert (len(view), view.token) == (0, "")

@@ -22,9 +22,9 @@ from galileo.containment import (
     ContainedSampler,
     ContainmentLimits,
     obstacle,
-    pipes,
     probe,
     process,
+    response_pipe,
 )
 from galileo.errors import Bug, InputError, NotContained, SamplerFailed
 from galileo.labels import LabelSet
@@ -490,7 +490,7 @@ def test_what_it_is_as_the_host_sees_it(tenth: ContainedSampler) -> None:
     "data", [b"\x03\0\0\0", b"\0\0\0\1\xff", b"\xff\1\1\1cell"], ids=["scope", "text", "both"]
 )
 def test_traits_that_no_worker_sends_are_forged(data: bytes) -> None:
-    with pytest.raises(pipes.Ended, match=pipes.FORGED):
+    with pytest.raises(response_pipe.Ended, match=response_pipe.INVALID_RESPONSE):
         process.Traits.from_bytes(data)
 
 

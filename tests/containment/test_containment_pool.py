@@ -47,7 +47,7 @@ def pool() -> Iterator[ContainedSamplers]:
 
 
 def pid_of(pool: ContainedSamplers, n: int, *, owner: str = "", seed: int = 0) -> int:
-    with pool.lent(EVERY, spec(n, seed=seed), owner=owner) as sampler:
+    with pool.lease(EVERY, spec(n, seed=seed), owner=owner) as sampler:
         assert sampler.sample(LABELS, seed=1).sum() == (LABELS.rows % n == 0).sum()
         assert sampler.pid is not None
         return sampler.pid
@@ -71,10 +71,10 @@ def test_the_longest_unused_is_ended_for_a_new_one(pool: ContainedSamplers) -> N
 
 
 def test_those_at_work_are_not_ended_and_bound_what_is_new(pool: ContainedSamplers) -> None:
-    with pool.lent(EVERY, spec(1)) as one, pool.lent(EVERY, spec(2)):
+    with pool.lease(EVERY, spec(1)) as one, pool.lease(EVERY, spec(2)):
         with (
             pytest.raises(Overloaded, match="at most 2 sent samplers") as refused,
-            pool.lent(EVERY, spec(3)),
+            pool.lease(EVERY, spec(3)),
         ):
             pass
         assert refused.value.details["after_s"] > 0
@@ -84,10 +84,10 @@ def test_those_at_work_are_not_ended_and_bound_what_is_new(pool: ContainedSample
 
 def test_what_is_revoked_is_ended_when_it_comes_back(pool: ContainedSamplers) -> None:
     idle = pid_of(pool, 1)
-    with pool.lent(EVERY, spec(2)) as lent:
-        pool.forget(OTHER.digest)
+    with pool.lease(EVERY, spec(2)) as lent:
+        pool.remove(OTHER.digest)
         assert len(pool) == 2
-        pool.forget(EVERY.digest)
+        pool.remove(EVERY.digest)
         assert len(pool) == 0
         assert not psutil.pid_exists(idle)
         assert len(lent.sample(LABELS, seed=1)) == len(LABELS)
@@ -98,7 +98,7 @@ def test_what_is_revoked_is_ended_when_it_comes_back(pool: ContainedSamplers) ->
 
 def test_what_did_not_start_takes_no_room(pool: ContainedSamplers) -> None:
     for _ in range(3):
-        with pytest.raises(InputError, match="expected n from 1"), pool.lent(EVERY, spec(0)):
+        with pytest.raises(InputError, match="expected n from 1"), pool.lease(EVERY, spec(0)):
             pass
     assert len(pool) == 0
 

@@ -16,7 +16,7 @@ from galileo.containment import (
     child,
     frames,
     obstacle,
-    pipes,
+    response_pipe,
 )
 from galileo.errors import SamplerFailed
 from galileo.sampler_archives import archive_of
@@ -53,7 +53,7 @@ def test_an_answer_that_came_while_nobody_looked_counts() -> None:
     try:
         answer = frames.ANSWER.pack(frames.MASK, 2)
         os.write(answers, answer + b"\1\0" + answer + b"\1")
-        found = pipes.Answers(answered, printed, printed_max=10)
+        found = response_pipe.ResponseReader(answered, printed, printed_max=10)
         over = {"sizes": {frames.MASK: range(2, 3)}, "until": lambda: 0.0, "look": lambda: None}
         assert found.next(**over) == (frames.MASK, b"\1\0")
         with pytest.raises(TimeoutError):
@@ -68,7 +68,7 @@ def test_waiting_for_a_processor_does_not_count(
 ) -> None:
     with monkeypatch.context() as patched:
         # As a machine would say that has something else to do all the time.
-        patched.setattr(child.Child, "queued_s", lambda _: time.monotonic())
+        patched.setattr(child.Child, "run_queue_wait_s", lambda _: time.monotonic())
         assert sleepy.sample(LABELS, seed=1).all()
     with pytest.raises(SamplerFailed, match="took longer than"):
         sleepy.sample(LABELS, seed=1)
@@ -78,4 +78,4 @@ def test_what_a_process_waited_for_is_known(sleepy: ContainedSampler) -> None:
     assert sleepy._process is not None
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this kernel does not say how long a process waited")
-    assert sleepy._process._child.queued_s() > 0
+    assert sleepy._process._child.run_queue_wait_s() > 0

@@ -17,7 +17,7 @@ import pytest
 from galileo.errors import InputError
 from galileo.formats import Mapping as FeatureMapping
 from galileo.formats import open_source, suggest_schema
-from galileo.formats.grib_messages import places, read_fields
+from galileo.formats.grib_split import message_offsets, read_fields
 from galileo.optional_imports import library
 
 if importlib.util.find_spec("eccodes") is None:
@@ -332,7 +332,7 @@ def test_fields_may_share_a_bitmap(write: Callable[..., Path]) -> None:
 def test_eccodes_agrees_with_the_split(write: Callable[..., Path]) -> None:
     path = write(joined(message(ramp(1), shortName="10u"), message(ramp(9), shortName="10v")))
     with path.open("rb") as file:
-        ours = read_fields(file, next(places(file)))
+        ours = read_fields(file, next(message_offsets(file)))
     eccodes.codes_grib_multi_support_on()
     try:
         with path.open("rb") as file:
@@ -367,8 +367,8 @@ def test_messages_of_edition_1_beyond_8_megabytes(write: Callable[..., Path]) ->
     assert int.from_bytes(large[4:7]) & 0x800000
     path = write(large, message(ramp(1), edition=1, shortName="2t"))
     with path.open("rb") as file:
-        assert [place.offset for place in places(file)] == [0, len(large)]
-        assert next(places(file)).length == len(large)
+        assert [place.offset for place in message_offsets(file)] == [0, len(large)]
+        assert next(message_offsets(file)).length == len(large)
     batch = next(open_source(path).batches(5000))
     np.testing.assert_allclose(batch.column("t2m"), np.arange(5000) % 1000, atol=0.02)
 

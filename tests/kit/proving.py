@@ -10,7 +10,7 @@ from galileo.certificates import AUTHORITY, CERTIFICATE, KEY, Subject, issue, ma
 from galileo.client import Proof
 from galileo.rpc import principals
 from galileo.rpc.access import EVERY_DATASET, Principal, Role
-from galileo.wire.keys import Keys
+from galileo.wire.tls_credentials import TlsFiles
 
 LOOPBACK = ("127.0.0.1",)
 
@@ -33,9 +33,9 @@ class Certified:
         return issue(self.directory / "authority", subject, target=self.directory / name)
 
 
-def keys_in(directory: Path, **more: Any) -> Keys:
+def keys_in(directory: Path, **more: Any) -> TlsFiles:
     files = (str(directory / name) for name in (CERTIFICATE, KEY, AUTHORITY))
-    return Keys(*files, **more)
+    return TlsFiles(*files, **more)
 
 
 def tls_section(directory: Path) -> dict[str, str]:

@@ -11,7 +11,7 @@ from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema
 from galileo.model.windows import Window
 from galileo.samplers import SamplerSpec
-from galileo.wire.levels import values_from_json
+from galileo.wire.value_json import values_from_json
 
 DEEP = "[" * 100_000 + "]" * 100_000
 READERS: list[Callable[[str], object]] = [

@@ -283,7 +283,7 @@ async def test_a_query_that_runs_when_it_is_revoked_gets_no_answer(
     chosen = await asyncio.to_thread(node.load, sampler(share), owner="nam")
     labels = await open_cluster.ask()
     assert len(chosen.sample(labels, seed=1)) == len(labels)
-    with node._pool.lent(share, sampler(share), owner="nam") as lent:
+    with node._pool.lease(share, sampler(share), owner="nam") as lent:
         process = psutil.Process(lent.pid)
         await node.revoke(share.digest)
     await asyncio.to_thread(process.wait, 20)

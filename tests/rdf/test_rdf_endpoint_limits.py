@@ -14,7 +14,7 @@ from sparql_clients import COUNT, ENDLESS, POST_HEAD, connect, get, hold, until
 
 from galileo import rdf
 from galileo.rdf import Endpoint, EndpointOptions
-from galileo.rdf.disconnects import Disconnects
+from galileo.rdf.disconnect_watcher import Disconnects
 from galileo.rdf.service import Service
 
 

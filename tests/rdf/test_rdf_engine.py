@@ -15,9 +15,9 @@ from galileo.errors import Cancelled, DeadlineExceeded, InputError, UnsupportedQ
 from galileo.rdf import engine as engine_module
 from galileo.rdf import process as process_module
 from galileo.rdf import worker
-from galileo.rdf.cancelling import Cancellation
+from galileo.rdf.cancellation import Cancellation
 from galileo.rdf.engine import MEMORY_BYTES_MAX, Engine, Limits
-from galileo.rdf.process import AnswererEnded, Process
+from galileo.rdf.process import Process, QueryProcessEnded
 
 TRIPLES = b"".join(b'<urn:s:%d> <urn:p> "%d" .\n' % (i, i) for i in range(2_000))
 ENDLESS = "SELECT (COUNT(*) AS ?n) { ?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l }"
@@ -188,7 +188,7 @@ def test_an_answerer_that_ends_amid_its_request_leaves_nothing_of_it(process, re
     whole = worker.LENGTH.pack(len(frame)) + frame
     os.write(process._requests, whole[read:])  # as if the beginning were read already
     child.kill()
-    with pytest.raises(AnswererEnded):
+    with pytest.raises(QueryProcessEnded):
         process._frame()
     process._has_answerer = False
     assert process.ask(request("ASK { <urn:s:3> ?p ?o }"), patience_s=60)[0]["value"]
@@ -412,7 +412,7 @@ def test_a_worker_whose_parent_was_killed_ends_by_itself():
 
 def test_an_answerer_that_nobody_watches_ends_a_query_by_itself(process):
     process.load([TRIPLES], timeout_s=60)
-    with pytest.raises(AnswererEnded) as caught:
+    with pytest.raises(QueryProcessEnded) as caught:
         process.ask(request(ENDLESS, timeout_s=0.1))
     assert caught.value.status == -signal.SIGALRM
     assert process.ask(request("ASK { <urn:s:3> ?p ?o }"))[0]["value"]

@@ -9,7 +9,7 @@ import pytest
 from galileo import rdf
 from galileo.errors import GalileoWarning
 from galileo.labels import LabelSet
-from galileo.rdf import tokens
+from galileo.rdf import sparql_lexer
 
 
 def test_a_misspelt_feature_is_warned_of(weather: LabelSet) -> None:
@@ -25,7 +25,7 @@ def test_a_misspelt_feature_is_warned_of(weather: LabelSet) -> None:
 
 
 def test_a_growing_graph_warns_too(weather: LabelSet) -> None:
-    with rdf.GrowingGraph(weather.schema) as graph:
+    with rdf.IncrementalGraph(weather.schema) as graph:
         graph.add(weather)
         with pytest.warns(GalileoWarning, match="f:sizze matches nothing"):
             graph.sparql("ASK { ?p f:sizze ?t }")
@@ -42,4 +42,4 @@ def test_a_growing_graph_warns_too(weather: LabelSet) -> None:
     ],
 )
 def test_the_names_of_features_in_a_text(text: str, names: list[str]) -> None:
-    assert tokens.names_of(text, prefix="f") == names
+    assert sparql_lexer.names_of(text, prefix="f") == names

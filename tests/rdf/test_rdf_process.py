@@ -13,7 +13,7 @@ import pytest
 from galileo.rdf import process as process_module
 from galileo.rdf import worker
 from galileo.rdf.engine import MEMORY_BYTES_MAX
-from galileo.rdf.process import AnswererEnded, Process
+from galileo.rdf.process import Process, QueryProcessEnded
 
 TRIPLES = b"".join(b'<urn:s:%d> <urn:p> "%d" .\n' % (i, i) for i in range(2_000))
 LONG = "SELECT ?a ?c ?f { ?a ?b ?c . ?d ?e ?f } LIMIT 100000"
@@ -60,7 +60,7 @@ def test_an_answerer_that_is_killed_amid_its_answer_is_missed_at_once(process, m
     process.load([TRIPLES], timeout_s=60)
     before = process.child.pid
     killed_at(process, monkeypatch, unread_min=32 << 10)  # half of what a pipe holds
-    with pytest.raises(AnswererEnded) as ended:
+    with pytest.raises(QueryProcessEnded) as ended:
         process.ask(request(LONG), patience_s=30)
     assert ended.value.status == -signal.SIGKILL
     assert not process.expired
@@ -95,6 +95,6 @@ def test_a_mark_is_understood_that_comes_in_two_parts(process, monkeypatch, cut)
     parts = [mark[:cut], mark[cut:]]
     monkeypatch.setattr(Process, "_wait", lambda one: None)
     monkeypatch.setattr(process_module.os, "read", lambda stream, size: parts.pop(0))
-    with pytest.raises(AnswererEnded) as ended:
+    with pytest.raises(QueryProcessEnded) as ended:
         process._frame()
     assert (ended.value.status, bytes(process._buffer), process._left) == (-9, b"", None)

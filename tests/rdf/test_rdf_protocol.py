@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from galileo.errors import Cancelled, DeadlineExceeded, InputError, QuerySyntaxError
 from galileo.rdf import protocol
-from galileo.rdf.protocol import Ask, Refused, Request, Tell
+from galileo.rdf.protocol import DescriptionRequest, QueryRequest, Refused, Request
 
 TEXT = "SELECT * { ?s ?p 'é & = + %' }"
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -16,15 +16,19 @@ QUERY = {"content-type": "application/sparql-query; charset=UTF-8"}
 
 def status(request):
     with pytest.raises(Refused) as caught:
-        protocol.understood(request)
+        protocol.parse_request(request)
     return caught.value.status
 
 
 def test_a_query_comes_in_three_ways():
     encoded = urlencode({"query": TEXT})
-    assert protocol.understood(Request("GET", f"/sparql?{encoded}")) == Ask(TEXT)
-    assert protocol.understood(Request("POST", "/", FORM, encoded.encode())) == Ask(TEXT)
-    assert protocol.understood(Request("POST", "/sparql", QUERY, TEXT.encode())) == Ask(TEXT)
+    assert protocol.parse_request(Request("GET", f"/sparql?{encoded}")) == QueryRequest(TEXT)
+    assert protocol.parse_request(Request("POST", "/", FORM, encoded.encode())) == QueryRequest(
+        TEXT
+    )
+    assert protocol.parse_request(Request("POST", "/sparql", QUERY, TEXT.encode())) == QueryRequest(
+        TEXT
+    )
 
 
 @given(st.text())
@@ -35,13 +39,13 @@ def test_any_text_comes_through_all_three(text):
         Request("POST", "/sparql", FORM, encoded.encode()),
         Request("POST", "/sparql", QUERY, text.encode()),
     ):
-        assert protocol.understood(request) == Ask(text)
+        assert protocol.parse_request(request) == QueryRequest(text)
 
 
 def test_without_a_query_the_service_is_described():
-    assert protocol.understood(Request("GET", "/sparql")) == Tell("service")
-    assert protocol.understood(Request("HEAD", "/")) == Tell("service")
-    assert protocol.understood(Request("GET", "/ontology")) == Tell("ontology")
+    assert protocol.parse_request(Request("GET", "/sparql")) == DescriptionRequest("service")
+    assert protocol.parse_request(Request("HEAD", "/")) == DescriptionRequest("service")
+    assert protocol.parse_request(Request("GET", "/ontology")) == DescriptionRequest("ontology")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_what_is_no_query_of_the_graph_is_refused(request_, expected):
     ],
 )
 def test_the_best_of_what_is_accepted_is_chosen(accept, kind, expected):
-    name, form = protocol.chosen(accept, kind)
+    name, form = protocol.negotiate(accept, kind)
     assert name.startswith(expected)
     assert form == protocol.TYPES[kind][name]
 
@@ -113,14 +117,14 @@ def test_the_best_of_what_is_accepted_is_chosen(accept, kind, expected):
 )
 def test_what_nobody_accepts_is_not_sent(accept, kind):
     with pytest.raises(Refused) as caught:
-        protocol.chosen(accept, kind)
+        protocol.negotiate(accept, kind)
     assert caught.value.status == HTTPStatus.NOT_ACCEPTABLE
 
 
 @given(st.text(max_size=30))
 def test_no_accept_header_stops_the_choice(accept):
     """Whatever a client writes, what it also accepts by name is found."""
-    name, _ = protocol.chosen(f"{accept.replace(';', '')}, text/csv", "solutions")
+    name, _ = protocol.negotiate(f"{accept.replace(';', '')}, text/csv", "solutions")
     assert name in protocol.SOLUTION_TYPES
 
 

@@ -32,12 +32,12 @@ from galileo.rpc.authorisation import Authorisation
 from galileo.rpc.identity import CLIENT_URI, Identity
 from galileo.rpc.principals import Principals
 from galileo.wire.channel import TOKEN_KEY, TOKEN_SCHEME, open_channel, server_options
-from galileo.wire.keys import Keys, server_credentials
 from galileo.wire.pb import (
     cluster_pb2,
     continuous_pb2,
     storage_pb2,
 )
+from galileo.wire.tls_credentials import TlsFiles, server_credentials
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,7 +79,7 @@ def _anything(method: Any) -> Any:
 
 
 @asynccontextmanager
-async def serving(identity: Identity, keys: Keys) -> AsyncIterator[str]:
+async def serving(identity: Identity, keys: TlsFiles) -> AsyncIterator[str]:
     """A server of every method that there is."""
     server = grpc.aio.server(options=server_options(), interceptors=[Authorisation(identity)])
     for service in SERVICES:
@@ -107,7 +107,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     return Tokens.of_all_roles(tmp_path_factory.mktemp("tokens") / "principals.toml")
 
 
-async def outcomes(address: str, keys: Keys) -> dict[str, grpc.StatusCode]:
+async def outcomes(address: str, keys: TlsFiles) -> dict[str, grpc.StatusCode]:
     async with open_channel(address, keys) as channel:
         return {method: await outcome(channel, method) for method in METHODS}
 
@@ -118,11 +118,11 @@ def wanted(letter: str, *, denied: grpc.StatusCode) -> dict[str, grpc.StatusCode
 
 async def test_every_method_for_every_role_without_tls(tokens: Tokens) -> None:
     identity = Identity(Principals(tokens.path), is_mutual=False)
-    async with serving(identity, Keys()) as address:
+    async with serving(identity, TlsFiles()) as address:
         for role, letter in LETTERS.items():
-            found = await outcomes(address, Keys(token=tokens.tokens[role]))
+            found = await outcomes(address, TlsFiles(token=tokens.tokens[role]))
             assert found == wanted(letter, denied=grpc.StatusCode.PERMISSION_DENIED), role
-        for keys in (Keys(), Keys(token="glt_unknown")):
+        for keys in (TlsFiles(), TlsFiles(token="glt_unknown")):
             found = await outcomes(address, keys)
             assert found == wanted("-", denied=grpc.StatusCode.UNAUTHENTICATED)
 

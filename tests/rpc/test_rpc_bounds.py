@@ -22,7 +22,6 @@ from galileo.rpc.bounds import (
     Bounds,
     BoundsOptions,
 )
-from galileo.wire.bulk import has_more_fields
 from galileo.wire.channel import MESSAGE_BYTES_MAX, server_options
 from galileo.wire.pb import (
     cluster_pb2,
@@ -33,6 +32,7 @@ from galileo.wire.pb import (
     storage_pb2,
 )
 from galileo.wire.status import error_of_rpc
+from galileo.wire.zero_copy import has_more_fields
 
 FILES = (cluster_pb2, continuous_pb2, moves_pb2, query_pb2, samplers_pb2, storage_pb2)
 PACKAGE = "/galileo.wire.pb."

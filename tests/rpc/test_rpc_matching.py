@@ -13,7 +13,7 @@ from galileo.matches import to_bytes
 from galileo.query import parse
 from galileo.query.index.query_digest import digest
 from galileo.rpc import matching
-from galileo.wire.matched import Replies, sequences_to_bytes
+from galileo.wire.match_codec import MatchReplies, sequences_to_bytes
 from galileo.wire.pb import cluster_pb2, storage_pb2
 from galileo.wire.status import error_of_rpc
 
@@ -50,7 +50,7 @@ def request_of(company, queries, **changes):
 
 
 async def matched(company, request):
-    replies = Replies(company.schema.label_schema)
+    replies = MatchReplies(company.schema.label_schema)
     async for reply in company["a"].storage.Match(request):
         replies.take(reply)
     return replies.answer

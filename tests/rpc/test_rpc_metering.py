@@ -16,8 +16,8 @@ from galileo.rpc import metering
 from galileo.rpc.access import ANY_CLIENT, EVERYBODY, Principal, Role
 from galileo.rpc.metering import WAIT_MAX_S, Bucket, Metering, size_of
 from galileo.rpc.quotas import Allowances
-from galileo.wire.bulk import Bulk
 from galileo.wire.pb import continuous_pb2, query_pb2, storage_pb2
+from galileo.wire.zero_copy import Bulk
 
 ANN = Principal("ann", frozenset({Role.READER}), ("*",))
 NODE = Principal("node-1", frozenset({Role.NODE}), ("*",))

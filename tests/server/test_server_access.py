@@ -20,7 +20,7 @@ from galileo.config import from_dict
 from galileo.rpc.access import Role
 from galileo.server.main import NodeProcess
 from galileo.wire.channel import open_channel
-from galileo.wire.keys import Keys
+from galileo.wire.tls_credentials import TlsFiles
 
 DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 NOT_SERVED = {m for m in METHODS if "Evaluator/" in m or not TABLE.get(short(m))}
@@ -60,7 +60,7 @@ async def node(directory: Path, sections: dict[str, Any]) -> AsyncIterator[str]:
         await serving
 
 
-async def denied(address: str, keys: Keys) -> dict[str, bool]:
+async def denied(address: str, keys: TlsFiles) -> dict[str, bool]:
     """Which methods somebody may not call, of those that are served."""
     async with open_channel(address, keys) as channel:
         while await outcome(channel, HEALTH) is not grpc.StatusCode.OK:  # noqa: ASYNC110
@@ -75,10 +75,10 @@ def wanted(*letters: str) -> dict[str, bool]:
     return {m: not TABLE[short(m)] & {*letters} for m in METHODS if m not in NOT_SERVED}
 
 
-Proves = Callable[[str], Keys]
+Proves = Callable[[str], TlsFiles]
 
 
-async def check_all(address: str, tokens: Tokens, *, keys: Proves, is_node: Keys) -> None:
+async def check_all(address: str, tokens: Tokens, *, keys: Proves, is_node: TlsFiles) -> None:
     for role, letter in LETTERS.items():
         if role is not Role.NODE:
             assert await denied(address, keys(tokens.tokens[role])) == wanted(letter), role
@@ -91,8 +91,8 @@ async def test_tokens_without_certificates(tokens: Tokens, tmp_path: Path) -> No
     own = token_file(tmp_path / "own", tokens.tokens[Role.NODE])
     access = {"principals": str(tokens.path), "token_file": str(own)}
     async with node(tmp_path / "data", {"access": access}) as address:
-        is_node = Keys(token=tokens.tokens[Role.NODE])
-        await check_all(address, tokens, keys=lambda token: Keys(token=token), is_node=is_node)
+        is_node = TlsFiles(token=tokens.tokens[Role.NODE])
+        await check_all(address, tokens, keys=lambda token: TlsFiles(token=token), is_node=is_node)
 
 
 async def test_tokens_and_certificates(
@@ -102,7 +102,7 @@ async def test_tokens_and_certificates(
     sections = {"tls": tls_section(own), "access": {"principals": str(tokens.path)}}
     async with node(tmp_path / "data", sections) as address:
 
-        def keys(token: str) -> Keys:
+        def keys(token: str) -> TlsFiles:
             return keys_in(client, token=token)
 
         await check_all(address, tokens, keys=keys, is_node=keys_in(own))
@@ -120,4 +120,4 @@ async def test_certificates_without_tokens(certified: Certified, tmp_path: Path)
 
 async def test_neither(tmp_path: Path) -> None:
     async with node(tmp_path / "data", {}) as address:
-        assert not any((await denied(address, Keys())).values())
+        assert not any((await denied(address, TlsFiles())).values())

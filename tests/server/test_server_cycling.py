@@ -31,7 +31,7 @@ from galileo.samplers import SamplerSpec
 from galileo.server import cycling as module
 from galileo.server.cycling import Cycling
 from galileo.storage.store import Store
-from galileo.wire.matched import part_to_pb, sequences_from_bytes
+from galileo.wire.match_codec import part_to_pb, sequences_from_bytes
 from galileo.wire.pb import evaluator_pb2, storage_pb2
 from galileo.wire.status import error_to_pb
 

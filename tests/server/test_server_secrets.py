@@ -29,7 +29,7 @@ from galileo.errors import Bug, GalileoError
 from galileo.rpc.access import Role
 from galileo.rpc.principals import TOKEN_PREFIX
 from galileo.spark.options import EvaluatorOptions
-from galileo.wire.keys import Keys
+from galileo.wire.tls_credentials import TlsFiles
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
 WITHIN_S = 120.0
@@ -263,7 +263,7 @@ def look_at_files(planted: Planted) -> None:
 
 def test_an_evaluator_that_fails_as_nobody_foresaw_tells_no_secret(tmp_path: Path) -> None:
     """Neither of its options, which hold secrets and come through standard input."""
-    keys = Keys(token=PLANTED, insecure=True)
+    keys = TlsFiles(token=PLANTED, insecure=True)
     whole = EvaluatorOptions(tmp_path, keys=keys, log_format="json", log_level="debug").to_json()
     broken = json.loads(whole)
     broken["spark"]["master"] = f"sc:/host:1/;token={PLANTED.removeprefix(TOKEN_PREFIX)}"

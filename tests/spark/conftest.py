@@ -36,7 +36,7 @@ from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime import RuntimeDir
 from galileo.spark.tick import ROW_SCHEMA, Group, Outcome, Row, TickLimits, Work, packed
 from galileo.wire.channel import server_options
-from galileo.wire.matched import (
+from galileo.wire.match_codec import (
     part_from_pb,
     replies_of,
     sequences_from_bytes,

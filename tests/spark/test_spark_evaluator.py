@@ -17,7 +17,7 @@ from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.runtime import RuntimeDir
 from galileo.spark.session import INLINE_BYTES_MAX
 from galileo.wire.channel import open_channel
-from galileo.wire.matched import part_from_pb
+from galileo.wire.match_codec import part_from_pb
 from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
 
 UNREACHABLE = "127.0.0.1:1"

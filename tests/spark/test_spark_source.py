@@ -28,7 +28,7 @@ from galileo.spark.source.options import FAIL, LABELS
 from galileo.spark.source.plan import splits
 from galileo.spark.source.reading import Asked, batches
 from galileo.spark.source.source import find_out
-from galileo.wire.keys import NO_KEYS
+from galileo.wire.tls_credentials import NO_TLS_FILES
 
 ROOT = Path(__file__).parents[2]
 ROWS = 20_000
@@ -218,7 +218,7 @@ def test_labels(load: Any, air: str, client: galileo.Client) -> None:
 def test_labels_are_read_where_they_are_now(
     air: str, client: galileo.Client, cluster: galileo.LocalCluster
 ) -> None:
-    known = find_out(cluster.addresses, air, keys=NO_KEYS)
+    known = find_out(cluster.addresses, air, keys=NO_TLS_FILES)
     whole = spark_columns(known.schema, LABELS, ())
     asked = Asked(
         known.schema.to_json(),

@@ -25,11 +25,11 @@ from galileo.errors import (
     TryAgain,
 )
 from galileo.model.schema import Schema, unknown_dataset
-from galileo.wire.bulk import SERVICE, Bulk, decoder, encode
 from galileo.wire.channel import open_blocking_channel
-from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc, storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_from_pb, error_of_rpc
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+from galileo.wire.zero_copy import SERVICE, Bulk, decoder, encode
 
 PATIENCE_S = 30.0
 """How long a call goes on trying while nodes are away."""
@@ -55,7 +55,7 @@ class Nodes:
         addresses: Sequence[str],
         *,
         patience_s: float = PATIENCE_S,
-        keys: Keys = NO_KEYS,
+        keys: TlsFiles = NO_TLS_FILES,
     ) -> None:
         self._keys = keys
         self._addresses = list(addresses)

@@ -10,7 +10,7 @@ from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.model.schema import nearest_name
 from galileo.spark.source.nodes import addresses_of
-from galileo.wire.keys import NO_KEYS, Keys
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 OBSERVATIONS, LABELS = "observations", "labels"
 FAIL, SKIP = "fail", "skip"
@@ -71,7 +71,7 @@ class SourceOptions:
     job: str = ""
     order: str = SORTED
     batch_rows: int = BATCH_ROWS
-    keys: Keys = NO_KEYS
+    keys: TlsFiles = NO_TLS_FILES
 
     @staticmethod
     def of(raw: Mapping[str, str]) -> SourceOptions:
@@ -99,7 +99,7 @@ class SourceOptions:
             job=given.get("job", ""),
             order=_one_of(given, "order", SORTED, AS_GIVEN),
             batch_rows=_count(given, "batch_rows", BATCH_ROWS, least=1),
-            keys=Keys.of(tls=given.get("tls", ""), token_file=given.get("token_file", "")),
+            keys=TlsFiles.of(tls=given.get("tls", ""), token_file=given.get("token_file", "")),
         )
 
 

@@ -19,9 +19,9 @@ from galileo.spark.source.nodes import Nodes
 from galileo.spark.source.options import LABELS, SKIP
 from galileo.spark.source.plan import Split
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
-from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.pb import storage_pb2
 from galileo.wire.status import error_from_pb
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Asked:
     query_json: str
     arrow: pa.Schema
     on_gap: str
-    keys: Keys = NO_KEYS
+    keys: TlsFiles = NO_TLS_FILES
 
 
 def batches(asked: Asked, split: Split) -> Iterator[pa.RecordBatch]:

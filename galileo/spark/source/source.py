@@ -60,7 +60,7 @@ from galileo.spark.source.plan import (
 )
 from galileo.spark.source.reading import Asked, batches
 from galileo.spark.source.writing import BATCHES_PER_EPOCH_MAX, Numbering, Sending, Written, send
-from galileo.wire.keys import Keys
+from galileo.wire.tls_credentials import TlsFiles
 
 NAME = "galileo"
 POLL_S = 0.1
@@ -86,7 +86,7 @@ class Known:
         return tuple(node.address for node in self.topology.nodes)
 
 
-def find_out(addresses: Sequence[str], dataset: str, *, keys: Keys) -> Known:
+def find_out(addresses: Sequence[str], dataset: str, *, keys: TlsFiles) -> Known:
     """Asks the cluster about a dataset.
 
     Raises:

@@ -18,9 +18,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from galileo.errors import InputError
 from galileo.spark.source.nodes import Nodes
 from galileo.spark.source.options import SORTED
-from galileo.wire.bulk import Bulk, stream_of
-from galileo.wire.keys import NO_KEYS, Keys
 from galileo.wire.pb import storage_pb2
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+from galileo.wire.zero_copy import Bulk, stream_of
 
 BATCHES_IN_FLIGHT_MAX = 4
 ROWS_SORTED_MAX = 8_000_000
@@ -61,7 +61,7 @@ class Sending:
     columns: tuple[str, ...]
     order: str
     batch_rows: int
-    keys: Keys = NO_KEYS
+    keys: TlsFiles = NO_TLS_FILES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,74 @@
+"""Detects clients that disconnect while their query runs."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Disconnects:
+    """One thread that watches all connections whose clients wait for an answer."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._waker, self._woken = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._lock = threading.Lock()
+        self._open = True
+        self._thread = threading.Thread(target=self._look, name="galileo-hang-ups", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def calling(self, connection: socket.socket, gone: Callable[[], None]) -> Iterator[None]:
+        """Calls `gone` if the other side ends the connection within the block."""
+        with self._lock:
+            self._selector.register(connection, selectors.EVENT_READ, gone)
+        self._wake()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if connection in self._selector.get_map():
+                    self._selector.unregister(connection)
+
+    def close(self) -> None:
+        self._open = False
+        self._wake()
+        self._thread.join()
+        self._selector.close()
+        self._waker.close()
+        self._woken.close()
+
+    def _wake(self) -> None:
+        self._waker.send(b"\0")
+
+    def _look(self) -> None:
+        while self._open:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._woken:
+                    self._woken.recv(4096)
+                else:
+                    self._met(key)
+
+    def _met(self, key: selectors.SelectorKey) -> None:
+        """Something came: the end, or the next request, which waits unread."""
+        with self._lock:
+            if key not in self._selector.get_map().values():
+                return  # The block is over. What is there now came in another one.
+            self._selector.unregister(key.fileobj)
+            connection = key.fileobj
+            assert isinstance(connection, socket.socket), "what was registered"
+            if _has_ended(connection):
+                key.data()
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

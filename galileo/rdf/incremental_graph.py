@@ -1,0 +1,133 @@
+"""The RDF graph of a growing result: new labels are added without building the graph anew.
+
+A vertex's IRI is its path, and a triple says nothing that depends on other labels. So the graph
+of two label sets together is the union of their graphs, and what new labels add can be made of
+them alone. Vertices that they share with what is there are the same triples once more, which a
+graph holds once.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from galileo.cursor import Cursor
+from galileo.errors import InputError
+from galileo.labels import LabelSet
+from galileo.model.schema import Schema
+from galileo.rdf import to_rdf
+from galileo.rdf.engine import MEMORY_BYTES_MAX
+from galileo.rdf.graphs import OpenGraph
+
+LABELS_MAX = 500_000
+"""Labels of a growing graph; at about 10 KB each they fit what the worker may take."""
+PARTS_MAX = 32
+"""Label sets that are kept side by side before they are put together."""
+
+
+class IncrementalGraph(OpenGraph):
+    """The RDF view of all labels that were added, asked between additions or while they come.
+
+    Args:
+        schema: of the dataset.
+        labels_max: how many labels it holds; more are refused.
+        memory_bytes_max: address space of each process that works for it.
+
+    Attributes:
+        missing: partitions that the labels lack which were added last.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        labels_max: int = LABELS_MAX,
+        memory_bytes_max: int = MEMORY_BYTES_MAX,
+    ) -> None:
+        super().__init__(lambda: to_rdf.ntriples(self.labels), memory_bytes_max=memory_bytes_max)
+        self.schema = schema
+        self.labels_max = labels_max
+        self._parts: list[LabelSet] = [LabelSet.empty(schema)]
+        self._reached = Cursor()
+        self.missing: tuple[int, ...] = ()
+        self._adding = threading.Lock()
+
+    def __len__(self) -> int:
+        """Labels held."""
+        return sum(map(len, self._parts))
+
+    @property
+    def labels(self) -> LabelSet:
+        """All labels that were added, each once."""
+        whole = LabelSet.concat(self.schema, list(self._parts))
+        return LabelSet(self.schema, whole.table, missing=self.missing)
+
+    def add(self, labels: LabelSet) -> int:
+        """Adds labels; returns how many were new.
+
+        A query that runs sees none of them, the next one sees all.
+
+        Raises:
+            InputError: they are of another dataset, or more than `labels_max` in all; then
+                nothing is added.
+        """
+        if labels.schema != self.schema:
+            raise InputError(
+                f"expected labels of {self.schema.name!r} with its schema, got {labels!r}"
+            )
+        with self._adding:
+            fresh = self._unseen(labels)
+            self.missing = labels.missing
+            if not len(fresh):
+                return 0
+            if len(self) + len(fresh) > self.labels_max:
+                raise InputError(
+                    f"expected a result of at most {self.labels_max:,} labels, got "
+                    f"{len(self) + len(fresh):,}; narrow the query, or allow more with labels_max"
+                )
+            self._keep(fresh)
+            # If this fails the process is gone, and the next query starts one with all parts.
+            self._engine.grow(to_rdf.ntriples(fresh))
+            return len(fresh)
+
+    def _unseen(self, labels: LabelSet) -> LabelSet:
+        """Those that are not held: beyond all commits seen, or, where they are not, looked for."""
+        is_new = self._reached.past(labels.partitions, labels.sequences)
+        if is_new.all():
+            return labels
+        old = _identities(labels.where(~is_new))
+        held = np.concatenate([_identities(part) for part in self._parts])
+        is_new[~is_new] = ~np.isin(old, held)
+        return labels.where(is_new)
+
+    def _keep(self, fresh: LabelSet) -> None:
+        parts = [*self._parts, LabelSet(fresh.schema, fresh.table)]
+        if len(parts) > PARTS_MAX:
+            whole = LabelSet.concat(self.schema, parts)
+            parts = [LabelSet(self.schema, whole.table.combine_chunks())]
+        self._parts = parts
+        self._reached = _furthest(self._reached, fresh)
+
+    def source_labels(self) -> LabelSet | None:
+        return self.labels
+
+    def _schema(self) -> Schema:
+        return self.schema
+
+
+def _identities(labels: LabelSet) -> npt.NDArray[np.void]:
+    """Partition, sequence and row of each label as one value."""
+    packed = np.empty((len(labels), 3), dtype=np.int64)
+    packed[:, 0], packed[:, 1], packed[:, 2] = labels.partitions, labels.sequences, labels.rows
+    return packed.view(np.dtype((np.void, 24))).ravel()
+
+
+def _furthest(reached: Cursor, labels: LabelSet) -> Cursor:
+    """The last commit of each partition, of what was reached and of some labels."""
+    found = pa.table({"partition": labels.partitions, "sequence": labels.sequences})
+    last = found.group_by("partition").aggregate([("sequence", "max")]).to_pylist()
+    after = {one["partition"]: one["sequence_max"] for one in last}
+    return Cursor({**reached, **{p: max(s, reached.get(p, 0)) for p, s in after.items()}})

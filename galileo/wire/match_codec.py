@@ -1,0 +1,128 @@
+"""Codec of match requests and replies: columns as little-endian bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from galileo.errors import InputError
+from galileo.labels import from_ipc
+from galileo.matches import Answered, MatchAnswer, Matches, from_bytes, to_bytes
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, label_chunks
+from galileo.wire.pb import storage_pb2
+from galileo.wire.status import error_from_pb, error_to_pb
+
+_SEQUENCE = np.dtype("<i8")
+
+
+def sequences_to_bytes(after: npt.NDArray[np.int64]) -> bytes:
+    """A matrix of sequences, row by row."""
+    return np.ascontiguousarray(after, dtype=_SEQUENCE).tobytes()
+
+
+def sequences_from_bytes(data: bytes, *, partitions: int) -> npt.NDArray[np.int64]:
+    """The inverse; shape (c, partitions).
+
+    Raises:
+        InputError: these are no whole rows.
+    """
+    row_bytes = _SEQUENCE.itemsize * partitions
+    if partitions == 0 or len(data) % row_bytes:
+        raise InputError(
+            f"expected rows of {partitions} sequences of 8 bytes each, got {len(data)} bytes"
+        )
+    return np.frombuffer(data, dtype=_SEQUENCE).astype(np.int64).reshape(-1, partitions)
+
+
+def cursors_from_bytes(data: bytes, *, rows: int) -> npt.NDArray[np.int32]:
+    """For each item the number of a row.
+
+    Raises:
+        InputError: there is no such row.
+    """
+    cursors = from_bytes(data)
+    if len(cursors) and int(cursors.max()) >= rows:
+        raise InputError(f"expected items of {rows} cursors, got one with cursor {cursors.max()}")
+    return cursors.astype(np.int32)
+
+
+def part_to_pb(part: Answered, *, labels: Sequence[bytes] | None = None) -> storage_pb2.MatchPart:
+    """One message; `labels` in place of the part's own where they travel by themselves."""
+    return storage_pb2.MatchPart(
+        answered=to_bytes(part.items),
+        reached=cursor_to_pb(part.reached),
+        labels=label_chunks(part.matches.rows) if labels is None else labels,
+        items=to_bytes(part.matches.items),
+        places=to_bytes(part.matches.places),
+        dropped=cursor_to_pb(part.dropped),
+    )
+
+
+def part_from_pb(
+    part: storage_pb2.MatchPart, schema: pa.Schema, *, labels: Iterable[bytes] = ()
+) -> Answered:
+    """The inverse; `labels` came before it.
+
+    Raises:
+        InputError: the labels are of another schema, or the columns do not fit each other.
+    """
+    tables = [from_ipc(chunk, schema) for chunk in (*labels, *part.labels)]
+    rows = pa.concat_tables(tables) if tables else schema.empty_table()
+    matches = Matches(from_bytes(part.items), from_bytes(part.places), rows).check()
+    return Answered(
+        from_bytes(part.answered),
+        cursor_from_pb(part.reached),
+        matches,
+        cursor_from_pb(part.dropped),
+    )
+
+
+def replies_of(answer: MatchAnswer) -> Iterator[storage_pb2.MatchReply]:
+    """An answer as a stream of messages of bounded size."""
+    for part in answer.parts:
+        for chunk in label_chunks(part.matches.rows):
+            yield storage_pb2.MatchReply(labels=chunk)
+        yield storage_pb2.MatchReply(part=part_to_pb(part, labels=()))
+    if len(answer.unknown):
+        yield storage_pb2.MatchReply(unknown=to_bytes(answer.unknown))
+    for items, error in answer.errors:
+        failure = storage_pb2.MatchFailure(items=to_bytes(items), error=error_to_pb(error))
+        yield storage_pb2.MatchReply(failure=failure)
+
+
+class MatchReplies:
+    """Puts the answer of a stream of replies together again.
+
+    Args:
+        schema: of its labels.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._labels: list[bytes] = []
+        self.answer = MatchAnswer()
+
+    def take(self, reply: storage_pb2.MatchReply) -> int:
+        """Adds a reply; its size in bytes.
+
+        Raises:
+            InputError: it is damaged.
+        """
+        kind = reply.WhichOneof("reply")
+        if kind == "labels":
+            self._labels.append(reply.labels)
+            return len(reply.labels)
+        now = self.answer
+        if kind == "part":
+            part = part_from_pb(reply.part, self._schema, labels=self._labels)
+            self._labels = []
+            self.answer = MatchAnswer((*now.parts, part), now.unknown, now.errors)
+        elif kind == "unknown":
+            self.answer = MatchAnswer(now.parts, from_bytes(reply.unknown), now.errors)
+        elif kind == "failure":
+            failure = (from_bytes(reply.failure.items), error_from_pb(reply.failure.error))
+            self.answer = MatchAnswer(now.parts, now.unknown, (*now.errors, failure))
+        return reply.ByteSize()

@@ -1,0 +1,284 @@
+"""TLS credentials and tokens of a process, and the checks of its peers.
+
+Files are read again when they change, so certificates and tokens are replaced without a restart:
+a server takes the new ones with the next connection, a client with the next channel. A pair that
+does not fit (half of it was written) is not taken; the old one serves until it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import ssl
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import grpc
+
+from galileo.certificates import AUTHORITY, CERTIFICATE, KEY
+from galileo.errors import ConfigError
+
+TOKEN_VARIABLE = "GALILEO_TOKEN"
+"""Of a client's environment. No process that serves needs it, so none is given it."""
+TOKEN_BYTES_MAX = 512
+FILE_BYTES_MAX = 1 << 20
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+State: TypeAlias = tuple[tuple[int, int], ...]
+"""Tells whether any file was replaced: time of change and inode of each."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where what proves an identity is kept.
+
+    Attributes:
+        certificate: file of the own certificate, PEM; "" without TLS.
+        key: file of its private key, readable by its owner only.
+        authority: file of the certificates of those who vouch for the other side.
+        token_file: file of a token, readable by its owner only; "" for none.
+        token: in place of the file. Never shown.
+        insecure: whether a token may travel unencrypted beyond this machine.
+    """
+
+    certificate: str = ""
+    key: str = ""
+    authority: str = ""
+    token_file: str = ""
+    token: str = field(default="", repr=False)
+    insecure: bool = False
+
+    @staticmethod
+    def of(*, tls: str, token_file: str = "", token: str = "", insecure: bool = False) -> TlsFiles:
+        """With the files of a directory as `galileo certs` makes it; "" without TLS."""
+        more = TlsFiles(token_file=token_file, token=token, insecure=insecure)
+        if not tls:
+            return more
+        certificate, key, authority = (str(Path(tls) / n) for n in (CERTIFICATE, KEY, AUTHORITY))
+        return replace(more, certificate=certificate, key=key, authority=authority)
+
+    @property
+    def is_tls(self) -> bool:
+        return bool(self.certificate or self.key or self.authority)
+
+    def check_named(self) -> None:
+        """Raises ConfigError where some of the files for TLS are named and others are not."""
+        for name in ("certificate", "key", "authority"):
+            if self.is_tls and not getattr(self, name):
+                raise ConfigError(
+                    "expected tls.certificate, tls.key and tls.authority together, got no "
+                    f"tls.{name}"
+                )
+
+    def check_of_node(self) -> None:
+        """Raises ConfigError where a node could not prove to others that it is one."""
+        if not (self.is_tls or self.token_file):
+            raise ConfigError(
+                "expected access.token_file, with which this node proves to the others that it is "
+                "one, or certificates in [tls]; got neither"
+            )
+
+    def check(self) -> None:
+        """Raises ConfigError where a file is missing, wrong, or a secret that others can read."""
+        if self.is_tls:
+            _read_pems(self)
+        self.read_token()
+
+    def read_token(self) -> str:
+        """The token; "" where there is none.
+
+        Raises:
+            ConfigError: the file is none of a token, or others can read it.
+        """
+        if self.token_file:
+            return _token_of(_secret(self.token_file, "token_file"), "token_file")
+        return _token_of(self.token.encode(errors="replace"), "token") if self.token else ""
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """None without TLS. Raises ConfigError as `check`."""
+        if not self.is_tls:
+            return None
+        authority, key, certificate = _read_pems(self)
+        return grpc.ssl_channel_credentials(authority, key, certificate)
+
+    def state(self) -> State:
+        """What changes when a file is replaced."""
+        paths = (self.certificate, self.key, self.authority, self.token_file)
+        return tuple(_stamp(path) for path in paths if path)
+
+
+NO_TLS_FILES = TlsFiles()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTls:
+    """What files of keys held while they fitted each other.
+
+    Attributes:
+        credentials: None without TLS.
+        token: "" where there is none.
+    """
+
+    credentials: grpc.ChannelCredentials | None
+    token: str = field(repr=False)
+
+
+class TlsLoader:
+    """Reads the same files again and again, for one channel after the other; in any thread."""
+
+    def __init__(self, keys: TlsFiles) -> None:
+        self.keys = keys
+        self._last: LoadedTls | None = None
+
+    def read(self) -> LoadedTls:
+        """What they hold; while half of it is written, what they held before.
+
+        Raises:
+            ConfigError: they cannot be used, and never could.
+        """
+        try:
+            self._last = LoadedTls(self.keys.channel_credentials(), self.keys.read_token())
+        except ConfigError:
+            if self._last is None:
+                raise
+        return self._last
+
+
+def without_token(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a child, which may show it to whoever it runs code for."""
+    return {name: value for name, value in environment.items() if name != TOKEN_VARIABLE}
+
+
+def server_credentials(
+    keys: TlsFiles, on_look: Callable[[ConfigError | None], None] | None = None
+) -> grpc.ServerCredentials:
+    """Callers have to show a certificate of the authority; files are looked at for each of them.
+
+    Args:
+        keys: of the server.
+        on_look: told of each change of the files that was taken, or why it was not; in any thread.
+
+    Raises:
+        ConfigError: as `TlsFiles.check`.
+    """
+    fetch = _Reloading(keys, on_look)
+    return grpc.dynamic_ssl_server_credentials(
+        fetch.first(), fetch, require_client_authentication=True
+    )
+
+
+class _Reloading:
+    """Called by gRPC before each handshake; None says that nothing is new."""
+
+    def __init__(
+        self, keys: TlsFiles, on_look: Callable[[ConfigError | None], None] | None = None
+    ) -> None:
+        self._keys = keys
+        self._on_look = on_look
+        self._state = keys.state()
+
+    def first(self) -> grpc.ServerCertificateConfiguration:
+        return _configuration(self._keys)
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        state = self._keys.state()
+        if state == self._state:
+            return None
+        try:
+            found = _configuration(self._keys)
+        except ConfigError as error:
+            log.warning("the certificate is not renewed yet: %s", error.message)
+            self._tell(error)
+            return None
+        self._state = state
+        log.info("serves with the certificate that is now in %s", self._keys.certificate)
+        self._tell(None)
+        return found
+
+    def _tell(self, error: ConfigError | None) -> None:
+        if self._on_look is not None:
+            self._on_look(error)
+
+
+def _configuration(keys: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    authority, key, certificate = _read_pems(keys)
+    return grpc.ssl_server_certificate_configuration(
+        [(key, certificate)], root_certificates=authority
+    )
+
+
+def _read_pems(keys: TlsFiles) -> tuple[bytes, bytes, bytes]:
+    """Authority, key and certificate, which fit each other."""
+    keys.check_named()
+    key = _secret(keys.key, "tls.key")
+    certificate, authority = (
+        _content(getattr(keys, name), f"tls.{name}") for name in ("certificate", "authority")
+    )
+    _checked(
+        lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            keys.certificate, keys.key, password=""
+        ),
+        f"the certificate in {keys.certificate} and its private key, in PEM, in {keys.key}",
+    )
+    _checked(
+        lambda: ssl.create_default_context(cadata=authority.decode("ascii")),
+        f"certificates of an authority in PEM in {keys.authority}",
+    )
+    return authority, key, certificate
+
+
+def _checked(look: Callable[[], object], expected: str) -> None:
+    try:
+        look()
+    except (OSError, ValueError) as error:
+        # What the library says of a file is never its content, but nothing is left to that.
+        raise ConfigError(f"expected {expected}, got others ({type(error).__name__})") from None
+
+
+def _secret(path: str, name: str) -> bytes:
+    """The content of a file that only its owner can read."""
+    content = _content(path, name)
+    mode = Path(path).stat().st_mode
+    if mode & _OTHERS:
+        raise ConfigError(
+            f"expected {name} to be a file that only its owner can read, got mode "
+            f"{stat.S_IMODE(mode):04o}; run chmod 600 on it"
+        )
+    return content
+
+
+def _content(path: str, name: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        # Not the path: somebody may have put the secret itself in its place.
+        why = error.strerror if isinstance(error, OSError) else "it has no such name"
+        raise ConfigError(f"expected {name} to be a readable file: {why}") from None
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(f"expected at most {FILE_BYTES_MAX:,} bytes in the file of {name}")
+    return content
+
+
+def _token_of(content: bytes, name: str) -> str:
+    with contextlib.suppress(UnicodeDecodeError):
+        token = content.decode("ascii").strip()
+        if 0 < len(token) <= TOKEN_BYTES_MAX and token.isprintable() and " " not in token:
+            return token
+    raise ConfigError(
+        f"expected one token of at most {TOKEN_BYTES_MAX} letters, digits and signs in {name}, "
+        "got something else"
+    )
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return (0, 0)
+    return (found.st_mtime_ns, found.st_ino)

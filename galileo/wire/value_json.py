@@ -1,0 +1,43 @@
+"""JSON codec for the values of a tree's levels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from galileo.errors import InputError
+from galileo.model.times import iso, micros
+
+
+def values_to_json(values: Iterable[Any]) -> str:
+    """A JSON list; instants become ISO 8601 texts, other scalars what they hold.
+
+    Raises:
+        InputError: a value is none of a level.
+    """
+    return json.dumps(list(values), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic) and not isinstance(value, np.datetime64):
+        return value.item()
+    return iso(micros(value))
+
+
+def values_from_json(text: str) -> tuple[Any, ...]:
+    """The inverse of `values_to_json`; nothing for an empty text.
+
+    Raises:
+        InputError: it is no list of plain values.
+    """
+    try:
+        values = json.loads(text or "[]")
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"expected values of levels as a JSON list: {error}") from error
+    plain = str | int | float | bool | None
+    if not isinstance(values, list) or not all(isinstance(value, plain) for value in values):
+        raise InputError(f"expected values of levels as a JSON list, got {text[:200]!r}")
+    return tuple(values)

@@ -1,0 +1,214 @@
+"""Messages with observations, encoded and decoded without copying these.
+
+Protobuf copies a `bytes` field when it is set, when the message is encoded, when it is decoded
+and at each access. With megabytes of it that is most of what a node does for a batch, and the
+interpreter is locked meanwhile. What crosses the wire are the same messages of
+`storage.proto`; only they are put together and taken apart here, around that field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+import pyarrow as pa
+from google.protobuf.message import DecodeError, Message
+
+from galileo.wire.pb import storage_pb2
+
+FIELD = "observations"
+SERVICE = "galileo.wire.pb.Storage"
+
+HEAD_FIELDS_MAX = 100
+"""Of a message beside its observations; it is taken apart here, and not in C."""
+CHUNKS_MAX = 1_000
+"""A table in more pieces is put together before it is sent: readers refuse many small batches."""
+ALIGNMENT = 16
+"""Observations begin at such a place of a message, so that numbers can be read where they are."""
+
+_PADDING_FIELD = 15
+_VARINT_BITS_MAX = 64
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+
+Head = TypeVar("Head", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk(Generic[Head]):
+    """A message beside its observations.
+
+    Attributes:
+        head: the message, that field left empty.
+        observations: what stands in it, an Arrow IPC stream.
+    """
+
+    head: Head
+    observations: pa.Buffer
+
+
+def stream_of(table: pa.Table) -> pa.Buffer:
+    """A table as one Arrow IPC stream, schema included."""
+    if table.num_columns and table.column(0).num_chunks > CHUNKS_MAX:
+        table = table.combine_chunks()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def encode(bulk: Bulk[Any]) -> bytes:
+    """The bytes of the message with its observations; these are copied once.
+
+    A field that no message has keeps a place, and every reader of protobuf passes over it.
+    """
+    number = bulk.head.DESCRIPTOR.fields_by_name[FIELD].number
+    head, prefix = bulk.head.SerializeToString(), _length_prefix(number, bulk.observations.size)
+    padding = -(len(head) + len(_length_prefix(_PADDING_FIELD, 0)) + len(prefix)) % ALIGNMENT
+    filler = _length_prefix(_PADDING_FIELD, padding) + bytes(padding)
+    return b"".join((head, filler, prefix, bulk.observations))
+
+
+def decoder(kind: type[Head]) -> Callable[[bytes], Bulk[Head]]:
+    """What decodes messages of a kind; their observations share memory with the bytes given.
+
+    Raises, when it is called:
+        DecodeError: the bytes are no such message.
+    """
+    number = kind.DESCRIPTOR.fields_by_name[FIELD].number
+
+    def decode(data: bytes) -> Bulk[Head]:
+        rest, found = _taken_apart(data, number)
+        return Bulk(kind.FromString(rest), _aligned(found))
+
+    return decode
+
+
+def has_more_fields(data: bytes, most: int) -> bool:
+    """Whether a message has more than `most` fields, those within its fields not counted.
+
+    Raises:
+        DecodeError: the bytes up to there are no message.
+    """
+    view, place, count = memoryview(data), 0, 0
+    while place < len(view) and count <= most:
+        tag, start = _read_varint(view, place)
+        if tag >> 3 == 0:
+            raise DecodeError("expected fields with numbers, got number 0")
+        place = _end_of_value(view, start, tag & 7)
+        count += 1
+    return count > most
+
+
+def bulk_handlers(servicer: Any) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """The methods of the storage service with bulk; for `add_registered_method_handlers`."""
+    kinds: dict[str, tuple[type[Message], type[Message]]] = {
+        "Ingest": (storage_pb2.IngestRequest, storage_pb2.IngestReply),
+        "Commit": (storage_pb2.CommitRequest, storage_pb2.CommitReply),
+    }
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        method: grpc.unary_unary_rpc_method_handler(
+            getattr(servicer, method),
+            request_deserializer=decoder(request),
+            response_serializer=reply.SerializeToString,
+        )
+        for method, (request, reply) in kinds.items()
+    }
+    handlers["Select"] = grpc.unary_stream_rpc_method_handler(
+        servicer.Select,
+        request_deserializer=storage_pb2.SelectRequest.FromString,
+        response_serializer=encode,
+    )
+    return handlers
+
+
+class BulkStub:
+    """The calls of the storage service that take bulk, with a `Bulk` for a request."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+
+    @property
+    def Ingest(self) -> Any:  # noqa: N802
+        return self._call("Ingest", storage_pb2.IngestReply)
+
+    @property
+    def Commit(self) -> Any:  # noqa: N802
+        return self._call("Commit", storage_pb2.CommitReply)
+
+    def _call(self, method: str, reply: type[Message]) -> Any:
+        return self._channel.unary_unary(
+            f"/{SERVICE}/{method}",
+            request_serializer=encode,
+            response_deserializer=reply.FromString,
+        )
+
+
+def _aligned(found: memoryview) -> pa.Buffer:
+    """The bytes as they are, or a copy where another writer has put them at an odd place."""
+    buffer = pa.py_buffer(found)
+    return buffer if buffer.address % ALIGNMENT == 0 else pa.py_buffer(bytes(found))
+
+
+def _length_prefix(number: int, size: int) -> bytes:
+    """What stands before `size` bytes of a field."""
+    return _varint(number << 3 | _LENGTH) + _varint(size)
+
+
+def _taken_apart(data: bytes, number: int) -> tuple[bytes, memoryview]:
+    """The message without the field of that number, and the field's last value."""
+    view = memoryview(data)
+    rest: list[memoryview] = []
+    found, place = view[:0], 0
+    while place < len(view):
+        if len(rest) > HEAD_FIELDS_MAX:
+            raise DecodeError(f"expected at most {HEAD_FIELDS_MAX} fields beside {FIELD}, got more")
+        tag, start = _read_varint(view, place)
+        stop = _end_of_value(view, start, tag & 7)
+        if tag == number << 3 | _LENGTH:
+            _, begin = _read_varint(view, start)
+            found = view[begin:stop]
+        else:
+            rest.append(view[place:stop])
+        place = stop
+    return b"".join(rest), found
+
+
+def _end_of_value(view: memoryview, start: int, wire_type: int) -> int:
+    if wire_type == _VARINT:
+        _, stop = _read_varint(view, start)
+    elif wire_type == _LENGTH:
+        length, begin = _read_varint(view, start)
+        stop = begin + length
+    elif wire_type in (_FIXED64, _FIXED32):
+        stop = start + (8 if wire_type == _FIXED64 else 4)
+    else:
+        raise DecodeError(f"expected a message, got a field of wire type {wire_type}")
+    if stop > len(view):
+        raise DecodeError("expected a whole message, got one that is cut off")
+    return stop
+
+
+def _read_varint(view: memoryview, place: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = 0
+    for shift in range(0, _VARINT_BITS_MAX, 7):
+        if place >= len(view):
+            raise DecodeError("expected a whole message, got one that is cut off")
+        byte = view[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+    raise DecodeError("expected a number of at most 64 bits in a message")
+
+
+def _varint(value: int) -> bytes:
+    written = bytearray()
+    while value >= 0x80:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)

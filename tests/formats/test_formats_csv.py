@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.errors import InputError, InvalidObservations, UnknownProperty
+from galileo.formats import Mapping, csv, open_source, suggest_schema
+from galileo.formats import source as source_module
+
+
+def read(path: Path, *texts: str) -> pa.Table:
+    return pa.concat_tables(open_source(path, mapping=Mapping.parse(texts)).batches())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "points.csv"
+
+
+@pytest.mark.parametrize("word", ["", "  ", "NA", "N/A", "M", "NaN", " nan ", "null"])
+def test_the_usual_words_mean_missing(path: Path, word: str) -> None:
+    path.write_text(f"lat,lon,time,t,s\n1,2,2020-01-01,{word},{word}\n3,4,2020-01-01,5,x\n")
+    source = open_source(path)
+    assert pa.concat_tables(source.batches()).column("t").to_pylist() == [5]
+    assert source.skipped == 1
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_delimiters_and_line_ends(path: Path, delimiter: str, newline: str) -> None:
+    lines = ["# made by a station", "", "\ufefflat,lon,time,t".lstrip("\ufeff"), "1,2,2020-01-01,3"]
+    text = newline.join(lines).replace(",", delimiter) + newline
+    path.write_bytes(text.encode())
+    assert read(path).column("t").to_pylist() == [3]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(path: Path) -> None:
+    path.write_bytes("lat,lon,time,t\n1,2,2020-01-01,3\n".encode("utf-8-sig"))
+    assert read(path).column("latitude").to_pylist() == [1.0]
+
+
+def test_gzip(path: Path) -> None:
+    packed = path.with_suffix(".csv.gz")
+    text = "lat,lon,time,t\n" + "1,2,2020-01-01,3\n" * 10
+    packed.write_bytes(gzip.compress(text.encode()))
+    source = open_source(packed)
+    assert source.format == "csv"
+    assert sum(batch.num_rows for batch in source.batches()) == source.rows == 10
+    packed.write_bytes(gzip.compress(text.encode())[:-12])
+    with pytest.raises(InputError):
+        list(open_source(packed).batches())
+
+
+def test_quotes_protect_delimiters_and_line_ends(path: Path) -> None:
+    path.write_text('lat,lon,time,"a, b"\n1,2,2020-01-01,"x, ""y""\nz"\n')
+    table = read(path, "note=a, b")
+    assert table.column("note").to_pylist() == ['x, "y"\nz']
+
+
+@pytest.mark.parametrize(
+    ("header", "texts"),
+    [
+        ("Latitude,LONGITUDE,DateTime", ()),
+        ("lat,long,timestamp", ()),
+        ("y,x,date", ()),
+        ("a,b,c", ("latitude=a", "longitude=b", "time=c")),
+    ],
+)
+def test_coordinates_by_usual_or_given_names(path: Path, header: str, texts: tuple[str]) -> None:
+    path.write_text(f"{header},t\n1,2,2020-01-01,3\n")
+    table = read(path, "t=t", *texts)
+    assert table.slice(0, 1).to_pylist() == [
+        {"latitude": 1.0, "longitude": 2.0, "time": dt.datetime(2020, 1, 1, tzinfo=dt.UTC), "t": 3}
+    ]
+
+
+def test_time_in_parts_without_being_told(path: Path) -> None:
+    path.write_text("lat,lon,day,Month,YEAR,hour,t\n1,2,3,4,1990,5,6\n")
+    table = read(path)
+    assert table.column_names[3:] == ["t"]
+    assert table.column("time").to_pylist() == [dt.datetime(1990, 4, 3, 5, tzinfo=dt.UTC)]
+
+
+def test_coordinates_that_are_missing_have_to_be_named(path: Path) -> None:
+    path.write_text("a,lon,time,t\n1,2,2020-01-01,3\n")
+    with pytest.raises(InputError, match="latitude=COLUMN"):
+        open_source(path)
+    with pytest.raises(UnknownProperty, match="did you mean 'lon'"):
+        open_source(path, mapping=Mapping.parse(["latitude=lom"]))
+
+
+def test_a_constant_time(path: Path) -> None:
+    path.write_text("lat,lon,t\n1,2,3\n4,5,6\n")
+    moments = read(path, "time=@2001-02-03").column("time").to_pylist()
+    assert moments == [dt.datetime(2001, 2, 3, tzinfo=dt.UTC)] * 2
+
+
+def test_columns_without_any_value_are_not_offered_as_features(path: Path) -> None:
+    path.write_text("lat,lon,time,t,empty\n1,2,2020-01-01,3,\n1,2,2020-01-01,4,NA\n")
+    source = open_source(path)
+    assert list(source.features) == ["t"]
+    assert [(v.name, v.description) for v in source.variables()][1] == ("empty", "no value")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "header line"),
+        ("lat,lon,lat\n1,2,3\n", "got lat again"),
+        ("lat,lon,time,t\n1,2,2020-01-01\n", "same number of fields"),
+    ],
+)
+def test_what_is_no_table_is_refused(path: Path, text: str, message: str) -> None:
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        open_source(path)
+
+
+def test_other_encodings_are_refused(path: Path) -> None:
+    path.write_bytes("lat,lon,time,t\n1,2,2020-01-01,Köln\n".encode("latin-1"))
+    with pytest.raises(InputError, match="UTF-8"):
+        open_source(path)
+
+
+def test_latitudes_that_are_no_numbers_are_named(path: Path) -> None:
+    path.write_text("lat,lon,time,t\n1,2,2020-01-01,3\n10N,2,2020-01-01,3\n")
+    with pytest.raises(InvalidObservations, match="'lat', got '10N' in row 1"):
+        read(path)
+
+
+def test_beyond_the_sample_integers_are_not_promised(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv, "SAMPLE_ROWS_MAX", 10)
+    monkeypatch.setattr(csv, "BLOCK_BYTES", 200)
+    path.write_text("lat,lon,time,t\n" + "1,2,2020-01-01,3\n" * 100 + "1,2,2020-01-01,3.5\n")
+    source = open_source(path)
+    assert suggest_schema(source, "x").features[0].type == "float"
+    assert source.rows == pytest.approx(101, abs=2)
+    assert pa.concat_tables(source.batches()).column("t").to_pylist()[-1] == 3.5
+
+
+CELL = st.none() | st.floats(-1e6, 1e6) | st.integers(-9999, 9999)
+
+
+@given(st.lists(st.tuples(CELL, CELL), min_size=1, max_size=30))
+def test_reads_what_pandas_reads(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[Any, Any]]
+) -> None:
+    frame = pd.DataFrame(rows, columns=["a", "b"], dtype=float)
+    frame.insert(0, "lat", 1.5)
+    frame.insert(1, "lon", 2.5)
+    frame.insert(2, "time", "2020-01-01T00:00:00Z")
+    path = tmp_path_factory.mktemp("csv") / "made.csv"
+    frame.to_csv(path, index=False)
+    expected = pd.read_csv(path, float_precision="round_trip").dropna(subset=["a", "b"], how="all")
+    source = open_source(path, mapping=Mapping.parse(["a=a", "b=b"]))
+    tables = [batch.to_pandas() for batch in source.batches(7)]
+    assert sum(map(len, tables)) + source.skipped == len(frame)
+    assert sum(map(len, tables)) == len(expected)
+    for name in ("a", "b"):
+        found = [v for table in tables for v in table[name]]
+        pd.testing.assert_series_equal(
+            pd.Series(found, dtype=float),
+            pd.Series(expected[name].to_numpy(), dtype=float),
+            check_exact=True,
+        )
+
+
+def test_a_header_of_too_many_columns_is_refused(path: Path) -> None:
+    path.write_text(",".join(f"c{number}" for number in range(300_000)) + "\n")
+    with pytest.raises(InputError, match=r"expected at most 4,096 columns in .*, got 300,000"):
+        open_source(path)
+
+
+def test_long_texts_make_batches_of_fewer_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "BATCH_BYTES_MAX", 100_000)
+    lines = [f"1,2,2020-01-01,{row},{'x' * 3000}\n" for row in range(100)]
+    path.write_text("lat,lon,time,t,note\n" + "".join(lines))
+    batches = list(open_source(path).batches())
+    assert max(batch.nbytes for batch in batches) <= 100_000
+    assert pa.concat_tables(batches).column("t").to_pylist() == list(range(100))
+    assert [len(batch) for batch in batches] == [len(one) for one in open_source(path).batches()]
+
+
+def test_a_column_with_an_infinity_is_one_of_numbers(path: Path) -> None:
+    path.write_text("lat,lon,time,t\n1,2,2020-01-01,-inf\n1,2,2020-01-01,1.5\n1,2,2020-01-01,Inf\n")
+    assert read(path).column("t").to_pylist() == [float("-inf"), 1.5, float("inf")]
+
+
+@pytest.mark.parametrize("number", ["1e999", "9" * 400])
+def test_a_number_beyond_floats_is_refused(path: Path, number: str) -> None:
+    path.write_text(f"lat,lon,time,t\n1,2,2020-01-01,1.5\n1,2,2020-01-01,{number}\n")
+    with pytest.raises(
+        InvalidObservations, match=r"64-bit floats can hold in 't', got .* in row 1"
+    ):
+        read(path)
+
+
+STATION = "when,temp,wind\n2020-01-01,-9999,3\n2020-01-02,5,---\n2020-01-03,-9999.0,---\n"
+
+
+def test_one_station_has_its_place_and_name_from_the_mapping(path: Path) -> None:
+    path.write_text(STATION)
+    mapping = Mapping.of(
+        [
+            "time=when",
+            "latitude=39.1",
+            "longitude=-105.5",
+            'station="A12"',
+            "t=temp * 2",
+            "wind=wind",
+        ],
+        missing=["temp=-9999", "---"],
+    )
+    source = open_source(path, mapping=mapping)
+    features = suggest_schema(source, "x").features
+    assert [(one.name, one.type) for one in features] == [
+        ("station", "text"),
+        ("t", "float"),
+        ("wind", "int"),
+    ]
+    rows = pa.concat_tables(source.batches()).drop_columns("time").to_pylist()
+    place = {"latitude": 39.1, "longitude": -105.5, "station": "A12"}
+    assert rows == [place | {"t": None, "wind": 3}, place | {"t": 10.0, "wind": None}]
+    assert source.skipped == 1
+
+
+def test_a_sentinel_of_an_unknown_variable_is_refused(path: Path) -> None:
+    path.write_text(STATION)
+    mapping = Mapping.of(["time=when", "latitude=1", "longitude=2", "t=temp"], missing="tmp=-9999")
+    with pytest.raises(UnknownProperty, match="'temp'"):
+        list(open_source(path, mapping=mapping).batches())
+
+
+def test_several_columns_that_could_be_a_coordinate_are_refused(path: Path) -> None:
+    path.write_text("lat,lon,long,time,t\n1,2,3,2020-01-01,4\n")
+    with pytest.raises(InputError, match=r"longitude: lon, long; .*--map longitude=lon "):
+        open_source(path)
+    assert read(path, "longitude=long", "t=t").column("longitude").to_pylist() == [3.0]
+
+
+def test_the_best_of_the_usual_names_is_taken(path: Path) -> None:
+    path.write_text("x,y,Lat,Lon,valid,Timestamp,t\n7,8,1,2,2021-01-01,2020-01-01,4\n")
+    table = read(path)
+    assert table.column("latitude").to_pylist() == [1.0]
+    assert table.column("time").to_pylist() == [dt.datetime(2020, 1, 1, tzinfo=dt.UTC)]

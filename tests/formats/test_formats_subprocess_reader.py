@@ -1,0 +1,212 @@
+"""Files read by a process of their own: the same values, and every end of it is an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from galileo.errors import ConfigError, InputError
+from galileo.formats import detection
+from galileo.formats.detection import open_source
+from galileo.formats.grib import open_grib
+from galileo.formats.mapping import Mapping
+from galileo.formats.netcdf import open_netcdf
+from galileo.formats.reader import Reader
+from galileo.formats.subprocess_reader import ReaderPool, SubprocessReader
+
+netCDF4 = pytest.importorskip("netCDF4")
+pytest.importorskip("pyproj")  # Before ecCodes; see `galileo.optional_imports`.
+eccodes = pytest.importorskip("eccodes")
+
+EMPTY = Mapping()
+
+
+@pytest.fixture(scope="module")
+def readers() -> Iterator[ReaderPool]:
+    made = ReaderPool(memory_bytes_max=2 << 30, silence_max_s=60)
+    yield made
+    made.take().end()
+
+
+@pytest.fixture
+def weather(tmp_path: Path) -> Path:
+    path = tmp_path / "w.nc"
+    with netCDF4.Dataset(path, "w") as file:
+        for name, values in (("time", [0.0, 6.0]), ("lat", [40.0, 41.0]), ("lon", [1.0, 2.0])):
+            file.createDimension(name, len(values))
+            file.createVariable(name, "f8", (name,))[:] = values
+        file["time"].units = "hours since 2014-03-01"
+        file["lat"].units, file["lon"].units = "degrees_north", "degrees_east"
+        for name in ("t", "q"):
+            file.createVariable(name, "f4", ("time", "lat", "lon"))[:] = np.arange(8).reshape(
+                2, 2, 2
+            )
+    return path
+
+
+@pytest.fixture
+def field(tmp_path: Path) -> Path:
+    handle = eccodes.codes_grib_new_from_samples("regular_ll_sfc_grib2")
+    path = tmp_path / "f.grib2"
+    try:
+        path.write_bytes(eccodes.codes_get_message(handle))
+    finally:
+        eccodes.codes_release(handle)
+    return path
+
+
+def all_of(reader: Reader) -> list[Any]:
+    names = [one.name for one in reader.variables()]
+    return [reader.rows, list(reader.variables()), *reader.tables(names)]
+
+
+def test_values_are_those_of_the_formats_own_readers(
+    readers: ReaderPool, weather: Path, field: Path
+) -> None:
+    netcdf = readers.opener("netcdf")(weather, EMPTY)
+    assert all_of(netcdf) == all_of(open_netcdf(weather, EMPTY))
+    grib = readers.opener("grib")(field, EMPTY)
+    assert all_of(grib) == all_of(open_grib(field, EMPTY))
+    assert all_of(netcdf) == all_of(open_netcdf(weather, EMPTY)), "after another file"
+
+
+def test_one_process_reads_one_file_after_the_other(
+    readers: ReaderPool, weather: Path, field: Path
+) -> None:
+    first = readers.take()
+    readers.give_back(first)
+    all_of(readers.opener("netcdf")(weather, EMPTY))
+    all_of(readers.opener("grib")(field, EMPTY))
+    again = readers.take()
+    readers.give_back(again)
+    assert again is first
+
+
+def test_two_files_may_be_read_in_turns(readers: ReaderPool, weather: Path) -> None:
+    one, other = (readers.opener("netcdf")(weather, EMPTY) for _ in range(2))
+    expected = list(open_netcdf(weather, EMPTY).tables(["t"]))
+    begun = one.tables(["t"])
+    first = next(begun)
+    assert list(other.tables(["t"])) == expected
+    assert [first, *begun] == expected
+    unfinished = one.tables(["t"])
+    next(unfinished)
+    del unfinished
+    assert list(one.tables(["t"])) == expected
+
+
+def readers_with(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, *, module: str, code: str
+) -> ReaderPool:
+    """Readers whose processes find other code where a library is."""
+    directory.mkdir()
+    (directory / f"{module}.py").write_text(code)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")])
+    )
+    return ReaderPool(silence_max_s=60)
+
+
+def test_a_crash_of_a_native_library_is_an_error_about_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: Path
+) -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    readers = readers_with(monkeypatch, tmp_path / "x", module="eccodes", code=code)
+    with pytest.raises(InputError, match=r"cannot be read: the process .* died \(SIGSEGV\)"):
+        readers.opener("grib")(field, EMPTY)
+    monkeypatch.undo()
+    all_of(readers.opener("grib")(field, EMPTY))
+    readers.take().end()
+
+
+def test_what_a_library_prints_stays_out_of_the_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: Path
+) -> None:
+    code = "import os; os.write(1, b'noise'); raise ImportError('hidden')"
+    readers = readers_with(monkeypatch, tmp_path / "x", module="eccodes", code=code)
+    with pytest.raises(ConfigError, match="hidden"):
+        readers.opener("grib")(field, EMPTY)
+    readers.take().end()
+
+
+def test_a_reader_that_is_killed_or_stopped_is_an_error(weather: Path) -> None:
+    readers = ReaderPool()
+    source = SubprocessReader(readers, weather, format="netcdf", mapping=EMPTY)
+    process = readers.take()
+    process._silence_max_s = 0.5
+    os.kill(process._child.pid, signal.SIGSTOP)
+    readers.give_back(process)
+    with pytest.raises(InputError, match=r"nothing has come of it for 0\.5 s"):
+        list(source.tables(["t"]))
+    assert process._child.wait(60) == -signal.SIGKILL
+
+
+def test_too_much_memory_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "large.nc"
+    with netCDF4.Dataset(path, "w") as file:
+        for name, size in (("lat", 6_000), ("lon", 6_000)):
+            file.createDimension(name, size)
+            file.createVariable(name, "f8", (name,), zlib=True)[:] = np.linspace(-80, 80, size)
+        file["lat"].units, file["lon"].units = "degrees_north", "degrees_east"
+        file.createVariable("t", "f4", ("lat", "lon"), zlib=True, fill_value=0.0)
+    mapping = Mapping(constant_time="2014-03-01T00:00:00Z")
+    readers = ReaderPool(memory_bytes_max=400 << 20)
+    try:
+        with pytest.raises(InputError, match=r"large\.nc cannot be read"):
+            all_of(readers.opener("netcdf")(path, mapping))
+    finally:
+        readers.take().end()
+
+
+def test_what_a_reader_refuses_is_refused_with_its_words(
+    readers: ReaderPool, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.grib"
+    path.write_bytes(b"no messages")
+    with pytest.raises(InputError, match="expected GRIB messages in"):
+        readers.opener("grib")(path, EMPTY)
+    with pytest.raises(FileNotFoundError):
+        readers.opener("grib")(tmp_path / "none.grib", EMPTY)
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "module"), [("x.grib", b"GRIB", "eccodes"), ("x.nc", b"CDF\x01", "xarray")]
+)
+def test_without_the_extra_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, start: bytes, module: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(start)
+    code = "raise ImportError('hidden')"
+    readers = readers_with(monkeypatch, tmp_path / "hidden", module=module, code=code)
+    for format in ("grib", "netcdf"):
+        monkeypatch.setitem(detection.READERS, format, readers.opener(format))
+    with pytest.raises(ConfigError, match=r"pip install 'galileo-store\[formats\]'") as caught:
+        open_source(path)
+    assert caught.value.details["package"] == module
+    readers.take().end()
+
+
+def test_a_process_that_hangs_ends_though_nobody_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "nobody writes it"
+    os.mkfifo(path)
+    request = {"path": str(path), "format": "grib", "mapping": asdict(EMPTY)}
+    command = [sys.executable, "-P", "-m", "galileo.formats.reader_worker", str(2 << 30), "0.5"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdin is not None
+            child.stdin.write(json.dumps(request).encode() + b"\n")
+            child.stdin.flush()
+            assert child.wait(60) == -signal.SIGALRM
+        finally:
+            child.kill()

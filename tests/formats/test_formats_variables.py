@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.errors import InputError, UnknownProperty
+from galileo.formats.variables import (
+    VariableInfo,
+    default_features,
+    feature_name,
+    qualified,
+    resolve,
+    split_name,
+)
+from galileo.model.schema import Feature
+
+LEVELS = [
+    VariableInfo("t@surface"),
+    VariableInfo("t@isobaricInhPa:850"),
+    VariableInfo("t@isobaricInhPa:500"),
+    VariableInfo("2t@heightAboveGround:2", aliases=("t2m", "t")),
+    VariableInfo("tp@surface@accum@over:6"),
+    VariableInfo("tp@surface@accum@over:3"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("t@surface", "t@surface"),
+        ("t@surface:0", "t@surface"),
+        ("t@isobaricInhPa:850", "t@isobaricInhPa:850"),
+        ("2t", "2t@heightAboveGround:2"),
+        ("t2m", "2t@heightAboveGround:2"),
+        ("t@heightAboveGround:2", "2t@heightAboveGround:2"),
+        ("t2m@heightAboveGround", "2t@heightAboveGround:2"),
+        ("tp@over:3", "tp@surface@accum@over:3"),
+    ],
+)
+def test_a_name_or_enough_of_it_finds_the_variable(text: str, name: str) -> None:
+    assert resolve(LEVELS, text).name == name
+
+
+def test_too_little_of_a_name_lists_the_candidates() -> None:
+    with pytest.raises(InputError) as caught:
+        resolve(LEVELS, "t")
+    assert "'t' fits 3 variables" in caught.value.message
+    assert "t@surface, t@isobaricInhPa:850, t@isobaricInhPa:500" in caught.value.message
+    with pytest.raises(InputError, match="fits 2 variables"):
+        resolve(LEVELS, "t@isobaricInhPa")
+
+
+def test_an_unknown_name_names_the_nearest() -> None:
+    with pytest.raises(UnknownProperty, match="did you mean 't@surface'") as caught:
+        resolve(LEVELS, "t@surfce")
+    assert caught.value.details["nearest"] == "t@surface"
+
+
+def test_many_candidates_are_cut_short() -> None:
+    many = [VariableInfo(f"t@level:{number}") for number in range(1, 41)]
+    with pytest.raises(InputError, match="and 28 more"):
+        resolve(many, "t")
+
+
+def test_default_features_are_short_where_that_is_unambiguous() -> None:
+    assert [feature for feature, _ in default_features(LEVELS)] == [
+        "t_surface",
+        "t_isobaricinhpa_850",
+        "t_isobaricinhpa_500",
+        "t2m",
+        "tp_surface_accum_over_6",
+        "tp_surface_accum_over_3",
+    ]
+
+
+def test_names_that_become_equal_are_numbered() -> None:
+    infos = [VariableInfo("Temp (C)"), VariableInfo("temp_c"), VariableInfo("TEMP C")]
+    assert [f for f, _ in default_features(infos)] == ["temp_c", "temp_c_2", "temp_c_3"]
+
+
+def test_nothing_and_too_much_to_take_are_refused() -> None:
+    with pytest.raises(InputError, match="found 0"):
+        default_features([VariableInfo("t", default=False)])
+    with pytest.raises(InputError, match="found 300"):
+        default_features([VariableInfo(f"v{number}") for number in range(300)])
+
+
+@given(st.text(max_size=100))
+def test_any_text_makes_a_feature_name(text: str) -> None:
+    assert Feature(feature_name(text)).name == feature_name(text).lower()
+
+
+@given(
+    st.text("abcT2", min_size=1),
+    st.lists(st.tuples(st.text("xy", min_size=1), st.text("0189-.", max_size=5)), max_size=3),
+)
+def test_qualified_names_can_be_taken_apart(base: str, pairs: list[tuple[str, str]]) -> None:
+    assert split_name(qualified(base, tuple(pairs))) == (base, tuple(pairs))
