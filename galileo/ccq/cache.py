@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from galileo.ccq.gone import GoneStretches
+from galileo.ccq.dropped_ranges import DroppedRanges
 from galileo.ccq.packs import PackedLabels
 from galileo.cursor import ORIGIN, Cursor
 
 CHUNK_LABELS = 65_536
 """Small chunks are gathered into one of at most so many labels."""
-CHUNKS_GATHERED = 16
+CHUNKS_COMPACTED = 16
 """As soon as there are so many of them;"""
 LABELS_FEW, CHUNKS_GATHERED_SOON = 1_024, 4
 """as soon as there are four, where they hold more than a few labels: readers unpack each one."""
@@ -40,7 +40,7 @@ SPILL_LABELS = 262_144
 
 
 @dataclass(slots=True)
-class Tally:
+class CacheUsage:
     """What the caches of a node take up together; each keeps it up to date.
 
     Attributes:
@@ -110,23 +110,23 @@ class LabelCache:
 
     Args:
         base: where the cache begins, empty.
-        chunks_gathered: how many small chunks are put together.
+        chunks_compacted: how many small chunks are put together.
 
     Attributes:
         gone: what retention dropped between `base` and `until` before it was evaluated.
-        tally: of all caches of the node.
+        cache_usage: of all caches of the node.
         bytes: of its packs in memory.
         spilled_bytes: of its files.
     """
 
-    def __init__(self, base: Cursor, *, chunks_gathered: int = CHUNKS_GATHERED) -> None:
+    def __init__(self, base: Cursor, *, chunks_compacted: int = CHUNKS_COMPACTED) -> None:
         self.base = base
         self.until = base
-        self.gone = GoneStretches()
-        self.tally = Tally()
+        self.gone = DroppedRanges()
+        self.cache_usage = CacheUsage()
         self.bytes = 0
         self.spilled_bytes = 0
-        self._chunks_gathered = chunks_gathered
+        self._chunks_compacted = chunks_compacted
         self._chunks: list[_Chunk] = []
         self._gathering: tuple[_Chunk, ...] = ()
         self._spilling: dict[int, tuple[_Chunk, ...]] = {}
@@ -180,7 +180,7 @@ class LabelCache:
         self.base = self.base.join(reached)
         if self._chunks:
             self._keep([c for c in self._chunks if not self.base.covers(c.until)])
-        self.gone.forget(self.base)
+        self.gone.discard_before(self.base)
 
     def clear(self) -> None:
         """Forgets all labels, and lets go of all files."""
@@ -230,11 +230,11 @@ class LabelCache:
     def spill(self, number: int) -> PackedLabels | None:
         """The oldest chunks that no file has, to be written to file `number`; None: there are none.
 
-        They stay in memory until `take_spilled`.
+        They stay in memory until `apply_spilled`.
         """
         chunks: list[_Chunk] = []
         for chunk in self._chunks:
-            may_go = self._is_in_memory_alone(chunk) and not self._is_gathering(chunk)
+            may_go = self._is_in_memory_alone(chunk) and not self._is_compacting(chunk)
             labels = sum(one.labels for one in chunks) + chunk.labels
             if chunks and (not may_go or labels > SPILL_LABELS):
                 break
@@ -245,7 +245,7 @@ class LabelCache:
         self._spilling[number] = tuple(chunks)
         return PackedLabels.concat(chunk.packed for chunk in chunks)
 
-    def take_spilled(self, number: int, size: int | None) -> None:
+    def apply_spilled(self, number: int, size: int | None) -> None:
         """Puts the file, of `size` bytes, in the place of what it holds; None: it was not written.
 
         Some of it may have been dropped since; chunks go oldest first.
@@ -255,7 +255,7 @@ class LabelCache:
             return
         left = [chunk for chunk in self._chunks if any(chunk is one for one in written)]
         if not left:
-            self.tally.discarded.append(number)
+            self.cache_usage.discarded.append(number)
             return
         spill = Spill(number, size, sum(chunk.bytes for chunk in written))
         labels = sum(chunk.labels for chunk in left)
@@ -270,7 +270,7 @@ class LabelCache:
         self._loading.add(number)
         return is_new
 
-    def take_loaded(self, number: int, labels: PackedLabels | None) -> None:
+    def apply_loaded(self, number: int, labels: PackedLabels | None) -> None:
         """Takes the labels of a file; None: it is lost, and so is what lies before its end."""
         self._loading.discard(number)
         for at, chunk in enumerate(self._chunks):
@@ -288,7 +288,7 @@ class LabelCache:
         if any(chunk.spill is not None and chunk.packed is not None for chunk in self._chunks):
             self._keep([replace(c, packed=None) if c.spill else c for c in self._chunks])
 
-    def absent(self) -> list[Spill]:
+    def missing_spills(self) -> list[Spill]:
         """The files whose labels are not in memory, oldest first."""
         return [
             chunk.spill
@@ -311,23 +311,23 @@ class LabelCache:
 
     # --- small chunks ------------------------------------------------------------------------
 
-    def gather(self) -> PackedLabels | None:
+    def compact(self) -> PackedLabels | None:
         """The newest chunks, where they are many and small, to be packed as one.
 
         None where they are not, and until the last ones handed out are back.
         """
         newest, count = self._crowd(growth=GROWTH)
         is_few = count <= LABELS_FEW
-        least = self._chunks_gathered if is_few else CHUNKS_GATHERED_SOON
-        if self._gathering or len(newest) < min(least, self._chunks_gathered):
+        least = self._chunks_compacted if is_few else CHUNKS_GATHERED_SOON
+        if self._gathering or len(newest) < min(least, self._chunks_compacted):
             return None
         return self._handed_out(newest)
 
-    def gather_at_rest(self) -> PackedLabels | None:
+    def compact_at_rest(self) -> PackedLabels | None:
         """The newest chunks, where a reader is better off with one; few labels are left alone.
 
         They are more than one, or packed together with those of others, which have to be left
-        out for each reader. None where there is nothing to gain, and as for `gather`.
+        out for each reader. None where there is nothing to gain, and as for `compact`.
         """
         newest, count = self._crowd(growth=GROWTH_AT_REST)
         if self._gathering or count <= LABELS_FEW:
@@ -337,8 +337,8 @@ class LabelCache:
             return None
         return self._handed_out(newest)
 
-    def take_gathered(self, labels: PackedLabels | None) -> None:
-        """Takes back what `gather` handed out, packed as one; None leaves the chunks as they are.
+    def apply_compacted(self, labels: PackedLabels | None) -> None:
+        """Takes back what `compact` handed out, packed as one; None leaves the chunks as they are.
 
         Some of them may have been dropped since; chunks go oldest first and come last.
         """
@@ -371,19 +371,19 @@ class LabelCache:
         self._chunks = [*self._chunks, chunk]
         size = chunk.bytes
         self.bytes += size
-        self.tally.bytes += size
+        self.cache_usage.bytes += size
         return chunk.labels
 
     def _keep(self, chunks: list[_Chunk]) -> None:
         """Has these chunks from now on; the files of others are not needed any more."""
         kept = {chunk.spill.number for chunk in chunks if chunk.spill is not None}
         spills = [chunk.spill.number for chunk in self._chunks if chunk.spill is not None]
-        self.tally.discarded += [number for number in spills if number not in kept]
+        self.cache_usage.discarded += [number for number in spills if number not in kept]
         self._chunks = chunks
         size = sum(chunk.bytes for chunk in chunks)
         spilled = sum(chunk.spilled_bytes for chunk in chunks)
-        self.tally.bytes += size - self.bytes
-        self.tally.spilled_bytes += spilled - self.spilled_bytes
+        self.cache_usage.bytes += size - self.bytes
+        self.cache_usage.spilled_bytes += spilled - self.spilled_bytes
         self.bytes, self.spilled_bytes = size, spilled
 
     def _cut_before(self, number: int, after: Cursor, parts: list[PackedLabels]) -> Selection:
@@ -399,7 +399,7 @@ class LabelCache:
         spilling = (one for chunks in self._spilling.values() for one in chunks)
         return chunk.spill is None and not any(chunk is one for one in spilling)
 
-    def _is_gathering(self, chunk: _Chunk) -> bool:
+    def _is_compacting(self, chunk: _Chunk) -> bool:
         return any(chunk is one for one in self._gathering)
 
     def _handed_out(self, chunks: list[_Chunk]) -> PackedLabels | None:

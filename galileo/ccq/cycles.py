@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 
 from galileo.ccq.cache import LabelCache
-from galileo.ccq.counts import LabelCounts
 from galileo.ccq.events import CycleItem, CycleResult
 from galileo.ccq.model import Ccq, Failure
 from galileo.ccq.options import ContinuousOptions
+from galileo.ccq.stats import LabelCounts
 from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import SamplerRevoked
 
@@ -33,7 +33,7 @@ class Cycles:
             sampler whose process died may do better in the next cycle, so readers are not told at
             once.
         fresh_at: when it was last known that nothing lies beyond the cache.
-        is_resting: nothing is known to lie beyond it now, until `rouse` says otherwise.
+        is_resting: nothing is known to lie beyond it now, until `wake` says otherwise.
         over, failed: cycles that are over, and of them those that came to nothing.
         over_s: what all of them took, in seconds.
         counts: of labels, for those who watch.
@@ -83,7 +83,7 @@ class Cycles:
     def is_overloaded(self, now: float) -> bool:
         return self.interval_s(now) > self.ccq.interval_s
 
-    def rouse(self, now: float) -> None:
+    def wake(self, now: float) -> None:
         """There is news for a CCQ that rests: it is due at the next multiple of its interval."""
         self.is_resting, self.fresh_at = False, now
         if self._due_at <= now:
@@ -126,7 +126,7 @@ class Cycles:
         found = self._cache.append(
             result.labels, reached=result.reached, gone=result.gone, after=result.after
         )
-        self.counts.note_matched(found, lag_s=now - self.fresh_at)
+        self.counts.record_matched(found, lag_s=now - self.fresh_at)
         if self._cache.until == before:
             self._back_off(now)  # The partitions with news could not be asked.
         else:
@@ -150,7 +150,7 @@ class Cycles:
         self._fruitless = self._failures  # An answer; cycles that waited for it do not count on.
         self._failures += 1
         self._failed_at, self._failed_until = now, self._goal
-        is_told = self._failures >= self._options.cycle_failures_told
+        is_told = self._failures >= self._options.failures_before_error
         if is_told or failure.kind in LASTING_FAILURES:
             self.failure = failure
 

@@ -27,7 +27,7 @@ class EventClock:
     def __init__(self) -> None:
         self._steps: dict[int, list[tuple[int, int]]] = {}
 
-    def learn(self, steps: Iterable[ClockStep]) -> bool:
+    def observe(self, steps: Iterable[ClockStep]) -> bool:
         """Takes steps; whether one told something new. What comes out of order is not needed."""
         is_news = False
         for one in steps:

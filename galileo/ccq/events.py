@@ -10,17 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from galileo.ccq.batch_events import AnswerBatch, BatchSubmitted
-from galileo.ccq.elsewhere import (
-    AnswerHeld,
-    AskHolder,
+from galileo.ccq.cache_events import (
+    AnswerCacheRead,
+    CacheReadAnswered,
+    CacheReadFailed,
+    CacheReadRequested,
     DropSpills,
-    HeldRequested,
-    HolderAnswered,
-    HolderFailed,
     LoadPacks,
     PacksLoaded,
     PacksSpilled,
-    RefuseHeld,
+    ReadHandedOffCache,
+    RefuseCacheRead,
     SpillPacks,
 )
 from galileo.ccq.messages import Message
@@ -35,7 +35,7 @@ from galileo.model.windows import ClockStep
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RecordsLoaded:
     """The first event of a life: the records that storage kept from earlier ones, if any."""
 
     records: tuple[Record, ...]
@@ -46,7 +46,7 @@ class Restored:
 class DatasetDropped:
     """The first `generations` datasets of a name were dropped; their CCQs end for good.
 
-    Comes before Restored for all that were dropped in earlier lives; again is harmless.
+    Comes before RecordsLoaded for all that were dropped in earlier lives; again is harmless.
     """
 
     name: str
@@ -75,7 +75,7 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class SequencesSeen:
+class CommitsObserved:
     """Durable commits of a dataset are known up to here: from own commits and heartbeats.
 
     Attributes:
@@ -230,8 +230,8 @@ class SequencesConfirmed:
 
 
 @dataclass(frozen=True, slots=True)
-class PacksGathered:
-    """The labels of a GatherPacks in as few packs as may be; None where that failed."""
+class PacksCompacted:
+    """The labels of a CompactPacks in as few packs as may be; None where that failed."""
 
     ccq_id: str
     term: int
@@ -239,12 +239,12 @@ class PacksGathered:
 
 
 ContinuousEvent = (
-    Restored
+    RecordsLoaded
     | DatasetDropped
     | Ticked
     | UsageMeasured
     | DrainRequested
-    | SequencesSeen
+    | CommitsObserved
     | MessageArrived
     | PeerDied
     | PeerRevived
@@ -259,12 +259,12 @@ ContinuousEvent = (
     | BackfillFinished
     | BackfillFailed
     | SequencesConfirmed
-    | PacksGathered
+    | PacksCompacted
     | PacksSpilled
     | PacksLoaded
-    | HolderAnswered
-    | HolderFailed
-    | HeldRequested
+    | CacheReadAnswered
+    | CacheReadFailed
+    | CacheReadRequested
 )
 
 
@@ -351,8 +351,8 @@ class ConfirmSequences:
 
 
 @dataclass(frozen=True, slots=True)
-class GatherPacks:
-    """Pack these labels of many small cycles anew, together; answered by PacksGathered."""
+class CompactPacks:
+    """Pack these labels of many small cycles anew, together; answered by PacksCompacted."""
 
     ccq: Ccq
     term: int
@@ -439,13 +439,13 @@ ContinuousEffect = (
     | AbandonCycle
     | Backfill
     | ConfirmSequences
-    | GatherPacks
+    | CompactPacks
     | SpillPacks
     | LoadPacks
     | DropSpills
-    | AskHolder
-    | AnswerHeld
-    | RefuseHeld
+    | ReadHandedOffCache
+    | AnswerCacheRead
+    | RefuseCacheRead
     | AnswerSubmit
     | AnswerBatch
     | RefuseSubmit

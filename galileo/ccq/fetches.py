@@ -33,11 +33,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from galileo.ccq.answer import Answer, compose
 from galileo.ccq.cache import LabelCache
-from galileo.ccq.counts import LabelCounts
+from galileo.ccq.cache_events import (
+    CacheReadAnswered,
+    CacheReadFailed,
+    LoadPacks,
+    ReadHandedOffCache,
+)
 from galileo.ccq.cycles import Cycles
-from galileo.ccq.elsewhere import AskHolder, HolderAnswered, HolderFailed, LoadPacks
+from galileo.ccq.dropped_ranges import ranges_between, within
 from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import (
     AnswerFetch,
@@ -49,10 +53,11 @@ from galileo.ccq.events import (
     RefuseFetch,
     SequencesConfirmed,
 )
-from galileo.ccq.gone import stretches, within
+from galileo.ccq.fetch_response import FetchResponse, compose
 from galileo.ccq.model import Failure, Holder
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.packs import PackedLabels
+from galileo.ccq.stats import LabelCounts
 from galileo.cursor import ORIGIN, Cursor, Stretch
 
 Effects = list[ContinuousEffect]
@@ -114,7 +119,7 @@ class Fetches:
 
     # --- events ------------------------------------------------------------------------------
 
-    def ask(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
+    def fetch(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
         labels_max = max(1, min(event.labels_max, self._options.labels_max))
         fetch = _Fetch(event.request, event.cursor, event.wait_until, labels_max, now)
         fetch.until_clock_us = event.until_clock_us
@@ -126,8 +131,8 @@ class Fetches:
         fetch.deadline = now + self._options.confirm_timeout_s
         return [ConfirmSequences(fetch.request, self._cycles.ccq.dataset, ahead)]
 
-    def ask_at_once(self, event: FetchRequested, now: float) -> AnswerFetch | None:
-        """What `ask` answers a token inside the cache, where there is nothing else to mind.
+    def try_fetch_from_cache(self, event: FetchRequested, now: float) -> AnswerFetch | None:
+        """What `fetch` answers a token inside the cache, where there is nothing else to mind.
 
         None where there is: then nothing has changed, or no more than the token acknowledges.
         """
@@ -172,16 +177,16 @@ class Fetches:
         if fetch is None or fetch.stage != "backfilling":
             return []
         rescanned = self._reached(fetch, event.reached)
-        gone = stretches(fetch.cursor, event.gone.meet(rescanned))
+        gone = ranges_between(fetch.cursor, event.gone.meet(rescanned))
         missing = tuple(sorted({*event.missing, *fetch.doubtful}))
         return self._join(fetch, event.labels, rescanned, now=now, missing=missing, gone=gone)
 
-    def hear_holder(self, event: HolderAnswered | HolderFailed, now: float) -> Effects:
+    def on_cache_read(self, event: CacheReadAnswered | CacheReadFailed, now: float) -> Effects:
         """Answers with what the holder has; one that has nothing of use is given up."""
         fetch = self._open.get(event.request)
         if fetch is None or fetch.stage != "asking":
             return []
-        if isinstance(event, HolderFailed):
+        if isinstance(event, CacheReadFailed):
             return self._give_up(fetch, now)
         reached = self._reached(fetch, event.reached)
         if reached == fetch.cursor:
@@ -255,7 +260,9 @@ class Fetches:
         if selection.lacking is not None:
             return self._load(fetch, selection.lacking, now)
         gone = self._cache.gone.between(fetch.cursor, selection.covered)
-        is_news = selection.labels is not None or gone or self._strikes(fetch, selection.covered)
+        is_news = (
+            selection.labels is not None or gone or self._is_clock_reached(fetch, selection.covered)
+        )
         if not is_news and self._may_wait(fetch, now):
             fetch.stage, fetch.deadline = "waiting", fetch.wait_until or now
             return []
@@ -263,7 +270,7 @@ class Fetches:
         more = answer.is_cut or not selection.whole
         return self._answer(fetch, answer, now=now, missing=fetch.doubtful, more=more)
 
-    def _strikes(self, fetch: _Fetch, cursor: Cursor) -> bool:
+    def _is_clock_reached(self, fetch: _Fetch, cursor: Cursor) -> bool:
         """Whether the event clock has come to where the fetch waits for it."""
         if fetch.until_clock_us is None:
             return False
@@ -292,7 +299,7 @@ class Fetches:
                 fetch.stage, fetch.until, fetch.holder = "asking", Cursor(held), holder
                 fetch.deadline = now + self._options.holder_timeout_s
                 place = (self._cycles.ccq, holder.node, holder.term)
-                return [AskHolder(fetch.request, *place, fetch.cursor, fetch.labels_max)]
+                return [ReadHandedOffCache(fetch.request, *place, fetch.cursor, fetch.labels_max)]
         until = {p: self._rescan_until(p, fetch.cursor[p], base) for p, base in behind.items()}
         return self._rescan(fetch, Cursor(until), now)
 
@@ -353,7 +360,7 @@ class Fetches:
     def _answer(
         self,
         fetch: _Fetch,
-        answer: Answer,
+        answer: FetchResponse,
         *,
         now: float,
         missing: tuple[int, ...],
@@ -386,12 +393,12 @@ class Fetches:
             )
         ]
 
-    def _count(self, after: Cursor, answer: Answer) -> None:
+    def _count(self, after: Cursor, answer: FetchResponse) -> None:
         """Labels up to where an earlier answer went have been served before."""
         if answer.labels is not None:
             is_new = after.covers(self._answered)
             again = 0 if is_new else len(answer.labels.until(self._answered))
-            self.counts.note_delivered(len(answer.labels), again=again)
+            self.counts.record_delivered(len(answer.labels), again=again)
         self._answered = self._answered.join(answer.cursor)
 
     def _time_out(self, fetch: _Fetch, now: float) -> Effects:

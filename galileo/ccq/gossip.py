@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from galileo.ccq.events import SaveRecord, Send
 from galileo.ccq.messages import (
-    Announce,
     Digest,
-    Noted,
-    RecordsDenied,
-    RecordsWanted,
+    RecordAck,
+    RecordNotFound,
+    RecordRequest,
+    RecordUpdate,
     Summary,
 )
 from galileo.ccq.state import Effects, NodeState
@@ -33,12 +33,12 @@ class Gossip:
 
     def tick(self) -> Effects:
         """Due each `sync_interval_s`."""
-        return [*self._flush(), *self._state.tell(self._state.tracker.digest)]
+        return [*self._flush(), *self._state.tell(self._state.record_table.digest)]
 
-    def on_announce(self, sender: str, message: Announce, now: float) -> Effects:
+    def on_announce(self, sender: str, message: RecordUpdate, now: float) -> Effects:
         """Merges the records; a sender whose own lag behind is told."""
         effects: Effects = []
-        tracker = self._state.tracker
+        tracker = self._state.record_table
         for incoming in message.records:
             effects += self._state.learn(incoming, now)
             mine = tracker.get(incoming.ccq.id)
@@ -49,12 +49,12 @@ class Gossip:
                 effects += self._state.announce([mine], to=sender)
         if message.note:
             entries = tuple((record.ccq.id, record.term) for record in message.records)
-            effects.append(Send(sender, Noted(entries)))
+            effects.append(Send(sender, RecordAck(entries)))
         return effects
 
     def on_digest(self, sender: str, message: Digest, now: float) -> Effects:
         """Sends the next page of terms where the records differ."""
-        tracker = self._state.tracker
+        tracker = self._state.record_table
         if message == tracker.digest:
             self._state.agreed[sender] = now
             self._page_after.pop(sender, None)
@@ -64,23 +64,23 @@ class Gossip:
         return [Send(sender, page)]
 
     def on_summary(self, sender: str, message: Summary) -> Effects:
-        difference = self._state.tracker.compare(message)
+        difference = self._state.record_table.compare(message)
         effects = self._announce(sender, difference.newer_here)
         if difference.newer_there:
-            effects.append(Send(sender, RecordsWanted(difference.newer_there)))
+            effects.append(Send(sender, RecordRequest(difference.newer_there)))
         return effects
 
-    def on_wanted(self, sender: str, message: RecordsWanted) -> Effects:
-        records = self._state.tracker.records
+    def on_wanted(self, sender: str, message: RecordRequest) -> Effects:
+        records = self._state.record_table.records
         here = tuple(ccq_id for ccq_id in message.ccq_ids if ccq_id in records)
         lacking = tuple(ccq_id for ccq_id in message.ccq_ids if ccq_id not in records)
         effects = self._announce(sender, here)
         if lacking:
-            effects.append(Send(sender, RecordsDenied(lacking)))
+            effects.append(Send(sender, RecordNotFound(lacking)))
         return effects
 
     def _announce(self, to: str, ccq_ids: tuple[str, ...]) -> Effects:
-        records = [self._state.tracker.records[ccq_id] for ccq_id in ccq_ids]
+        records = [self._state.record_table.records[ccq_id] for ccq_id in ccq_ids]
         return self._state.announce(records, to=to)
 
     def _flush(self) -> Effects:
@@ -89,17 +89,17 @@ class Gossip:
 
         Looks at no more than are flushed, and goes on there the next time.
         """
-        tracker = self._state.tracker
-        ids = list(self._state.led)
+        tracker = self._state.record_table
+        ids = list(self._state.coordinated)
         start = self._looked_at % len(ids) if ids else 0
         for looked, ccq_id in enumerate((*ids[start:], *ids[:start])):
             if len(tracker.dirty) >= FLUSHED_MAX:
                 self._looked_at = start + looked
                 break
-            led = self._state.led[ccq_id]
+            led = self._state.coordinated[ccq_id]
             tracker.acknowledge(ccq_id, led.retrieved)
             tracker.keep_holders(ccq_id, led.fetches.holders)
-        moved = self._state.tracker.take_dirty(FLUSHED_MAX)
-        mine = [record for record in moved if record.ccq.id in self._state.led]
+        moved = self._state.record_table.pop_dirty(FLUSHED_MAX)
+        mine = [record for record in moved if record.ccq.id in self._state.coordinated]
         saves = [SaveRecord(record, durable=False) for record in moved]
         return [*saves, *self._state.announce(mine)]

@@ -12,7 +12,7 @@ from galileo.election.messages import Poll, PollAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Appoint:
+class AssignCoordinator:
     """Offers the CCQ to the node that `record.coordinator` names, in `record.term`."""
 
     record: Record
@@ -20,7 +20,7 @@ class Appoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Appointed:
+class AssignmentAccepted:
     """The sender coordinates the CCQ in `term`, and has stored so."""
 
     ccq_id: str
@@ -28,7 +28,7 @@ class Appointed:
 
 
 @dataclass(frozen=True, slots=True)
-class AppointRefused:
+class AssignmentRefused:
     """The sender does not take the CCQ in `term`; `record` is its own, where that is newer."""
 
     ccq_id: str
@@ -37,14 +37,14 @@ class AppointRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class AppointMany:
+class AssignMany:
     """Offers CCQs that were submitted together to the node that all their records name."""
 
     records: tuple[Record, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ManyAppointed:
+class AssignmentsAnswered:
     """Which of them the sender coordinates, and has stored so, and which it does not take; each
     as (id, term).
     """
@@ -54,10 +54,10 @@ class ManyAppointed:
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
+class RecordUpdate:
     """Records for everybody to merge.
 
-    `note` asks the receiver to answer with Noted once it has stored them.
+    `note` asks the receiver to answer with RecordAck once it has stored them.
     """
 
     records: tuple[Record, ...]
@@ -65,7 +65,7 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class RecordAck:
     """The sender has stored these records, as (id, term)."""
 
     entries: tuple[tuple[str, int], ...]
@@ -89,14 +89,14 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsWanted:
+class RecordRequest:
     """Asks for these records; the receiver announces or denies each."""
 
     ccq_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsDenied:
+class RecordNotFound:
     """The sender has no record of these CCQs."""
 
     ccq_ids: tuple[str, ...]
@@ -105,15 +105,28 @@ class RecordsDenied:
 Message = (
     Poll
     | PollAnswer
-    | Appoint
-    | Appointed
-    | AppointRefused
-    | AppointMany
-    | ManyAppointed
-    | Announce
-    | Noted
+    | AssignCoordinator
+    | AssignmentAccepted
+    | AssignmentRefused
+    | AssignMany
+    | AssignmentsAnswered
+    | RecordUpdate
+    | RecordAck
     | Digest
     | Summary
-    | RecordsWanted
-    | RecordsDenied
+    | RecordRequest
+    | RecordNotFound
 )
+
+TAGS: dict[type, str] = {
+    AssignCoordinator: "Appoint",
+    AssignmentAccepted: "Appointed",
+    AssignmentRefused: "AppointRefused",
+    AssignMany: "AppointMany",
+    AssignmentsAnswered: "ManyAppointed",
+    RecordUpdate: "Announce",
+    RecordAck: "Noted",
+    RecordRequest: "RecordsWanted",
+    RecordNotFound: "RecordsDenied",
+}
+"""Names of messages on the wire, where these are not the names of their classes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from galileo.ccq.cache import CHUNKS_GATHERED
+from galileo.ccq.cache import CHUNKS_COMPACTED
 from galileo.ccq.thresholds import ThresholdWeights
 from galileo.election.machine import ElectionOptions
 
@@ -18,7 +18,7 @@ class ContinuousOptions:
         groups: node names by group; this node's group is among them.
         cycle_timeout_s: after it a cycle counts as failed; a late result is used all the same.
         cycle_retry_s: pause after a failed cycle, doubled up to `cycle_retry_max_s`.
-        cycle_failures_told: so often a CCQ fails at one place before its readers are told.
+        failures_before_error: so often a CCQ fails at one place before its readers are told.
         cycle_items_max: CCQs in one cycle; the others wait for the next tick.
         cache_bytes_max: of all caches of this node together, in memory.
         spill_bytes_max: of all their files.
@@ -28,12 +28,12 @@ class ContinuousOptions:
         load_ahead_s: so long before readers are expected their labels come back to memory.
         full_check_s: how often caches that are too full are looked at, beside after each cycle.
         holders_max: nodes that may keep stretches of one CCQ, beside its coordinator.
-        holding_s: the longest that a node keeps such a stretch.
+        handed_off_cache_ttl_s: the longest that a node keeps such a stretch.
         holder_timeout_s: for a holder's answer; then its stretch is rescanned.
         succession_pause_s: between attempts to give one CCQ away.
         successions_max: elections of successors under way at a time.
         weights: of the thresholds of caches.
-        chunks_gathered: how many small chunks of a cache are put together.
+        chunks_compacted: how many small chunks of a cache are put together.
         coordinated_max: CCQs that this node accepts.
         records_max: CCQs of the cluster; over it submissions are refused.
         fetches_max: fetches that may be unanswered at a time.
@@ -59,7 +59,7 @@ class ContinuousOptions:
     cycle_timeout_s: float = 60.0
     cycle_retry_s: float = 0.5
     cycle_retry_max_s: float = 30.0
-    cycle_failures_told: int = 3
+    failures_before_error: int = 3
     cycle_items_max: int = 100_000
     cache_bytes_max: int = 256 << 20
     spill_bytes_max: int = 1 << 30
@@ -69,12 +69,12 @@ class ContinuousOptions:
     load_ahead_s: float = 5.0
     full_check_s: float = 0.5
     holders_max: int = 4
-    holding_s: float = 3600.0
+    handed_off_cache_ttl_s: float = 3600.0
     holder_timeout_s: float = 5.0
     succession_pause_s: float = 10.0
     successions_max: int = 4
     weights: ThresholdWeights = field(default_factory=ThresholdWeights)
-    chunks_gathered: int = CHUNKS_GATHERED
+    chunks_compacted: int = CHUNKS_COMPACTED
     coordinated_max: int = 100_000
     records_max: int = 1_000_000
     fetches_max: int = 10_000

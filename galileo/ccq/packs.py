@@ -3,8 +3,8 @@
 What a fetch or a cycle decides about labels it decides commit by commit: which are new, which a
 client has, where an answer is cut. The list says where each commit's labels are, so all of that is
 done without unpacking, and takes as long as there are commits. Packing, unpacking and sorting cost
-time in proportion to the labels; only `packed`, `labels` and `to_bytes` do it, and they belong into
-a thread.
+time in proportion to the labels; only `pack_labels`, `labels` and `to_bytes` do it, and they belong
+into a thread.
 """
 
 from __future__ import annotations
@@ -186,9 +186,9 @@ class PackedLabels:
         )
         return self.until(until), until
 
-    def gathered(self, *, compressed: bool) -> PackedLabels | None:
+    def compact(self, *, compressed: bool) -> PackedLabels | None:
         """The same labels in as few packs as may be; None where there are none."""
-        return packed(self.labels(), compressed=compressed)
+        return pack_labels(self.labels(), compressed=compressed)
 
     def labels(self) -> LabelSet:
         """The labels, unpacked."""
@@ -243,7 +243,7 @@ class PackedLabels:
         return PackedLabels(self.schema, tuple(packs))
 
 
-def packed(labels: LabelSet, *, compressed: bool) -> PackedLabels | None:
+def pack_labels(labels: LabelSet, *, compressed: bool) -> PackedLabels | None:
     """The labels, in any order, packed; None where there are none."""
     if len(labels) == 0:
         return None

@@ -16,13 +16,13 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
-from galileo.ccq.coordination import Coordination
+from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.events import (
     AbandonCycle,
+    CompactPacks,
     CycleFailed,
     CycleFinished,
     CycleItem,
-    GatherPacks,
     StartCycle,
 )
 from galileo.ccq.state import Effects, NodeState
@@ -59,18 +59,18 @@ class Schedule:
         """When the next CCQ is to be looked at, at the earliest; None where all rest."""
         return self._agenda[0] if self._agenda else None
 
-    def rouse(self, dataset: str, now: float) -> None:
+    def wake(self, dataset: str, now: float) -> None:
         """There are new commits in a dataset."""
         for ccq_id in self._resting.pop(dataset, ()):
-            led = self._state.led.get(ccq_id)
+            led = self._state.coordinated.get(ccq_id)
             if led is not None and led.cycles.is_resting:
-                led.cycles.rouse(now)
+                led.cycles.wake(now)
                 self._plan(ccq_id)
 
     def tick(self, now: float) -> Effects:
         return [*self._abandon(now), *self._start(now), *self._tidy()]
 
-    def on_gathered(self, ccq_id: str) -> None:
+    def on_compacted(self, ccq_id: str) -> None:
         """A cache's packs were put together, whoever asked for it."""
         if ccq_id == self._tidying:
             self._tidying = None
@@ -83,9 +83,9 @@ class Schedule:
             waiting.cycles.end(now)
         effects: Effects = []
         for result in event.results:
-            led = self._state.led.get(result.ccq_id)
+            led = self._state.coordinated.get(result.ccq_id)
             if led is not None and led.term == result.term:
-                effects += led.take_over(result, now)
+                effects += led.apply_result(result, now)
         self._plan_all(running)
         return effects
 
@@ -96,7 +96,7 @@ class Schedule:
         return []
 
     def check(self) -> None:
-        for led in self._state.led.values():
+        for led in self._state.coordinated.values():
             running = led.cycles.running
             assert running is None or running in self._running, "waits for a cycle that is over"
             is_resting = led.ccq.id in self._resting.get(led.ccq.dataset, ())
@@ -117,21 +117,21 @@ class Schedule:
             return []
         self._count += 1
         for item in items:
-            known = self._state.known_of(item.ccq.dataset)
-            self._state.led[item.ccq.id].cycles.start(self._count, known, now)
+            known = self._state.known_commits(item.ccq.dataset)
+            self._state.coordinated[item.ccq.id].cycles.start(self._count, known, now)
         deadline = now + self._state.options.cycle_timeout_s
         self._running[self._count] = _Running(tuple(items), deadline, now)
         return [StartCycle(self._count, tuple(items))]
 
     def _look_at(self, ccq_id: str, now: float) -> list[CycleItem]:
         """What there is to do for a CCQ that is due; where there is nothing, it rests."""
-        led = self._state.led.get(ccq_id)
+        led = self._state.coordinated.get(ccq_id)
         if led is None or led.cycles.running is not None:
             return []
         if led.cycles.due_at > now:
             self._plan(ccq_id)  # It was put off since.
             return []
-        item = led.cycles.item(self._state.known_of(led.ccq.dataset), now)
+        item = led.cycles.item(self._state.known_commits(led.ccq.dataset), now)
         if item is None:
             self._let_rest(ccq_id, led.ccq.dataset)
             return []
@@ -140,7 +140,7 @@ class Schedule:
     def _let_rest(self, ccq_id: str, dataset: str) -> None:
         resting = self._resting.setdefault(dataset, {})
         resting[ccq_id] = self._untidy[ccq_id] = None
-        led = self._state.led
+        led = self._state.coordinated
         if len(resting) > 2 * len(led) + RESTING_SLACK:
             self._resting[dataset] = {one: None for one in resting if one in led}
 
@@ -149,13 +149,13 @@ class Schedule:
         looked_at = list(islice(self._untidy, TIDIED_MAX)) if self._tidying is None else ()
         for ccq_id in looked_at:
             del self._untidy[ccq_id]
-            led = self._state.led.get(ccq_id)
+            led = self._state.coordinated.get(ccq_id)
             if led is None or not led.cycles.is_resting:
                 continue
-            crowd = led.cache.gather_at_rest()
+            crowd = led.cache.compact_at_rest()
             if crowd is not None:
                 self._tidying = ccq_id
-                return [GatherPacks(led.ccq, led.term, crowd)]
+                return [CompactPacks(led.ccq, led.term, crowd)]
         return []
 
     def _next_due(self, now: float) -> str | None:
@@ -171,7 +171,7 @@ class Schedule:
         return None
 
     def _plan(self, ccq_id: str) -> None:
-        led = self._state.led.get(ccq_id)
+        led = self._state.coordinated.get(ccq_id)
         if led is None:
             return
         at = self._planned[ccq_id] = led.cycles.due_at
@@ -202,8 +202,8 @@ class Schedule:
         if running is not None:
             self._state.counts.cycles.observe(now - running.started_at)
 
-    def _in_flight(self, cycle_id: int, running: _Running | None) -> list[Coordination]:
+    def _in_flight(self, cycle_id: int, running: _Running | None) -> list[Coordinator]:
         """Those that wait for this cycle; all of its CCQs unless they ended or were re-elected."""
-        led = self._state.led
+        led = self._state.coordinated
         found = [led.get(item.ccq.id) for item in (running.items if running else ())]
         return [one for one in found if one is not None and one.cycles.running == cycle_id]

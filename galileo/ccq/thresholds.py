@@ -6,7 +6,7 @@ this one can still do the work of giving it away. The room is shared out among t
 node coordinates. One that is fetched often has a larger share, since its labels are what readers
 wait for; each further CCQ lowers the shares of all others (paper, IV.D).
 
-A share is a threshold: over it a cache has overflowed (`galileo.ccq.budget` says what then
+A share is a threshold: over it a cache has overflowed (`galileo.ccq.cache_memory` says what then
 happens). The thresholds together are never more than the room, so as long as there is no room,
 some cache is over its own.
 """
@@ -39,7 +39,7 @@ class ThresholdWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class MemoryBudget:
     """What a node has for caches.
 
     Attributes:
@@ -61,14 +61,14 @@ class Means:
 _WEIGHTS = ThresholdWeights()
 
 
-def room(means: Means, *, weights: ThresholdWeights = _WEIGHTS) -> int:
+def free_capacity(means: MemoryBudget, *, weights: ThresholdWeights = _WEIGHTS) -> int:
     """Bytes that all caches of a node may take before something is done about it."""
     busy = min(1.0, max(0.0, means.cpu_share))
     return int(means.allowance * weights.room * (1.0 - weights.cpu * busy))
 
 
 def thresholds(
-    means: Means,
+    means: MemoryBudget,
     fetches: npt.ArrayLike,
     *,
     weights: ThresholdWeights = _WEIGHTS,
@@ -82,6 +82,6 @@ def thresholds(
     """
     often = np.maximum(np.asarray(fetches, dtype=np.float64), 0.0)
     shares = 1.0 + weights.popularity * often / (often + weights.fetches_typical)
-    whole = room(means, weights=weights)
+    whole = free_capacity(means, weights=weights)
     found: npt.NDArray[np.int64] = np.floor(whole * (shares / shares.sum())).astype(np.int64)
     return found

@@ -20,13 +20,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from galileo.election.messages import (
-    AppointmentAccepted,
-    AppointmentRefused,
-    AppointNode,
     Decided,
     ElectionEffect,
     ElectionEvent,
     Failed,
+    OfferAccepted,
+    OfferAssignment,
+    OfferRefused,
     PollAnswered,
     SendPoll,
     Started,
@@ -70,9 +70,9 @@ class Election:
             return self._on_started(event, now)
         if isinstance(event, PollAnswered):
             return self._on_answer(event, now)
-        if isinstance(event, AppointmentAccepted):
+        if isinstance(event, OfferAccepted):
             return self._on_accepted(event)
-        if isinstance(event, AppointmentRefused):
+        if isinstance(event, OfferRefused):
             return self._next_offer(now) if event.node == self.offered_to else []
         return self._on_tick(now)
 
@@ -96,7 +96,7 @@ class Election:
             return self._next_offer(now)
         return []
 
-    def _on_accepted(self, event: AppointmentAccepted) -> list[ElectionEffect]:
+    def _on_accepted(self, event: OfferAccepted) -> list[ElectionEffect]:
         if event.node != self.offered_to:
             return []  # Too late: the offer has gone to another node in a higher term.
         self.is_over = True
@@ -128,7 +128,7 @@ class Election:
         self._offered.append(node)
         self.offered_to = node
         self._deadline = now + self.options.appoint_timeout_s
-        return [AppointNode(node)]
+        return [OfferAssignment(node)]
 
     def _give_up(self) -> list[ElectionEffect]:
         self.is_over = True

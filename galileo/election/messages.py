@@ -67,12 +67,12 @@ class PollAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class AppointmentAccepted:
+class OfferAccepted:
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class AppointmentRefused:
+class OfferRefused:
     node: str
 
 
@@ -81,7 +81,7 @@ class ElectionTicked:
     """Time has passed."""
 
 
-ElectionEvent = Started | PollAnswered | AppointmentAccepted | AppointmentRefused | ElectionTicked
+ElectionEvent = Started | PollAnswered | OfferAccepted | OfferRefused | ElectionTicked
 
 
 # --- effects -----------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class SendPoll:
 
 
 @dataclass(frozen=True, slots=True)
-class AppointNode:
+class OfferAssignment:
     """Offer the CCQ to this node, in a term of its own."""
 
     node: str
@@ -109,4 +109,4 @@ class Failed:
     reason: str
 
 
-ElectionEffect = SendPoll | AppointNode | Decided | Failed
+ElectionEffect = SendPoll | OfferAssignment | Decided | Failed

@@ -133,7 +133,7 @@ class Held:
     """What a node keeps of a CCQ that it gave away.
 
     Attributes:
-        data: the labels, as `galileo.ccq.pack_files` has them; empty: none.
+        data: the labels, as `galileo.ccq.pack_codec` has them; empty: none.
         reached: how far they go.
         gone: up to there, what retention dropped before it was evaluated.
     """

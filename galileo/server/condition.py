@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable
 from pathlib import Path
 
-from galileo.ccq.coordination import Coordination
+from galileo.ccq.coordinator import Coordinator
 from galileo.clock import Clock
 from galileo.server.host import OPEN_FILES_COUNTED_MAX, host_condition
 from galileo.server.measuring import Parts
@@ -88,7 +88,7 @@ def _troubled(parts: Parts, now: float) -> list[cluster_pb2.CcqTrouble]:
     return [_trouble(one, now) for one in [*failing, *worst][:TROUBLED_MAX]]
 
 
-def _trouble(led: Coordination, now: float) -> cluster_pb2.CcqTrouble:
+def _trouble(led: Coordinator, now: float) -> cluster_pb2.CcqTrouble:
     failure = led.cycles.failure
     if failure is not None:
         return cluster_pb2.CcqTrouble(ccq_id=led.ccq.id, kind=failure.kind, message=failure.message)

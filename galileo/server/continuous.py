@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from galileo.ccq import elsewhere
+from galileo.ccq import cache_events
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq, Compression
-from galileo.ccq.pack_files import to_bytes
-from galileo.ccq.state import drop_of
+from galileo.ccq.pack_codec import to_bytes
+from galileo.ccq.state import dropped_failure
 from galileo.clock import Clock
 from galileo.config import LimitsSection
 from galileo.cursor import ORIGIN, Cursor
@@ -206,7 +206,7 @@ class ContinuousQueries:
                 f"queries, got {free_bytes:,} at node {self._node.name}; make room there",
                 after_s=60.0,
             )
-        if len(self._driver.machine.state.tracker.records) >= limits.ccqs_max:
+        if len(self._driver.machine.state.record_table.records) >= limits.ccqs_max:
             raise Overloaded(
                 f"the cluster keeps {limits.ccqs_max} continuous queries already; cancel some",
                 after_s=60.0,
@@ -281,7 +281,7 @@ class ContinuousQueries:
         return await self._fetched(answer, told, leaves_out=leaves_out)
 
     def _check_not_revoked(self, ccq_id: str) -> None:
-        record = self._driver.machine.state.tracker.records.get(ccq_id)
+        record = self._driver.machine.state.record_table.records.get(ccq_id)
         spec = record.ccq.sampler if record is not None and record.ended is None else None
         if spec is not None and spec.archive:
             self._node.samplers.check_not_revoked(spec.archive)
@@ -308,7 +308,7 @@ class ContinuousQueries:
 
     def _until_clock_us(self, ccq_id: str, told: WindowProgress) -> int | None:
         """The event clock at which there is something to tell this reader."""
-        record = self._driver.machine.state.tracker.records.get(ccq_id)
+        record = self._driver.machine.state.record_table.records.get(ccq_id)
         if record is None or record.ccq.window is None:
             return None
         check_told(record.ccq.window, told)
@@ -317,7 +317,7 @@ class ContinuousQueries:
     async def _fetched(
         self, answer: ccq.AnswerFetch, told: WindowProgress, *, leaves_out: bool
     ) -> Fetched:
-        record = self._driver.machine.state.tracker.records.get(answer.ccq_id)
+        record = self._driver.machine.state.record_table.records.get(answer.ccq_id)
         if record is None:
             raise Unavailable("the continuous query was purged meanwhile", after_s=0.2)
         made = record.ccq
@@ -351,7 +351,7 @@ class ContinuousQueries:
             return self._node.catalog.schema(made.dataset)
         except UnknownDataset as error:
             if self._node.catalog.is_dropped(made.dataset):
-                raise drop_of(made).to_error() from error
+                raise dropped_failure(made).to_error() from error
             raise
 
     async def _forward(
@@ -391,10 +391,10 @@ class ContinuousQueries:
         """What this node keeps of a CCQ that it gave away; None where it does not."""
         wanted = max(1, min(labels_max, self._limits.answer_labels_max))
         answer = await self._ask(
-            lambda request: elsewhere.HeldRequested(request, ccq_id, term, after, wanted),
+            lambda request: cache_events.CacheReadRequested(request, ccq_id, term, after, wanted),
             timeout_s=ANSWER_TIMEOUT_S,
         )
-        if isinstance(answer, elsewhere.RefuseHeld):
+        if isinstance(answer, cache_events.RefuseCacheRead):
             return None
         data = b""
         if answer.labels is not None:
@@ -408,13 +408,13 @@ class ContinuousQueries:
             UnknownCcq: there is none of that id.
             TryAgain: not all others could be asked.
         """
-        record = self._driver.machine.state.tracker.get(ccq_id)
+        record = self._driver.machine.state.record_table.get(ccq_id)
         if record is None:
             answer = await self._ask(
                 lambda request: ccq.FetchRequested(request, ccq_id, ORIGIN, None, 1),
                 timeout_s=ANSWER_TIMEOUT_S,
             )
-            record = self._driver.machine.state.tracker.get(ccq_id)
+            record = self._driver.machine.state.record_table.get(ccq_id)
             if record is None and isinstance(answer, ccq.RefuseFetch):
                 raise answer.failure.to_error()
         if record is None:

@@ -20,8 +20,8 @@ import pyarrow as pa
 from galileo import spans
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Failure
+from galileo.ccq.pack_many import pack_many
 from galileo.ccq.packs import PackedLabels
-from galileo.ccq.shared_packs import packed_together
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.errors import GalileoError
@@ -377,7 +377,7 @@ def _packed(group: _Group, matches: Matches) -> dict[int, PackedLabels]:
             continue
         table, items = _in_commit_order(part)
         starts = np.flatnonzero(np.append(True, items[1:] != items[:-1]))
-        packs = packed_together(group.schema, table, starts, compressed=compressed)
+        packs = pack_many(group.schema, table, starts, compressed=compressed)
         found |= dict(zip(items[starts].tolist(), packs, strict=True))
     return found
 

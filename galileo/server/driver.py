@@ -17,7 +17,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from galileo import requests, spans
-from galileo.ccq import batch_events, elsewhere
+from galileo.ccq import batch_events, cache_events
 from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import Record
@@ -47,10 +47,10 @@ _Long: TypeAlias = (
     ccq.StartCycle
     | ccq.Backfill
     | ccq.ConfirmSequences
-    | ccq.GatherPacks
-    | elsewhere.SpillPacks
-    | elsewhere.LoadPacks
-    | elsewhere.AskHolder
+    | ccq.CompactPacks
+    | cache_events.SpillPacks
+    | cache_events.LoadPacks
+    | cache_events.ReadHandedOffCache
 )
 _ANSWERS = (
     ccq.AnswerFetch
@@ -61,8 +61,8 @@ _ANSWERS = (
     | ccq.RedirectFetch
     | ccq.AnswerCancel
     | ccq.RefuseCancel
-    | elsewhere.AnswerHeld
-    | elsewhere.RefuseHeld
+    | cache_events.AnswerCacheRead
+    | cache_events.RefuseCacheRead
 )
 
 
@@ -81,7 +81,7 @@ class Driver:
         work: carries out what takes long (`_Long`); returns the event that answers, and never
             raises a GalileoError.
         drop_spills: deletes spill files, soon.
-        own_news: called before each tick; the SequencesSeen of this node's own commits.
+        own_news: called before each tick; the CommitsObserved of this node's own commits.
     """
 
     def __init__(
@@ -132,10 +132,10 @@ class Driver:
         return self._events.qsize()
 
     def note_late(self, ccq_id: str, labels: int) -> None:
-        """Labels of a CCQ that is coordinated here were told as late; see `ccq.counts`."""
+        """Labels of a CCQ that is coordinated here were told as late; see `ccq.stats`."""
         led = self.machine.coordinated.get(ccq_id)
         if labels and led is not None:
-            led.counts.note_late(labels)
+            led.counts.record_late(labels)
 
     def heartbeat_arrived(self, node: str, epoch: int) -> None:
         event = membership.HeartbeatArrived(node, epoch)
@@ -217,7 +217,7 @@ class Driver:
             self.feed(ccq.DatasetDropped(name, generations))
         loaded = await asyncio.to_thread(self._store.load_batches, RECORD_KIND)
         records = tuple(TAGGED.decode(data) for _, data in sorted(loaded.items()))
-        self.feed(ccq.Restored(records, self._clock.wall()))
+        self.feed(ccq.RecordsLoaded(records, self._clock.wall()))
         return records
 
     async def run(self) -> None:
@@ -302,7 +302,7 @@ class Driver:
                 self.mail.send(effect.to, effect.message)
         elif isinstance(effect, _Long):
             self._start(effect)
-        elif isinstance(effect, elsewhere.DropSpills):
+        elif isinstance(effect, cache_events.DropSpills):
             self._drop_spills(effect.numbers)
         elif isinstance(effect, ccq.AbandonCycle) and effect.cycle_id in self._cycles:
             self._cycles[effect.cycle_id].cancel()

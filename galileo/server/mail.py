@@ -58,7 +58,8 @@ TAGGED = TaggedJson(
         model.Holder,
         Window,
         UsageStatistics,
-    ]
+    ],
+    tags=messages.TAGS,
 )
 
 

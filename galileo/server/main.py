@@ -268,7 +268,7 @@ class NodeProcess:
         return [_bounds(), *self._security.interceptors()]
 
     def _owner_of(self, ccq_id: str) -> str | None:
-        record = self.machine.state.tracker.get(ccq_id)
+        record = self.machine.state.record_table.get(ccq_id)
         return None if record is None else record.ccq.owner
 
     def _make_machine(self) -> Continuous:
@@ -390,9 +390,9 @@ class NodeProcess:
         for dataset in datasets:
             self.driver.feed(self._seen(dataset))
 
-    def _seen(self, dataset: str) -> ccq.SequencesSeen:
+    def _seen(self, dataset: str) -> ccq.CommitsObserved:
         view = self.node.view
-        return ccq.SequencesSeen(dataset, view.sequences(dataset), view.event_clock(dataset))
+        return ccq.CommitsObserved(dataset, view.sequences(dataset), view.event_clock(dataset))
 
 
 def _bounds() -> Bounds:

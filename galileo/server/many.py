@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from galileo.ccq import events as ccq
 from galileo.ccq.packs import KEPT_SHARE, Pack, PackedLabels
-from galileo.ccq.state import drop_of
+from galileo.ccq.state import dropped_failure
 from galileo.clock import Clock
 from galileo.config import LimitsSection
 from galileo.cursor import ORIGIN, Cursor
@@ -214,7 +214,7 @@ class ManyFetches:
             return True
         if effect.labels is not None or effect.gone:
             return True
-        record = self._driver.machine.state.tracker.get(effect.ccq_id)
+        record = self._driver.machine.state.record_table.get(effect.ccq_id)
         if record is None or record.ccq.window is None or effect.clock_us is None:
             return False
         closing_us = record.ccq.window.next_close_us(answer.ask.told)
@@ -235,7 +235,7 @@ class ManyFetches:
         ask, effect = answer.ask, answer.effect
         if not isinstance(effect, ccq.AnswerFetch) or effect.gone or effect.missing or effect.more:
             return False
-        record = self._driver.machine.state.tracker.get(ask.ccq_id)
+        record = self._driver.machine.state.record_table.get(ask.ccq_id)
         if record is None or not self._node.catalog.knows(record.ccq.dataset):
             return False
         if record.ccq.window is not None or ask.told != tokens.NO_PROGRESS:
@@ -266,7 +266,7 @@ class ManyFetches:
             except Unavailable as unknown:
                 return ManyUpdate(ask.place, ask.ccq_id, error=unknown)
             return ManyUpdate(ask.place, ask.ccq_id, coordinator=address)
-        record = self._driver.machine.state.tracker.get(ask.ccq_id)
+        record = self._driver.machine.state.record_table.get(ask.ccq_id)
         if record is None:
             error = Unavailable("the continuous query was purged meanwhile", after_s=0.2)
             return ManyUpdate(ask.place, ask.ccq_id, error=error)
@@ -278,7 +278,7 @@ class ManyFetches:
         if effect.cursor == ask.cursor and told == ask.told and effect.labels is None:
             return None
         if self._node.catalog.is_dropped(made.dataset):
-            return ManyUpdate(ask.place, ask.ccq_id, error=drop_of(made).to_error())
+            return ManyUpdate(ask.place, ask.ccq_id, error=dropped_failure(made).to_error())
         return ManyUpdate(
             ask.place,
             ask.ccq_id,

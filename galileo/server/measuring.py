@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from galileo.ccq.coordination import Coordination
-from galileo.ccq.counts import LabelCounts
+from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.machine import Continuous
+from galileo.ccq.stats import LabelCounts
 from galileo.config import Config
 from galileo.model.schema import name_of_key
 from galileo.node.storage_node import StorageNode
@@ -91,10 +91,10 @@ def _node(parts: Parts) -> Iterator[Measured]:
     disk = shutil.disk_usage(Path(config.node.directory))
     yield "galileo_disk_free_bytes", (), disk.free
     yield "galileo_disk_size_bytes", (), disk.total
-    yield "galileo_cache_bytes", (), parts.machine.state.tally.bytes
-    yield "galileo_cache_held_bytes", (), parts.machine.held_bytes
+    yield "galileo_cache_bytes", (), parts.machine.state.cache_usage.bytes
+    yield "galileo_cache_held_bytes", (), parts.machine.cached_bytes
     yield "galileo_cache_limit_bytes", (), config.limits.cache_bytes_max
-    yield "galileo_spilled_bytes", (), parts.machine.state.tally.spilled_bytes
+    yield "galileo_spilled_bytes", (), parts.machine.state.cache_usage.spilled_bytes
     yield "galileo_spilled_limit_bytes", (), config.limits.spill_bytes_max
 
 
@@ -133,8 +133,8 @@ def _ccqs(parts: Parts, now: float) -> Iterator[Measured]:
 
 
 def shown_ccqs(
-    led: Iterable[Coordination], *, named: tuple[str, ...], others_max: int, now: float
-) -> list[Coordination]:
+    led: Iterable[Coordinator], *, named: tuple[str, ...], others_max: int, now: float
+) -> list[Coordinator]:
     """Those that are named, and of the others those with the oldest frontiers."""
     all_led = list(led)
     first = [one for one in all_led if one.ccq.id in named]
@@ -145,7 +145,7 @@ def shown_ccqs(
     ]
 
 
-def _ccq(led: Coordination, now: float) -> Iterator[Measured]:
+def _ccq(led: Coordinator, now: float) -> Iterator[Measured]:
     labels = (led.ccq.id, name_of_key(led.ccq.dataset))
     cycles = led.cycles
     yield "galileo_ccq_frontier_age_seconds", labels, cycles.age_s(now)

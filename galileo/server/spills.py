@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from galileo.ccq import elsewhere
-from galileo.ccq.pack_files import from_bytes, to_bytes
+from galileo.ccq import cache_events
+from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
 from galileo.errors import GalileoError
 from galileo.model.schema import Schema
@@ -43,7 +43,7 @@ class SpillDirectory:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spills")
         self._clear()
 
-    async def write(self, effect: elsewhere.SpillPacks) -> elsewhere.PacksSpilled:
+    async def write(self, effect: cache_events.SpillPacks) -> cache_events.PacksSpilled:
         compressed = effect.ccq.compression == "lz4"
         try:
             size = await self._in_thread(
@@ -53,16 +53,16 @@ class SpillDirectory:
             name, told = effect.ccq.id, "labels of %s could not be spilled: %s"
             log.warning(told, name, error, extra={"ccq": name}, exc_info=_unforeseen(error))
             size = None
-        return elsewhere.PacksSpilled(effect.number, size)
+        return cache_events.PacksSpilled(effect.number, size)
 
-    async def read(self, effect: elsewhere.LoadPacks) -> elsewhere.PacksLoaded:
+    async def read(self, effect: cache_events.LoadPacks) -> cache_events.PacksLoaded:
         try:
             labels = await self._in_thread(lambda: self._read(effect.number, effect.ccq.dataset))
         except Exception as error:  # As above.
             name, told = effect.ccq.id, "labels of %s are rescanned, since their file is lost: %s"
             log.warning(told, name, error, extra={"ccq": name}, exc_info=_unforeseen(error))
             labels = None
-        return elsewhere.PacksLoaded(effect.number, effect.ccq.id, labels)
+        return cache_events.PacksLoaded(effect.number, effect.ccq.id, labels)
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Deletes files, when the thread has time."""

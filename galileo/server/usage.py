@@ -76,8 +76,8 @@ class Usage:
                 for led in machine.coordinated.values()
             ),
             cache_bytes=machine.usage.cache_bytes,
-            held_bytes=machine.held_bytes,
-            spilled_bytes=machine.state.tally.spilled_bytes,
+            held_bytes=machine.cached_bytes,
+            spilled_bytes=machine.state.cache_usage.spilled_bytes,
             pid=os.getpid(),
             wall_s=self._clock.wall(),
             partitions=sorted(node.partitions),

@@ -11,11 +11,11 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from galileo.ccq import elsewhere
+from galileo.ccq import cache_events
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Failure
-from galileo.ccq.pack_files import from_bytes
-from galileo.ccq.packs import PackedLabels, packed
+from galileo.ccq.pack_codec import from_bytes
+from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.errors import Bug, GalileoError, SamplerFailed, SamplerRevoked, TryAgain
@@ -84,22 +84,22 @@ class ContinuousWork:
         effect: ccq.StartCycle
         | ccq.Backfill
         | ccq.ConfirmSequences
-        | ccq.GatherPacks
-        | elsewhere.SpillPacks
-        | elsewhere.LoadPacks
-        | elsewhere.AskHolder,
+        | ccq.CompactPacks
+        | cache_events.SpillPacks
+        | cache_events.LoadPacks
+        | cache_events.ReadHandedOffCache,
     ) -> ccq.ContinuousEvent:
         """Does it; the event that answers."""
         match effect:
-            case ccq.GatherPacks():
+            case ccq.CompactPacks():
                 return await _gather(effect)
-            case elsewhere.SpillPacks():
+            case cache_events.SpillPacks():
                 return await self._spills.write(effect)
-            case elsewhere.LoadPacks():
+            case cache_events.LoadPacks():
                 return await self._spills.read(effect)
             case ccq.ConfirmSequences():
                 return await self._confirm(effect)
-            case elsewhere.AskHolder():
+            case cache_events.ReadHandedOffCache():
                 return await self._ask_holder(effect)
         try:
             if isinstance(effect, ccq.StartCycle):
@@ -160,7 +160,7 @@ class ContinuousWork:
         )
         sampled = await self.sample(labels, effect.ccq.sampler, query=query)
         compressed = effect.ccq.compression == "lz4"
-        found = await asyncio.to_thread(packed, sampled, compressed=compressed)
+        found = await asyncio.to_thread(pack_labels, sampled, compressed=compressed)
         certain = Cursor({p: effect.until[p] for p in wanted - possible})
         return ccq.BackfillFinished(
             effect.request,
@@ -226,8 +226,8 @@ class ContinuousWork:
     # --- holders -----------------------------------------------------------------------------
 
     async def _ask_holder(
-        self, effect: elsewhere.AskHolder
-    ) -> elsewhere.HolderAnswered | elsewhere.HolderFailed:
+        self, effect: cache_events.ReadHandedOffCache
+    ) -> cache_events.CacheReadAnswered | cache_events.CacheReadFailed:
         """Asks a node for what it holds, over the network though it were this one."""
         request = continuous_pb2.HeldRequest(
             ccq_id=effect.ccq.id,
@@ -247,11 +247,11 @@ class ContinuousWork:
             log.info(
                 "%s does not hold labels of %s: %s", effect.node, name, error, extra={"ccq": name}
             )
-            return elsewhere.HolderFailed(effect.request)
+            return cache_events.CacheReadFailed(effect.request)
         if not tail.is_held:
-            return elsewhere.HolderFailed(effect.request)
+            return cache_events.CacheReadFailed(effect.request)
         reached, gone = cursor_from_pb(tail.reached), tuple(stretches_from_pb(tail.gone))
-        return elsewhere.HolderAnswered(effect.request, labels, reached, gone)
+        return cache_events.CacheReadAnswered(effect.request, labels, reached, gone)
 
     # --- confirmations -----------------------------------------------------------------------
 
@@ -327,16 +327,16 @@ def _from_parts(parts: Sequence[bytes], schema: Schema) -> PackedLabels | None:
     return from_bytes(data, schema) if data else None
 
 
-async def _gather(effect: ccq.GatherPacks) -> ccq.PacksGathered:
+async def _gather(effect: ccq.CompactPacks) -> ccq.PacksCompacted:
     compressed = effect.ccq.compression == "lz4"
     try:
-        labels = await asyncio.to_thread(effect.labels.gathered, compressed=compressed)
+        labels = await asyncio.to_thread(effect.labels.compact, compressed=compressed)
     except Exception as error:  # Whatever it is: the cache, and others, wait for these to be back.
         name, why = effect.ccq.id, None if isinstance(error, GalileoError) else error
         told = "labels of %s could not be put together: %s"
         log.error(told, name, error, extra={"ccq": name}, exc_info=why)
         labels = None
-    return ccq.PacksGathered(effect.ccq.id, effect.term, labels)
+    return ccq.PacksCompacted(effect.ccq.id, effect.term, labels)
 
 
 def _failure_of(error: Exception) -> Failure:

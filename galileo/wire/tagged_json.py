@@ -1,14 +1,15 @@
 """Plain values as tagged JSON: how machines' messages and records travel and are stored.
 
-A frozen dataclass becomes an object with its class name under `$`; tuples become lists and
-come back as tuples. Only classes that were handed in are ever made, with the fields they have.
+A frozen dataclass becomes an object with a tag under `$`, its class name where nothing else is
+given; tuples become lists and come back as tuples. Only classes that were handed in are ever made,
+with the fields they have.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from galileo.cursor import Cursor
@@ -19,10 +20,16 @@ _TAG = "$"
 
 
 class TaggedJson:
-    """Encodes and decodes values of the given dataclasses, Cursor and SamplerSpec."""
+    """Encodes and decodes values of the given dataclasses, Cursor and SamplerSpec.
 
-    def __init__(self, classes: Iterable[type]) -> None:
-        self._classes = {cls.__name__: cls for cls in classes}
+    Args:
+        classes: dataclasses that may occur.
+        tags: of those that are not tagged by their class names.
+    """
+
+    def __init__(self, classes: Iterable[type], *, tags: Mapping[type, str] | None = None) -> None:
+        self._tags = {cls: cls.__name__ for cls in classes} | dict(tags or {})
+        self._classes = {tag: cls for cls, tag in self._tags.items()}
 
     def encode(self, value: Any) -> bytes:
         return json.dumps(self._plain(value), separators=(",", ":")).encode()
@@ -46,9 +53,11 @@ class TaggedJson:
         if isinstance(value, SamplerSpec):
             return {_TAG: "SamplerSpec", "json": value.to_json()}
         if dataclasses.is_dataclass(value):
-            name = type(value).__name__
-            if name not in self._classes:
-                raise TypeError(f"expected one of {sorted(self._classes)}, got {name}")
+            name = self._tags.get(type(value))
+            if name is None:
+                raise TypeError(
+                    f"expected one of {sorted(self._classes)}, got {type(value).__name__}"
+                )
             fields = dataclasses.fields(value)
             return {_TAG: name} | {f.name: self._plain(getattr(value, f.name)) for f in fields}
         if isinstance(value, tuple | list):

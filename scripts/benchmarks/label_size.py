@@ -19,7 +19,7 @@ from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.measure import in_turn
 from benchmarks.sizes import Bench
 from galileo.ccq.cache import LabelCache
-from galileo.ccq.packs import PackedLabels, packed
+from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht.placement import partitions_from_cells
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
@@ -179,7 +179,7 @@ def _cached(labels: LabelSet, *, compressed: bool, paper: float) -> Form:
 
 
 def _whole(labels: LabelSet, *, compressed: bool) -> PackedLabels:
-    found = packed(labels, compressed=compressed)
+    found = pack_labels(labels, compressed=compressed)
     if found is None:
         raise AssertionError("expected labels, got none")
     return found

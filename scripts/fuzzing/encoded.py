@@ -14,8 +14,8 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from fuzzing.targets import Target
-from galileo.ccq import pack_files
-from galileo.ccq.packs import packed
+from galileo.ccq import pack_codec
+from galileo.ccq.packs import pack_labels
 from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.labels import from_ipc, to_ipc
@@ -57,16 +57,16 @@ def _packs() -> Iterator[bytes]:
 
 
 def _pack_file(data: bytes) -> None:
-    labels = pack_files.from_bytes(data + _crc(data), LABELS.schema)
+    labels = pack_codec.from_bytes(data + _crc(data), LABELS.schema)
     for one in labels.packs:
         assert one.rows >= 0
     labels.labels().table.validate(full=True)
 
 
 def _pack_files() -> Iterator[bytes]:
-    labels = packed(LABELS, compressed=True)
+    labels = pack_labels(LABELS, compressed=True)
     assert labels is not None
-    yield pack_files.to_bytes(labels, compressed=True)[:-_CRC_BYTES]
+    yield pack_codec.to_bytes(labels, compressed=True)[:-_CRC_BYTES]
 
 
 def _arrow(data: bytes) -> None:

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from simulator.logs import to_labels, to_paths
 
 from galileo.ccq import cache as module
-from galileo.ccq.answer import compose
 from galileo.ccq.cache import LabelCache
+from galileo.ccq.fetch_response import compose
+from galileo.ccq.pack_many import pack_many
 from galileo.ccq.packs import PackedLabels
-from galileo.ccq.shared_packs import packed_together
 from galileo.cursor import ORIGIN, Cursor, Stretch
 
 operations = st.lists(
@@ -31,7 +31,7 @@ def test_the_cache_holds_what_the_log_has_between_its_cursors(
     original = module.CHUNK_LABELS, module.LABELS_FEW
     module.CHUNK_LABELS, module.LABELS_FEW = chunk_labels, 1
     try:
-        cache = LabelCache(base, chunks_gathered=gathered)
+        cache = LabelCache(base, chunks_compacted=gathered)
         out: list[PackedLabels] = []
         for kind, cursor in steps:
             apply(cache, kind, cursor, log, out)
@@ -59,13 +59,13 @@ def apply(cache: LabelCache, kind: str, cursor: Cursor, log, out: list[PackedLab
         assert (cache.base, cache.until) == (base.join(cursor), until.join(cursor))
     elif kind in ("gather", "rest"):
         held = list(cache._chunks)
-        crowd = cache.gather() if kind == "gather" else cache.gather_at_rest()
+        crowd = cache.compact() if kind == "gather" else cache.compact_at_rest()
         out.extend([] if crowd is None else [crowd])
         assert cache._chunks == held
     elif kind == "gathered":
         held = sorted(to_paths(everything(cache)))
         for crowd in out:
-            cache.take_gathered(crowd.gathered(compressed=True))
+            cache.apply_compacted(crowd.compact(compressed=True))
         out.clear()
         assert sorted(to_paths(everything(cache))) == held
     else:
@@ -128,9 +128,9 @@ def test_an_empty_cache_answers_with_its_position():
 
 def rested(cache: LabelCache) -> list[int]:
     """The cache after it was tidied: labels of each chunk."""
-    crowd = cache.gather_at_rest()
+    crowd = cache.compact_at_rest()
     if crowd is not None:
-        cache.take_gathered(crowd.gathered(compressed=False))
+        cache.apply_compacted(crowd.compact(compressed=False))
     cache.check()
     return [chunk.labels for chunk in cache._chunks]
 
@@ -146,12 +146,12 @@ def grown(*sizes: int) -> LabelCache:
 def test_at_rest_a_reader_gets_one_pack_of_what_several_cycles_found(monkeypatch):
     monkeypatch.setattr(module, "LABELS_FEW", 10)
     cache = grown(12, 40, 38)
-    assert cache.gather() is None
+    assert cache.compact() is None
     before = to_paths(everything(cache))
     assert rested(cache) == [90]
     assert len(everything(cache).packs) == 1
     assert sorted(to_paths(everything(cache))) == sorted(before)
-    assert cache.gather_at_rest() is None, "there is nothing left to do"
+    assert cache.compact_at_rest() is None, "there is nothing left to do"
 
 
 def test_at_rest_a_large_chunk_is_not_packed_anew_for_a_few_labels(monkeypatch):
@@ -166,7 +166,7 @@ def test_at_rest_labels_leave_a_pack_that_they_share_with_others(monkeypatch):
     monkeypatch.setattr(module, "LABELS_FEW", 10)
     rows = [(0, sequence, row, 1) for sequence in (1, 2) for row in range(20)]
     together = to_labels(rows)
-    mine, _ = packed_together(
+    mine, _ = pack_many(
         together.schema,
         together.labels().table,
         np.array([0, 20]),

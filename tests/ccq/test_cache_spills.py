@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from simulator.logs import SCHEMA, to_labels, to_paths
 
 from galileo.ccq import cache as module
-from galileo.ccq.cache import LabelCache, Selection, Tally
-from galileo.ccq.pack_files import from_bytes, to_bytes
+from galileo.ccq.cache import CacheUsage, LabelCache, Selection
+from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
 from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import DataDamaged
@@ -36,7 +36,7 @@ class Disk:
     files: dict[int, bytes] = field(default_factory=dict)
     crowds: list[PackedLabels] = field(default_factory=list)
 
-    def forget(self, tally: Tally) -> None:
+    def forget(self, tally: CacheUsage) -> None:
         for number in tally.discarded:
             del self.files[number]
         tally.discarded.clear()
@@ -47,15 +47,15 @@ class Disk:
 def test_a_cache_with_files_holds_what_the_log_has(log, base, plan, after, labels_max, spilled):
     original, module.SPILL_LABELS = module.SPILL_LABELS, spilled
     try:
-        cache, disk = LabelCache(base, chunks_gathered=3), Disk()
+        cache, disk = LabelCache(base, chunks_compacted=3), Disk()
         for kind, cursor in plan:
             apply(cache, disk, kind, cursor, log)
             cache.check()
-            assert (cache.tally.bytes, cache.tally.spilled_bytes) == (
+            assert (cache.cache_usage.bytes, cache.cache_usage.spilled_bytes) == (
                 cache.bytes,
                 cache.spilled_bytes,
             )
-            disk.forget(cache.tally)
+            disk.forget(cache.cache_usage)
         judge(cache, disk, log, after, labels_max)
     finally:
         module.SPILL_LABELS = original
@@ -74,13 +74,13 @@ def apply(cache: LabelCache, disk: Disk, kind: str, cursor: Cursor, log) -> None
         number, data = disk.writing.popitem()
         if kind == "written":
             disk.files[number] = data
-        cache.take_spilled(number, len(data) if kind == "written" else None)
-    elif kind in ("load", "lose") and cache.absent():
-        number = cache.absent()[0].number
+        cache.apply_spilled(number, len(data) if kind == "written" else None)
+    elif kind in ("load", "lose") and cache.missing_spills():
+        number = cache.missing_spills()[0].number
         found = from_bytes(disk.files[number], SCHEMA) if kind == "load" else None
         assert cache.load(number)
         assert not cache.load(number)
-        cache.take_loaded(number, found)
+        cache.apply_loaded(number, found)
     elif kind == "unload":
         cache.unload()
     elif kind == "shrink":
@@ -91,11 +91,11 @@ def apply(cache: LabelCache, disk: Disk, kind: str, cursor: Cursor, log) -> None
     elif kind == "advance":
         cache.advance(cursor)
     elif kind == "gather":
-        crowd = cache.gather()
+        crowd = cache.compact()
         disk.crowds += [crowd] if crowd is not None else []
     elif kind == "gathered":
         for crowd in disk.crowds:
-            cache.take_gathered(crowd.gathered(compressed=False))
+            cache.apply_compacted(crowd.compact(compressed=False))
         disk.crowds.clear()
     if kind in ("spill", "written", "refused", "load", "unload", "gather"):
         assert (cache.base, cache.until, len(cache)) == (base, until, held)
@@ -109,11 +109,11 @@ def judge(cache: LabelCache, disk: Disk, log, after: Cursor, labels_max: int) ->
             break
         assert selection == Selection(None, after, whole=False, lacking=selection.lacking)
         found = from_bytes(disk.files[selection.lacking], SCHEMA)
-        cache.take_loaded(selection.lacking, found)
+        cache.apply_loaded(selection.lacking, found)
     assert selection.lacking is None
     assert sorted(to_paths(selection.labels)) == paths_of(log, after, selection.covered)
-    for spill in cache.absent():
-        cache.take_loaded(spill.number, from_bytes(disk.files[spill.number], SCHEMA))
+    for spill in cache.missing_spills():
+        cache.apply_loaded(spill.number, from_bytes(disk.files[spill.number], SCHEMA))
     whole = cache.select(after, labels_max=10_000)
     assert whole.whole
     assert sorted(to_paths(whole.labels)) == paths_of(log, after, whole.covered)
@@ -134,8 +134,12 @@ def test_a_file_whose_labels_were_dropped_while_it_was_written_is_not_needed() -
     assert len(cache.spill(5) or ()) == 2
     assert cache.spilling == (5,)
     cache.drop(Cursor({0: 2}))
-    cache.take_spilled(5, 100)
-    assert (cache.tally.discarded, cache.tally.bytes, cache.tally.spilled_bytes) == ([5], 0, 0)
+    cache.apply_spilled(5, 100)
+    assert (
+        cache.cache_usage.discarded,
+        cache.cache_usage.bytes,
+        cache.cache_usage.spilled_bytes,
+    ) == ([5], 0, 0)
 
 
 def test_what_is_on_its_way_to_a_file_is_not_dropped_to_save_memory() -> None:
@@ -151,19 +155,23 @@ def test_what_is_on_its_way_to_a_file_is_not_dropped_to_save_memory() -> None:
 def test_a_lost_file_costs_what_lies_before_its_end_and_nothing_behind() -> None:
     cache = filled(1, 2)
     cache.spill(1)
-    cache.take_spilled(1, 100)
+    cache.apply_spilled(1, 100)
     cache.append(to_labels([(0, 3, 0, 7)]), reached=Cursor({0: 3}))
-    cache.take_loaded(1, None)
-    assert (cache.base, len(cache), cache.tally.discarded) == (Cursor({0: 2}), 1, [1])
+    cache.apply_loaded(1, None)
+    assert (cache.base, len(cache), cache.cache_usage.discarded) == (Cursor({0: 2}), 1, [1])
 
 
 def test_clearing_lets_go_of_memory_and_files() -> None:
     cache = filled(1, 2, 3)
     cache.spill(1)
-    cache.take_spilled(1, 100)
-    cache.take_loaded(1, to_labels([(0, s, 0, 7) for s in (1, 2, 3)]))
+    cache.apply_spilled(1, 100)
+    cache.apply_loaded(1, to_labels([(0, s, 0, 7) for s in (1, 2, 3)]))
     cache.clear()
-    assert (cache.tally.bytes, cache.tally.spilled_bytes, cache.tally.discarded) == (0, 0, [1])
+    assert (
+        cache.cache_usage.bytes,
+        cache.cache_usage.spilled_bytes,
+        cache.cache_usage.discarded,
+    ) == (0, 0, [1])
 
 
 @examples(30)

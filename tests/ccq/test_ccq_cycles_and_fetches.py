@@ -15,6 +15,7 @@ from galileo.ccq.events import (
     Backfill,
     BackfillFailed,
     BackfillFinished,
+    CommitsObserved,
     ConfirmSequences,
     CycleFailed,
     CycleFinished,
@@ -23,7 +24,6 @@ from galileo.ccq.events import (
     FetchRequested,
     RefuseFetch,
     SequencesConfirmed,
-    SequencesSeen,
     StartCycle,
 )
 from galileo.ccq.model import Failure
@@ -37,7 +37,7 @@ def test_nothing_new_starts_nothing_and_one_job_serves_all():
     driver.lead()
     driver.lead(replace(CCQ, id="r"))
     assert driver.tick(1.0) == []
-    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    driver.feed(CommitsObserved("d", Cursor({0: 1})))
     assert driver.tick(1.5) == []
     (start,) = driver.tick(2.0)
     assert [item.ccq.id for item in start.items] == ["q", "r"]
@@ -47,7 +47,7 @@ def test_nothing_new_starts_nothing_and_one_job_serves_all():
 def test_a_failed_cycle_moves_nothing_and_is_retried_later():
     driver = Driver(cycle_retry_s=0.5)
     driver.lead()
-    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    driver.feed(CommitsObserved("d", Cursor({0: 1})))
     (start,) = driver.tick(1.0)
     assert driver.feed(CycleFailed(start.cycle_id, Failure("unavailable", "spark"))) == []
     assert driver.machine.coordinated["q"].evaluated == ORIGIN
@@ -58,7 +58,7 @@ def test_a_failed_cycle_moves_nothing_and_is_retried_later():
 def test_an_abandoned_cycle_that_answers_late_still_counts():
     driver = Driver(cycle_timeout_s=5.0)
     driver.lead()
-    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    driver.feed(CommitsObserved("d", Cursor({0: 1})))
     (start,) = driver.tick(1.0)
     assert driver.tick(6.0) == [AbandonCycle(start.cycle_id)]
     (second,) = driver.tick(7.0)
@@ -83,7 +83,7 @@ FAILURE = Failure("sampler_failed", "division by zero")
 
 def fail(driver: Driver, *, now: float) -> list:
     """One cycle in which the query itself fails."""
-    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    driver.feed(CommitsObserved("d", Cursor({0: 1})))
     (start,) = only(driver.tick(now), StartCycle)
     item = start.items[0]
     broken = CycleResult("q", item.term, item.after, None, ORIGIN, FAILURE)
@@ -91,7 +91,7 @@ def fail(driver: Driver, *, now: float) -> list:
 
 
 def test_a_failing_sampler_stops_its_ccq_alone_and_loses_nothing():
-    driver = Driver(cycle_failures_told=1)
+    driver = Driver(failures_before_error=1)
     driver.lead()
     driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
     assert fail(driver, now=1.0) == [RefuseFetch(1, FAILURE)]
@@ -101,7 +101,7 @@ def test_a_failing_sampler_stops_its_ccq_alone_and_loses_nothing():
 
 
 def test_a_sampler_that_does_better_next_time_is_nobodys_concern():
-    driver = Driver(cycle_failures_told=3)
+    driver = Driver(failures_before_error=3)
     driver.lead()
     driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
     assert [fail(driver, now=now) for now in (1.0, 5.0)] == [[], []]
@@ -110,7 +110,7 @@ def test_a_sampler_that_does_better_next_time_is_nobodys_concern():
 
 
 def test_readers_are_told_after_several_failures_in_a_row():
-    driver = Driver(cycle_failures_told=3)
+    driver = Driver(failures_before_error=3)
     driver.lead()
     driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
     assert [fail(driver, now=now) for now in (1.0, 5.0)] == [[], []]
@@ -128,7 +128,7 @@ def unanswered(driver: Driver, *, now: float, reached: Cursor = ORIGIN) -> list:
 
 def test_cycles_in_which_a_sampler_is_still_at_work_excuse_none_of_its_failures():
     """A sent sampler that never ends: each failure takes it two cycles."""
-    driver = Driver(cycle_failures_told=3)
+    driver = Driver(failures_before_error=3)
     driver.lead()
     driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
     told = []
@@ -140,9 +140,9 @@ def test_cycles_in_which_a_sampler_is_still_at_work_excuse_none_of_its_failures(
 
 def test_after_a_failure_pauses_grow_anew_with_the_failures_alone():
     """A sampler took three cycles to fail: who waits for the next failure need not wait as long."""
-    driver = Driver(cycle_failures_told=3, cycle_retry_s=4.0)
+    driver = Driver(failures_before_error=3, cycle_retry_s=4.0)
     driver.lead()
-    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    driver.feed(CommitsObserved("d", Cursor({0: 1})))
     unanswered(driver, now=10.0)
     unanswered(driver, now=14.0)
     unanswered(driver, now=22.0)
@@ -154,25 +154,25 @@ def test_after_a_failure_pauses_grow_anew_with_the_failures_alone():
 
 
 def test_what_other_partitions_find_excuses_no_failure():
-    driver = Driver(cycle_failures_told=3)
+    driver = Driver(failures_before_error=3)
     driver.lead()
     driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
     told = []
     for number, now in enumerate((10.0, 20.0, 30.0), 1):
-        driver.feed(SequencesSeen("d", Cursor({1: number})))
+        driver.feed(CommitsObserved("d", Cursor({1: number})))
         told += fail(driver, now=now)
-        driver.feed(SequencesSeen("d", Cursor({1: number + 1})))
+        driver.feed(CommitsObserved("d", Cursor({1: number + 1})))
         unanswered(driver, now=now + 5.0, reached=Cursor({1: number + 1}))
     assert told == [RefuseFetch(1, FAILURE)]
 
 
 def test_a_query_that_goes_on_for_long_without_a_failure_has_overcome_it():
     """Partition 0 is away; partition 1 goes on."""
-    driver = Driver(cycle_failures_told=1, cycle_retry_max_s=30.0)
+    driver = Driver(failures_before_error=1, cycle_retry_max_s=30.0)
     driver.lead()
     fail(driver, now=10.0)
     for now, count in ((40.0, 1), (80.0, 0)):
-        driver.feed(SequencesSeen("d", Cursor({1: int(now)})))
+        driver.feed(CommitsObserved("d", Cursor({1: int(now)})))
         unanswered(driver, now=now, reached=Cursor({1: int(now)}))
         refused = driver.feed(FetchRequested(int(now), "q", ORIGIN))
         assert len(only(refused, RefuseFetch)) == count
@@ -188,7 +188,7 @@ def test_cycles_longer_than_the_interval_stretch_it_and_skip_nothing():
     ends, started = None, []
     for reached in range(1, 190):
         now = 1.0 + reached / 10
-        driver.feed(SequencesSeen("d", Cursor({0: reached})), now=now)
+        driver.feed(CommitsObserved("d", Cursor({0: reached})), now=now)
         if ends is not None and ends[0] <= now:
             driver.feed(CycleFinished(ends[1], (ends[2],)), now=now)
             ends = None
@@ -212,7 +212,7 @@ def test_cycles_longer_than_the_interval_stretch_it_and_skip_nothing():
 def test_a_cycle_that_hangs_is_told_while_it_does():
     driver = Driver()
     driver.lead()
-    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    driver.feed(CommitsObserved("d", Cursor({0: 1})))
     driver.tick(1.0)
     (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN), now=8.5)
     assert answer.interval_s == 7.5
@@ -224,7 +224,7 @@ def test_quick_cycles_and_rest_are_no_overload():
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
     (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN), now=1.2)
     assert answer.interval_s == CCQ.interval_s
-    driver.feed(SequencesSeen("d", Cursor({0: 2})))
+    driver.feed(CommitsObserved("d", Cursor({0: 2})))
     (start,) = driver.tick(2.0)
     driver.feed(CycleFailed(start.cycle_id, FAILURE), now=9.0)
     assert driver.machine.coordinated["q"].cycles.is_overloaded(9.0)
@@ -346,7 +346,7 @@ def test_a_rescan_that_fails_or_takes_too_long_is_refused():
 def test_a_token_ahead_of_the_cache_moves_it_and_drops_what_a_running_cycle_brings():
     driver = Driver()
     driver.lead()
-    driver.feed(SequencesSeen("d", Cursor({0: 3})))
+    driver.feed(CommitsObserved("d", Cursor({0: 3})))
     (start,) = driver.tick(1.0)
     (answer,) = driver.feed(FetchRequested(1, "q", Cursor({0: 2})))
     assert (answer.labels, answer.cursor) == (None, Cursor({0: 2}))
@@ -389,7 +389,7 @@ def test_a_waiting_fetch_that_another_reader_overtakes_is_rescanned():
     driver = Driver()
     driver.lead()
     driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
-    driver.feed(SequencesSeen("d", Cursor({0: 2})))
+    driver.feed(CommitsObserved("d", Cursor({0: 2})))
     effects = driver.feed(FetchRequested(2, "q", Cursor({0: 2})))
     assert [type(effect) for effect in effects] == [AnswerFetch, Backfill]
     assert (effects[1].request, effects[1].until) == (1, Cursor({0: 2}))

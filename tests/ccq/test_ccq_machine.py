@@ -10,31 +10,31 @@ from galileo.ccq.events import (
     AnswerCancel,
     AnswerSubmit,
     CancelRequested,
+    CommitsObserved,
     DatasetDropped,
     FetchRequested,
     MessageArrived,
     PurgeRecord,
+    RecordsLoaded,
     RedirectFetch,
     RefuseCancel,
     RefuseFetch,
     RefuseSubmit,
-    Restored,
     SaveRecord,
     Send,
-    SequencesSeen,
     SubmitRequested,
     Ticked,
     UsageMeasured,
 )
 from galileo.ccq.machine import Continuous
 from galileo.ccq.messages import (
-    Announce,
-    Appoint,
-    Appointed,
-    AppointRefused,
-    Noted,
-    RecordsDenied,
-    RecordsWanted,
+    AssignCoordinator,
+    AssignmentAccepted,
+    AssignmentRefused,
+    RecordAck,
+    RecordNotFound,
+    RecordRequest,
+    RecordUpdate,
 )
 from galileo.ccq.model import NODES_MAX, Record
 from galileo.ccq.options import ContinuousOptions
@@ -66,27 +66,29 @@ def submitted_to(driver: Driver, *usages: UsageStatistics) -> list:
 def test_the_record_is_saved_before_the_appointment_is_sent():
     effects = submitted_to(Driver(), BUSY, IDLE)
     record = Record(CCQ, NODES_MAX, "c", Cursor({0: 3}))
-    assert effects == [SaveRecord(record, durable=True), Send("c", Appoint(record, 0))]
+    assert effects == [SaveRecord(record, durable=True), Send("c", AssignCoordinator(record, 0))]
 
 
 def test_the_submission_is_answered_once_the_coordinator_has_accepted():
     driver = Driver()
     submitted_to(driver, BUSY, IDLE)
-    effects = driver.hear("c", Appointed("q", NODES_MAX))
+    effects = driver.hear("c", AssignmentAccepted("q", NODES_MAX))
     assert effects == [AnswerSubmit(1, "q", "c", NODES_MAX)]
-    assert driver.hear("c", Appointed("q", NODES_MAX)) == []
+    assert driver.hear("c", AssignmentAccepted("q", NODES_MAX)) == []
     driver.feed(SubmitRequested(2, CCQ, ORIGIN))
-    assert driver.hear("b", Noted((("q", NODES_MAX),))) == [AnswerSubmit(2, "q", "c", NODES_MAX)]
+    assert driver.hear("b", RecordAck((("q", NODES_MAX),))) == [
+        AnswerSubmit(2, "q", "c", NODES_MAX)
+    ]
 
 
 def test_each_offer_has_a_term_of_its_own():
     driver = Driver()
     submitted_to(driver, BUSY, IDLE)
     saved, sent = driver.tick(1.0)
-    assert sent == Send("b", Appoint(saved.record, 0))
+    assert sent == Send("b", AssignCoordinator(saved.record, 0))
     assert saved.record.term == 2 * NODES_MAX
-    assert driver.hear("c", Appointed("q", NODES_MAX)) == []
-    effects = driver.hear("b", AppointRefused("q", 2 * NODES_MAX, None))
+    assert driver.hear("c", AssignmentAccepted("q", NODES_MAX)) == []
+    effects = driver.hear("b", AssignmentRefused("q", 2 * NODES_MAX, None))
     assert only(effects, SaveRecord)[0].record.coordinator == "a"
 
 
@@ -98,8 +100,10 @@ def test_what_only_this_node_holds_is_not_acknowledged():
     assert "q" in driver.machine.coordinated
     record = Record(CCQ, NODES_MAX, "a")
     asked = [effect for effect in effects if isinstance(effect, Send)]
-    assert asked == [Send(peer, Announce((record,), note=True)) for peer in "bc"]
-    assert driver.hear("b", Noted((("q", NODES_MAX),))) == [AnswerSubmit(1, "q", "a", NODES_MAX)]
+    assert asked == [Send(peer, RecordUpdate((record,), note=True)) for peer in "bc"]
+    assert driver.hear("b", RecordAck((("q", NODES_MAX),))) == [
+        AnswerSubmit(1, "q", "a", NODES_MAX)
+    ]
 
 
 def test_an_id_that_is_taken_is_refused_and_a_repetition_is_not():
@@ -126,7 +130,9 @@ def test_a_submission_that_nobody_takes_is_refused_and_may_be_repeated():
     (refused,) = only(effects, RefuseSubmit)
     assert (refused.failure.kind, dict(refused.failure.details)["ccq_id"]) == ("unavailable", "q")
     assert only(driver.feed(SubmitRequested(2, CCQ, ORIGIN)), AnswerSubmit) == []
-    assert driver.hear("c", Noted((("q", NODES_MAX),))) == [AnswerSubmit(2, "q", "a", NODES_MAX)]
+    assert driver.hear("c", RecordAck((("q", NODES_MAX),))) == [
+        AnswerSubmit(2, "q", "a", NODES_MAX)
+    ]
 
 
 def test_polls_are_answered_with_what_this_node_coordinates():
@@ -145,18 +151,18 @@ def test_an_appointment_is_saved_announced_and_answered():
     record = Record(CCQ, NODES_MAX, "a")
     assert effects == [
         SaveRecord(record, durable=True),
-        Send("b", Announce((record,))),
-        Send("c", Announce((record,))),
-        Send("b", Appointed("q", NODES_MAX)),
+        Send("b", RecordUpdate((record,))),
+        Send("c", RecordUpdate((record,))),
+        Send("b", AssignmentAccepted("q", NODES_MAX)),
     ]
-    assert driver.lead() == [Send("b", Appointed("q", NODES_MAX))]
+    assert driver.lead() == [Send("b", AssignmentAccepted("q", NODES_MAX))]
 
 
 def test_a_stale_appointment_is_refused_with_the_newer_record():
     driver = Driver()
     newer = Record(CCQ, 5 * NODES_MAX, "c")
-    driver.hear("c", Announce((newer,)))
-    assert driver.lead() == [Send("b", AppointRefused("q", NODES_MAX, newer))]
+    driver.hear("c", RecordUpdate((newer,)))
+    assert driver.lead() == [Send("b", AssignmentRefused("q", NODES_MAX, newer))]
 
 
 def test_a_higher_term_deposes_and_redirects_who_waits():
@@ -164,7 +170,7 @@ def test_a_higher_term_deposes_and_redirects_who_waits():
     driver.lead()
     assert driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=9.0)) == []
     newer = Record(CCQ, 2 * NODES_MAX, "c")
-    effects = driver.hear("c", Announce((newer,)))
+    effects = driver.hear("c", RecordUpdate((newer,)))
     assert effects == [SaveRecord(newer, durable=True), RedirectFetch(1, "c")]
     assert driver.machine.coordinated == {}
     assert driver.feed(FetchRequested(2, "q", ORIGIN)) == [RedirectFetch(2, "c")]
@@ -173,16 +179,16 @@ def test_a_higher_term_deposes_and_redirects_who_waits():
 def test_who_announces_an_old_term_is_told():
     driver = Driver()
     newer = Record(CCQ, 2 * NODES_MAX, "c")
-    driver.hear("c", Announce((newer,)))
-    effects = driver.hear("b", Announce((Record(CCQ, NODES_MAX, "b"),)))
-    assert effects == [Send("b", Announce((newer,)))]
+    driver.hear("c", RecordUpdate((newer,)))
+    effects = driver.hear("b", RecordUpdate((Record(CCQ, NODES_MAX, "b"),)))
+    assert effects == [Send("b", RecordUpdate((newer,)))]
 
 
 def test_the_live_nodes_take_their_turns_when_a_coordinator_dies():
     turns = {}
     for me in ("a", "b"):
         driver = Driver(me, takeover_stagger_s=2.0)
-        driver.hear("c", Announce((Record(CCQ, NODES_MAX, "c"),)))
+        driver.hear("c", RecordUpdate((Record(CCQ, NODES_MAX, "c"),)))
         driver.feed(PeerDied("c"), now=10.0)
         now = 10.0
         while not (polls := only(driver.tick(now), Send)):
@@ -196,7 +202,7 @@ def test_the_live_nodes_take_their_turns_when_a_coordinator_dies():
 def test_a_successor_resumes_from_the_retrieved_cursor():
     driver = Driver()
     driver.lead(retrieved=Cursor({0: 4}))
-    driver.feed(SequencesSeen("d", Cursor({0: 6, 1: 2})))
+    driver.feed(CommitsObserved("d", Cursor({0: 6, 1: 2})))
     (start,) = driver.tick(1.0)
     item = start.items[0]
     assert (item.after, item.partitions) == (Cursor({0: 4}), (0, 1))
@@ -205,7 +211,7 @@ def test_a_successor_resumes_from_the_retrieved_cursor():
 def test_a_restarted_coordinator_listens_before_it_goes_on_in_a_new_term():
     record = Record(CCQ, NODES_MAX + 1, "a", Cursor({0: 4}))
     driver = Driver(kept=(record,))
-    assert driver.restored == [Send(peer, RecordsWanted(("q",))) for peer in "bc"]
+    assert driver.restored == [Send(peer, RecordRequest(("q",))) for peer in "bc"]
     assert driver.feed(FetchRequested(1, "q", ORIGIN))[0].failure.kind == "unavailable"
     assert driver.lead(term=NODES_MAX + 1) == []
     effects = driver.tick(1.0)
@@ -215,7 +221,7 @@ def test_a_restarted_coordinator_listens_before_it_goes_on_in_a_new_term():
 
 def test_a_restarted_coordinator_that_was_succeeded_stays_away():
     driver = Driver(kept=(Record(CCQ, NODES_MAX, "a"),))
-    driver.hear("c", Announce((Record(CCQ, 2 * NODES_MAX, "c"),)))
+    driver.hear("c", RecordUpdate((Record(CCQ, 2 * NODES_MAX, "c"),)))
     assert only(driver.tick(1.0), SaveRecord) == []
     assert driver.machine.coordinated == {}
 
@@ -230,9 +236,9 @@ def test_before_its_records_are_back_a_node_promises_nothing():
         (refused,) = machine.step(event, 0.0)
         assert isinstance(refused, kind)
         assert refused.failure.kind == "unavailable"
-    assert machine.step(MessageArrived("b", Appoint(Record(CCQ, 9, "a"), 0)), 0.0) == []
+    assert machine.step(MessageArrived("b", AssignCoordinator(Record(CCQ, 9, "a"), 0)), 0.0) == []
     assert machine.step(Ticked(WALL), 0.0) == []
-    machine.step(Restored((), WALL), 0.0)
+    machine.step(RecordsLoaded((), WALL), 0.0)
     assert machine.step(FetchRequested(4, "q", ORIGIN), 0.0) != []
 
 
@@ -242,16 +248,16 @@ def test_before_its_records_are_back_a_node_promises_nothing():
 def test_an_unknown_ccq_is_looked_for_before_it_is_denied():
     driver = Driver()
     asked = driver.feed(FetchRequested(1, "x", ORIGIN))
-    assert asked == [Send(peer, RecordsWanted(("x",))) for peer in "bc"]
-    assert driver.hear("b", RecordsDenied(("x",))) == []
-    (refused,) = driver.hear("c", RecordsDenied(("x",)))
+    assert asked == [Send(peer, RecordRequest(("x",))) for peer in "bc"]
+    assert driver.hear("b", RecordNotFound(("x",))) == []
+    (refused,) = driver.hear("c", RecordNotFound(("x",)))
     assert refused.failure.kind == "unknown_ccq"
 
 
 def test_an_unknown_ccq_is_not_denied_while_a_peer_is_silent():
     driver = Driver(locate_timeout_s=2.0)
     driver.feed(FetchRequested(1, "x", ORIGIN))
-    driver.hear("b", RecordsDenied(("x",)))
+    driver.hear("b", RecordNotFound(("x",)))
     (refused,) = only(driver.tick(2.0), RefuseFetch)
     assert refused.failure.kind == "unavailable"
     assert "c" in refused.failure.message
@@ -260,20 +266,20 @@ def test_an_unknown_ccq_is_not_denied_while_a_peer_is_silent():
 def test_a_ccq_that_a_peer_knows_is_served_after_all():
     driver = Driver()
     driver.feed(FetchRequested(1, "q", ORIGIN))
-    effects = driver.hear("b", Announce((Record(CCQ, NODES_MAX, "b"),)))
+    effects = driver.hear("b", RecordUpdate((Record(CCQ, NODES_MAX, "b"),)))
     assert only(effects, RedirectFetch) == [RedirectFetch(1, "b")]
 
 
 def test_cancelling_anywhere_ends_it_everywhere():
     driver = Driver("b")
     record = Record(CCQ, NODES_MAX, "c")
-    driver.hear("c", Announce((record,)))
+    driver.hear("c", RecordUpdate((record,)))
     effects = driver.feed(CancelRequested(5, "q"))
     ended = replace(record, ended="cancelled", ended_at=WALL)
     assert effects == [
         SaveRecord(ended, durable=True),
-        Send("a", Announce((ended,))),
-        Send("c", Announce((ended,))),
+        Send("a", RecordUpdate((ended,))),
+        Send("c", RecordUpdate((ended,))),
         AnswerCancel(5, "q"),
     ]
     assert driver.feed(CancelRequested(6, "q")) == [AnswerCancel(6, "q")]
@@ -303,7 +309,7 @@ def test_a_clock_that_jumps_ends_nothing():
 def test_without_its_coordinator_an_expired_ccq_ends_after_a_grace():
     driver = Driver(expiry_grace_s=30.0)
     record = Record(replace(CCQ, expires_at=WALL + 5.0), NODES_MAX, "c")
-    driver.hear("c", Announce((record,)))
+    driver.hear("c", RecordUpdate((record,)))
     assert only(driver.tick(5.0), SaveRecord) == []
     (saved,) = only(driver.tick(35.0), SaveRecord)
     assert saved.record.ended == "expired"
@@ -353,7 +359,7 @@ def test_an_acknowledgement_is_saved_lazily_and_announced():
     record = Record(CCQ, NODES_MAX, "a", Cursor({0: 1}))
     effects = driver.tick(2.5)
     assert only(effects, SaveRecord) == [SaveRecord(record, durable=False)]
-    assert Send("b", Announce((record,))) in effects
+    assert Send("b", RecordUpdate((record,))) in effects
     assert only(driver.tick(4.0), SaveRecord) == []
 
 
@@ -382,14 +388,14 @@ def test_what_comes_late_of_a_dropped_dataset_is_ended():
     driver.feed(DatasetDropped("d", 1))
     record = Record(CCQ, NODES_MAX, "a")
     ended = replace(record, ended="dropped", ended_at=WALL)
-    effects = driver.hear("b", Appoint(record, 0))
-    assert only(effects, Send) == [Send("b", AppointRefused("q", NODES_MAX, ended))]
+    effects = driver.hear("b", AssignCoordinator(record, 0))
+    assert only(effects, Send) == [Send("b", AssignmentRefused("q", NODES_MAX, ended))]
     later = Record(replace(CCQ, id="r"), NODES_MAX, "c")
-    driver.hear("b", Announce((later,)))
+    driver.hear("b", RecordUpdate((later,)))
     assert {one.ended for one in driver.machine.records} == {"dropped"}
     (refused,) = driver.feed(SubmitRequested(1, replace(CCQ, id="s"), ORIGIN))
     assert refused.failure.kind == "ccq_dropped"
-    driver.feed(SequencesSeen("d", Cursor({0: 3})))
+    driver.feed(CommitsObserved("d", Cursor({0: 3})))
     assert driver.machine.state.known == {}
 
 
@@ -397,7 +403,7 @@ def test_a_dataset_that_was_created_again_is_another_one():
     driver = Driver()
     driver.feed(DatasetDropped("d", 1))
     driver.lead(replace(CCQ, id="new", dataset="d@1"))
-    driver.feed(SequencesSeen("d@1", Cursor({0: 3})))
+    driver.feed(CommitsObserved("d@1", Cursor({0: 3})))
     assert list(driver.machine.coordinated) == ["new"]
     driver.feed(DatasetDropped("d", 2))
     assert (list(driver.machine.coordinated), driver.machine.state.known) == ([], {})
@@ -412,14 +418,14 @@ def test_a_submission_that_is_under_way_ends_with_the_dataset():
         (1, "ccq_dropped"),
         (2, "ccq_dropped"),
     ]
-    assert driver.hear("c", Appointed("q", NODES_MAX)) == []
+    assert driver.hear("c", AssignmentAccepted("q", NODES_MAX)) == []
 
 
 def test_a_node_that_restarts_leaves_out_what_was_dropped_meanwhile():
     machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(("a", "b"),)))
     machine.step(DatasetDropped("d", 1), 0.0)
     kept = Record(CCQ, NODES_MAX, "a")
-    effects = machine.step(Restored((kept,), WALL), 0.0)
+    effects = machine.step(RecordsLoaded((kept,), WALL), 0.0)
     ended = replace(kept, ended="dropped", ended_at=WALL)
     assert effects == [SaveRecord(ended, durable=True)]
     machine.step(Ticked(WALL), 60.0)

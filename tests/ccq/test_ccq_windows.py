@@ -8,10 +8,10 @@ from ccq_driver import CCQ, Driver, only, path
 
 from galileo.ccq.events import (
     AnswerFetch,
+    CommitsObserved,
     CycleFinished,
     CycleResult,
     FetchRequested,
-    SequencesSeen,
     StartCycle,
 )
 from galileo.ccq.model import Record
@@ -33,9 +33,9 @@ def found_nothing(driver: Driver, reached: dict[int, int], *, now: float) -> lis
 def test_an_answer_tells_the_clock_at_its_cursor():
     driver = Driver()
     driver.lead(WINDOWED)
-    driver.feed(SequencesSeen("d", Cursor({0: 1}), (ClockStep(0, 1, 50),)))
+    driver.feed(CommitsObserved("d", Cursor({0: 1}), (ClockStep(0, 1, 50),)))
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
-    driver.feed(SequencesSeen("d", Cursor({0: 2, 1: 1}), (ClockStep(0, 2, 80),)))
+    driver.feed(CommitsObserved("d", Cursor({0: 2, 1: 1}), (ClockStep(0, 2, 80),)))
     (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
     assert (answer.cursor, answer.clock_us) == (Cursor({0: 1}), 50)
 
@@ -43,7 +43,7 @@ def test_an_answer_tells_the_clock_at_its_cursor():
 def test_a_query_without_windows_is_told_no_clock():
     driver = Driver()
     driver.lead()
-    driver.feed(SequencesSeen("d", Cursor({0: 1}), (ClockStep(0, 1, 50),)))
+    driver.feed(CommitsObserved("d", Cursor({0: 1}), (ClockStep(0, 1, 50),)))
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
     (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
     assert answer.clock_us is None
@@ -55,9 +55,9 @@ def test_a_fetch_waits_until_commits_without_a_match_wind_the_clock():
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
     waiting = FetchRequested(1, "q", Cursor({0: 1}), wait_until=60.0, until_clock_us=100)
     assert driver.feed(waiting) == []
-    driver.feed(SequencesSeen("d", Cursor({0: 2}), (ClockStep(0, 2, 99),)))
+    driver.feed(CommitsObserved("d", Cursor({0: 2}), (ClockStep(0, 2, 99),)))
     assert only(found_nothing(driver, {0: 2}, now=2.0), AnswerFetch) == []
-    assert driver.feed(SequencesSeen("d", Cursor({0: 3}), (ClockStep(0, 3, 100),))) == []
+    assert driver.feed(CommitsObserved("d", Cursor({0: 3}), (ClockStep(0, 3, 100),))) == []
     (answer,) = only(found_nothing(driver, {0: 3}, now=3.0), AnswerFetch)
     assert (answer.labels, answer.cursor, answer.clock_us) == (None, Cursor({0: 3}), 100)
 
@@ -67,7 +67,7 @@ def test_a_clock_that_is_heard_after_the_cycle_ends_the_wait_at_once():
     driver.lead(WINDOWED)
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
     driver.feed(FetchRequested(1, "q", Cursor({0: 1}), wait_until=60.0, until_clock_us=100))
-    (answer,) = driver.feed(SequencesSeen("d", Cursor({0: 1}), (ClockStep(0, 1, 100),)))
+    (answer,) = driver.feed(CommitsObserved("d", Cursor({0: 1}), (ClockStep(0, 1, 100),)))
     assert answer.clock_us == 100
 
 
@@ -76,7 +76,7 @@ def test_others_that_wait_do_not_mind_the_clock():
     driver.lead(WINDOWED)
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
     assert driver.feed(FetchRequested(1, "q", Cursor({0: 1}), wait_until=60.0)) == []
-    assert driver.feed(SequencesSeen("d", Cursor({0: 1}), (ClockStep(0, 1, 100),))) == []
+    assert driver.feed(CommitsObserved("d", Cursor({0: 1}), (ClockStep(0, 1, 100),))) == []
 
 
 def test_records_keep_windows_and_old_ones_have_none():

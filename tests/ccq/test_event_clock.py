@@ -30,7 +30,7 @@ def test_it_is_never_ahead_of_the_commits_up_to_the_cursor(logs, data):
     clock = EventClock()
     steps = steps_of(logs)
     for one in data.draw(st.lists(st.sampled_from(steps), max_size=12) if steps else st.just([])):
-        clock.learn([one])
+        clock.observe([one])
         clock.check()
     cursor = Cursor({p: data.draw(st.integers(0, len(log))) for p, log in enumerate(logs)})
     truth = max(
@@ -43,21 +43,21 @@ def test_it_is_never_ahead_of_the_commits_up_to_the_cursor(logs, data):
 @given(logs)
 def test_it_is_the_newest_bucket_once_all_steps_are_known(logs):
     clock = EventClock()
-    clock.learn(steps_of(logs))
+    clock.observe(steps_of(logs))
     end = Cursor({p: len(log) for p, log in enumerate(logs)})
     assert clock.at(end) == max((max(log) for log in logs if log), default=None)
 
 
 def test_what_comes_late_or_twice_is_no_news():
     clock = EventClock()
-    assert clock.learn([ClockStep(0, 5, 100)])
-    assert not clock.learn([ClockStep(0, 5, 100), ClockStep(0, 3, 90), ClockStep(0, 7, 100)])
-    assert clock.learn([ClockStep(0, 8, 101), ClockStep(1, 1, 7)])
+    assert clock.observe([ClockStep(0, 5, 100)])
+    assert not clock.observe([ClockStep(0, 5, 100), ClockStep(0, 3, 90), ClockStep(0, 7, 100)])
+    assert clock.observe([ClockStep(0, 8, 101), ClockStep(1, 1, 7)])
     assert [clock.at(Cursor({0: s})) for s in (4, 5, 7, 8)] == [None, 100, 100, 101]
 
 
 def test_it_keeps_the_newest_steps(monkeypatch):
     monkeypatch.setattr(event_clock, "STEPS_MAX", 2)
     clock = EventClock()
-    clock.learn([ClockStep(0, sequence, sequence) for sequence in range(1, 5)])
+    clock.observe([ClockStep(0, sequence, sequence) for sequence in range(1, 5)])
     assert [clock.at(Cursor({0: s})) for s in (2, 3, 4)] == [None, 3, 4]

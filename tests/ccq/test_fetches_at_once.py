@@ -12,11 +12,11 @@ from simulator.logs import to_labels
 
 from galileo.ccq.events import (
     AnswerFetch,
+    CommitsObserved,
     CycleFinished,
     CycleResult,
     FetchesRequested,
     FetchRequested,
-    SequencesSeen,
     StartCycle,
 )
 from galileo.ccq.model import Failure
@@ -35,7 +35,7 @@ FETCHES = st.tuples(
 
 def evaluated(driver: Driver, known: Cursor, *, fails: bool, dropped: int) -> list:
     """A cycle that finds a label in each commit; those up to `dropped` are gone."""
-    driver.feed(SequencesSeen("d", known))
+    driver.feed(CommitsObserved("d", known))
     effects = driver.tick(driver.now + 40.0)
     for start in (one for one in effects if isinstance(one, StartCycle)):
         (item,) = start.items
@@ -63,7 +63,7 @@ def told(effects: list) -> list:
 @examples(150)
 @given(steps=st.lists(st.one_of(CYCLES, FETCHES), max_size=12))
 def test_they_are_answered_as_each_alone(steps: list) -> None:
-    alone, together = Driver(chunks_gathered=10**6), Driver(chunks_gathered=10**6)
+    alone, together = Driver(chunks_compacted=10**6), Driver(chunks_compacted=10**6)
     for driver in (alone, together):
         driver.lead(CCQ)
     for number, (kind, cursor, *how) in enumerate(steps):

@@ -15,13 +15,13 @@ from simulator.logs import Path, to_labels, to_paths
 from galileo.ccq import packs as module
 from galileo.ccq.events import (
     BackfillFinished,
+    CommitsObserved,
     CycleFinished,
     CycleResult,
     FetchRequested,
-    SequencesSeen,
     StartCycle,
 )
-from galileo.ccq.packs import PackedLabels, packed
+from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.cursor import ORIGIN, Cursor
 from galileo.labels import LabelSet, first_commits
 from galileo.packing import unpack
@@ -46,7 +46,7 @@ def plain(of: list[Path]) -> LabelSet:
 def in_small_packs(of: list[Path], rows: int, monkeypatch: pytest.MonkeyPatch) -> PackedLabels:
     with monkeypatch.context() as patch:
         patch.setattr(module, "ROWS_MAX", rows)
-        made = packed(plain(of), compressed=False)
+        made = pack_labels(plain(of), compressed=False)
     assert made is not None
     assert all(pack.rows <= rows for pack in made.packs)
     return made
@@ -68,13 +68,13 @@ def test_packed_labels_are_taken_apart_as_plain_ones_are(of, after, until, rows,
 
 
 def places(labels: LabelSet) -> list[Path]:
-    return to_paths(packed(labels, compressed=False)) if len(labels) else []
+    return to_paths(pack_labels(labels, compressed=False)) if len(labels) else []
 
 
 @given(paths, cursors, st.booleans())
 def test_what_is_sent_holds_nothing_that_was_left_out(of, after, compressed):
     left = plain(of).after(after)
-    sent = packed(plain(of), compressed=compressed)
+    sent = pack_labels(plain(of), compressed=compressed)
     assert sent is not None
     schema = left.schema.label_schema
     tables = [unpack(data, schema) for data in sent.after(after).to_bytes(compressed=compressed)]
@@ -131,7 +131,7 @@ def test_gathering_changes_nothing_but_the_packs(parts, after):
     joined = PackedLabels.concat(to_labels(part).after(after) for part in parts)
     if joined is None:
         return
-    together = joined.gathered(compressed=True)
+    together = joined.compact(compressed=True)
     assert together is not None
     assert len(together.packs) == 1
     assert sorted(to_paths(together)) == sorted(to_paths(joined))
@@ -140,14 +140,14 @@ def test_gathering_changes_nothing_but_the_packs(parts, after):
 def test_nothing_is_nothing() -> None:
     labels = to_labels([(0, 1, 0, 7)])
     assert labels is not None
-    assert packed(labels.labels().slice(0, 0), compressed=True) is None
+    assert pack_labels(labels.labels().slice(0, 0), compressed=True) is None
     assert PackedLabels.concat([None, labels.after(Cursor({0: 1}))]) is None
 
 
 def test_packs_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = plain([(0, 1, row, row) for row in range(100)])
     monkeypatch.setattr(module, "PACK_BYTES_MAX", labels.table.nbytes // 4)
-    made = packed(labels, compressed=False)
+    made = pack_labels(labels, compressed=False)
     assert made is not None
     assert 4 <= len(made.packs) <= 5
     assert made.labels().table.equals(labels.table)
@@ -177,10 +177,10 @@ def test_the_machine_itself_neither_packs_nor_unpacks(monkeypatch: pytest.Monkey
         raise AssertionError("the event loop is held up")
 
     with monkeypatch.context() as patch:
-        for name in ("pack", "unpack", "packed"):
+        for name in ("pack", "unpack", "pack_labels"):
             patch.setattr(module, name, refuse)
         for sequence, labels in enumerate(made, start=1):
-            driver.feed(SequencesSeen("d", Cursor({0: sequence})))
+            driver.feed(CommitsObserved("d", Cursor({0: sequence})))
             (start,) = only(driver.tick(float(sequence)), StartCycle)
             item, reached = start.items[0], Cursor({0: sequence})
             result = CycleResult("q", item.term, item.after, labels, reached)

@@ -14,15 +14,15 @@ from galileo.ccq import schedule as module
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.events import (
     CancelRequested,
+    CommitsObserved,
+    CompactPacks,
     CycleFailed,
     CycleFinished,
     CycleResult,
     FetchesRequested,
     FetchRequested,
-    GatherPacks,
-    PacksGathered,
+    PacksCompacted,
     SaveRecord,
-    SequencesSeen,
     StartCycle,
 )
 from galileo.ccq.model import NODES_MAX, Failure
@@ -60,7 +60,7 @@ def test_news_of_a_dataset_rouse_its_ccqs_alone_at_the_next_multiple(looks: list
     driver.lead(replace(CCQ, id="r", dataset="other"))
     driver.tick(1.0)
     looks.clear()
-    driver.feed(SequencesSeen("d", Cursor({0: 1})), now=7.3)
+    driver.feed(CommitsObserved("d", Cursor({0: 1})), now=7.3)
     assert driver.tick(7.9) == []
     (start,) = driver.tick(8.0)
     assert [item.ccq.id for item in start.items] == ["q"]
@@ -73,7 +73,7 @@ def test_news_that_are_none_rouse_nobody(looks: list[str]) -> None:
     driver.cycle([], {0: 4}, now=1.0)
     driver.tick(2.0)
     looks.clear()
-    driver.feed(SequencesSeen("d", Cursor({0: 3})))
+    driver.feed(CommitsObserved("d", Cursor({0: 3})))
     driver.tick(9.0)
     assert looks == []
 
@@ -85,7 +85,7 @@ def test_the_age_of_an_answer_is_zero_while_nothing_is_new_and_grows_with_news()
     driver.tick(2.0)
     (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN), now=50.0)
     assert answer.frontier_age_s == 0.0
-    driver.feed(SequencesSeen("d", Cursor({0: 2})), now=60.0)
+    driver.feed(CommitsObserved("d", Cursor({0: 2})), now=60.0)
     (answer,) = driver.feed(FetchRequested(2, "q", ORIGIN), now=60.4)
     assert answer.frontier_age_s == pytest.approx(0.4)
 
@@ -94,7 +94,7 @@ def test_a_failed_cycle_is_planned_again_and_an_ended_ccq_is_not() -> None:
     driver = Driver(nodes=("a",), cycle_retry_s=0.5)
     driver.lead()
     driver.lead(replace(CCQ, id="r"))
-    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    driver.feed(CommitsObserved("d", Cursor({0: 1})))
     (start,) = only(driver.tick(1.0), StartCycle)
     driver.feed(CycleFailed(start.cycle_id, FAILURE))
     driver.feed(CancelRequested(1, "r"))
@@ -106,7 +106,7 @@ def test_what_has_no_room_in_a_cycle_comes_with_the_next_tick() -> None:
     driver = Driver(cycle_items_max=2)
     for number in range(5):
         driver.lead(replace(CCQ, id=f"q{number}"))
-    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    driver.feed(CommitsObserved("d", Cursor({0: 1})))
     found = [only(driver.tick(now), StartCycle)[0].items for now in (1.0, 1.05, 1.1)]
     assert [[item.ccq.id for item in items] for items in found] == [
         ["q0", "q1"],
@@ -132,7 +132,7 @@ def test_the_machine_says_when_a_cycle_is_due() -> None:
     driver.lead()
     driver.tick(1.0)
     assert driver.machine.cycle_due_at is None, "it rests"
-    driver.feed(SequencesSeen("d", Cursor({0: 1})), now=1.3)
+    driver.feed(CommitsObserved("d", Cursor({0: 1})), now=1.3)
     assert driver.machine.cycle_due_at == 2.0
     driver.tick(2.0)
     assert driver.machine.cycle_due_at is None, "its cycle is under way"
@@ -142,16 +142,16 @@ def test_the_machine_says_when_a_cycle_is_due() -> None:
 
 
 def test_many_small_cycles_are_put_together_outside_the_machine() -> None:
-    driver = Driver(chunks_gathered=3)
+    driver = Driver(chunks_compacted=3)
     driver.lead()
     effects: list = []
     for sequence in (1, 2, 3):
         effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
-    (gather,) = only(effects, GatherPacks)
+    (gather,) = only(effects, CompactPacks)
     assert to_paths(gather.labels) == [path(0, 1), path(0, 2), path(0, 3)]
     effects = driver.cycle([path(0, 4)], {0: 4}, now=4.0)
-    assert only(effects, GatherPacks) == []
-    driver.feed(PacksGathered("q", gather.term, gather.labels.gathered(compressed=False)))
+    assert only(effects, CompactPacks) == []
+    driver.feed(PacksCompacted("q", gather.term, gather.labels.compact(compressed=False)))
     cache = driver.machine.coordinated["q"].cache
     assert [len(chunk.packed) for chunk in cache._chunks] == [3, 1]
     (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
@@ -159,28 +159,28 @@ def test_many_small_cycles_are_put_together_outside_the_machine() -> None:
 
 
 def test_what_was_acknowledged_meanwhile_does_not_come_back() -> None:
-    driver = Driver(chunks_gathered=3)
+    driver = Driver(chunks_compacted=3)
     driver.lead()
     for sequence in (1, 2, 3):
         effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
-    (gather,) = only(effects, GatherPacks)
+    (gather,) = only(effects, CompactPacks)
     driver.feed(FetchRequested(1, "q", Cursor({0: 2})))
-    together = gather.labels.gathered(compressed=False)
-    driver.feed(PacksGathered("q", gather.term + 1, together))
-    driver.feed(PacksGathered("q", gather.term, together))
+    together = gather.labels.compact(compressed=False)
+    driver.feed(PacksCompacted("q", gather.term + 1, together))
+    driver.feed(PacksCompacted("q", gather.term, together))
     cache = driver.machine.coordinated["q"].cache
     assert [len(chunk.packed) for chunk in cache._chunks] == [1]
-    driver.feed(PacksGathered("q", gather.term, together))
+    driver.feed(PacksCompacted("q", gather.term, together))
     assert len(cache) == 1
 
 
 def test_packing_that_failed_leaves_the_cache_as_it_was() -> None:
-    driver = Driver(chunks_gathered=2)
+    driver = Driver(chunks_compacted=2)
     driver.lead()
     for sequence in (1, 2):
         effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
-    (gather,) = only(effects, GatherPacks)
-    driver.feed(PacksGathered("q", gather.term, None))
+    (gather,) = only(effects, CompactPacks)
+    driver.feed(PacksCompacted("q", gather.term, None))
     assert len(driver.machine.coordinated["q"].cache._chunks) == 2
 
 
@@ -196,11 +196,11 @@ def test_a_cache_is_tidied_when_its_ccq_comes_to_rest() -> None:
     driver.lead()
     for sequence in (1, 2):
         effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
-        assert only(effects, GatherPacks) == []
+        assert only(effects, CompactPacks) == []
     (gather,) = driver.tick(3.0)
     assert to_paths(gather.labels) == [path(0, 1), path(0, 2)]
-    assert only(driver.tick(4.0), GatherPacks) == []
-    driver.feed(PacksGathered("q", gather.term, gather.labels.gathered(compressed=False)))
+    assert only(driver.tick(4.0), CompactPacks) == []
+    driver.feed(PacksCompacted("q", gather.term, gather.labels.compact(compressed=False)))
     cache = driver.machine.coordinated["q"].cache
     assert [chunk.labels for chunk in cache._chunks] == [2]
     assert driver.tick(5.0) == []
@@ -212,7 +212,7 @@ def test_caches_are_tidied_one_at_a_time_and_not_where_news_came() -> None:
     for name in ("q", "r", "s"):
         driver.lead(replace(CCQ, id=name))
     for sequence in (1, 2):
-        driver.feed(SequencesSeen("d", Cursor({0: sequence})))
+        driver.feed(CommitsObserved("d", Cursor({0: sequence})))
         (start,) = only(driver.tick(float(sequence)), StartCycle)
         found = [
             CycleResult(
@@ -227,13 +227,13 @@ def test_caches_are_tidied_one_at_a_time_and_not_where_news_came() -> None:
         driver.feed(CycleFinished(start.cycle_id, tuple(found)))
     (first,) = driver.tick(3.0)
     assert (first.ccq.id, driver.tick(3.1)) == ("q", [])
-    together = first.labels.gathered(compressed=False)
-    driver.feed(PacksGathered("q", first.term, together))
+    together = first.labels.compact(compressed=False)
+    driver.feed(PacksCompacted("q", first.term, together))
     (second,) = driver.tick(3.2)
     assert second.ccq.id == "r"
     driver.feed(CancelRequested(1, "r"))
-    driver.feed(SequencesSeen("d", Cursor({0: 3})))
-    driver.feed(PacksGathered("r", second.term, None))
+    driver.feed(CommitsObserved("d", Cursor({0: 3})))
+    driver.feed(PacksCompacted("r", second.term, None))
     assert driver.tick(3.3) == [], "it rests no more"
 
 
@@ -255,7 +255,7 @@ def test_retrieved_cursors_are_saved_in_turns(monkeypatch: pytest.MonkeyPatch) -
     for number in range(5):
         driver.lead(replace(CCQ, id=f"q{number}"))
     known = Cursor({0: 1})
-    driver.feed(SequencesSeen("d", known))
+    driver.feed(CommitsObserved("d", known))
     driver.feed(
         FetchesRequested(tuple(FetchRequested(n, f"q{n}", known) for n in range(5))), now=9.0
     )

@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.ccq.thresholds import Means, ThresholdWeights, room, thresholds
+from galileo.ccq.thresholds import MemoryBudget, ThresholdWeights, free_capacity, thresholds
 
 sizes = st.integers(0, 1 << 40)
 shares = st.floats(0.0, 1.0)
-means = st.builds(Means, budget_bytes=sizes, memory_bytes=sizes, cpu_share=shares)
+means = st.builds(MemoryBudget, budget_bytes=sizes, memory_bytes=sizes, cpu_share=shares)
 fetches = st.lists(st.floats(0.0, 1e6), min_size=1, max_size=20)
 
 
@@ -21,7 +21,7 @@ def test_all_thresholds_together_stay_within_room_and_budget(means, fetches):
     found = thresholds(means, fetches)
     assert len(found) == len(fetches)
     assert (found >= 0).all()
-    assert found.sum() <= room(means) <= means.allowance <= means.budget_bytes
+    assert found.sum() <= free_capacity(means) <= means.allowance <= means.budget_bytes
 
 
 @given(means, fetches, sizes)
@@ -57,14 +57,14 @@ def test_one_ccq_more_lowers_the_thresholds_of_the_others(means, fetches, newcom
     before = thresholds(means, fetches)
     after = thresholds(means, [*fetches, newcomer])[:-1]
     assert (after <= before).all()
-    if room(means) > 1000 * len(fetches):
+    if free_capacity(means) > 1000 * len(fetches):
         assert (after < before).all()
 
 
 def test_shares_are_as_the_weights_say() -> None:
     weights = ThresholdWeights(room=0.5, cpu=0.2, popularity=3.0, fetches_typical=10.0)
-    idle = Means(8_000, 1 << 40)
-    assert room(idle, weights=weights) == 4_000
-    assert room(Means(8_000, 6_000, cpu_share=1.0), weights=weights) == 2_400
+    idle = MemoryBudget(8_000, 1 << 40)
+    assert free_capacity(idle, weights=weights) == 4_000
+    assert free_capacity(MemoryBudget(8_000, 6_000, cpu_share=1.0), weights=weights) == 2_400
     # One that is half as popular as can be has 2.5 shares, one that nobody fetches 1.
     assert thresholds(idle, [10.0, 0.0], weights=weights).tolist() == [2857, 1142]

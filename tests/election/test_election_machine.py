@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 from galileo.election.machine import Election, ElectionOptions
 from galileo.election.messages import (
-    AppointmentAccepted,
-    AppointmentRefused,
-    AppointNode,
     Decided,
     ElectionTicked,
     Failed,
+    OfferAccepted,
+    OfferAssignment,
+    OfferRefused,
     PollAnswered,
     SendPoll,
     Started,
@@ -34,8 +34,8 @@ def test_the_first_group_is_polled_and_its_best_appointed():
     polls = election.step(Started(0, (("a", "b"), ("c",))), 0.0)
     assert polls == [SendPoll("a"), SendPoll("b")]
     assert election.step(PollAnswered("a", BUSY), 0.1) == []
-    assert election.step(PollAnswered("b", IDLE), 0.1) == [AppointNode("b")]
-    assert election.step(AppointmentAccepted("b"), 0.2) == [Decided("b")]
+    assert election.step(PollAnswered("b", IDLE), 0.1) == [OfferAssignment("b")]
+    assert election.step(OfferAccepted("b"), 0.2) == [Decided("b")]
     assert election.is_over
 
 
@@ -52,31 +52,31 @@ def test_a_silent_node_is_not_waited_for_longer_than_the_timeout():
     election = started(("a", "b"))
     election.step(PollAnswered("a", BUSY), 0.1)
     assert election.step(ElectionTicked(), 0.4) == []
-    assert election.step(ElectionTicked(), 0.5) == [AppointNode("a")]
+    assert election.step(ElectionTicked(), 0.5) == [OfferAssignment("a")]
 
 
 def test_a_refusal_or_silence_passes_the_offer_on():
     election = started(("a", "b", "c"))
     for node, usage in (("a", IDLE), ("b", BUSY), ("c", BUSY)):
         effects = election.step(PollAnswered(node, usage), 0.1)
-    assert effects == [AppointNode("a")]
-    assert election.step(AppointmentRefused("a"), 0.2) == [AppointNode("b")]
+    assert effects == [OfferAssignment("a")]
+    assert election.step(OfferRefused("a"), 0.2) == [OfferAssignment("b")]
     assert election.step(ElectionTicked(), 1.1) == []
-    assert election.step(ElectionTicked(), 1.2) == [AppointNode("c")]
-    assert election.step(AppointmentAccepted("a"), 1.3) == []
-    assert election.step(AppointmentAccepted("c"), 1.3) == [Decided("c")]
+    assert election.step(ElectionTicked(), 1.2) == [OfferAssignment("c")]
+    assert election.step(OfferAccepted("a"), 1.3) == []
+    assert election.step(OfferAccepted("c"), 1.3) == [Decided("c")]
 
 
 def test_without_a_suitable_node_the_poll_widens():
     election = started(("a",), ("b",))
     assert election.step(PollAnswered("a", FULL), 0.1) == [SendPoll("b")]
-    assert election.step(PollAnswered("b", IDLE), 0.2) == [AppointNode("b")]
+    assert election.step(PollAnswered("b", IDLE), 0.2) == [OfferAssignment("b")]
 
 
 def test_at_last_the_least_loaded_is_taken():
     election = started(("a",), ("b",), need_bytes=1 << 40)
     election.step(PollAnswered("a", IDLE), 0.1)
-    assert election.step(PollAnswered("b", BUSY), 0.2) == [AppointNode("a")]
+    assert election.step(PollAnswered("b", BUSY), 0.2) == [OfferAssignment("a")]
 
 
 def test_nobody_answers():
@@ -95,8 +95,8 @@ def test_offers_are_bounded():
         election.step(PollAnswered(node, IDLE), 0.1)
     offers = 1
     while not election.is_over:
-        effects = election.step(AppointmentRefused(election.offered_to or ""), 0.2)
-        offers += any(isinstance(effect, AppointNode) for effect in effects)
+        effects = election.step(OfferRefused(election.offered_to or ""), 0.2)
+        offers += any(isinstance(effect, OfferAssignment) for effect in effects)
     assert offers == OPTIONS.offers_max
 
 
@@ -113,8 +113,8 @@ def test_any_order_of_events_keeps_the_invariants(steps):
         event = {
             "p": PollAnswered(node, IDLE),
             "x": PollAnswered(node, FULL),
-            "a": AppointmentAccepted(node),
-            "r": AppointmentRefused(node),
+            "a": OfferAccepted(node),
+            "r": OfferRefused(node),
             "t": ElectionTicked(),
         }[kind]
         election.step(event, now)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from simulator.logs import to_labels
 
 from galileo.ccq.events import (
+    CommitsObserved,
     CycleFinished,
     CycleResult,
     MessageArrived,
-    Restored,
-    SequencesSeen,
+    RecordsLoaded,
     StartCycle,
     Ticked,
     UsageMeasured,
 )
 from galileo.ccq.machine import Continuous
 from galileo.ccq.messages import (
-    Appoint,
+    AssignCoordinator,
 )
 from galileo.ccq.model import NODES_MAX, Ccq, Record
 from galileo.ccq.options import ContinuousOptions
@@ -40,7 +40,7 @@ class Driver:
         named = {"ordinal": nodes.index(me), "groups": (nodes,), "sync_interval_s": SELDOM}
         self.machine = Continuous(me, ContinuousOptions(**(named | options)))
         self.now = 0.0
-        self.restored = self.feed(Restored(kept, WALL))
+        self.restored = self.feed(RecordsLoaded(kept, WALL))
         self.feed(UsageMeasured(IDLE))
         self.feed(Ticked(WALL))
 
@@ -58,11 +58,11 @@ class Driver:
 
     def lead(self, ccq: Ccq = CCQ, *, retrieved: Cursor = ORIGIN, term: int = NODES_MAX) -> list:
         record = Record(ccq, term, self.machine.state.me, retrieved)
-        return self.hear("b", Appoint(record, 0))
+        return self.hear("b", AssignCoordinator(record, 0))
 
     def cycle(self, paths: list, reached: dict[int, int], *, now: float) -> list:
         """One whole cycle that finds these paths."""
-        self.feed(SequencesSeen("d", Cursor(reached)))
+        self.feed(CommitsObserved("d", Cursor(reached)))
         (start,) = [e for e in self.tick(now) if isinstance(e, StartCycle)]
         item = start.items[0]
         result = CycleResult("q", item.term, item.after, to_labels(paths), Cursor(reached))

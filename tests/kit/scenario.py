@@ -33,7 +33,7 @@ from pathlib import Path
 
 from simulator.logs import to_labels
 
-from galileo.ccq import elsewhere
+from galileo.ccq import cache_events
 from galileo.ccq import events as ev
 from galileo.ccq import messages as msg
 from galileo.ccq.machine import Continuous
@@ -93,9 +93,9 @@ class Stage:
         self._trace: list[str] = []
         self._limits: dict[str, float] = {}
         self._files: dict[tuple[str, int], PackedLabels] = {}
-        self._writes: dict[str, list[elsewhere.SpillPacks]] = {}
-        self._loads: dict[str, list[elsewhere.LoadPacks]] = {}
-        self._asked: dict[str, list[elsewhere.AskHolder]] = {}
+        self._writes: dict[str, list[cache_events.SpillPacks]] = {}
+        self._loads: dict[str, list[cache_events.LoadPacks]] = {}
+        self._asked: dict[str, list[cache_events.ReadHandedOffCache]] = {}
         self._askers: dict[int, str] = {}
 
     def play(self, command: str) -> list[str]:
@@ -115,7 +115,7 @@ class Stage:
             "cache_bytes_max": int(cache),
             "spill_bytes_max": int(spill),
             "spill_idle_s": float(idle),
-            "holding_s": float(hold),
+            "handed_off_cache_ttl_s": float(hold),
         }
 
     def _do_nodes(self, *names: str) -> None:
@@ -146,7 +146,7 @@ class Stage:
 
     def _do_commit(self, cursor: str, *, at: str = "") -> None:
         for node in [at] if at else list(self._machines):
-            self._feed(node, ev.SequencesSeen("d", _cursor(cursor)))
+            self._feed(node, ev.CommitsObserved("d", _cursor(cursor)))
 
     def _do_find(self, node: str, count: str, *, reach: str = "") -> None:
         cycle = self._cycles[node].pop(0)
@@ -167,21 +167,21 @@ class Stage:
         if not how:
             self._files[node, effect.number] = effect.labels
         size = None if how else effect.labels.size
-        self._feed(node, elsewhere.PacksSpilled(effect.number, size))
+        self._feed(node, cache_events.PacksSpilled(effect.number, size))
 
     def _do_load(self, node: str, how: str = "") -> None:
         effect = self._loads[node].pop(0)
         found = None if how else self._files.get((node, effect.number))
-        self._feed(node, elsewhere.PacksLoaded(effect.number, effect.ccq.id, found))
+        self._feed(node, cache_events.PacksLoaded(effect.number, effect.ccq.id, found))
 
     def _do_hold(self, node: str) -> None:
         asked = self._asked[node].pop(0)
         if asked.node not in self._machines:
-            self._feed(node, elsewhere.HolderFailed(asked.request))
+            self._feed(node, cache_events.CacheReadFailed(asked.request))
             return
         self._askers[asked.request] = node
         wanted = asked.ccq.id, asked.term, asked.after, asked.labels_max
-        self._feed(asked.node, elsewhere.HeldRequested(asked.request, *wanted))
+        self._feed(asked.node, cache_events.CacheReadRequested(asked.request, *wanted))
 
     def _do_deliver(self, sender: str = "", to: str = "") -> None:
         for _ in range(DELIVERIES_MAX):
@@ -236,7 +236,7 @@ class Stage:
         self._machines[name] = Continuous(name, replace(base, **self._limits))
         self._cycles[name] = []
         self._writes[name], self._loads[name], self._asked[name] = [], [], []
-        self._feed(name, ev.Restored(tuple(self._saved[name].values()), WALL + self._now))
+        self._feed(name, ev.RecordsLoaded(tuple(self._saved[name].values()), WALL + self._now))
         self._feed(name, ev.UsageMeasured(UsageStatistics(memory_free_bytes=8 << 30)))
         self._feed(name, ev.Ticked(WALL + self._now))
 
@@ -271,13 +271,13 @@ class Stage:
                 asked = ", ".join(f"{i.ccq.id} after {_places(i.after)}" for i in items)
                 self._tell(f"{node} evaluates {asked}")
             case (
-                elsewhere.SpillPacks()
-                | elsewhere.LoadPacks()
-                | elsewhere.DropSpills()
-                | elsewhere.AskHolder()
+                cache_events.SpillPacks()
+                | cache_events.LoadPacks()
+                | cache_events.DropSpills()
+                | cache_events.ReadHandedOffCache()
             ):
                 self._work(node, effect)
-            case elsewhere.AnswerHeld() | elsewhere.RefuseHeld():
+            case cache_events.AnswerCacheRead() | cache_events.RefuseCacheRead():
                 self._answer_held(node, effect)
             case _:
                 self._tell(f"{node}: {self._reply(effect)}")
@@ -285,37 +285,39 @@ class Stage:
     def _work(
         self,
         node: str,
-        effect: elsewhere.SpillPacks
-        | elsewhere.LoadPacks
-        | elsewhere.DropSpills
-        | elsewhere.AskHolder,
+        effect: cache_events.SpillPacks
+        | cache_events.LoadPacks
+        | cache_events.DropSpills
+        | cache_events.ReadHandedOffCache,
     ) -> None:
         match effect:
-            case elsewhere.SpillPacks(number, ccq, labels):
+            case cache_events.SpillPacks(number, ccq, labels):
                 self._writes[node].append(effect)
                 self._tell(f"{node} writes file {number} of {ccq.id}: {len(labels)} labels")
-            case elsewhere.LoadPacks(number, ccq):
+            case cache_events.LoadPacks(number, ccq):
                 self._loads[node].append(effect)
                 self._tell(f"{node} loads file {number} of {ccq.id}")
-            case elsewhere.DropSpills(numbers):
+            case cache_events.DropSpills(numbers):
                 for number in numbers:
                     self._files.pop((node, number), None)
                     self._tell(f"{node} deletes file {number}")
-            case elsewhere.AskHolder(_, ccq, holder, term, after):
+            case cache_events.ReadHandedOffCache(_, ccq, holder, term, after):
                 self._asked[node].append(effect)
                 what = f"{ccq.id} of term {_term(term)} after {_places(after)}"
                 self._tell(f"{node} asks the holder {holder} for {what}")
 
-    def _answer_held(self, node: str, effect: elsewhere.AnswerHeld | elsewhere.RefuseHeld) -> None:
+    def _answer_held(
+        self, node: str, effect: cache_events.AnswerCacheRead | cache_events.RefuseCacheRead
+    ) -> None:
         asker = self._askers.pop(effect.request)
-        if isinstance(effect, elsewhere.RefuseHeld):
+        if isinstance(effect, cache_events.RefuseCacheRead):
             self._tell(f"{node} does not hold that")
-            self._feed(asker, elsewhere.HolderFailed(effect.request))
+            self._feed(asker, cache_events.CacheReadFailed(effect.request))
             return
         count = 0 if effect.labels is None else len(effect.labels)
         self._tell(f"{node} holds {count} labels up to {_places(effect.reached)}")
         told = effect.labels, effect.reached, effect.gone
-        self._feed(asker, elsewhere.HolderAnswered(effect.request, *told))
+        self._feed(asker, cache_events.CacheReadAnswered(effect.request, *told))
 
     def _reply(self, effect: ev.ContinuousEffect) -> str:
         request = self._requests.get(getattr(effect, "request", -1), "")
@@ -353,20 +355,20 @@ def _message(message: msg.Message) -> str:
             return "poll"
         case PollAnswer(_, usage):
             return f"cpu {usage.cpu_share:g}, {usage.memory_free_bytes >> 30} GiB free"
-        case msg.Appoint(record):
+        case msg.AssignCoordinator(record):
             return f"take {_record(record)}"
-        case msg.Appointed(ccq_id, term):
+        case msg.AssignmentAccepted(ccq_id, term):
             return f"took {ccq_id} in term {_term(term)}"
-        case msg.AppointRefused(ccq_id, term):
+        case msg.AssignmentRefused(ccq_id, term):
             return f"no, not {ccq_id} in term {_term(term)}"
-        case msg.Announce(records, note):
+        case msg.RecordUpdate(records, note):
             told = ", ".join(map(_record, records))
             return f"know {told}{', and say so' if note else ''}"
-        case msg.Noted(entries):
+        case msg.RecordAck(entries):
             return "noted " + ", ".join(f"{ccq_id} in term {_term(t)}" for ccq_id, t in entries)
-        case msg.RecordsWanted(ccq_ids):
+        case msg.RecordRequest(ccq_ids):
             return f"what of {', '.join(ccq_ids)}?"
-        case msg.RecordsDenied(ccq_ids):
+        case msg.RecordNotFound(ccq_ids):
             return f"nothing of {', '.join(ccq_ids)}"
         case _:
             return type(message).__name__.lower()

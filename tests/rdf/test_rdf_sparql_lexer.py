@@ -73,7 +73,7 @@ def test_the_words_alone_are_harmless(text):
 
 def test_a_long_query_is_not_parsed_here(monkeypatch):
     """What takes seconds, or too deep a stack, in rdflib's parser."""
-    monkeypatch.setattr(query_validation, "late", None)
+    monkeypatch.setattr(query_validation, "lazy_imports", None)
     query_validation.check_query("SELECT * { " + "{ ?a ?b 'from' } UNION " * 2_000 + "{} }")
     query_validation.check_query("SELECT * { " + "?a ?b 'service' . " * 2_000 + "}")
     query_validation.syntax_error("SELECT * { " + "{ ?a ?b ?c } UNION " * 2_000 + "oops", "no")

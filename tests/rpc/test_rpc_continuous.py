@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from simulator.logs import SCHEMA, to_labels
 
-from galileo.ccq.packs import packed
+from galileo.ccq.packs import pack_labels
 from galileo.client import decode
 from galileo.cursor import Cursor, Stretch
 from galileo.errors import DataDamaged, InputError
@@ -155,7 +155,7 @@ async def test_watching_is_fetching_again_and_again(stub, face: Face) -> None:
 
 
 async def test_labels_that_were_damaged_on_the_way_are_not_taken(stub, face: Face) -> None:
-    made = packed(expected(), compressed=True)
+    made = pack_labels(expected(), compressed=True)
     assert made is not None
     damaged = bytearray(made.packs[0].data)
     damaged[-1] ^= 1

@@ -16,7 +16,7 @@ import pytest
 from simulator.logs import SCHEMA, to_labels
 
 import galileo
-from galileo.ccq.shared_packs import packed_together
+from galileo.ccq.pack_many import pack_many
 from galileo.client import many, watching
 from galileo.client.transport import Transport
 from galileo.cursor import Cursor, Stretch
@@ -36,7 +36,7 @@ PATHS = [[(0, sequence, row, 7) for sequence in (number, 9)] for row, number in 
 def shared() -> list[list[Piece]]:
     """Labels of two queries in one pack."""
     tables = [labels.labels().table for labels in map(to_labels, PATHS) if labels is not None]
-    packs = packed_together(SCHEMA, pa.concat_tables(tables), np.array([0, 2]), compressed=False)
+    packs = pack_many(SCHEMA, pa.concat_tables(tables), np.array([0, 2]), compressed=False)
     return [[Piece(one.data, one.ranges()) for one in labels.packs] for labels in packs]
 
 

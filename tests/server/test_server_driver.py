@@ -160,7 +160,7 @@ def on(kind: type, *effects: Any) -> Answer:
     return lambda event: list(effects) if isinstance(event, kind) else []
 
 
-WAKE = ccq.SequencesSeen("nam", ORIGIN)
+WAKE = ccq.CommitsObserved("nam", ORIGIN)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
@@ -169,7 +169,7 @@ async def test_a_durable_record_waits_for_room_on_the_disk_and_the_rest_with_it(
 ) -> None:
     monkeypatch.setattr(driver_module, "RECORDS_RETRY_S", 0.01)
     save = ccq.SaveRecord(record(3), durable=True)
-    bench.script.answer = on(ccq.SequencesSeen, save, ccq.Send("b", "taken"))
+    bench.script.answer = on(ccq.CommitsObserved, save, ccq.Send("b", "taken"))
     disk.number = number
     disk.fill()
     bench.driver.feed(WAKE)
@@ -188,7 +188,7 @@ async def test_what_comes_again_is_not_kept_while_the_machine_waits_for_the_disk
     """A disk may be full for days, and peers announce thousands of records a second."""
     monkeypatch.setattr(driver_module, "RECORDS_RETRY_S", 0.01)
     monkeypatch.setattr(driver_module, "TICK_S", 0.001)
-    bench.script.answer = on(ccq.SequencesSeen, ccq.SaveRecord(record(3), durable=True))
+    bench.script.answer = on(ccq.CommitsObserved, ccq.SaveRecord(record(3), durable=True))
     disk.fill()
     bench.driver.feed(WAKE)
     await disk.refusals(3)
@@ -207,7 +207,7 @@ async def test_what_comes_again_is_not_kept_while_the_machine_waits_for_the_disk
 async def test_a_disk_that_fails_ends_the_node(bench: Bench, disk: FullDisk) -> None:
     """Others take its continuous queries on; it could not answer for what it promised."""
     save = ccq.SaveRecord(record(3), durable=True)
-    bench.script.answer = on(ccq.SequencesSeen, save, ccq.Send("b", "taken"))
+    bench.script.answer = on(ccq.CommitsObserved, save, ccq.Send("b", "taken"))
     disk.number = errno.EIO
     disk.fill()
     bench.driver.feed(WAKE)
@@ -241,7 +241,7 @@ async def test_ticks_come_when_cycles_are_due_and_not_up_to_a_pause_later(
 
 async def test_a_durable_record_is_on_disk_before_anything_is_sent(bench: Bench) -> None:
     bench.script.answer = on(
-        ccq.SequencesSeen,
+        ccq.CommitsObserved,
         ccq.SaveRecord(record(3), durable=True),
         ccq.Send("b", Poll("after")),
     )
@@ -270,7 +270,7 @@ async def test_one_durable_record_among_others_is_waited_for(
     monkeypatch.setattr(bench.store, "save_batch", save_late)
     monkeypatch.setattr(bench.mail, "send", send)
     bench.script.answer = on(
-        ccq.SequencesSeen,
+        ccq.CommitsObserved,
         ccq.SaveRecord(record(3), durable=True),
         ccq.SaveRecord(record(1, "ccq-2"), durable=False),
         ccq.Send("b", Poll("after")),
@@ -286,7 +286,7 @@ async def test_records_are_written_in_order_whether_they_are_waited_for_or_not(
     bench: Bench,
 ) -> None:
     bench.script.answer = on(
-        ccq.SequencesSeen,
+        ccq.CommitsObserved,
         *(ccq.SaveRecord(record(term), durable=False) for term in range(1, 20)),
         ccq.SaveRecord(record(1, "ccq-2"), durable=False),
         ccq.PurgeRecord("ccq-2"),
@@ -306,7 +306,7 @@ async def test_the_records_of_an_earlier_life_are_the_first_event(bench: Bench) 
         data = driver_module.TAGGED.encode(record(3, name))
         bench.store.save_batch(RECORD_KIND, {name: data})
     await bench.driver.restore()
-    restored = await bench.script.until(ccq.Restored)
+    restored = await bench.script.until(ccq.RecordsLoaded)
     assert bench.script.fed[0] is restored
     assert restored.records == (record(3, "ccq-1"), record(3, "ccq-2"))
     assert restored.wall > 1e9
@@ -381,7 +381,7 @@ async def test_work_runs_beside_and_comes_back_as_an_event(bench: Bench) -> None
         return ccq.SequencesConfirmed(effect.request, ORIGIN)
 
     bench.work[ccq.ConfirmSequences] = confirm
-    bench.script.answer = on(ccq.SequencesSeen, ccq.ConfirmSequences(7, "nam", (1,)))
+    bench.script.answer = on(ccq.CommitsObserved, ccq.ConfirmSequences(7, "nam", (1,)))
     bench.driver.feed(WAKE)
     bench.driver.feed(ccq.FetchAbandoned(9))
     await bench.script.until(ccq.FetchAbandoned)
@@ -407,7 +407,7 @@ async def test_the_span_of_a_late_cycle_begins_when_the_cycle_was_due(bench: Ben
 
     bench.work[ccq.StartCycle] = cycle
     bench.script.cycle_due_at = time.monotonic() - 5.0
-    bench.script.answer = lambda event: {ccq.SequencesSeen: [ccq.StartCycle(1, ())]}.get(
+    bench.script.answer = lambda event: {ccq.CommitsObserved: [ccq.StartCycle(1, ())]}.get(
         type(event), []
     )
     bench.script.state = SimpleNamespace(counts=SimpleNamespace(ended=[]))  # type: ignore[attr-defined]
@@ -434,7 +434,7 @@ async def test_an_abandoned_cycle_is_stopped_and_others_go_on(bench: Bench) -> N
 
     bench.work[ccq.StartCycle] = cycle
     bench.script.answer = lambda event: {
-        ccq.SequencesSeen: [ccq.StartCycle(1, ()), ccq.StartCycle(2, ())],
+        ccq.CommitsObserved: [ccq.StartCycle(1, ()), ccq.StartCycle(2, ())],
         ccq.FetchAbandoned: [ccq.AbandonCycle(1), ccq.AbandonCycle(77)],
     }.get(type(event), [])
     async with asyncio.timeout(TIMEOUT_S):
@@ -506,7 +506,7 @@ async def test_the_records_of_a_step_are_written_with_one_sync(
         lambda kind, values: (written.append(list(values)), save(kind, values)),
     )
     bench.script.answer = on(
-        ccq.SequencesSeen,
+        ccq.CommitsObserved,
         *(ccq.SaveRecord(record(1, f"ccq-{number}"), durable=True) for number in range(50)),
         ccq.Send("b", Poll("after")),
     )

@@ -9,9 +9,9 @@ import grpc.aio
 import pytest
 from simulator.logs import SCHEMA, to_labels, to_paths
 
-from galileo.ccq.elsewhere import AskHolder, HolderAnswered, HolderFailed
+from galileo.ccq.cache_events import CacheReadAnswered, CacheReadFailed, ReadHandedOffCache
 from galileo.ccq.model import Ccq
-from galileo.ccq.pack_files import to_bytes
+from galileo.ccq.pack_codec import to_bytes
 from galileo.cursor import Cursor, Stretch
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.rpc.continuous import ContinuousServicer, Held
@@ -60,23 +60,23 @@ async def work() -> AsyncIterator[ContinuousWork]:
     await server.stop(None)
 
 
-def ask(term: int, *, after: Cursor, node: str = "b") -> AskHolder:
-    return AskHolder(1, CCQ, node, term, after, 100)
+def ask(term: int, *, after: Cursor, node: str = "b") -> ReadHandedOffCache:
+    return ReadHandedOffCache(1, CCQ, node, term, after, 100)
 
 
 async def test_what_is_held_comes_over_as_it_was(work: ContinuousWork) -> None:
     answer = await work(ask(5, after=Cursor({0: 1})))
-    assert isinstance(answer, HolderAnswered)
+    assert isinstance(answer, CacheReadAnswered)
     assert to_paths(answer.labels) == [path for path in PATHS if path[:2] != (0, 1)]
     assert (answer.request, answer.reached, answer.gone) == (1, REACHED, GONE)
 
 
 async def test_a_stretch_without_labels_is_one_all_the_same(work: ContinuousWork) -> None:
-    assert await work(ask(6, after=Cursor())) == HolderAnswered(1, None, REACHED, GONE)
+    assert await work(ask(6, after=Cursor())) == CacheReadAnswered(1, None, REACHED, GONE)
 
 
 @pytest.mark.parametrize(("term", "node"), [(4, "b"), (7, "b"), (5, "dead")])
 async def test_what_is_not_held_or_damaged_or_out_of_reach_is_said(
     work: ContinuousWork, term: int, node: str
 ) -> None:
-    assert await work(ask(term, after=Cursor(), node=node)) == HolderFailed(1)
+    assert await work(ask(term, after=Cursor(), node=node)) == CacheReadFailed(1)

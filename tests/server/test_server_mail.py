@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from galileo.ccq.messages import Appointed, Digest, RecordsWanted
+from galileo.ccq.messages import AssignmentAccepted, Digest, RecordRequest
 from galileo.cursor import ORIGIN
 from galileo.election.messages import Poll
 from galileo.errors import ConfigError, InputError, PartitionStopped
@@ -92,7 +92,7 @@ async def settled(condition: Callable[[], bool]) -> None:
 
 
 async def test_messages_arrive_once_and_in_order(post: Post) -> None:
-    sent = [Poll(f"election-{number}") for number in range(50)] + [Appointed("c", 3)]
+    sent = [Poll(f"election-{number}") for number in range(50)] + [AssignmentAccepted("c", 3)]
     for message in sent:
         post["a"].send("b", message)
     await post.until(lambda: len(post.messages) >= len(sent))
@@ -387,9 +387,9 @@ async def test_a_message_that_cannot_be_read_is_refused(post: Post) -> None:
     with pytest.raises(InputError, match="expected a tagged JSON value"):
         await post["a"].arrive(request)
     assert post.messages == []
-    post["b"].send("a", RecordsWanted(("c",)))
+    post["b"].send("a", RecordRequest(("c",)))
     await post.until(lambda: bool(post.messages))
-    assert post.messages == [("a", "b", RecordsWanted(("c",)))]
+    assert post.messages == [("a", "b", RecordRequest(("c",)))]
 
 
 async def test_a_digest_waits_for_the_next_heartbeat(post: Post) -> None:

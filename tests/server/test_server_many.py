@@ -17,7 +17,7 @@ from galileo.ccq.batch_events import BatchItem, BatchSubmitted
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import Ccq
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.shared_packs import packed_together
+from galileo.ccq.pack_many import pack_many
 from galileo.clock import SystemClock
 from galileo.config import LimitsSection
 from galileo.cursor import Cursor
@@ -45,7 +45,7 @@ class Stage:
     over: asyncio.Future[None] | None = None
 
     def __post_init__(self) -> None:
-        self.step(ccq.Restored((), 0.0))
+        self.step(ccq.RecordsLoaded((), 0.0))
         self.step(ccq.UsageMeasured(UsageStatistics(memory_free_bytes=8 << 30)))
         items = tuple(BatchItem(Ccq(i, SCHEMA.name, "", 1.0, 1e9)) for i in IDS)
         self.step(BatchSubmitted(1, items))
@@ -58,12 +58,12 @@ class Stage:
     def cycle(self, sequence: int) -> None:
         self.now += 2.0
         reached = Cursor({0: sequence})
-        self.step(ccq.SequencesSeen(SCHEMA.name, reached))
+        self.step(ccq.CommitsObserved(SCHEMA.name, reached))
         (start,) = [e for e in self.step(ccq.Ticked(0.0)) if isinstance(e, ccq.StartCycle)]
         paths = [[(0, sequence, row, 7) for row in range(LABELS)] for _ in start.items]
         tables = [found.labels().table for found in map(to_labels, paths) if found is not None]
         starts = np.arange(len(paths)) * LABELS
-        packs = packed_together(SCHEMA, pa.concat_tables(tables), starts, compressed=False)
+        packs = pack_many(SCHEMA, pa.concat_tables(tables), starts, compressed=False)
         results = tuple(
             ccq.CycleResult(item.ccq.id, item.term, item.after, labels, reached)
             for item, labels in zip(start.items, packs, strict=True)

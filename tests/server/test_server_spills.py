@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from simulator.logs import SCHEMA, to_labels, to_paths
 
-from galileo.ccq.elsewhere import LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
+from galileo.ccq.cache_events import LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
 from galileo.ccq.model import Ccq, Compression
 from galileo.server import spills as module
 from galileo.server.spills import DIRECTORY, SpillDirectory

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from galileo.ccq.events import GatherPacks, PacksGathered
+from galileo.ccq.events import CompactPacks, PacksCompacted
 from galileo.ccq.model import Ccq
 from galileo.errors import DataDamaged
 from galileo.server.work import ContinuousWork
@@ -27,5 +27,5 @@ async def test_packs_that_cannot_be_put_together_come_back_as_they_are(error: Ex
     )
     made = Ccq("q", "nam", "true", interval_s=1.0, expires_at=1e9)
     labels = SimpleNamespace(gathered=fail)
-    answer = await work(GatherPacks(made, 3, labels))  # type: ignore[arg-type]
-    assert answer == PacksGathered("q", 3, None)
+    answer = await work(CompactPacks(made, 3, labels))  # type: ignore[arg-type]
+    assert answer == PacksCompacted("q", 3, None)

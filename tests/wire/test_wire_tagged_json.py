@@ -19,7 +19,7 @@ from galileo.samplers import SamplerSpec
 from galileo.wire.tagged_json import TaggedJson
 
 MESSAGES = get_args(messages.Message)
-TAGGED = TaggedJson([*MESSAGES, Ccq, Record, Holder, Window, UsageStatistics])
+TAGGED = TaggedJson([*MESSAGES, Ccq, Record, Holder, Window, UsageStatistics], tags=messages.TAGS)
 
 numbers = st.integers(0, 2**63 - 1)
 texts = st.text(max_size=20)
@@ -67,6 +67,18 @@ def test_what_is_stored_looks_like_this() -> None:
         '\\"options\\":{\\"fraction\\":0.5},\\"seed\\":7}"},"compression":"lz4","window":null,"owner":""},"term":3,'
         '"coordinator":"node-1","retrieved":{"$":"Cursor","at":[[2,5]]},"ended":null,'
         '"ended_at":0.0,"holders":[]}'
+    )
+
+
+def test_messages_have_the_tags_that_other_versions_know() -> None:
+    tags = [messages.TAGS.get(cls, cls.__name__) for cls in MESSAGES]
+    assert tags == [
+        *("Poll", "PollAnswer", "Appoint", "Appointed", "AppointRefused", "AppointMany"),
+        *("ManyAppointed", "Announce", "Noted", "Digest", "Summary"),
+        *("RecordsWanted", "RecordsDenied"),
+    ]
+    assert (
+        TAGGED.encode(messages.RecordNotFound(("c",))) == b'{"$":"RecordsDenied","ccq_ids":["c"]}'
     )
 
 

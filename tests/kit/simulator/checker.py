@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from delivery_audit import Answer, audited
 
-from galileo.ccq.coordination import Coordination
+from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.events import AnswerFetch
 from galileo.ccq.model import Ccq
 from galileo.cursor import Cursor, Stretch
@@ -50,7 +50,7 @@ class Checker:
         self._tokens: dict[str, Cursor] = {}
         self._submitted: dict[str, float] = {}
 
-    def observe(self, node: str, led: Mapping[str, Coordination]) -> None:
+    def observe(self, node: str, led: Mapping[str, Coordinator]) -> None:
         """Invariants 3 and 4, after a step of `node`."""
         for ccq_id, one in led.items():
             key = (ccq_id, one.term)
@@ -66,7 +66,7 @@ class Checker:
         """What `node` coordinated went with its process."""
         self._terms[node] = {}
 
-    def _count(self, node: str, led: Mapping[str, Coordination]) -> None:
+    def _count(self, node: str, led: Mapping[str, Coordinator]) -> None:
         """Counts changes of coordinators."""
         for ccq_id, one in led.items():
             term = one.term
@@ -80,7 +80,7 @@ class Checker:
         lost = [i for i in self._terms.get(node, {}) if i not in led]
         self._counters["coordinators deposed or ended"] += len(lost)
 
-    def _observe_cursors(self, key: tuple[str, int], one: Coordination) -> None:
+    def _observe_cursors(self, key: tuple[str, int], one: Coordinator) -> None:
         seen = self._seen.setdefault(key, _Seen())
         evaluated, retrieved = one.evaluated, one.retrieved
         if evaluated is seen.evaluated and retrieved is seen.retrieved:

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from delivery_audit import Answer
 
+from galileo.ccq.dropped_ranges import ranges_between
 from galileo.ccq.events import (
     AnswerCancel,
     AnswerFetch,
@@ -21,7 +22,6 @@ from galileo.ccq.events import (
     RefuseSubmit,
     SubmitRequested,
 )
-from galileo.ccq.gone import stretches
 from galileo.ccq.model import Ccq, Failure
 from galileo.cursor import ORIGIN, Cursor, Stretch
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
@@ -238,7 +238,7 @@ class Reader(_Client):
             self.ccq, paths, reached, dropped=dropped, now=self.loop.now
         )
         news = self._folded(WindowProgress(), paths, clock_us=initial.clock_us, more=False)
-        self._store(paths, reached, stretches(ORIGIN, dropped), news)
+        self._store(paths, reached, ranges_between(ORIGIN, dropped), news)
         self._target = coordinator
         for act in self._followers:
             act()

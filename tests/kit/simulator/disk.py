@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from galileo.ccq.model import Record
-from galileo.ccq.pack_files import from_bytes, to_bytes
+from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
 from galileo.errors import DataDamaged
 from simulator.logs import SCHEMA

@@ -11,7 +11,7 @@ import pyarrow as pa
 from delivery_audit import Keys, keys_of
 
 from galileo.ccq.model import Ccq
-from galileo.ccq.packs import PackedLabels, packed
+from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
@@ -133,7 +133,7 @@ def to_labels(paths: list[Path]) -> PackedLabels | None:
         pa.array(sequences.astype(np.int64)),
     ]
     labels = LabelSet(SCHEMA, pa.table(columns, schema=SCHEMA.label_schema))
-    return packed(labels, compressed=False)
+    return pack_labels(labels, compressed=False)
 
 
 def keys_of_paths(paths: Iterable[Path]) -> Keys:

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from galileo.ccq.answer import Answer, compose
-from galileo.ccq.batches import Batches
+from galileo.ccq.batch_submission import BatchSubmissions
 from galileo.ccq.cache import LabelCache, Selection
-from galileo.ccq.coordination import Coordination
+from galileo.ccq.cache_events import AnswerCacheRead, CacheReadRequested
+from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.cycles import Cycles
-from galileo.ccq.elsewhere import AnswerHeld, HeldRequested
 from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import (
     AnswerFetch,
@@ -25,15 +24,16 @@ from galileo.ccq.events import (
     CycleResult,
     DatasetDropped,
     FetchRequested,
-    Restored,
+    RecordsLoaded,
     SaveRecord,
 )
+from galileo.ccq.fetch_response import FetchResponse, compose
 from galileo.ccq.fetches import Effects, Fetches
-from galileo.ccq.holding import Holding, Holdings
+from galileo.ccq.handed_off_cache import HandedOffCache, HandedOffCaches
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import NODES_MAX, Record
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.packs import PackedLabels, packed
+from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.ccq.state import NodeState
 from galileo.cursor import ORIGIN, Cursor
 from simulator.evaluator import Evaluate, by_sequence
@@ -49,15 +49,15 @@ def _with(
     cache: type[LabelCache] = LabelCache,
     cycles: type[Cycles] = Cycles,
     fetches: type[Fetches] = Fetches,
-    coordination: type[Coordination] = Coordination,
+    coordination: type[Coordinator] = Coordinator,
     evaluate: Evaluate = by_sequence,
     has_cursors: bool = True,
-    holding: type[Holding] = Holding,
+    holding: type[HandedOffCache] = HandedOffCache,
 ) -> Variant:
     """The production machine with some part of its coordinations replaced."""
     parts: dict[str, Any] = {"cache_type": cache, "cycles_type": cycles, "fetches_type": fetches}
     changed = type("MutantCoordination", (coordination,), parts)
-    holdings = type("MutantHoldings", (Holdings,), {"holding_type": holding})
+    holdings = type("MutantHoldings", (HandedOffCaches,), {"holding_type": holding})
     replaced = {"coordination_type": changed, "holdings_type": holdings}
     state = type("MutantState", (NodeState,), replaced)
     return Variant(_on(state), evaluate, has_cursors)
@@ -94,7 +94,7 @@ class _PaperCache(LabelCache):
 class _PaperFetches(Fetches):
     """Answers with the cache and clears it; keeps the time of that for a successor."""
 
-    def ask(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
+    def fetch(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
         assert isinstance(self._cache, _PaperCache)
         labels = self._cache.take_all()
         cursor = self.acknowledged = self._cache.until
@@ -143,7 +143,7 @@ class _SkipWhenLate(Cycles):
         return found
 
 
-class _ResumeFromEvaluated(Coordination):
+class _ResumeFromEvaluated(Coordinator):
     """Hands the evaluated cursor to the successor, which believes that it holds that cache."""
 
     def __init__(
@@ -171,7 +171,7 @@ class _TokenUnchecked(Fetches):
 
 def _cut_anywhere(
     backfilled: PackedLabels | None, selection: Selection, *, labels_max: int
-) -> Answer:
+) -> FetchResponse:
     """Cuts the answer in the middle of a commit, and counts that commit as delivered."""
     whole = compose(backfilled, selection, labels_max=1_000_000)
     if whole.labels is None or len(whole.labels) <= labels_max:
@@ -182,7 +182,9 @@ def _cut_anywhere(
     for partition in np.unique(left.partitions).tolist():
         first = int(left.sequences[left.partitions == partition].min())
         cursor = Cursor({**cursor, partition: first})
-    return Answer(packed(found.slice(0, labels_max), compressed=False), cursor, is_cut=True)
+    return FetchResponse(
+        pack_labels(found.slice(0, labels_max), compressed=False), cursor, is_cut=True
+    )
 
 
 class _CutInsideCommit(Fetches):
@@ -256,16 +258,16 @@ class _TrustHolders(Fetches):
         return self._join(fetch, None, reached, now=now, missing=fetch.doubtful, gone=())
 
 
-class _ForgetHeld(Holding):
+class _ForgetHeld(HandedOffCache):
     """Lets go of what it holds as soon as it is asked for it, read or not."""
 
-    def ask(self, event: HeldRequested) -> Effects:
-        effects = super().ask(event)
+    def read(self, event: CacheReadRequested) -> Effects:
+        effects = super().read(event)
         self.cache.clear()
         return effects
 
 
-class _BeginPastHolder(Coordination):
+class _BeginPastHolder(Coordinator):
     """Begins one commit past what the predecessor has evaluated."""
 
     def __init__(self, record: Record, **named: Any) -> None:
@@ -274,24 +276,24 @@ class _BeginPastHolder(Coordination):
             self.cache.until = Cursor({p: s + 1 for p, s in self.cache.until.items()})
 
 
-class _HoldHalfway(Holding):
+class _HoldHalfway(HandedOffCache):
     """Says that it has all of its stretch, whatever it has dropped or left out of the answer."""
 
-    def ask(self, event: HeldRequested) -> Effects:
+    def read(self, event: CacheReadRequested) -> Effects:
         return [
             replace(one, reached=one.reached.join(self.cache.until))
-            if isinstance(one, AnswerHeld)
+            if isinstance(one, AnswerCacheRead)
             else one
-            for one in super().ask(event)
+            for one in super().read(event)
         ]
 
 
 class _LoseSpills(LabelCache):
     """Goes on without the labels of a file that is lost."""
 
-    def take_loaded(self, number: int, labels: PackedLabels | None) -> None:
+    def apply_loaded(self, number: int, labels: PackedLabels | None) -> None:
         if labels is not None:
-            super().take_loaded(number, labels)
+            super().apply_loaded(number, labels)
         else:
             self._loading.discard(number)
             self._keep([c for c in self._chunks if c.spill is None or c.spill.number != number])
@@ -304,7 +306,7 @@ class _IgnoreTerms(NodeState):
     """Once coordinator, always coordinator."""
 
     def learn(self, incoming: Record, now: float) -> Effects:
-        if incoming.ccq.id in self.led and incoming.ended is None:
+        if incoming.ccq.id in self.coordinated and incoming.ended is None:
             return []
         return super().learn(incoming, now)
 
@@ -312,18 +314,18 @@ class _IgnoreTerms(NodeState):
 class _ReuseTerms(NodeState):
     """Offers a CCQ to the next node in the term of the offer before."""
 
-    def mint(self, record: Record, coordinator: str) -> Record:
-        mine = self.tracker.get(record.ccq.id) or record
+    def with_next_term(self, record: Record, coordinator: str) -> Record:
+        mine = self.record_table.get(record.ccq.id) or record
         if mine.term % NODES_MAX == self.options.ordinal and mine.term > 0:
             return replace(mine, coordinator=coordinator)
-        return super().mint(record, coordinator)
+        return super().with_next_term(record, coordinator)
 
 
 class _CountTerms(NodeState):
     """Takes the next number as term, whoever else may take it too."""
 
-    def mint(self, record: Record, coordinator: str) -> Record:
-        mine = self.tracker.get(record.ccq.id) or record
+    def with_next_term(self, record: Record, coordinator: str) -> Record:
+        mine = self.record_table.get(record.ccq.id) or record
         return replace(mine, term=mine.term + 1, coordinator=coordinator)
 
 
@@ -331,7 +333,7 @@ class _IgnoreEnds(NodeState):
     """Does not believe others that a CCQ is over."""
 
     def learn(self, incoming: Record, now: float) -> Effects:
-        mine = self.tracker.get(incoming.ccq.id)
+        mine = self.record_table.get(incoming.ccq.id)
         if incoming.ended is not None and mine is not None and incoming.ended_at != self.wall:
             incoming = replace(incoming, ended=None, ended_at=0.0)
         return super().learn(incoming, now)
@@ -341,7 +343,7 @@ class _TakeDropped(NodeState):
     """Takes CCQs of a dropped dataset that come late."""
 
     def learn(self, incoming: Record, now: float) -> Effects:
-        if self.tracker.get(incoming.ccq.id) is not None:
+        if self.record_table.get(incoming.ccq.id) is not None:
             return super().learn(incoming, now)
         dropped, self.dropped = self.dropped, {}
         try:
@@ -377,17 +379,19 @@ class _SaveLast(Continuous):
 class _ResumeInTerm(Continuous):
     """After a restart, goes on at once in the old term."""
 
-    def _on_restored(self, event: Restored, now: float) -> Effects:
-        effects = super()._on_restored(event, now)
+    def _on_records_loaded(self, event: RecordsLoaded, now: float) -> Effects:
+        effects = super()._on_records_loaded(event, now)
         for ccq_id in self.state.resuming:
-            record = self.state.tracker.records[ccq_id]
-            self.state.led[ccq_id] = Coordination(record, now=now, options=self.state.options)
+            record = self.state.record_table.records[ccq_id]
+            self.state.coordinated[ccq_id] = Coordinator(
+                record, now=now, options=self.state.options
+            )
             self.state.begun.append(ccq_id)
         self.state.resuming = {}
         return effects
 
 
-class _AnswerAtOnce(Batches):
+class _AnswerAtOnce(BatchSubmissions):
     """Tells the client as soon as the CCQs are offered to a node."""
 
     def _offer(self, batch: Any, node: str, now: float) -> Effects:

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from galileo.ccq.batch_events import AnswerBatch, BatchSubmitted
-from galileo.ccq.elsewhere import (
-    AnswerHeld,
-    AskHolder,
+from galileo.ccq.cache_events import (
+    AnswerCacheRead,
+    CacheReadAnswered,
+    CacheReadFailed,
+    CacheReadRequested,
     DropSpills,
-    HeldRequested,
-    HolderAnswered,
-    HolderFailed,
     LoadPacks,
     PacksLoaded,
     PacksSpilled,
-    RefuseHeld,
+    ReadHandedOffCache,
+    RefuseCacheRead,
     SpillPacks,
 )
 from galileo.ccq.events import (
@@ -27,38 +27,38 @@ from galileo.ccq.events import (
     AnswerSubmit,
     Backfill,
     CancelRequested,
+    CommitsObserved,
+    CompactPacks,
     ConfirmSequences,
     ContinuousEffect,
     ContinuousEvent,
     DatasetDropped,
     DrainRequested,
     FetchRequested,
-    GatherPacks,
     MessageArrived,
-    PacksGathered,
+    PacksCompacted,
     PurgeRecord,
+    RecordsLoaded,
     RedirectFetch,
     RefuseCancel,
     RefuseFetch,
     RefuseSubmit,
-    Restored,
     SaveRecord,
     Send,
     SequencesConfirmed,
-    SequencesSeen,
     StartCycle,
     SubmitRequested,
     Ticked,
     UsageMeasured,
 )
 from galileo.ccq.messages import (
-    Announce,
-    Appoint,
-    Appointed,
-    AppointMany,
-    ManyAppointed,
+    AssignCoordinator,
+    AssignMany,
+    AssignmentAccepted,
+    AssignmentsAnswered,
     Message,
-    Noted,
+    RecordAck,
+    RecordUpdate,
 )
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import Cursor
@@ -90,8 +90,8 @@ _REPLIES = (
     RedirectFetch,
     AnswerCancel,
     RefuseCancel,
-    AnswerHeld,
-    RefuseHeld,
+    AnswerCacheRead,
+    RefuseCacheRead,
 )
 
 
@@ -181,7 +181,7 @@ class Node:
         self._spills.clear()
         for name, generations in self._dropped.items():
             self.feed(DatasetDropped(name, generations))
-        self.feed(Restored(self._disk.restore(), self.wall))
+        self.feed(RecordsLoaded(self._disk.restore(), self.wall))
         free = self._loop.random.choice((1, 4, 8)) << 30
         self.feed(UsageMeasured(UsageStatistics(self._loop.random.random(), free)))
         self._see_own_sequences()
@@ -245,7 +245,11 @@ class Node:
 
     def ask(
         self,
-        event: SubmitRequested | BatchSubmitted | FetchRequested | CancelRequested | HeldRequested,
+        event: SubmitRequested
+        | BatchSubmitted
+        | FetchRequested
+        | CancelRequested
+        | CacheReadRequested,
         reply: Reply,
     ) -> None:
         self._replies[event.request] = reply
@@ -317,7 +321,7 @@ class Node:
         for dropped in beat.dropped:
             self.drop(*dropped)
         for dataset in self._world.datasets:
-            self.feed(SequencesSeen(dataset, beat.sequences, beat.clock))
+            self.feed(CommitsObserved(dataset, beat.sequences, beat.clock))
 
     def _sync(self, log: Log, commit: Commit, reply: Callable[[int], None]) -> None:
         log.sync()
@@ -327,7 +331,7 @@ class Node:
     def _see_own_sequences(self) -> None:
         sequences = Cursor({log.partition: log.end for log in self.own_logs()})
         for dataset in self._world.datasets:
-            self.feed(SequencesSeen(dataset, sequences, self._own_clock()))
+            self.feed(CommitsObserved(dataset, sequences, self._own_clock()))
 
     def _own_clock(self) -> tuple[ClockStep, ...]:
         return tuple(step for log in self.own_logs() for step in log.clock_steps())
@@ -382,9 +386,9 @@ class Node:
             case ConfirmSequences():
                 self._loop.counters["tokens ahead"] += 1
                 self._loop.after(self._loop.delay(0.02), lambda: answer(self._confirm(effect)))
-            case GatherPacks(ccq, term, labels):
+            case CompactPacks(ccq, term, labels):
                 self._loop.counters["packs gathered"] += 1
-                done = PacksGathered(ccq.id, term, labels.gathered(compressed=False))
+                done = PacksCompacted(ccq.id, term, labels.compact(compressed=False))
                 self._loop.after(GATHER_S, lambda: answer(done))
             case SpillPacks():
                 size = self._spills.write(effect.number, effect.labels, trouble.spoils)
@@ -396,31 +400,33 @@ class Node:
                 self._loop.after(self._loop.delay(SPILL_MEAN_S), lambda: answer(loaded))
             case DropSpills(numbers):
                 self._spills.drop(numbers)
-            case AskHolder():
+            case ReadHandedOffCache():
                 self._ask_holder(effect, answer)
             case AbandonCycle():
                 self._loop.counters["cycles abandoned"] += 1
 
-    def _ask_holder(self, effect: AskHolder, answer: Callable[[ContinuousEvent], None]) -> None:
+    def _ask_holder(
+        self, effect: ReadHandedOffCache, answer: Callable[[ContinuousEvent], None]
+    ) -> None:
         """A call over the network; what is lost on the way is given up by the machine."""
         holder, network = self._world.node(effect.node), self._world.network
         request = self._world.next_request()
         wanted = effect.ccq.id, effect.term, effect.after, effect.labels_max
 
         def take(reply: ContinuousEffect) -> None:
-            if isinstance(reply, AnswerHeld):
+            if isinstance(reply, AnswerCacheRead):
                 self._loop.counters["stretches from holders"] += 1
                 told = reply.labels, reply.reached, reply.gone
-                answer(HolderAnswered(effect.request, *told))
+                answer(CacheReadAnswered(effect.request, *told))
             else:
                 self._loop.counters["holders lost"] += 1
-                answer(HolderFailed(effect.request))
+                answer(CacheReadFailed(effect.request))
 
         def back(reply: ContinuousEffect) -> None:
             network.send(effect.node, self.name, lambda: take(reply))
 
         def ask() -> None:
-            holder.ask(HeldRequested(request, *wanted), back)
+            holder.ask(CacheReadRequested(request, *wanted), back)
 
         network.send(self.name, effect.node, lambda: holder.receive(ask))
 
@@ -439,15 +445,15 @@ class Node:
     def _verify_saved(self, message: Message) -> None:
         """What a node promises by a message has to be on its disk before."""
         promised: list[tuple[str, int]] = []
-        if isinstance(message, Appoint):
+        if isinstance(message, AssignCoordinator):
             promised = [(message.record.ccq.id, message.record.term)]
-        elif isinstance(message, Appointed):
+        elif isinstance(message, AssignmentAccepted):
             promised = [(message.ccq_id, message.term)]
-        elif isinstance(message, Noted):
+        elif isinstance(message, RecordAck):
             promised = list(message.entries)
-        elif isinstance(message, ManyAppointed):
+        elif isinstance(message, AssignmentsAnswered):
             promised = list(message.accepted)
-        elif isinstance(message, Announce | AppointMany):
+        elif isinstance(message, RecordUpdate | AssignMany):
             promised = [(record.ccq.id, record.term) for record in message.records]
         for ccq_id, term in promised:
             saved = self._disk.synced_term(ccq_id)
@@ -464,7 +470,7 @@ class Node:
         return SequencesConfirmed(effect.request, sequences, unreachable)
 
     def _note(self, event: ContinuousEvent, effects: list[ContinuousEffect]) -> None:
-        if not effects and isinstance(event, (Ticked, SequencesSeen)):
+        if not effects and isinstance(event, (Ticked, CommitsObserved)):
             return
         what = f"{event.sender}'s {event.message}" if isinstance(event, MessageArrived) else event
         self._loop.note(f"{self.name} {what} => {effects}")

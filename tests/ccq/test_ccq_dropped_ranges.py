@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator.logs import to_labels, to_paths
 
+from galileo.ccq.dropped_ranges import DroppedRanges, ranges_between, within
 from galileo.ccq.events import (
     AnswerFetch,
     Backfill,
     BackfillFinished,
+    CommitsObserved,
     CycleFinished,
     CycleResult,
     FetchRequested,
-    SequencesSeen,
     StartCycle,
 )
-from galileo.ccq.gone import GoneStretches, stretches, within
-from galileo.ccq.messages import Announce, Digest
+from galileo.ccq.messages import Digest, RecordUpdate
 from galileo.ccq.model import Record
 from galileo.cursor import ORIGIN, Cursor, Stretch
 
@@ -45,7 +45,7 @@ def test_stretches_against_sets(
     steps: list[tuple[Cursor, Cursor]], base: Cursor, after: Cursor, until: Cursor
 ) -> None:
     """Steps as the cache takes them: each (until so far, gone], then on to what was reached."""
-    gone, truth, at = GoneStretches(), set(), ORIGIN
+    gone, truth, at = DroppedRanges(), set(), ORIGIN
     for lost, reached in steps:
         reached = at.join(reached)
         lost = lost.meet(reached)
@@ -59,13 +59,13 @@ def test_stretches_against_sets(
     assert commits(within(everything, after=after)) == truth & between(after, at)
     for one, other in itertools.pairwise(everything):
         assert one.partition < other.partition or one.last + 1 < other.first, "neighbours are one"
-    gone.forget(base)
+    gone.discard_before(base)
     assert commits(gone.between(ORIGIN, at)) == truth - between(ORIGIN, base)
-    assert commits(stretches(after, until)) == between(after, until)
+    assert commits(ranges_between(after, until)) == between(after, until)
 
 
 def cycle(driver: Driver, paths: list, reached: dict, gone: dict, *, now: float) -> list:
-    driver.feed(SequencesSeen("d", Cursor(reached)))
+    driver.feed(CommitsObserved("d", Cursor(reached)))
     (start,) = only(driver.tick(now), StartCycle)
     item = start.items[0]
     found = to_labels(paths), Cursor(reached)
@@ -138,7 +138,7 @@ def test_an_acknowledged_stretch_is_forgotten() -> None:
 
 def agree(driver: Driver, *peers: str) -> None:
     for peer in peers:
-        driver.hear(peer, driver.machine.state.tracker.digest)
+        driver.hear(peer, driver.machine.state.record_table.digest)
 
 
 def test_nobody_knows_the_readers_before_every_peer_agrees() -> None:
@@ -162,7 +162,7 @@ def test_an_ended_query_holds_nothing_back() -> None:
     driver.lead()
     [record] = driver.machine.records
     ended = Record(CCQ, record.term, "a", ended="cancelled", ended_at=1.0)
-    driver.hear("b", Announce((ended,)))
+    driver.hear("b", RecordUpdate((ended,)))
     agree(driver, "b", "c")
     assert driver.machine.live_records("d", driver.now) == ()
 

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from galileo.ccq.cache import LabelCache
-from galileo.ccq.counts import LabelCounts
+from galileo.ccq.cache_events import CacheReadAnswered, CacheReadFailed
 from galileo.ccq.cycles import Cycles
-from galileo.ccq.elsewhere import HolderAnswered, HolderFailed
 from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import (
     AnswerFetch,
     BackfillFinished,
+    CompactPacks,
     ContinuousEffect,
     CycleResult,
     FetchRequested,
-    GatherPacks,
     SequencesConfirmed,
 )
+from galileo.ccq.fetch_stats import FetchStats
 from galileo.ccq.fetches import Fetches
 from galileo.ccq.model import Failure, Record
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.rhythm import Rhythm
+from galileo.ccq.stats import LabelCounts
 from galileo.cursor import Cursor
 
 Effects = list[ContinuousEffect]
 
 
-class Coordination:
+class Coordinator:
     """Begins, empty, at the record's retrieved cursor, or where the last holder's stretch ends:
     what a predecessor evaluated beyond that went with its cache and is evaluated again.
 
@@ -49,7 +49,7 @@ class Coordination:
         self.ccq = record.ccq
         self.term = record.term
         self.counts = LabelCounts()
-        self.cache = self.cache_type(beginning(record), chunks_gathered=options.chunks_gathered)
+        self.cache = self.cache_type(beginning(record), chunks_compacted=options.chunks_compacted)
         self.cycles = self.cycles_type(
             record.ccq, term=record.term, cache=self.cache, now=now, options=options
         )
@@ -59,7 +59,7 @@ class Coordination:
         self.cycles.counts = self.fetches.counts = self.counts
         self.fetches.acknowledged = record.retrieved
         self.fetches.holders = record.holders
-        self.rhythm = Rhythm(now)
+        self.fetch_stats = FetchStats(now)
 
     @property
     def evaluated(self) -> Cursor:
@@ -69,17 +69,17 @@ class Coordination:
     def retrieved(self) -> Cursor:
         return self.fetches.acknowledged
 
-    def take_over(self, result: CycleResult, now: float) -> Effects:
+    def apply_result(self, result: CycleResult, now: float) -> Effects:
         """A cycle's result for this CCQ."""
         found = self.cycles.finish(result, now)
         is_news = found or result.failure or result.gone or self.fetches.awaits_clock
         effects = self.fetches.wake(now) if is_news else []
-        crowd = self.cache.gather()
+        crowd = self.cache.compact()
         if crowd is not None:
-            effects.append(GatherPacks(self.ccq, self.term, crowd))
+            effects.append(CompactPacks(self.ccq, self.term, crowd))
         return effects
 
-    def learn_retrieved(self, cursor: Cursor, now: float) -> Effects:
+    def apply_retrieved(self, cursor: Cursor, now: float) -> Effects:
         """A client acknowledged this much to another coordinator."""
         if self.retrieved.covers(cursor):
             return []
@@ -87,15 +87,15 @@ class Coordination:
         self.fetches.acknowledged = self.retrieved.join(cursor)
         return self.fetches.wake(now)
 
-    def ask(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
-        self.rhythm.note(now)
-        return self.fetches.ask(event, known, now)
+    def fetch(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
+        self.fetch_stats.record_fetch(now)
+        return self.fetches.fetch(event, known, now)
 
-    def ask_at_once(self, event: FetchRequested, now: float) -> AnswerFetch | None:
-        """What `ask` would answer; None where that is not for the cache alone to say."""
-        answer = self.fetches.ask_at_once(event, now)
+    def try_fetch_from_cache(self, event: FetchRequested, now: float) -> AnswerFetch | None:
+        """What `fetch` would answer; None where that is not for the cache alone to say."""
+        answer = self.fetches.try_fetch_from_cache(event, now)
         if answer is not None:
-            self.rhythm.note(now)
+            self.fetch_stats.record_fetch(now)
         return answer
 
     def confirm(self, event: SequencesConfirmed, known: Cursor, now: float) -> Effects:
@@ -104,8 +104,8 @@ class Coordination:
     def backfill(self, event: BackfillFinished, now: float) -> Effects:
         return self.fetches.backfill(event, now)
 
-    def hear_holder(self, event: HolderAnswered | HolderFailed, now: float) -> Effects:
-        return self.fetches.hear_holder(event, now)
+    def on_cache_read(self, event: CacheReadAnswered | CacheReadFailed, now: float) -> Effects:
+        return self.fetches.on_cache_read(event, now)
 
     def refuse(self, request: int, failure: Failure) -> Effects:
         return self.fetches.refuse(request, failure)

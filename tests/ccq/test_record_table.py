@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from galileo.ccq.model import Ccq, Failure, Record
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.tracker import Tracker
+from galileo.ccq.record_table import RecordTable
 from galileo.cursor import Cursor
 from galileo.errors import Bug, CcqExpired, InvalidToken, Unavailable
 
@@ -40,7 +40,7 @@ def test_records_form_a_semilattice(a, b, c):
 
 @given(st.lists(records, max_size=8), st.randoms(use_true_random=False))
 def test_trackers_that_hear_the_same_agree(heard, random):
-    trackers = [Tracker(OPTIONS), Tracker(OPTIONS)]
+    trackers = [RecordTable(OPTIONS), RecordTable(OPTIONS)]
     for tracker in trackers:
         for record in random.sample(heard + heard, 2 * len(heard)):
             tracker.merge(record, now=0.0, wall=WALL)
@@ -54,7 +54,7 @@ def test_trackers_that_hear_the_same_agree(heard, random):
 
 @given(st.lists(records, max_size=8), st.lists(records, max_size=8))
 def test_two_trackers_that_compare_end_up_equal(one, other):
-    a, b = Tracker(OPTIONS), Tracker(OPTIONS)
+    a, b = RecordTable(OPTIONS), RecordTable(OPTIONS)
     for tracker, heard in ((a, one), (b, other)):
         for record in heard:
             tracker.merge(record, now=0.0, wall=WALL)
@@ -67,7 +67,7 @@ def test_two_trackers_that_compare_end_up_equal(one, other):
 
 
 def test_news_are_told_from_what_is_known_and_what_lags():
-    tracker = Tracker(OPTIONS)
+    tracker = RecordTable(OPTIONS)
     first = Record(ccq(), 5, "a")
     assert tracker.merge(first, now=0.0, wall=WALL).is_news
     merged = tracker.merge(first, now=0.0, wall=WALL)
@@ -75,22 +75,22 @@ def test_news_are_told_from_what_is_known_and_what_lags():
     merged = tracker.merge(replace(first, term=4, coordinator="b"), now=0.0, wall=WALL)
     assert (merged.is_news, merged.is_stale) == (False, True)
     tracker.merge(replace(first, retrieved=Cursor({1: 1})), now=0.0, wall=WALL)
-    assert [record.retrieved for record in tracker.take_dirty(9)] == [Cursor({1: 1})]
-    assert tracker.take_dirty(9) == []
+    assert [record.retrieved for record in tracker.pop_dirty(9)] == [Cursor({1: 1})]
+    assert tracker.pop_dirty(9) == []
 
 
 def test_moved_cursors_are_taken_some_at_a_time_and_those_that_wait_longest_first():
-    tracker = Tracker(OPTIONS)
+    tracker = RecordTable(OPTIONS)
     for ccq_id in "pqr":
         tracker.merge(Record(replace(ccq(), id=ccq_id), 5, "a"), now=0.0, wall=WALL)
         tracker.acknowledge(ccq_id, Cursor({1: 1}))
-    assert [record.ccq.id for record in tracker.take_dirty(2)] == ["p", "q"]
+    assert [record.ccq.id for record in tracker.pop_dirty(2)] == ["p", "q"]
     tracker.acknowledge("p", Cursor({1: 2}))
-    assert [record.ccq.id for record in tracker.take_dirty(2)] == ["r", "p"]
+    assert [record.ccq.id for record in tracker.pop_dirty(2)] == ["r", "p"]
 
 
 def test_an_expiration_is_due_once_by_the_monotonic_clock():
-    tracker = Tracker(OPTIONS)
+    tracker = RecordTable(OPTIONS)
     tracker.merge(Record(ccq(lives_s=10.0), 1, "a"), now=50.0, wall=WALL)
     assert tracker.due(59.9) == []
     assert tracker.due(60.0) == ["q"]
@@ -98,7 +98,7 @@ def test_an_expiration_is_due_once_by_the_monotonic_clock():
 
 
 def test_an_end_is_remembered_past_the_expiration_and_not_taken_up_again():
-    tracker = Tracker(OPTIONS)
+    tracker = RecordTable(OPTIONS)
     ended = Record(ccq(lives_s=10.0), 1, "a", ended="cancelled", ended_at=WALL)
     tracker.merge(ended, now=0.0, wall=WALL)
     purge_at = 10.0 + OPTIONS.tombstone_slack_s
@@ -111,8 +111,8 @@ def test_an_end_is_remembered_past_the_expiration_and_not_taken_up_again():
 
 
 def test_summaries_come_in_pages(monkeypatch):
-    monkeypatch.setattr("galileo.ccq.tracker.SUMMARY_ENTRIES_MAX", 3)
-    tracker, other = Tracker(OPTIONS), Tracker(OPTIONS)
+    monkeypatch.setattr("galileo.ccq.record_table.SUMMARY_ENTRIES_MAX", 3)
+    tracker, other = RecordTable(OPTIONS), RecordTable(OPTIONS)
     for i in range(7):
         tracker.merge(Record(ccq(f"q{i}"), 1, "a"), now=0.0, wall=WALL)
     found, after = [], ""
@@ -139,7 +139,7 @@ def test_failures_become_errors(kind, cls):
 
 
 def test_what_different_clients_acknowledge_is_joined():
-    tracker = Tracker(OPTIONS)
+    tracker = RecordTable(OPTIONS)
     tracker.merge(Record(ccq(), 5, "a"), now=0.0, wall=WALL)
     for cursor in (Cursor({1: 5, 2: 1}), Cursor({1: 2, 2: 4}), Cursor({3: 1})):
         tracker.acknowledge("q", cursor)

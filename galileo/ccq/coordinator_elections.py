@@ -23,21 +23,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from galileo.ccq.counts import ElectionEnded
 from galileo.ccq.events import AnswerSubmit, RefuseSubmit, Send, SubmitRequested
-from galileo.ccq.messages import Announce, Appoint, Appointed, AppointRefused, Noted
+from galileo.ccq.messages import (
+    AssignCoordinator,
+    AssignmentAccepted,
+    AssignmentRefused,
+    RecordAck,
+    RecordUpdate,
+)
 from galileo.ccq.model import Failure, Record
-from galileo.ccq.state import Effects, NodeState, drop_of, ending_of
+from galileo.ccq.state import Effects, NodeState, dropped_failure, end_reason
+from galileo.ccq.stats import ElectionEnded
 from galileo.election.machine import Election, ElectionOptions
 from galileo.election.messages import (
-    AppointmentAccepted,
-    AppointmentRefused,
-    AppointNode,
     Decided,
     ElectionEffect,
     ElectionEvent,
     ElectionTicked,
     Failed,
+    OfferAccepted,
+    OfferAssignment,
+    OfferRefused,
     Poll,
     PollAnswer,
     PollAnswered,
@@ -49,12 +55,12 @@ from galileo.election.ranking import Candidate, score
 SUBMISSIONS_PER_CCQ_MAX = 16
 CPU_SLACK = 0.05
 """Nodes of one host measure its processors at different moments."""
-CAMPAIGNS_MAX = 256
+ELECTIONS_MAX = 256
 """Over it, take-overs wait for their turn and submissions are refused."""
 
 
 @dataclass(slots=True)
-class _Campaign:
+class _RunningElection:
     """An election under way; `requests` are the submissions that wait for it.
 
     `is_overflow`: this node stays the holder of what it has cached.
@@ -75,16 +81,16 @@ class _Campaign:
         return ElectionEnded(self.record.ccq.id, self.begun_at, request, failure)
 
 
-class Campaigns:
+class CoordinatorElections:
     """The running campaigns of one node, at most one for each CCQ.
 
     Attributes:
-        reserved: CCQs that others here see to (`galileo.ccq.batches`), with their owners.
+        reserved: CCQs that others here see to (`galileo.ccq.batch_submission`), with their owners.
     """
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
-        self._running: dict[str, _Campaign] = {}
+        self._running: dict[str, _RunningElection] = {}
         self._count = 0
         self._seen: dict[str, Candidate] = {}
         self._orphans: dict[str, tuple[int, float]] = {}
@@ -99,55 +105,55 @@ class Campaigns:
 
     def submit(self, event: SubmitRequested, now: float) -> Effects:
         ccq_id = event.ccq.id
-        known = self._state.tracker.get(ccq_id)
+        known = self._state.record_table.get(ccq_id)
         if known is not None and known.ended is not None:
-            return [RefuseSubmit(event.request, ending_of(known))]
+            return [RefuseSubmit(event.request, end_reason(known))]
         running = self._running.get(ccq_id)
         holder = known or (running.record if running else None)
         if holder is not None and not holder.ccq.asks_the_same(event.ccq):
             return [RefuseSubmit(event.request, taken(ccq_id))]
         if self._state.is_dropped(event.ccq.dataset):
-            return [RefuseSubmit(event.request, drop_of(event.ccq))]
+            return [RefuseSubmit(event.request, dropped_failure(event.ccq))]
         if ccq_id in self.reserved:
             return [RefuseSubmit(event.request, overloaded("submissions of this query"))]
         if running is not None:
             return self._join(running, event.request)
         if known is not None:
             return self._submit_again(known, event.request, now)
-        if len(self._state.tracker.records) >= self._state.options.records_max:
+        if len(self._state.record_table.records) >= self._state.options.records_max:
             return [RefuseSubmit(event.request, overloaded("continuous queries of the cluster"))]
-        if event.owned_max is not None and self.room(event.ccq.owner, event.owned_max) < 1:
+        if event.owned_max is not None and self.free_capacity(event.ccq.owner, event.owned_max) < 1:
             return [RefuseSubmit(event.request, too_many(event.owned_max))]
-        if len(self._running) >= CAMPAIGNS_MAX:
+        if len(self._running) >= ELECTIONS_MAX:
             return [RefuseSubmit(event.request, overloaded("elections at a time"))]
         record = Record(event.ccq, term=0, coordinator="", retrieved=event.reached)
         campaign = self._new(record, need_bytes=event.need_bytes, now=now)
         campaign.requests.append(event.request)
         return self._start(campaign, event.candidates, now)
 
-    def room(self, owner: str, owned_max: int) -> int:
+    def free_capacity(self, owner: str, owned_max: int) -> int:
         """How many more CCQs somebody may have, those counted that are being submitted here.
 
         What is submitted to other nodes at the same moment is not known yet.
         """
-        tracker = self._state.tracker
+        tracker = self._state.record_table
         room = owned_max - tracker.owned_by(owner)
         if room <= 0 or room > len(self._running) + len(self.reserved):
             return room
         begun = {**self.reserved, **{i: one.record.ccq.owner for i, one in self._running.items()}}
         return room - sum(o == owner and tracker.get(i) is None for i, o in begun.items())
 
-    def take_over(self, now: float) -> Effects:
+    def start_failover(self, now: float) -> Effects:
         """Starts elections for the orphans whose turn it is here; some at a time."""
         effects: Effects = []
         for node in sorted(self._state.dead):
-            for ccq_id in self._state.tracker.led_by(node):
-                if len(self._running) >= CAMPAIGNS_MAX:
+            for ccq_id in self._state.record_table.coordinated_by(node):
+                if len(self._running) >= ELECTIONS_MAX:
                     return effects
                 effects += self._consider(ccq_id, now)
         return effects
 
-    def hand_over(self, now: float) -> Effects:
+    def drain(self, now: float) -> Effects:
         """Starts elections for what a draining node coordinates, and again where one failed.
 
         The successor begins at what clients have acknowledged to this node by now.
@@ -156,41 +162,44 @@ class Campaigns:
             self._given.clear()
             return []
         effects: Effects = []
-        for ccq_id, led in list(self._state.led.items()):
-            if len(self._running) >= CAMPAIGNS_MAX:
+        for ccq_id, led in list(self._state.coordinated.items()):
+            if len(self._running) >= ELECTIONS_MAX:
                 break
             if ccq_id in self or now < self._given.get(ccq_id, now):
                 continue
             self._given[ccq_id] = now + self._state.options.submit_timeout_s
-            self._state.tracker.acknowledge(ccq_id, led.retrieved)
-            record = self._state.tracker.records[ccq_id]
+            self._state.record_table.acknowledge(ccq_id, led.retrieved)
+            record = self._state.record_table.records[ccq_id]
             campaign = self._new(record, need_bytes=led.cache.bytes, now=now)
             effects += self._start(campaign, (), now)
         return effects
 
-    def pass_on(self, ccq_id: str, now: float) -> Effects:
+    def transfer_coordinator(self, ccq_id: str, now: float) -> Effects:
         """Starts the election of a successor for a CCQ whose cache has overflowed here.
 
         Only a node with room for as much again is taken. It begins where the cache ends, which
-        stays here (`galileo.ccq.holding`). Nothing happens where that was tried a moment ago,
-        where enough nodes hold stretches already, or where nobody could take it.
+        stays here (`galileo.ccq.handed_off_cache`). Nothing happens where that was tried a moment
+        ago, where enough nodes hold stretches already, or where nobody could take it.
         """
         state, options = self._state, self._state.options
-        led, overflows = state.led[ccq_id], [c for c in self._running.values() if c.is_overflow]
+        led, overflows = (
+            state.coordinated[ccq_id],
+            [c for c in self._running.values() if c.is_overflow],
+        )
         is_late = now >= self._passed_on.get(ccq_id, now)
         is_alone = all(peer in state.dead for peer in state.peers)
         is_full = len(led.fetches.holders) >= options.holders_max
-        is_busy = len(overflows) >= options.successions_max or len(self._running) >= CAMPAIGNS_MAX
+        is_busy = len(overflows) >= options.successions_max or len(self._running) >= ELECTIONS_MAX
         if ccq_id in self or not is_late or is_alone or is_full or is_busy:
             return []
         self._passed_on = {one: at for one, at in self._passed_on.items() if at > now}
         self._passed_on[ccq_id] = now + options.succession_pause_s
-        state.tracker.acknowledge(ccq_id, led.retrieved)
-        state.tracker.keep_holders(ccq_id, led.fetches.holders)
-        record = state.tracker.records[ccq_id]
+        state.record_table.acknowledge(ccq_id, led.retrieved)
+        state.record_table.keep_holders(ccq_id, led.fetches.holders)
+        record = state.record_table.records[ccq_id]
         campaign = self._new(record, need_bytes=led.cache.bytes, now=now)
         campaign.is_overflow = True
-        campaign.election = Election(options=self._to_relieve())
+        campaign.election = Election(options=self._overflow_options())
         return self._start(campaign, (), now)
 
     # --- what moves it on ------------------------------------------------------------------------
@@ -212,20 +221,20 @@ class Campaigns:
             return []
         return self._step(campaign, PollAnswered(sender, message.usage), now)
 
-    def on_appointed(self, sender: str, message: Appointed, now: float) -> Effects:
+    def on_assigned(self, sender: str, message: AssignmentAccepted, now: float) -> Effects:
         campaign = self._running.get(message.ccq_id)
         if campaign is None or campaign.record.term != message.term:
             return []
-        return self._step(campaign, AppointmentAccepted(sender), now)
+        return self._step(campaign, OfferAccepted(sender), now)
 
-    def on_refused(self, sender: str, message: AppointRefused, now: float) -> Effects:
+    def on_refused(self, sender: str, message: AssignmentRefused, now: float) -> Effects:
         effects = self._state.learn(message.record, now) if message.record else []
         campaign = self._running.get(message.ccq_id)
         if campaign is None or campaign.record.term != message.term:
             return effects
-        return [*effects, *self._step(campaign, AppointmentRefused(sender), now)]
+        return [*effects, *self._step(campaign, OfferRefused(sender), now)]
 
-    def on_noted(self, message: Noted) -> Effects:
+    def on_record_ack(self, message: RecordAck) -> Effects:
         effects: Effects = []
         for ccq_id, term in message.entries:
             campaign = self._running.get(ccq_id)
@@ -233,14 +242,14 @@ class Campaigns:
                 effects += self._succeed(campaign)
         return effects
 
-    def on_news(self, record: Record) -> Effects:
+    def on_record(self, record: Record) -> Effects:
         """Ends a campaign that another node has overtaken."""
         self._orphans.pop(record.ccq.id, None)
         campaign = self._running.get(record.ccq.id)
         if campaign is None:
             return []
         if record.ended is not None:
-            return self._close(campaign, ending_of(record))
+            return self._close(campaign, end_reason(record))
         if record.term <= campaign.record.term:
             return []
         campaign.record = record
@@ -249,21 +258,23 @@ class Campaigns:
     def on_dropped(self) -> Effects:
         """Ends the campaigns for CCQs of datasets that are dropped."""
         over = [c for c in self._running.values() if self._state.is_dropped(c.record.ccq.dataset)]
-        return [effect for one in over for effect in self._close(one, drop_of(one.record.ccq))]
+        return [
+            effect for one in over for effect in self._close(one, dropped_failure(one.record.ccq))
+        ]
 
     def check(self) -> None:
         for ccq_id, campaign in self._running.items():
             assert campaign.record.ccq.id == ccq_id
             campaign.election.check()
             assert not self._state.is_dropped(campaign.record.ccq.dataset), "a campaign for nothing"
-            mine = self._state.tracker.get(ccq_id)
+            mine = self._state.record_table.get(ccq_id)
             assert mine is None or mine.ended is None, "a campaign for an ended CCQ"
             assert mine is None or mine.term <= campaign.record.term, "an overtaken campaign"
 
     # --- taking over ---------------------------------------------------------------------------
 
     def _consider(self, ccq_id: str, now: float) -> Effects:
-        record = self._state.tracker.records[ccq_id]
+        record = self._state.record_table.records[ccq_id]
         term, at = self._orphans.get(ccq_id, (-1, 0.0))
         if term != record.term:
             turn = self._turn(record)
@@ -284,7 +295,7 @@ class Campaigns:
         live = [n for n in (self._state.me, *self._state.peers) if n not in self._state.dead]
         return sorted(live, key=draw).index(self._state.me)
 
-    def _to_relieve(self) -> ElectionOptions:
+    def _overflow_options(self) -> ElectionOptions:
         """A successor may be as busy as this node is, if only it has memory."""
         options = self._state.options.election
         busy = min(1.0, self._state.measured.cpu_share + CPU_SLACK)
@@ -294,11 +305,11 @@ class Campaigns:
 
     # --- inside a campaign -----------------------------------------------------------------------
 
-    def _new(self, record: Record, *, need_bytes: int, now: float) -> _Campaign:
+    def _new(self, record: Record, *, need_bytes: int, now: float) -> _RunningElection:
         self._count += 1
         self._state.counts.elections += 1
         options = self._state.options
-        campaign = _Campaign(
+        campaign = _RunningElection(
             name=f"{record.ccq.id}/{self._count}",
             record=record,
             need_bytes=need_bytes,
@@ -309,7 +320,7 @@ class Campaigns:
         self._running[record.ccq.id] = campaign
         return campaign
 
-    def _join(self, campaign: _Campaign, request: int) -> Effects:
+    def _join(self, campaign: _RunningElection, request: int) -> Effects:
         if len(campaign.requests) >= SUBMISSIONS_PER_CCQ_MAX:
             return [RefuseSubmit(request, overloaded("submissions of one continuous query"))]
         campaign.requests.append(request)
@@ -322,7 +333,7 @@ class Campaigns:
         campaign.noting_at = now
         return self._ask_to_note(campaign, now)
 
-    def _start(self, campaign: _Campaign, candidates: Sequence[str], now: float) -> Effects:
+    def _start(self, campaign: _RunningElection, candidates: Sequence[str], now: float) -> Effects:
         is_given = campaign.is_overflow or self._state.is_draining
         groups = self.groups(candidates or (self._state.me,), is_given=is_given)
         started = Started(campaign.need_bytes, groups, only_suitable=campaign.is_overflow)
@@ -346,54 +357,54 @@ class Campaigns:
         scores = [score(candidate, need_bytes=0, weights=weights) for candidate in seen]
         return sum(scores) / len(scores) if scores else 0.0
 
-    def _step(self, campaign: _Campaign, event: ElectionEvent, now: float) -> Effects:
+    def _step(self, campaign: _RunningElection, event: ElectionEvent, now: float) -> Effects:
         effects: Effects = []
         for effect in campaign.election.step(event, now):
             effects += self._carry_out(campaign, effect, now)
         self._seen.update(campaign.election.candidates)
         return effects
 
-    def _carry_out(self, campaign: _Campaign, effect: ElectionEffect, now: float) -> Effects:
+    def _carry_out(self, campaign: _RunningElection, effect: ElectionEffect, now: float) -> Effects:
         me = self._state.me
         if isinstance(effect, SendPoll) and effect.to == me:
             return self._step(campaign, PollAnswered(me, self._state.usage), now)
         if isinstance(effect, SendPoll):
             return [Send(effect.to, Poll(campaign.name))]
-        if isinstance(effect, AppointNode):
+        if isinstance(effect, OfferAssignment):
             return self._offer(campaign, effect.node, now)
         if isinstance(effect, Decided):
             return self._decide(campaign, effect.node, now)
         assert isinstance(effect, Failed)
         return self._fail(campaign, effect.reason)
 
-    def _offer(self, campaign: _Campaign, node: str, now: float) -> Effects:
-        led = self._state.led.get(campaign.record.ccq.id)
+    def _offer(self, campaign: _RunningElection, node: str, now: float) -> Effects:
+        led = self._state.coordinated.get(campaign.record.ccq.id)
         # By the first offer the cache is put away; later ones find the holder in the record.
         holders = (self._state.holder_of(led),) if led and campaign.is_overflow else ()
-        minted = self._state.mint(campaign.record, node)
+        minted = self._state.with_next_term(campaign.record, node)
         campaign.record = replace(minted, holders=(*minted.holders, *holders))
         effects = self._state.learn(campaign.record, now)
         if node != self._state.me:
-            return [*effects, Send(node, Appoint(campaign.record, campaign.need_bytes))]
+            return [*effects, Send(node, AssignCoordinator(campaign.record, campaign.need_bytes))]
         if not campaign.requests:  # A submission is announced, and more, by `_ask_to_note`.
             effects += self._state.announce([campaign.record])
-        return [*effects, *self._step(campaign, AppointmentAccepted(node), now)]
+        return [*effects, *self._step(campaign, OfferAccepted(node), now)]
 
-    def _decide(self, campaign: _Campaign, node: str, now: float) -> Effects:
+    def _decide(self, campaign: _RunningElection, node: str, now: float) -> Effects:
         if node == self._state.me and campaign.requests:
             campaign.noting_at = now
             return self._ask_to_note(campaign, now)
         return self._succeed(campaign)
 
-    def _ask_to_note(self, campaign: _Campaign, now: float) -> Effects:
+    def _ask_to_note(self, campaign: _RunningElection, now: float) -> Effects:
         if all(peer in self._state.dead for peer in self._state.peers):
             return self._succeed(campaign)  # There is no second node to be had.
         if campaign.noting_at is None or now < campaign.noting_at:
             return []
         campaign.noting_at = now + self._state.options.retry_s
-        return self._state.tell(Announce((campaign.record,), note=True))
+        return self._state.tell(RecordUpdate((campaign.record,), note=True))
 
-    def _succeed(self, campaign: _Campaign) -> Effects:
+    def _succeed(self, campaign: _RunningElection) -> Effects:
         record = campaign.record
         del self._running[record.ccq.id]
         self._state.counts.ended.append(campaign.ended())
@@ -402,7 +413,7 @@ class Campaigns:
             for request in campaign.requests
         ]
 
-    def _fail(self, campaign: _Campaign, reason: str) -> Effects:
+    def _fail(self, campaign: _RunningElection, reason: str) -> Effects:
         """Refuses the submissions. What was offered may yet be accepted: it is not taken back,
         for the client may have submitted to another node too, and been answered there.
         """
@@ -411,7 +422,7 @@ class Campaigns:
         message = f"no node took the continuous query: {reason}; submit it again with this id"
         return self._close(campaign, Failure("unavailable", message, details))
 
-    def _close(self, campaign: _Campaign, failure: Failure) -> Effects:
+    def _close(self, campaign: _RunningElection, failure: Failure) -> Effects:
         del self._running[campaign.record.ccq.id]
         self._state.counts.ended.append(campaign.ended(failure.kind))
         return [RefuseSubmit(request, failure) for request in campaign.requests]

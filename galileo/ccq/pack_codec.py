@@ -1,4 +1,4 @@
-"""Packs with their lists of commits as bytes: what spill files hold, and what holders send.
+"""Codec of packs with their lists of commits, for spill files and for holders.
 
     magic "GSPL", version, number of packs                        4, 2, 4 bytes
     for each pack: labels, commits, bytes of data                 3 times 8 bytes

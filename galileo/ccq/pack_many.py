@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.ccq.packs import Pack, PackedLabels, packed
+from galileo.ccq.packs import Pack, PackedLabels, pack_labels
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
 from galileo.packing import pack
@@ -25,7 +25,7 @@ SHARED_ROWS = 8_192
 Rows = npt.NDArray[np.int64]
 
 
-def packed_together(
+def pack_many(
     schema: Schema, table: pa.Table, starts: Rows, *, compressed: bool
 ) -> list[PackedLabels]:
     """The labels of each of several CCQs.
@@ -47,7 +47,7 @@ def packed_together(
         range(len(starts)), starts.tolist(), stops.tolist(), strict=True
     ):
         if number not in found:
-            alone = packed(
+            alone = pack_labels(
                 LabelSet(schema, table.slice(start, stop - start)), compressed=compressed
             )
             assert alone is not None, "a CCQ without labels"

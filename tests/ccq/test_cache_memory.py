@@ -7,20 +7,20 @@ from dataclasses import replace
 from ccq_driver import CCQ, WALL, Driver, only, path
 from simulator.logs import to_labels, to_paths
 
-from galileo.ccq.elsewhere import DropSpills, LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
+from galileo.ccq.cache_events import DropSpills, LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
 from galileo.ccq.events import (
     Backfill,
     CancelRequested,
+    CommitsObserved,
     CycleFinished,
     CycleResult,
     DrainRequested,
     FetchRequested,
     Send,
-    SequencesSeen,
     StartCycle,
     UsageMeasured,
 )
-from galileo.ccq.messages import Appoint
+from galileo.ccq.messages import AssignCoordinator
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht.membership import PeerDied
 from galileo.election.messages import Poll, PollAnswer, UsageStatistics
@@ -36,7 +36,7 @@ def fill(driver: Driver, *sequences: int) -> list:
     """One cycle for each commit, which finds a label of each CCQ; what the last one led to."""
     effects: list = []
     for sequence in sequences:
-        driver.feed(SequencesSeen("d", Cursor({0: sequence})))
+        driver.feed(CommitsObserved("d", Cursor({0: sequence})))
         (start,) = only(driver.tick(float(sequence)), StartCycle)
         labels = to_labels([path(0, sequence)])
         results = [
@@ -73,7 +73,7 @@ def test_readers_who_come_seldom_find_their_labels_in_a_file() -> None:
     assert polled(effects) == []
     assert cached(driver) == 5 * PACK, "until it is written"
     assert driver.feed(PacksSpilled(spill.number, 77)) == []
-    assert (cached(driver), driver.machine.state.tally.spilled_bytes) == (0, 77)
+    assert (cached(driver), driver.machine.state.cache_usage.spilled_bytes) == (0, 77)
 
 
 def test_what_is_fetched_often_is_given_away_instead() -> None:
@@ -92,7 +92,9 @@ def refused_by_all(**options) -> Driver:
     for poll in only(fill(driver, 1, 2, 3, 4, 5), Send):
         poor = UsageStatistics(memory_free_bytes=9)
         effects = driver.hear(poll.to, PollAnswer(poll.message.election, poor))
-        assert not [one for one in only(effects, Send) if isinstance(one.message, Appoint)]
+        assert not [
+            one for one in only(effects, Send) if isinstance(one.message, AssignCoordinator)
+        ]
     assert "q" in driver.machine.coordinated
     return driver
 
@@ -117,7 +119,9 @@ def test_a_node_as_busy_as_this_one_may_take_it() -> None:
     effects: list = []
     for poll in only(fill(driver, 1, 2, 3, 4), Send):
         effects = driver.hear(poll.to, PollAnswer(poll.message.election, busy))
-    assert [one.to for one in only(effects, Send) if isinstance(one.message, Appoint)] == ["b"]
+    assert [
+        one.to for one in only(effects, Send) if isinstance(one.message, AssignCoordinator)
+    ] == ["b"]
 
 
 def test_nobody_is_asked_where_nobody_is_alive_or_holders_are_enough() -> None:

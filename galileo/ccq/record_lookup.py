@@ -1,4 +1,4 @@
-"""Requests for a CCQ that this node has not heard of.
+"""Lookups of records at other nodes, for requests that name a CCQ without a record here.
 
 A node may lack a record that others hold: it has just started, or announcements were lost. So
 it asks all peers before it says anything final. Only when each of them has denied the CCQ is it
@@ -10,44 +10,44 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from galileo.ccq.events import CancelRequested, FetchRequested, RefuseCancel, RefuseFetch, Send
-from galileo.ccq.messages import RecordsDenied, RecordsWanted
+from galileo.ccq.messages import RecordNotFound, RecordRequest
 from galileo.ccq.model import Failure
 from galileo.ccq.state import Effects, NodeState
 
-SEARCHES_MAX = 1000
-REQUESTS_PER_SEARCH_MAX = 100
+LOOKUPS_MAX = 1000
+REQUESTS_PER_LOOKUP_MAX = 100
 
 Request = FetchRequested | CancelRequested
 
 
 @dataclass(slots=True)
-class _Search:
+class _Lookup:
     deadline: float
     ask_at: float
     requests: list[Request] = field(default_factory=list)
     denied_by: set[str] = field(default_factory=set)
 
 
-class Searches:
+class RecordLookups:
     """See the module."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
-        self._running: dict[str, _Search] = {}
+        self._running: dict[str, _Lookup] = {}
 
     def look_for(self, request: Request, now: float) -> Effects:
         search = self._running.get(request.ccq_id)
         if search is None:
-            if len(self._running) >= SEARCHES_MAX:
+            if len(self._running) >= LOOKUPS_MAX:
                 return [_refuse(request, self._busy())]
-            search = _Search(now + self._state.options.locate_timeout_s, now)
+            search = _Lookup(now + self._state.options.locate_timeout_s, now)
             self._running[request.ccq_id] = search
-        if len(search.requests) >= REQUESTS_PER_SEARCH_MAX:
+        if len(search.requests) >= REQUESTS_PER_LOOKUP_MAX:
             return [_refuse(request, self._busy())]
         search.requests.append(request)
         return self._ask(request.ccq_id, search, now) or self._conclude(request.ccq_id)
 
-    def on_denied(self, sender: str, message: RecordsDenied) -> Effects:
+    def on_denied(self, sender: str, message: RecordNotFound) -> Effects:
         effects: Effects = []
         for ccq_id in message.ccq_ids:
             if ccq_id in self._running:
@@ -59,12 +59,12 @@ class Searches:
         effects: Effects = []
         for ccq_id, search in list(self._running.items()):
             if now >= search.deadline:
-                effects += self._end(ccq_id, self._silent(ccq_id, search))
+                effects += self._end(ccq_id, self._unanswered(ccq_id, search))
             else:
                 effects += self._ask(ccq_id, search, now)
         return effects
 
-    def take_found(self, ccq_id: str) -> list[Request]:
+    def pop_waiting(self, ccq_id: str) -> list[Request]:
         """The requests that waited for this CCQ, now that it is known."""
         search = self._running.pop(ccq_id, None)
         return search.requests if search else []
@@ -75,14 +75,14 @@ class Searches:
 
     def check(self) -> None:
         for ccq_id in self._running:
-            assert self._state.tracker.get(ccq_id) is None, f"{ccq_id} is searched but known"
+            assert self._state.record_table.get(ccq_id) is None, f"{ccq_id} is searched but known"
 
-    def _ask(self, ccq_id: str, search: _Search, now: float) -> Effects:
+    def _ask(self, ccq_id: str, search: _Lookup, now: float) -> Effects:
         if now < search.ask_at:
             return []
         search.ask_at = now + self._state.options.retry_s
         left = [peer for peer in self._state.peers if peer not in search.denied_by]
-        return [Send(peer, RecordsWanted((ccq_id,))) for peer in left]
+        return [Send(peer, RecordRequest((ccq_id,))) for peer in left]
 
     def _conclude(self, ccq_id: str) -> Effects:
         if not self._running[ccq_id].denied_by >= set(self._state.peers):
@@ -93,7 +93,7 @@ class Searches:
     def _end(self, ccq_id: str, failure: Failure) -> Effects:
         return [_refuse(request, failure) for request in self._running.pop(ccq_id).requests]
 
-    def _silent(self, ccq_id: str, search: _Search) -> Failure:
+    def _unanswered(self, ccq_id: str, search: _Lookup) -> Failure:
         silent = [peer for peer in self._state.peers if peer not in search.denied_by]
         return Failure(
             "unavailable",

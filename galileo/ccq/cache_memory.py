@@ -1,4 +1,4 @@
-"""What a node does when its caches are too full, cheapest first (decision 0022).
+"""Keeps the caches of a node within their memory: spills, hands off or drops (decision 0022).
 
 While all caches together have room (`galileo.ccq.thresholds`) nothing is done, however unequal they
 are. When there is no room, those over their thresholds, and what this node holds of CCQs that it
@@ -21,20 +21,20 @@ from __future__ import annotations
 import numpy as np
 
 from galileo.ccq.cache import LabelCache
-from galileo.ccq.campaigns import Campaigns
-from galileo.ccq.coordination import Coordination
-from galileo.ccq.elsewhere import DropSpills, LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
-from galileo.ccq.holding import Holding
+from galileo.ccq.cache_events import DropSpills, LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
+from galileo.ccq.coordinator import Coordinator
+from galileo.ccq.coordinator_elections import CoordinatorElections
+from galileo.ccq.handed_off_cache import HandedOffCache
 from galileo.ccq.state import Effects, NodeState
-from galileo.ccq.thresholds import Means, room, thresholds
+from galileo.ccq.thresholds import MemoryBudget, free_capacity, thresholds
 
 
-class Budget:
+class CacheMemory:
     """See the module."""
 
-    def __init__(self, state: NodeState, campaigns: Campaigns) -> None:
+    def __init__(self, state: NodeState, elections: CoordinatorElections) -> None:
         self._state = state
-        self._campaigns = campaigns
+        self._elections = elections
         self._numbers = 0
         self._spilling: dict[int, LabelCache] = {}
         self._with_files: dict[str, None] = {}
@@ -48,41 +48,41 @@ class Budget:
         if now < self._check_at:
             return []
         self._check_at = now + self._state.options.full_check_s
-        return [*self._heed_holdings(now), *self._load_ahead(now), *self.keep(now)]
+        return [*self._release_handed_off(now), *self._load_ahead(now), *self.enforce(now)]
 
     def on_spilled(self, event: PacksSpilled, now: float) -> Effects:
-        self._spilling.pop(event.number).take_spilled(event.number, event.bytes)
+        self._spilling.pop(event.number).apply_spilled(event.number, event.bytes)
         if event.bytes is None:
             self._spill_at = now + self._state.options.spill_retry_s
-        return self.keep(now)
+        return self.enforce(now)
 
     def on_loaded(self, event: PacksLoaded, now: float) -> Effects:
         """Serves who waits for the file, then looks whether there is still room for it."""
         effects: Effects = []
-        led = self._state.led.get(event.ccq_id)
+        led = self._state.coordinated.get(event.ccq_id)
         if led is not None:
-            led.cache.take_loaded(event.number, event.labels)
+            led.cache.apply_loaded(event.number, event.labels)
             effects += led.fetches.on_loaded(now)
-        for holding in self._state.holdings.of(event.ccq_id):
-            holding.cache.take_loaded(event.number, event.labels)
+        for holding in self._state.handed_off.of(event.ccq_id):
+            holding.cache.apply_loaded(event.number, event.labels)
             effects += holding.on_loaded()
-        return [*effects, *self.keep(now)]
+        return [*effects, *self.enforce(now)]
 
-    def take_discarded(self) -> Effects:
+    def apply_discarded(self) -> Effects:
         """Has the files deleted that nobody needs any more."""
-        tally = self._state.tally
+        tally = self._state.cache_usage
         if not tally.discarded:
             return []
         numbers, tally.discarded = tuple(tally.discarded), []
         return [DropSpills(numbers)]
 
-    def keep(self, now: float) -> Effects:
+    def enforce(self, now: float) -> Effects:
         """Does what there is to be done when there is no room."""
-        whole = room(self._means(), weights=self._state.options.weights)
+        whole = free_capacity(self._memory_budget(), weights=self._state.options.weights)
         if not self._is_over(whole):
             return []
         overflowed = self._overflowed(now)
-        victims: list[Coordination | Holding] = [*self._state.holdings.all(), *overflowed]
+        victims: list[Coordinator | HandedOffCache] = [*self._state.handed_off.all(), *overflowed]
         for one in victims:
             if self._is_over(whole):
                 one.cache.unload()
@@ -92,9 +92,9 @@ class Budget:
                 effects += self._spill(one, now)
         for led in overflowed:
             if self._is_over(whole) and not self._is_draining_to_files(led, now):
-                effects += self._campaigns.pass_on(led.ccq.id, now)
+                effects += self._elections.transfer_coordinator(led.ccq.id, now)
         for led in overflowed:
-            if self._is_over(whole) and led.ccq.id not in self._campaigns:
+            if self._is_over(whole) and led.ccq.id not in self._elections:
                 effects += self._spill(led, now)
         self._drop()
         return effects
@@ -105,50 +105,50 @@ class Budget:
 
     # --- inside --------------------------------------------------------------------------------
 
-    def _means(self) -> Means:
+    def _memory_budget(self) -> MemoryBudget:
         measured, budget = self._state.measured, self._state.options.cache_bytes_max
         if not self._state.is_measured:
-            return Means(budget, budget)
+            return MemoryBudget(budget, budget)
         memory_bytes = measured.cache_bytes + measured.memory_free_bytes
-        return Means(budget, memory_bytes, measured.cpu_share)
+        return MemoryBudget(budget, memory_bytes, measured.cpu_share)
 
     def _is_over(self, limit: int) -> bool:
         """Whether the caches take more, without what is on its way to files."""
-        if self._state.tally.bytes <= limit:
+        if self._state.cache_usage.bytes <= limit:
             return False
-        return self._state.tally.bytes - self._spilling_bytes() > limit
+        return self._state.cache_usage.bytes - self._spilling_bytes() > limit
 
     def _spilling_bytes(self) -> int:
         caches = {id(cache): cache for cache in self._spilling.values()}
         return sum(cache.spilling_bytes for cache in caches.values())
 
-    def _overflowed(self, now: float) -> list[Coordination]:
+    def _overflowed(self, now: float) -> list[Coordinator]:
         """What is over its threshold, most of all first."""
-        led = list(self._state.led.values())
+        led = list(self._state.coordinated.values())
         if not led:
             return []
-        fetches = [one.rhythm.fetches_lately(now) for one in led]
-        bounds = thresholds(self._means(), fetches, weights=self._state.options.weights)
+        fetches = [one.fetch_stats.recent_fetch_rate(now) for one in led]
+        bounds = thresholds(self._memory_budget(), fetches, weights=self._state.options.weights)
         excess = np.array([one.cache.bytes for one in led]) - bounds
         order = np.argsort(-excess, kind="stable")
         return [led[i] for i in order.tolist() if excess[i] > 0]
 
     # --- files ---------------------------------------------------------------------------------
 
-    def _may_wait_in_files(self, one: Coordination | Holding, now: float) -> bool:
+    def _may_wait_in_files(self, one: Coordinator | HandedOffCache, now: float) -> bool:
         """Whether nobody is expected to ask for its oldest labels soon."""
-        if isinstance(one, Holding):
+        if isinstance(one, HandedOffCache):
             return True
         idle_s, interval_s = self._state.options.spill_idle_s, one.ccq.interval_s
-        pause_s = max(interval_s, one.rhythm.pause_s or 0.0, now - one.rhythm.last_at)
+        pause_s = max(interval_s, one.fetch_stats.pause_s or 0.0, now - one.fetch_stats.last_at)
         return pause_s >= idle_s and not self._is_awaited(one, now)
 
-    def _is_awaited(self, led: Coordination, now: float) -> bool:
+    def _is_awaited(self, led: Coordinator, now: float) -> bool:
         """Whether readers are expected within a moment, and are not late already."""
-        awaited_s = led.rhythm.awaited_at(led.ccq.interval_s) - now
+        awaited_s = led.fetch_stats.next_expected_at(led.ccq.interval_s) - now
         return 0.0 <= awaited_s <= self._state.options.load_ahead_s
 
-    def _spill(self, one: Coordination | Holding, now: float) -> Effects:
+    def _spill(self, one: Coordinator | HandedOffCache, now: float) -> Effects:
         options, cache = self._state.options, one.cache
         if len(self._spilling) >= options.spills_max or now < self._spill_at:
             return []
@@ -156,17 +156,17 @@ class Budget:
         labels = cache.spill(number)
         if labels is None:
             return []
-        if self._state.tally.spilled_bytes + self._spilling_bytes() + labels.size > (
+        if self._state.cache_usage.spilled_bytes + self._spilling_bytes() + labels.size > (
             options.spill_bytes_max
         ):
-            cache.take_spilled(number, None)
+            cache.apply_spilled(number, None)
             return []
         self._numbers = number
         self._spilling[number] = cache
         self._with_files[one.ccq.id] = None
         return [SpillPacks(number, one.ccq, labels)]
 
-    def _is_draining_to_files(self, led: Coordination, now: float) -> bool:
+    def _is_draining_to_files(self, led: Coordinator, now: float) -> bool:
         """Whether its cache becomes smaller by itself, as soon as files are written."""
         is_busy = len(self._spilling) >= self._state.options.spills_max
         is_written = any(cache is led.cache for cache in self._spilling.values())
@@ -175,19 +175,19 @@ class Budget:
     def _load_ahead(self, now: float) -> Effects:
         """Brings back what readers are expected to ask for, the oldest first."""
         effects: Effects = []
-        whole = room(self._means(), weights=self._state.options.weights)
+        whole = free_capacity(self._memory_budget(), weights=self._state.options.weights)
         for ccq_id in list(self._with_files):
-            led = self._state.led.get(ccq_id)
+            led = self._state.coordinated.get(ccq_id)
             if led is None or not (led.cache.spilled_bytes or led.cache.spilling):
                 del self._with_files[ccq_id]
             elif self._is_awaited(led, now):
                 effects += self._load(led, whole)
         return effects
 
-    def _load(self, led: Coordination, whole: int) -> Effects:
+    def _load(self, led: Coordinator, whole: int) -> Effects:
         effects: Effects = []
-        left = whole - self._state.tally.bytes
-        for spill in led.cache.absent():
+        left = whole - self._state.cache_usage.bytes
+        for spill in led.cache.missing_spills():
             left -= spill.loaded_bytes
             if left < 0:
                 break
@@ -197,21 +197,21 @@ class Budget:
 
     # --- holders and the last resort -----------------------------------------------------------
 
-    def _heed_holdings(self, now: float) -> Effects:
+    def _release_handed_off(self, now: float) -> Effects:
         state = self._state
         return [
             effect
-            for ccq_id in state.holdings.ccq_ids()
-            for effect in state.holdings.heed(ccq_id, state.tracker.get(ccq_id), now)
+            for ccq_id in state.handed_off.ccq_ids()
+            for effect in state.handed_off.on_record(ccq_id, state.record_table.get(ccq_id), now)
         ]
 
     def _drop(self) -> None:
         """Keeps the budget whatever it takes."""
-        allowance = self._means().allowance
+        allowance = self._memory_budget().allowance
         if not self._is_over(allowance):
             return
-        caches = [holding.cache for holding in self._state.holdings.all()]
-        caches += [led.cache for led in self._state.led.values()]
+        caches = [holding.cache for holding in self._state.handed_off.all()]
+        caches += [led.cache for led in self._state.coordinated.values()]
         for cache in caches:
             cache.unload()
         while self._is_over(allowance):

@@ -1,4 +1,4 @@
-"""What is counted of continuous queries for those who watch a node; nothing is decided by it."""
+"""Statistics of continuous queries for metrics; no decision depends on them."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class LabelCounts:
         self.lag = Timings(LAG_BOUNDS_S)
         self.of_node = of_node
 
-    def note_matched(self, labels: int, *, lag_s: float) -> None:
+    def record_matched(self, labels: int, *, lag_s: float) -> None:
         self.matched += labels
         self.lag.observe(lag_s)
         if self.of_node is not None:
-            self.of_node.note_matched(labels, lag_s=lag_s)
+            self.of_node.record_matched(labels, lag_s=lag_s)
 
-    def note_delivered(self, labels: int, *, again: int) -> None:
+    def record_delivered(self, labels: int, *, again: int) -> None:
         self.delivered += labels
         self.served_again += again
         if self.of_node is not None:
-            self.of_node.note_delivered(labels, again=again)
+            self.of_node.record_delivered(labels, again=again)
 
-    def note_late(self, labels: int) -> None:
+    def record_late(self, labels: int) -> None:
         self.late += labels
         if self.of_node is not None:
-            self.of_node.note_late(labels)
+            self.of_node.record_late(labels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.ccq import shared_packs
-from galileo.ccq.packs import packed
-from galileo.ccq.shared_packs import packed_together
+from galileo.ccq import pack_many as pack_many_module
+from galileo.ccq.pack_many import pack_many
+from galileo.ccq.packs import pack_labels
 from galileo.cursor import Cursor
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
@@ -27,7 +27,7 @@ OWNERS = st.lists(
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
-    monkeypatch.setattr(shared_packs, "SHARED_ROWS", 8)
+    monkeypatch.setattr(pack_many_module, "SHARED_ROWS", 8)
 
 
 def labels_of(commits: list[tuple[int, int]]) -> LabelSet:
@@ -51,7 +51,7 @@ def together(owners, *, compressed=False):
     sizes = [len(labels) for labels in sets]
     table = pa.concat_tables([labels.table for labels in sets]).combine_chunks()
     starts = np.cumsum([0, *sizes[:-1]])
-    return sets, packed_together(SCHEMA, table, starts, compressed=compressed)
+    return sets, pack_many(SCHEMA, table, starts, compressed=compressed)
 
 
 @examples(25)
@@ -67,7 +67,7 @@ def test_each_has_its_own_as_if_packed_alone(owners, compressed, after, until, l
     assert len(found) == len(owners)
     reached = Cursor(dict.fromkeys(range(3), 5))
     for labels, mine in zip(sets, found, strict=True):
-        alone = packed(labels, compressed=compressed)
+        alone = pack_labels(labels, compressed=compressed)
         assert len(mine) == len(alone)
         assert mine.labels().table.equals(labels.table)
         window = [one.after(Cursor(after)).until(Cursor(until)) for one in (mine, alone)]
@@ -75,7 +75,7 @@ def test_each_has_its_own_as_if_packed_alone(owners, compressed, after, until, l
         cut, cut_alone = (one.cut(reached=reached, labels_max=labels_max) for one in (mine, alone))
         assert cut[1] == cut_alone[1]
         assert cut[0].labels().table.equals(cut_alone[0].labels().table)
-        gathered = mine.gathered(compressed=compressed)
+        gathered = mine.compact(compressed=compressed)
         assert gathered.is_whole
         assert gathered.labels().table.equals(labels.table)
 

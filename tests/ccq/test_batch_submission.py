@@ -13,10 +13,10 @@ from galileo.ccq.events import (
     DrainRequested,
     FetchesRequested,
     FetchRequested,
+    RecordsLoaded,
     RedirectFetch,
     RefuseFetch,
     RefuseSubmit,
-    Restored,
     SaveRecord,
     Send,
     SubmitRequested,
@@ -24,10 +24,10 @@ from galileo.ccq.events import (
 )
 from galileo.ccq.machine import Continuous
 from galileo.ccq.messages import (
-    Announce,
-    AppointMany,
-    ManyAppointed,
-    Noted,
+    AssignMany,
+    AssignmentsAnswered,
+    RecordAck,
+    RecordUpdate,
 )
 from galileo.ccq.model import NODES_MAX, Record
 from galileo.ccq.options import ContinuousOptions
@@ -56,15 +56,15 @@ def test_one_election_serves_all_and_all_records_are_saved_before_the_offer():
     records = tuple(Record(replace(CCQ, id=i), NODES_MAX, "c") for i in "qr")
     assert effects == [
         *(SaveRecord(record, durable=True) for record in records),
-        Send("c", AppointMany(records)),
+        Send("c", AssignMany(records)),
     ]
 
 
 def test_the_submission_is_answered_in_its_order_once_all_are_accepted():
     driver = Driver()
     offered(driver, "q", "r")
-    assert driver.hear("c", ManyAppointed((("r", NODES_MAX),), ())) == []
-    effects = driver.hear("c", ManyAppointed((("q", NODES_MAX),), ()))
+    assert driver.hear("c", AssignmentsAnswered((("r", NODES_MAX),), ())) == []
+    effects = driver.hear("c", AssignmentsAnswered((("q", NODES_MAX),), ()))
     outcomes = tuple(Outcome(i, "c", NODES_MAX) for i in "qr")
     assert effects == [AnswerBatch(1, outcomes)]
 
@@ -72,14 +72,14 @@ def test_the_submission_is_answered_in_its_order_once_all_are_accepted():
 def test_who_is_offered_many_saves_them_then_tells_all_others_then_accepts():
     driver = Driver("c")
     records = tuple(Record(replace(CCQ, id=i), NODES_MAX, "c") for i in "qr")
-    effects = driver.hear("a", AppointMany(records))
+    effects = driver.hear("a", AssignMany(records))
     assert effects == [
         *(SaveRecord(record, durable=True) for record in records),
-        Send("b", Announce(records)),
-        Send("a", ManyAppointed((("q", NODES_MAX), ("r", NODES_MAX)), ())),
+        Send("b", RecordUpdate(records)),
+        Send("a", AssignmentsAnswered((("q", NODES_MAX), ("r", NODES_MAX)), ())),
     ]
-    again = driver.hear("a", AppointMany(records))
-    assert again == [Send("a", ManyAppointed((("q", NODES_MAX), ("r", NODES_MAX)), ()))]
+    again = driver.hear("a", AssignMany(records))
+    assert again == [Send("a", AssignmentsAnswered((("q", NODES_MAX), ("r", NODES_MAX)), ()))]
 
 
 def test_offers_and_announcements_go_in_pages():
@@ -92,38 +92,38 @@ def test_offers_and_announcements_go_in_pages():
 def test_what_a_node_does_not_take_is_offered_to_the_next_in_a_term_of_its_own():
     driver = Driver()
     offered(driver, "q", "r")
-    effects = driver.hear("c", ManyAppointed((("q", NODES_MAX),), (("r", NODES_MAX),)))
+    effects = driver.hear("c", AssignmentsAnswered((("q", NODES_MAX),), (("r", NODES_MAX),)))
     (saved,) = only(effects, SaveRecord)
     (sent,) = only(effects, Send)
     assert (saved.record.ccq.id, saved.record.term, sent.to) == ("r", 2 * NODES_MAX, "b")
-    late = driver.hear("c", ManyAppointed((("r", NODES_MAX),), ()))
+    late = driver.hear("c", AssignmentsAnswered((("r", NODES_MAX),), ()))
     assert late == []
-    (answer,) = driver.hear("b", ManyAppointed((("r", 2 * NODES_MAX),), ()))
+    (answer,) = driver.hear("b", AssignmentsAnswered((("r", 2 * NODES_MAX),), ()))
     assert [one.coordinator for one in answer.outcomes] == ["c", "b"]
 
 
 def test_a_full_or_draining_node_refuses_what_it_cannot_run():
     driver = Driver("c", coordinated_max=1)
     records = tuple(Record(replace(CCQ, id=i), NODES_MAX, "c") for i in "qr")
-    (answer,) = [e for e in driver.hear("a", AppointMany(records)) if _is_answer(e)]
-    assert answer.message == ManyAppointed((("q", NODES_MAX),), (("r", NODES_MAX),))
+    (answer,) = [e for e in driver.hear("a", AssignMany(records)) if _is_answer(e)]
+    assert answer.message == AssignmentsAnswered((("q", NODES_MAX),), (("r", NODES_MAX),))
     draining = Driver("c")
     draining.feed(DrainRequested())
-    (answer,) = draining.hear("a", AppointMany(records))
+    (answer,) = draining.hear("a", AssignMany(records))
     assert answer.message.accepted == ()
 
 
 def _is_answer(effect: object) -> bool:
-    return isinstance(effect, Send) and isinstance(effect.message, ManyAppointed)
+    return isinstance(effect, Send) and isinstance(effect.message, AssignmentsAnswered)
 
 
 def test_one_of_which_more_is_known_is_told_with_the_refusal():
     driver = Driver("c")
     newer = Record(CCQ, 5 * NODES_MAX, "b")
-    driver.hear("b", Announce((newer,)))
-    told, answer = driver.hear("a", AppointMany((Record(CCQ, NODES_MAX, "c"),)))
-    assert told == Send("a", Announce((newer,)))
-    assert answer.message == ManyAppointed((), (("q", NODES_MAX),))
+    driver.hear("b", RecordUpdate((newer,)))
+    told, answer = driver.hear("a", AssignMany((Record(CCQ, NODES_MAX, "c"),)))
+    assert told == Send("a", RecordUpdate((newer,)))
+    assert answer.message == AssignmentsAnswered((), (("q", NODES_MAX),))
 
 
 def test_what_only_this_node_holds_is_not_answered_for():
@@ -133,10 +133,10 @@ def test_what_only_this_node_holds_is_not_answered_for():
     assert only(effects, AnswerBatch) == []
     assert set(driver.machine.coordinated) == {"q", "r"}
     assert all(effect.message.note for effect in only(effects, Send))
-    assert driver.hear("b", Noted((("q", NODES_MAX),))) == []
-    repeated = [e for e in driver.tick(1.0) if isinstance(getattr(e, "message", 0), Announce)]
+    assert driver.hear("b", RecordAck((("q", NODES_MAX),))) == []
+    repeated = [e for e in driver.tick(1.0) if isinstance(getattr(e, "message", 0), RecordUpdate)]
     assert [[r.ccq.id for r in e.message.records] for e in repeated] == [["r"], ["r"]]
-    (answer,) = driver.hear("b", Noted((("r", NODES_MAX),)))
+    (answer,) = driver.hear("b", RecordAck((("r", NODES_MAX),)))
     assert [one.coordinator for one in answer.outcomes] == ["a", "a"]
 
 
@@ -145,7 +145,7 @@ def test_a_single_node_answers_by_itself_and_again_with_the_same():
     (first,) = only(driver.feed(BatchSubmitted(1, items("q", "r"))), AnswerBatch)
     (second,) = driver.feed(BatchSubmitted(2, items("q", "r")))
     assert first.outcomes == second.outcomes == tuple(Outcome(i, "a", NODES_MAX) for i in "qr")
-    assert driver.machine.state.tracker.get("q").retrieved == ORIGIN
+    assert driver.machine.state.record_table.get("q").retrieved == ORIGIN
 
 
 def test_a_wrong_one_does_not_lose_the_others():
@@ -180,7 +180,7 @@ def test_ids_of_a_batch_are_not_submitted_alone_meanwhile_nor_the_other_way_roun
 def test_candidates_in_different_groups_have_elections_of_their_own():
     driver = Driver()
     driver.machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(("a",), ("b",), ("c",))))
-    driver.feed(Restored((), WALL))
+    driver.feed(RecordsLoaded((), WALL))
     batch = (BatchItem(CCQ, ("b",)), BatchItem(replace(CCQ, id="r"), ("c",)))
     batch += (BatchItem(replace(CCQ, id="s"), ("b",)),)
     polls = only(driver.feed(BatchSubmitted(1, batch)), Send)
@@ -193,27 +193,27 @@ def test_candidates_in_different_groups_have_elections_of_their_own():
 def test_what_nobody_takes_in_time_is_refused_and_may_be_repeated():
     driver = Driver(submit_timeout_s=3.0)
     offered(driver, "q", "r")
-    driver.hear("c", ManyAppointed((("q", NODES_MAX),), ()))
+    driver.hear("c", AssignmentsAnswered((("q", NODES_MAX),), ()))
     (answer,) = only(driver.tick(3.0), AnswerBatch)
     taken, left = answer.outcomes
     assert (taken.coordinator, left.failure.kind) == ("c", "unavailable")
     again = driver.feed(BatchSubmitted(2, items("r")), now=3.1)
-    assert again == [Send(p, Announce((again[0].message.records), note=True)) for p in "bc"]
+    assert again == [Send(p, RecordUpdate((again[0].message.records), note=True)) for p in "bc"]
 
 
 def test_one_that_runs_already_is_not_refused_for_others_that_nobody_takes():
     driver = Driver()
     driver.feed(DrainRequested())
-    driver.hear("c", Announce((Record(replace(CCQ, id="q"), NODES_MAX, "c"),)))
+    driver.hear("c", RecordUpdate((Record(replace(CCQ, id="q"), NODES_MAX, "c"),)))
     polls = [e for e in driver.feed(BatchSubmitted(1, items("q", "r"))) if "poll" in str(e).lower()]
     name = polls[0].message.election
     driver.hear("b", PollAnswer(name, BUSY))
     (offer,) = only(driver.hear("c", PollAnswer(name, IDLE)), Send)
-    (offer,) = only(driver.hear("c", ManyAppointed((), (("r", NODES_MAX),))), Send)
+    (offer,) = only(driver.hear("c", AssignmentsAnswered((), (("r", NODES_MAX),))), Send)
     assert (offer.to, offer.message.records[0].ccq.id) == ("b", "r")
-    refused = driver.hear("b", ManyAppointed((), (("r", 2 * NODES_MAX),)))
+    refused = driver.hear("b", AssignmentsAnswered((), (("r", 2 * NODES_MAX),)))
     assert only(refused, AnswerBatch) == [], "q may still be noted"
-    (answer,) = driver.hear("b", Noted((("q", NODES_MAX),)))
+    (answer,) = driver.hear("b", RecordAck((("q", NODES_MAX),)))
     first, second = answer.outcomes
     assert (first.coordinator, first.failure) == ("c", None)
     assert second.failure.kind == "unavailable"
@@ -223,9 +223,9 @@ def test_a_ccq_that_ends_or_is_taken_over_meanwhile_is_answered_with_that():
     driver = Driver()
     offered(driver, "q", "r")
     over = Record(CCQ, NODES_MAX, "c", ended="cancelled", ended_at=WALL)
-    assert only(driver.hear("b", Announce((over,))), AnswerBatch) == []
+    assert only(driver.hear("b", RecordUpdate((over,))), AnswerBatch) == []
     elsewhere = Record(replace(CCQ, id="r"), 3 * NODES_MAX + 1, "b")
-    (answer,) = only(driver.hear("b", Announce((elsewhere,))), AnswerBatch)
+    (answer,) = only(driver.hear("b", RecordUpdate((elsewhere,))), AnswerBatch)
     cancelled, moved = answer.outcomes
     assert cancelled.failure.kind == "ccq_cancelled"
     assert (moved.coordinator, moved.term) == ("b", 3 * NODES_MAX + 1)
@@ -238,7 +238,7 @@ def test_a_dead_coordinator_is_not_succeeded_by_the_node_that_still_submits():
     polls = [e for e in driver.tick(0.2) if isinstance(getattr(e, "message", 0), Poll)]
     assert polls == []
     (sent,) = only(driver.tick(1.2), Send)
-    assert isinstance(sent.message, AppointMany)
+    assert isinstance(sent.message, AssignMany)
     assert sent.to == "b"
 
 
@@ -254,7 +254,7 @@ def test_a_node_that_is_starting_promises_nothing():
 def test_many_fetches_are_answered_each_as_if_alone():
     driver = Driver()
     driver.lead()
-    driver.hear("b", Announce((Record(replace(CCQ, id="r"), NODES_MAX, "b"),)))
+    driver.hear("b", RecordUpdate((Record(replace(CCQ, id="r"), NODES_MAX, "b"),)))
     fetches = tuple(FetchRequested(n, i, ORIGIN) for n, i in enumerate("qr"))
     alone = [effect for one in fetches for effect in driver.feed(one)]
     together = driver.feed(FetchesRequested(fetches))
@@ -315,7 +315,7 @@ def test_a_batch_that_is_under_way_ends_with_the_dataset():
     driver.hear("b", PollAnswer(poll.message.election, BUSY))
     (offer,) = only(driver.hear("c", PollAnswer(poll.message.election, IDLE)), Send)
     assert [record.ccq.id for record in offer.message.records] == ["other"]
-    (answer,) = driver.hear("c", ManyAppointed((("other", NODES_MAX),), ()))
+    (answer,) = driver.hear("c", AssignmentsAnswered((("other", NODES_MAX),), ()))
     assert [one.failure and one.failure.kind for one in answer.outcomes] == [
         "ccq_dropped",
         "ccq_dropped",
@@ -328,7 +328,7 @@ def test_a_batch_that_is_under_way_ends_with_the_dataset():
 def test_a_node_that_knows_of_a_drop_says_so_to_who_offers():
     driver = Driver("b")
     driver.feed(DatasetDropped("d", 1))
-    effects = driver.hear("a", AppointMany((Record(CCQ, NODES_MAX, "b"),)))
+    effects = driver.hear("a", AssignMany((Record(CCQ, NODES_MAX, "b"),)))
     told = [effect.message for effect in only(effects, Send)]
     assert told[0].records[0].ended == "dropped"
-    assert told[-1] == ManyAppointed((), (("q", NODES_MAX),))
+    assert told[-1] == AssignmentsAnswered((), (("q", NODES_MAX),))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from ccq_driver import CCQ, Driver, path
 
-from galileo.ccq.events import CycleFailed, FetchRequested, SequencesSeen
-from galileo.ccq.messages import Announce
+from galileo.ccq.events import CommitsObserved, CycleFailed, FetchRequested
+from galileo.ccq.messages import RecordUpdate
 from galileo.ccq.model import NODES_MAX, Failure, Record
 from galileo.cursor import ORIGIN, Cursor
 
@@ -33,7 +33,7 @@ def test_the_lag_begins_when_nothing_lay_beyond_the_cache() -> None:
     driver = Driver()
     driver.lead()
     driver.tick(1.0)
-    driver.feed(SequencesSeen("d", Cursor({0: 1})), now=1.5)
+    driver.feed(CommitsObserved("d", Cursor({0: 1})), now=1.5)
     driver.cycle([path(0, 1)], {0: 1}, now=2.0)
     counts = driver.machine.coordinated["q"].counts
     assert counts.lag.count == 1
@@ -45,8 +45,8 @@ def test_the_node_goes_on_counting_when_a_query_goes_elsewhere() -> None:
     driver.lead()
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
     driver.feed(FetchRequested(1, "q", ORIGIN))
-    driver.machine.coordinated["q"].counts.note_late(1)
-    driver.hear("b", Announce((Record(replace(CCQ), 2 * NODES_MAX, "b"),)))
+    driver.machine.coordinated["q"].counts.record_late(1)
+    driver.hear("b", RecordUpdate((Record(replace(CCQ), 2 * NODES_MAX, "b"),)))
     assert driver.machine.coordinated == {}
     labels = driver.machine.state.counts.labels
     assert (labels.matched, labels.delivered, labels.late, labels.lag.count) == (1, 1, 1, 1)
@@ -55,7 +55,7 @@ def test_the_node_goes_on_counting_when_a_query_goes_elsewhere() -> None:
 def test_cycles_are_counted_with_their_failures() -> None:
     driver = Driver(cycle_retry_s=0.5)
     driver.lead()
-    driver.feed(SequencesSeen("d", Cursor({0: 1})))
+    driver.feed(CommitsObserved("d", Cursor({0: 1})))
     (start,) = driver.tick(1.0)
     driver.feed(CycleFailed(start.cycle_id, Failure("unavailable", "spark")), now=1.25)
     cycles, counts = driver.machine.coordinated["q"].cycles, driver.machine.state.counts

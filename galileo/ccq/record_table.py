@@ -1,4 +1,4 @@
-"""The records of all CCQs of the cluster, as one node knows them.
+"""The record table: the records of all CCQs of the cluster, as far as one node knows them.
 
 Records only ever grow in the order of `Record.merge`. Wall time is looked at once, when a
 record is first seen, and turned into a deadline on the monotonic clock: a clock that jumps
@@ -25,7 +25,7 @@ _FINGERPRINTS_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeResult:
     """What became of an incoming record.
 
     Attributes:
@@ -47,7 +47,7 @@ class Difference:
     newer_there: tuple[str, ...]
 
 
-class Tracker:
+class RecordTable:
     """See the module."""
 
     def __init__(self, options: ContinuousOptions) -> None:
@@ -65,7 +65,7 @@ class Tracker:
     def get(self, ccq_id: str) -> Record | None:
         return self.records.get(ccq_id)
 
-    def led_by(self, node: str) -> tuple[str, ...]:
+    def coordinated_by(self, node: str) -> tuple[str, ...]:
         """The live CCQs whose coordinator is `node`."""
         return tuple(self._led_by.get(node, ()))
 
@@ -73,17 +73,19 @@ class Tracker:
         """How many live CCQs are somebody's."""
         return self._owned[owner]
 
-    def merge(self, incoming: Record, *, now: float, wall: float) -> Merged:
+    def merge(self, incoming: Record, *, now: float, wall: float) -> MergeResult:
         mine = self.records.get(incoming.ccq.id)
         if mine is None:
             return self._adopt(incoming, now=now, wall=wall)
         merged = mine.merge(incoming)
-        is_news = _face(merged) != _face(mine)
+        is_news = _announced_state(merged) != _announced_state(mine)
         if merged != mine:
             self._replace(mine, merged, now=now)
             if not is_news:
                 self.dirty[merged.ccq.id] = None
-        return Merged(merged, is_news, is_stale=_face(merged) != _face(incoming))
+        return MergeResult(
+            merged, is_news, is_stale=_announced_state(merged) != _announced_state(incoming)
+        )
 
     def acknowledge(self, ccq_id: str, cursor: Cursor) -> None:
         """Joins what clients have acknowledged to the record."""
@@ -106,7 +108,7 @@ class Tracker:
             self.records[ccq_id] = replace(mine, holders=kept)
             self.dirty[ccq_id] = None
 
-    def take_dirty(self, at_most: int) -> list[Record]:
+    def pop_dirty(self, at_most: int) -> list[Record]:
         """Records whose retrieved cursor alone has changed since they were last taken, those that
         wait longest first.
         """
@@ -178,23 +180,23 @@ class Tracker:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _adopt(self, incoming: Record, *, now: float, wall: float) -> Merged:
+    def _adopt(self, incoming: Record, *, now: float, wall: float) -> MergeResult:
         ccq_id = incoming.ccq.id
         lives_on_s = incoming.ccq.expires_at - wall
         if incoming.ended is not None and lives_on_s < -self._options.tombstone_slack_s:
-            return Merged(None, is_news=False, is_stale=False)
+            return MergeResult(None, is_news=False, is_stale=False)
         self.records[ccq_id] = incoming
         self.postpone(ccq_id, max(now, now + lives_on_s))
         self._count(incoming, 1)
-        self._bury(incoming, now=now)
-        return Merged(incoming, is_news=True, is_stale=False)
+        self._schedule_purge(incoming, now=now)
+        return MergeResult(incoming, is_news=True, is_stale=False)
 
     def _replace(self, old: Record, new: Record, *, now: float) -> None:
         self._count(old, -1)
         self.records[new.ccq.id] = new
         self._count(new, 1)
         if old.ended is None:
-            self._bury(new, now=now)
+            self._schedule_purge(new, now=now)
 
     def _count(self, record: Record, by: int) -> None:
         if record.ended is not None:
@@ -211,7 +213,7 @@ class Tracker:
         else:
             del led[record.ccq.id]
 
-    def _bury(self, record: Record, *, now: float) -> None:
+    def _schedule_purge(self, record: Record, *, now: float) -> None:
         """Plans when to forget an end: once no late announcement of the CCQ can matter."""
         if record.ended is None:
             return
@@ -222,7 +224,7 @@ class Tracker:
         heapq.heappush(self._agenda, (at, ccq_id))
 
 
-def _face(record: Record) -> tuple[int, str, str | None]:
+def _announced_state(record: Record) -> tuple[int, str, str | None]:
     """What has to be told at once."""
     return (record.term, record.coordinator, record.ended)
 

@@ -1,4 +1,4 @@
-"""What a coordinator knows of commits that retention dropped before they were evaluated.
+"""Ranges of commits that retention dropped before a CCQ evaluated them.
 
 An answer is "all labels in (after, cursor]" but for the stretches that it names as gone. They are
 kept beside the cache's labels, in the same stretch (base, until]: what lies in one of them was not
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from galileo.cursor import Cursor, Stretch
 
 
-def stretches(after: Mapping[int, int], until: Mapping[int, int]) -> tuple[Stretch, ...]:
+def ranges_between(after: Mapping[int, int], until: Mapping[int, int]) -> tuple[Stretch, ...]:
     """What lies past one cursor and not past another, by partition."""
     return tuple(
         Stretch(partition, after[partition] + 1, last)
@@ -36,7 +36,7 @@ def within(
     return tuple(one for one in cut if one.first <= one.last)
 
 
-class GoneStretches:
+class DroppedRanges:
     """The stretches within a cache, by partition and ascending; neighbours are one."""
 
     __slots__ = ("_stretches",)
@@ -50,7 +50,7 @@ class GoneStretches:
         In each partition it follows what was added before.
         """
         joined: list[Stretch] = []
-        for one in sorted((*self._stretches, *stretches(after, gone))):
+        for one in sorted((*self._stretches, *ranges_between(after, gone))):
             last = joined[-1] if joined else None
             if last is not None and last.partition == one.partition and last.last + 1 == one.first:
                 joined[-1] = Stretch(last.partition, last.first, one.last)
@@ -58,7 +58,7 @@ class GoneStretches:
                 joined.append(one)
         self._stretches = tuple(joined)
 
-    def forget(self, base: Cursor) -> None:
+    def discard_before(self, base: Cursor) -> None:
         """Drops what lies at or before a cursor."""
         if self._stretches:
             self._stretches = within(self._stretches, after=base)

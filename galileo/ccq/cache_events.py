@@ -1,4 +1,4 @@
-"""Events and effects about cached labels that are elsewhere: in files, and with holders.
+"""Events and effects for spilled and handed-off caches.
 
 They belong to the vocabulary of `galileo.ccq.events`, whose rules are theirs.
 """
@@ -63,10 +63,10 @@ class DropSpills:
 
 
 @dataclass(frozen=True, slots=True)
-class AskHolder:
+class ReadHandedOffCache:
     """Ask a node (perhaps this one) for what it holds of a CCQ past a token.
 
-    Answered by HolderAnswered or HolderFailed.
+    Answered by CacheReadAnswered or CacheReadFailed.
 
     Attributes:
         term: in which the holder coordinated.
@@ -83,8 +83,8 @@ class AskHolder:
 
 
 @dataclass(frozen=True, slots=True)
-class HolderAnswered:
-    """What a holder has for an AskHolder.
+class CacheReadAnswered:
+    """What a holder has for an ReadHandedOffCache.
 
     Attributes:
         labels: all of those with `after < sequence <= reached`. None: none.
@@ -99,7 +99,7 @@ class HolderAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class HolderFailed:
+class CacheReadFailed:
     """The holder does not answer, or does not have what was asked for."""
 
     request: int
@@ -109,10 +109,10 @@ class HolderFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldRequested:
-    """Another coordinator of a CCQ asks for what this node holds; see AskHolder.
+class CacheReadRequested:
+    """Another coordinator of a CCQ asks for what this node holds; see ReadHandedOffCache.
 
-    Answered by AnswerHeld or RefuseHeld.
+    Answered by AnswerCacheRead or RefuseCacheRead.
     """
 
     request: int
@@ -123,8 +123,8 @@ class HeldRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerHeld:
-    """As HolderAnswered, on the side of the holder."""
+class AnswerCacheRead:
+    """As CacheReadAnswered, on the side of the holder."""
 
     request: int
     labels: PackedLabels | None
@@ -133,7 +133,7 @@ class AnswerHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseHeld:
+class RefuseCacheRead:
     """This node does not hold that, or not any more."""
 
     request: int

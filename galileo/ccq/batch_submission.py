@@ -1,11 +1,12 @@
 """Submissions of many CCQs at once: one election for all that have the same candidates.
 
-Theory of operation. A batch does for many CCQs what a campaign (`galileo.ccq.campaigns`) does for
-one, by the same rules: each offer is a record in a term of its own, on disk before the offer is
-sent; a CCQ counts as submitted when two nodes (of those alive) have it on disk; repeating a
-submission under the same ids is safe. What is shared is the work. The CCQs of a submission whose
-candidates are in the same groups make one batch, one election finds the node to which all of them
-are offered, and records travel and are written many at a time.
+Theory of operation. A batch does for many CCQs what a campaign
+(`galileo.ccq.coordinator_elections`) does for one, by the same rules: each offer is a record in a
+term of its own, on disk before the offer is sent; a CCQ counts as submitted when two nodes (of
+those alive) have it on disk; repeating a submission under the same ids is safe. What is shared is
+the work. The CCQs of a submission whose candidates are in the same groups make one batch, one
+election finds the node to which all of them are offered, and records travel and are written many at
+a time.
 
 CCQs of a batch go their own ways only where they must. What the node does not take of an offer
 goes to the next one; one of which a higher term or an end becomes known is answered with that. One
@@ -25,22 +26,22 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from galileo.ccq.batch_events import AnswerBatch, BatchItem, BatchSubmitted, Outcome
-from galileo.ccq.campaigns import Campaigns, overloaded, taken, too_many
-from galileo.ccq.counts import ElectionEnded
+from galileo.ccq.coordinator_elections import CoordinatorElections, overloaded, taken, too_many
 from galileo.ccq.events import RefuseSubmit, Send
-from galileo.ccq.messages import Announce, AppointMany, ManyAppointed, Noted
+from galileo.ccq.messages import AssignMany, AssignmentsAnswered, RecordAck, RecordUpdate
 from galileo.ccq.model import Failure, Record
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.state import Effects, NodeState, drop_of, ending_of, pages_of
+from galileo.ccq.state import Effects, NodeState, dropped_failure, end_reason, record_pages
+from galileo.ccq.stats import ElectionEnded
 from galileo.election.machine import Election, ElectionOptions
 from galileo.election.messages import (
-    AppointmentAccepted,
-    AppointmentRefused,
-    AppointNode,
     ElectionEffect,
     ElectionEvent,
     ElectionTicked,
     Failed,
+    OfferAccepted,
+    OfferAssignment,
+    OfferRefused,
     Poll,
     PollAnswer,
     PollAnswered,
@@ -78,12 +79,12 @@ class _Batch:
     begun_at: float = 0.0
 
 
-class Batches:
+class BatchSubmissions:
     """The submissions of many that one node carries out."""
 
-    def __init__(self, state: NodeState, campaigns: Campaigns) -> None:
+    def __init__(self, state: NodeState, elections: CoordinatorElections) -> None:
         self._state = state
-        self._campaigns = campaigns
+        self._elections = elections
         self._running: dict[str, _Batch] = {}
         self._of: dict[str, _Batch] = {}
         self._count = 0
@@ -97,10 +98,10 @@ class Batches:
         submission = _Submission(event.request, [None] * len(event.items))
         batches: dict[tuple[int, ...], _Batch] = {}
         candidates: dict[tuple[int, ...], tuple[str, ...]] = {}
-        room = self._room(event)
+        room = self._free_capacity(event)
         for place, item in enumerate(event.items):
             failure = self._refusal(item)
-            if failure is None and self._state.tracker.get(item.ccq.id) is None:
+            if failure is None and self._state.record_table.get(item.ccq.id) is None:
                 room -= 1
                 failure = too_many(event.owned_max or 0) if room < 0 else None
             if failure is not None:
@@ -134,22 +135,22 @@ class Batches:
         batch = self._running.get(message.election)
         return self._step(batch, PollAnswered(sender, message.usage), now) if batch else []
 
-    def on_appoint(self, sender: str, message: AppointMany, now: float) -> Effects:
+    def on_assign(self, sender: str, message: AssignMany, now: float) -> Effects:
         """Accepts what this node can run; what it then knows is saved, announced, answered."""
         state = self._state
         accepted, refused, news, newer = [], [], [], []
         effects: Effects = []
         for record in message.records:
-            ccq_id, mine = record.ccq.id, state.tracker.get(record.ccq.id)
+            ccq_id, mine = record.ccq.id, state.record_table.get(record.ccq.id)
             if mine is not None and (mine.ended is not None or mine.term > record.term):
                 newer.append(mine)
             elif state.is_dropped(record.ccq.dataset):
                 effects += state.learn(record, now)
-                newer += filter(None, [state.tracker.get(ccq_id)])
+                newer += filter(None, [state.record_table.get(ccq_id)])
             elif (mine is None or mine.term < record.term) and state.takes_more:
                 effects += state.learn(record, now)
                 news.append(record)
-            led = state.led.get(ccq_id)
+            led = state.coordinated.get(ccq_id)
             if led is not None and led.term == record.term:
                 accepted.append((ccq_id, record.term))
             elif ccq_id not in state.resuming:
@@ -157,9 +158,9 @@ class Batches:
         others = tuple(peer for peer in state.peers if peer != sender)
         effects += state.announce_to(others, news)
         effects += state.announce_to((sender,), newer)
-        return [*effects, Send(sender, ManyAppointed(tuple(accepted), tuple(refused)))]
+        return [*effects, Send(sender, AssignmentsAnswered(tuple(accepted), tuple(refused)))]
 
-    def on_appointed(self, sender: str, message: ManyAppointed, now: float) -> Effects:
+    def on_assigned(self, sender: str, message: AssignmentsAnswered, now: float) -> Effects:
         effects: Effects = []
         answered: dict[str, _Batch] = {}
         for entries, is_accepted in ((message.accepted, True), (message.refused, False)):
@@ -177,10 +178,10 @@ class Batches:
                     batch.declined.add(ccq_id)
         for batch in answered.values():
             if batch.placing and batch.declined >= set(batch.placing):
-                effects += self._step(batch, AppointmentRefused(sender), now)
+                effects += self._step(batch, OfferRefused(sender), now)
         return effects
 
-    def on_noted(self, message: Noted) -> Effects:
+    def on_record_ack(self, message: RecordAck) -> Effects:
         effects: Effects = []
         for ccq_id, term in message.entries:
             batch = self._of.get(ccq_id)
@@ -189,14 +190,14 @@ class Batches:
                 effects += self._succeed(batch, record)
         return effects
 
-    def on_news(self, record: Record) -> Effects:
+    def on_record(self, record: Record) -> Effects:
         """Answers for a CCQ that another node has taken over, or that has ended."""
         ccq_id = record.ccq.id
         batch = self._of.get(ccq_id)
         if batch is None:
             return []
         if record.ended is not None:
-            return self._resolve(batch, Outcome(ccq_id, failure=ending_of(record)))
+            return self._resolve(batch, Outcome(ccq_id, failure=end_reason(record)))
         mine = batch.placing.get(ccq_id) or batch.noting[ccq_id]
         return self._succeed(batch, record) if record.term > mine.term else []
 
@@ -206,7 +207,9 @@ class Batches:
         for ccq_id, batch in list(self._of.items()):
             record = batch.placing.get(ccq_id) or batch.noting[ccq_id]
             if self._state.is_dropped(record.ccq.dataset):
-                effects += self._resolve(batch, Outcome(ccq_id, failure=drop_of(record.ccq)))
+                effects += self._resolve(
+                    batch, Outcome(ccq_id, failure=dropped_failure(record.ccq))
+                )
         return effects
 
     def check(self) -> None:
@@ -216,30 +219,30 @@ class Batches:
             assert set(batch.places) == set(batch.placing) | set(batch.noting)
             for ccq_id in batch.places:
                 assert self._of[ccq_id] is batch, f"{ccq_id} is in two batches"
-                mine = self._state.tracker.get(ccq_id)
+                mine = self._state.record_table.get(ccq_id)
                 assert mine is None or mine.ended is None, "a batch for an ended CCQ"
         assert len(self._of) == sum(len(batch.places) for batch in self._running.values())
-        assert set(self._of) == set(self._campaigns.reserved), "reserved for nobody"
+        assert set(self._of) == set(self._elections.reserved), "reserved for nobody"
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _room(self, event: BatchSubmitted) -> float:
+    def _free_capacity(self, event: BatchSubmitted) -> float:
         """How many of its CCQs may be new."""
         if event.owned_max is None or not event.items:
             return inf
-        return self._campaigns.room(event.items[0].ccq.owner, event.owned_max)
+        return self._elections.free_capacity(event.items[0].ccq.owner, event.owned_max)
 
     def _refusal(self, item: BatchItem) -> Failure | None:
         """Why a CCQ cannot be submitted now."""
-        ccq_id, tracker = item.ccq.id, self._state.tracker
+        ccq_id, tracker = item.ccq.id, self._state.record_table
         known = tracker.get(ccq_id)
         if known is not None and known.ended is not None:
-            return ending_of(known)
+            return end_reason(known)
         if known is not None and not known.ccq.asks_the_same(item.ccq):
             return taken(ccq_id)
         if self._state.is_dropped(item.ccq.dataset):
-            return drop_of(item.ccq)
-        if ccq_id in self._campaigns:
+            return dropped_failure(item.ccq)
+        if ccq_id in self._elections:
             advice = (("after_s", self._state.options.retry_s), ("ccq_id", ccq_id))
             reason = f"{ccq_id!r} is being submitted already; submit it again in a moment"
             return Failure("unavailable", reason, advice)
@@ -264,14 +267,14 @@ class Batches:
 
     def _take(self, batch: _Batch, item: BatchItem, place: int) -> None:
         ccq_id = item.ccq.id
-        known = self._state.tracker.get(ccq_id)
+        known = self._state.record_table.get(ccq_id)
         if known is None:
             batch.placing[ccq_id] = Record(item.ccq, term=0, coordinator="")
         else:
             batch.noting[ccq_id] = known
         batch.places[ccq_id] = place
         self._of[ccq_id] = batch
-        self._campaigns.reserved[ccq_id] = item.ccq.owner
+        self._elections.reserved[ccq_id] = item.ccq.owner
 
     def _start(self, batch: _Batch, candidates: tuple[str, ...], now: float) -> Effects:
         effects = self._ask_to_note(batch, now)
@@ -279,7 +282,7 @@ class Batches:
             return effects
         batch.election = Election(options=_patient(self._state.options, len(batch.placing)))
         first = candidates or (self._state.me,)
-        groups = self._campaigns.groups(first, is_given=self._state.is_draining)
+        groups = self._elections.groups(first, is_given=self._state.is_draining)
         return [*effects, *self._step(batch, Started(0, groups), now)]
 
     def _step(self, batch: _Batch, event: ElectionEvent, now: float) -> Effects:
@@ -294,7 +297,7 @@ class Batches:
             return self._step(batch, PollAnswered(me, self._state.usage), now)
         if isinstance(effect, SendPoll):
             return [Send(effect.to, Poll(batch.name))]
-        if isinstance(effect, AppointNode):
+        if isinstance(effect, OfferAssignment):
             return self._offer(batch, effect.node, now)
         if isinstance(effect, Failed):
             return self._fail(batch, [*batch.placing], effect.reason)
@@ -304,16 +307,18 @@ class Batches:
         """Offers all that nobody has accepted yet."""
         state, me = self._state, self._state.me
         batch.declined.clear()
-        batch.placing = {i: state.mint(record, node) for i, record in batch.placing.items()}
+        batch.placing = {
+            i: state.with_next_term(record, node) for i, record in batch.placing.items()
+        }
         records = list(batch.placing.values())
         effects = [effect for record in records for effect in state.learn(record, now)]
         if node != me:
-            return [*effects, *(Send(node, AppointMany(page)) for page in pages_of(records))]
+            return [*effects, *(Send(node, AssignMany(page)) for page in record_pages(records))]
         batch.noting |= batch.placing
         batch.placing, batch.noting_at = {}, now
         return [
             *effects,
-            *self._step(batch, AppointmentAccepted(node), now),
+            *self._step(batch, OfferAccepted(node), now),
             *self._ask_to_note(batch, now),
         ]
 
@@ -324,7 +329,7 @@ class Batches:
         if not records or now < batch.noting_at:
             return []
         batch.noting_at = now + self._state.options.retry_s
-        pages = [Announce(page, note=True) for page in pages_of(records)]
+        pages = [RecordUpdate(page, note=True) for page in record_pages(records)]
         return [effect for page in pages for effect in self._state.tell(page)]
 
     def _succeed(self, batch: _Batch, record: Record) -> Effects:
@@ -351,7 +356,7 @@ class Batches:
         batch.placing.pop(ccq_id, None)
         batch.noting.pop(ccq_id, None)
         del self._of[ccq_id]
-        self._campaigns.reserved.pop(ccq_id, None)
+        self._elections.reserved.pop(ccq_id, None)
         if batch.places:
             return []
         del self._running[batch.name]

@@ -1,4 +1,4 @@
-"""How often, and when next, the readers of a CCQ come for news.
+"""Statistics of the fetches of a CCQ: how frequent they are, and when the next is expected.
 
 A reader comes, fetches once or many times in a row, and is away again. Only times are looked at:
 the rhythm is a guess that decides what waits on disk, never what is answered.
@@ -16,7 +16,7 @@ NEWEST_WEIGHT = 0.5
 """Of the pause before the last visit, in the mean pause."""
 
 
-class Rhythm:
+class FetchStats:
     """The fetches of one CCQ at its coordinator.
 
     Attributes:
@@ -32,10 +32,10 @@ class Rhythm:
         self._lately = 0.0
         self._visits = 0
 
-    def note(self, now: float) -> None:
+    def record_fetch(self, now: float) -> None:
         """A fetch has come."""
         pause_s = now - self.last_at
-        self._lately = self.fetches_lately(now) + 1.0
+        self._lately = self.recent_fetch_rate(now) + 1.0
         self.last_at = now
         if self._visits and pause_s <= VISIT_PAUSE_S:
             return
@@ -44,11 +44,11 @@ class Rhythm:
             before_s = pause_s if self.pause_s is None else self.pause_s
             self.pause_s = before_s + NEWEST_WEIGHT * (pause_s - before_s)
 
-    def fetches_lately(self, now: float) -> float:
+    def recent_fetch_rate(self, now: float) -> float:
         """How many there were, the old ones counted for less."""
         return self._lately * exp((self.last_at - now) / LATELY_S)
 
-    def awaited_at(self, interval_s: float) -> float:
+    def next_expected_at(self, interval_s: float) -> float:
         """When the next visit is to be expected; readers of whom nothing is known come at each
         update interval.
         """

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator.logs import to_labels, to_paths
 
-from galileo.ccq.elsewhere import (
-    AnswerHeld,
-    AskHolder,
-    HeldRequested,
-    HolderAnswered,
-    HolderFailed,
+from galileo.ccq.cache_events import (
+    AnswerCacheRead,
+    CacheReadAnswered,
+    CacheReadFailed,
+    CacheReadRequested,
     LoadPacks,
     PacksLoaded,
     PacksSpilled,
-    RefuseHeld,
+    ReadHandedOffCache,
+    RefuseCacheRead,
     SpillPacks,
 )
 from galileo.ccq.events import (
@@ -29,7 +29,7 @@ from galileo.ccq.events import (
     SaveRecord,
     Send,
 )
-from galileo.ccq.messages import Announce, Appoint, Appointed
+from galileo.ccq.messages import AssignCoordinator, AssignmentAccepted, RecordUpdate
 from galileo.ccq.model import NODES_MAX, Holder, Record
 from galileo.cursor import ORIGIN, Cursor
 from galileo.election.messages import PollAnswer, UsageStatistics
@@ -83,32 +83,34 @@ def overflowed(**options) -> Driver:
     assert [one.to for one in polls] == ["b", "c"]
     for poll in polls:
         effects = driver.hear(poll.to, PollAnswer(poll.message.election, ROOMY))
-    (appoint,) = [one.message for one in only(effects, Send) if isinstance(one.message, Appoint)]
+    (appoint,) = [
+        one.message for one in only(effects, Send) if isinstance(one.message, AssignCoordinator)
+    ]
     assert appoint.record.holders == (Holder("a", NODES_MAX, ORIGIN, Cursor({0: 4})),)
-    driver.hear(appoint.record.coordinator, Appointed("q", appoint.record.term))
+    driver.hear(appoint.record.coordinator, AssignmentAccepted("q", appoint.record.term))
     return driver
 
 
 def ask(driver: Driver, after: Cursor = ORIGIN, *, term: int = NODES_MAX) -> list:
-    return driver.feed(HeldRequested(1, "q", term, after, 100))
+    return driver.feed(CacheReadRequested(1, "q", term, after, 100))
 
 
 def test_a_holder_answers_with_what_lies_past_the_token() -> None:
     driver = overflowed()
     (answer,) = ask(driver, Cursor({0: 1}))
-    assert isinstance(answer, AnswerHeld)
+    assert isinstance(answer, AnswerCacheRead)
     assert to_paths(answer.labels) == [path(0, 2), path(0, 3), path(0, 4)]
     assert answer.reached == Cursor({0: 4})
     assert driver.machine.usage.cache_bytes > 0
-    assert ask(driver, Cursor({0: 4})) == [RefuseHeld(1)]
-    assert ask(driver, term=NODES_MAX + 1) == [RefuseHeld(1)]
+    assert ask(driver, Cursor({0: 4})) == [RefuseCacheRead(1)]
+    assert ask(driver, term=NODES_MAX + 1) == [RefuseCacheRead(1)]
 
 
 def test_a_holder_answers_where_its_stretch_has_the_token_and_nowhere_else() -> None:
     driver = overflowed()
     record = driver.machine.records[0]
-    driver.hear("b", Announce((replace(record, retrieved=Cursor({0: 2})),)))
-    assert ask(driver) == [RefuseHeld(1)]
+    driver.hear("b", RecordUpdate((replace(record, retrieved=Cursor({0: 2})),)))
+    assert ask(driver) == [RefuseCacheRead(1)]
     (answer,) = ask(driver, Cursor({0: 2}))
     assert to_paths(answer.labels) == [path(0, 3), path(0, 4)]
 
@@ -116,20 +118,20 @@ def test_a_holder_answers_where_its_stretch_has_the_token_and_nowhere_else() -> 
 def test_a_holder_lets_go_once_clients_have_all_of_it() -> None:
     driver = overflowed()
     record = driver.machine.records[0]
-    driver.hear("b", Announce((replace(record, retrieved=Cursor({0: 4})),)))
+    driver.hear("b", RecordUpdate((replace(record, retrieved=Cursor({0: 4})),)))
     assert driver.machine.usage.cache_bytes == 0
-    assert ask(driver) == [RefuseHeld(1)]
+    assert ask(driver) == [RefuseCacheRead(1)]
 
 
 def test_a_holder_lets_go_once_it_is_named_no_more_and_when_the_ccq_ends() -> None:
     for change in ({"holders": ()}, {"ended": "expired", "ended_at": WALL}):
         driver = overflowed()
-        driver.hear("b", Announce((replace(driver.machine.records[0], **change),)))
+        driver.hear("b", RecordUpdate((replace(driver.machine.records[0], **change),)))
         assert driver.machine.usage.cache_bytes == 0
 
 
 def test_a_holder_lets_go_after_a_while() -> None:
-    driver = overflowed(holding_s=10.0)
+    driver = overflowed(handed_off_cache_ttl_s=10.0)
     driver.tick(13.0)
     assert driver.machine.usage.cache_bytes > 0
     driver.tick(14.1)
@@ -142,8 +144,8 @@ def test_what_is_held_goes_to_files_and_is_loaded_for_who_asks() -> None:
     driver.feed(PacksSpilled(spill.number, 100))
     assert driver.machine.usage.cache_bytes == 0
     assert [type(one) for one in ask(driver)] == [LoadPacks]
-    assert driver.feed(HeldRequested(2, "q", NODES_MAX, Cursor({0: 3}), 100)) == []
-    driver.feed(HeldRequested(3, "q", NODES_MAX, ORIGIN, 100))
+    assert driver.feed(CacheReadRequested(2, "q", NODES_MAX, Cursor({0: 3}), 100)) == []
+    driver.feed(CacheReadRequested(3, "q", NODES_MAX, ORIGIN, 100))
     driver.feed(FetchAbandoned(3))
     first, second = driver.feed(PacksLoaded(spill.number, "q", spill.labels))
     assert (first.request, len(first.labels)) == (1, 4)
@@ -155,13 +157,13 @@ def test_a_holder_whose_file_is_lost_says_so() -> None:
     (spill,) = only(driver.tick(5.0), SpillPacks)
     driver.feed(PacksSpilled(spill.number, 100))
     ask(driver)
-    assert RefuseHeld(1) in driver.feed(PacksLoaded(spill.number, "q", None))
+    assert RefuseCacheRead(1) in driver.feed(PacksLoaded(spill.number, "q", None))
 
 
 def test_before_its_records_are_back_a_node_holds_nothing() -> None:
     driver = Driver()
     fresh = type(driver.machine)("a", driver.machine.state.options)
-    assert fresh.step(HeldRequested(1, "q", 1, ORIGIN, 5), 0.0) == [RefuseHeld(1)]
+    assert fresh.step(CacheReadRequested(1, "q", 1, ORIGIN, 5), 0.0) == [RefuseCacheRead(1)]
 
 
 def test_after_a_restart_a_node_names_itself_no_more() -> None:
@@ -182,7 +184,7 @@ NEW = Holder("c", 2 * NODES_MAX, Cursor({0: 6}), Cursor({0: 8}))
 
 def succeeding(*named: Holder) -> Driver:
     driver = Driver()
-    driver.hear("b", Appoint(Record(CCQ, 3 * NODES_MAX, "a", ORIGIN, holders=named), 0))
+    driver.hear("b", AssignCoordinator(Record(CCQ, 3 * NODES_MAX, "a", ORIGIN, holders=named), 0))
     return driver
 
 
@@ -206,7 +208,7 @@ def test_each_token_is_answered_by_who_has_its_stretch() -> None:
     (between,) = fetch(driver, 5, 3)
     assert between.until == Cursor({0: 6})
     (newer,) = fetch(driver, 7, 4)
-    assert isinstance(newer, AskHolder)
+    assert isinstance(newer, ReadHandedOffCache)
     assert newer.node == "c"
 
 
@@ -215,7 +217,7 @@ def test_what_a_holder_has_is_joined_with_the_cache() -> None:
     driver.cycle([path(0, 9)], {0: 9}, now=1.0)
     fetch(driver, 6)
     found = to_labels([path(0, 7), path(0, 8)])
-    (answer,) = driver.feed(HolderAnswered(1, found, Cursor({0: 8})))
+    (answer,) = driver.feed(CacheReadAnswered(1, found, Cursor({0: 8})))
     assert isinstance(answer, AnswerFetch)
     assert to_paths(answer.labels) == [path(0, 7), path(0, 8), path(0, 9)]
     assert (answer.cursor, answer.more) == (Cursor({0: 9}), False)
@@ -226,7 +228,7 @@ def test_a_holder_that_claims_more_than_its_stretch_is_not_believed() -> None:
     driver.cycle([path(0, 5)], {0: 5}, now=1.0)
     fetch(driver, 2)
     found = to_labels([path(0, 3), path(0, 5, row=9)])
-    (answer,) = driver.feed(HolderAnswered(1, found, Cursor({0: 9, 1: 9})))
+    (answer,) = driver.feed(CacheReadAnswered(1, found, Cursor({0: 9, 1: 9})))
     assert to_paths(answer.labels) == [path(0, 3), path(0, 5)]
     assert answer.cursor == Cursor({0: 5})
 
@@ -234,12 +236,12 @@ def test_a_holder_that_claims_more_than_its_stretch_is_not_believed() -> None:
 def test_a_holder_that_falls_short_ends_the_answer_where_it_ends() -> None:
     driver = succeeding(OLD)
     fetch(driver, 2)
-    (answer,) = driver.feed(HolderAnswered(1, to_labels([path(0, 3)]), Cursor({0: 3})))
+    (answer,) = driver.feed(CacheReadAnswered(1, to_labels([path(0, 3)]), Cursor({0: 3})))
     assert (answer.cursor, answer.more) == (Cursor({0: 3}), True)
 
 
 def test_a_holder_that_fails_is_given_up_and_its_stretch_rescanned() -> None:
-    for failed in (HolderFailed(1), HolderAnswered(1, None, Cursor({0: 2}))):
+    for failed in (CacheReadFailed(1), CacheReadAnswered(1, None, Cursor({0: 2}))):
         driver = succeeding(OLD)
         fetch(driver, 2)
         (rescan,) = driver.feed(failed)
@@ -254,7 +256,7 @@ def test_a_holder_that_is_silent_is_given_up() -> None:
     fetch(driver, 2)
     assert only(driver.tick(4.9), Backfill) == []
     assert len(only(driver.tick(5.0), Backfill)) == 1
-    assert driver.feed(HolderAnswered(1, None, Cursor({0: 4}))) == []
+    assert driver.feed(CacheReadAnswered(1, None, Cursor({0: 4}))) == []
 
 
 def test_a_token_before_what_others_have_read_is_not_looked_for_at_the_holder() -> None:
@@ -269,10 +271,10 @@ def test_holders_that_were_given_up_are_told_to_the_others() -> None:
     driver = succeeding(OLD, NEW)
     driver.machine._sync_at = 0.0
     fetch(driver, 2)
-    driver.feed(HolderFailed(1))
+    driver.feed(CacheReadFailed(1))
     effects = driver.tick(1.0)
     (saved,) = only(effects, SaveRecord)
     assert saved.record.holders == (NEW,)
-    told = [one.message for one in only(effects, Send) if isinstance(one.message, Announce)]
+    told = [one.message for one in only(effects, Send) if isinstance(one.message, RecordUpdate)]
     assert told
     assert all(message.records[0].holders == (NEW,) for message in told)

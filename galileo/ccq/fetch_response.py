@@ -14,13 +14,15 @@ from galileo.cursor import Cursor
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FetchResponse:
     labels: PackedLabels | None
     cursor: Cursor
     is_cut: bool
 
 
-def compose(backfilled: PackedLabels | None, selection: Selection, *, labels_max: int) -> Answer:
+def compose(
+    backfilled: PackedLabels | None, selection: Selection, *, labels_max: int
+) -> FetchResponse:
     """Joins what a rescan and what the cache found, and cuts it to size.
 
     Args:
@@ -32,6 +34,6 @@ def compose(backfilled: PackedLabels | None, selection: Selection, *, labels_max
     if backfilled is not None:
         found = PackedLabels.concat([backfilled, found])
     if found is None:
-        return Answer(None, selection.covered, is_cut=False)
+        return FetchResponse(None, selection.covered, is_cut=False)
     labels, cursor = found.cut(reached=selection.covered, labels_max=labels_max)
-    return Answer(labels, cursor, is_cut=cursor != selection.covered)
+    return FetchResponse(labels, cursor, is_cut=cursor != selection.covered)
