@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from galileo.client.geo_files import write_geojson as write_geojson
     from galileo.client.geo_files import write_geoparquet as write_geoparquet
     from galileo.client.grids import to_xarray as to_xarray
-    from galileo.client.trees import TreeView as TreeView
+    from galileo.client.tree_view import TreeView as TreeView
     from galileo.cluster import LocalCluster as LocalCluster
     from galileo.errors import GalileoError as GalileoError
     from galileo.errors import GalileoWarning as GalileoWarning
@@ -66,7 +66,7 @@ _HOMES = {
         "galileo.client.geo_files",
     ),
     "to_xarray": "galileo.client.grids",
-    "TreeView": "galileo.client.trees",
+    "TreeView": "galileo.client.tree_view",
     "LocalCluster": "galileo.cluster",
     **dict.fromkeys(("GalileoError", "GalileoWarning"), "galileo.errors"),
     "Retention": "galileo.model.retention",

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from galileo.client import Client, Proof
+from galileo.client import Client, Credentials
 from galileo.dht.topology import even_ranges
 from galileo.errors import ConfigError, InputError, Unavailable
 from galileo.local_node import START_TIMEOUT_S, STOP_TIMEOUT_S, LocalNode
@@ -70,10 +70,10 @@ class LocalCluster:
         port: int | None = None,
         partitions_per_group: int = 4,
         settings: dict[str, dict[str, Any]] | None = None,
-        proof: Proof | None = None,
+        proof: Credentials | None = None,
     ) -> None:
         require("server", purpose="LocalCluster")
-        self._proof = proof or Proof()
+        self._proof = proof or Credentials()
         if type(nodes) is not int or type(groups) is not int or not 1 <= groups <= nodes:
             raise InputError(
                 f"expected at least one node in each group, got {nodes!r} nodes and {groups!r} "

@@ -24,15 +24,15 @@ CLIENT = (
 CONDITIONS = "What a client takes as a query: CQL2 text, or an expression of these."
 RESULTS = """
 Labels LabelBatches BlockingLabelBatches QueryEnd Receipt QueryExplanation NodeExplanation
-Neighbours FeatureSummary Estimate Children Vertex TreeView DatasetDescription FeatureDescription
+NearestResult FeatureSummary Estimate Children Vertex TreeView DatasetDescription FeatureDescription
 ClusterStatus NodeStatus Caller
 """
 CONTINUOUS = """
-Ccq CcqInfo Update Submission Submitted ManyUpdates Window WindowChange Spool SpooledUpdate
-HeldWindow SparqlView
+Ccq CcqInfo Update Submission Submitted UpdateBatch Window WindowChange Spool SpooledUpdate
+SpooledWindow SparqlView
 """
 PAGES: dict[str, tuple[str, str, str]] = {
-    "client": ("The clients", CLIENT, "connect Client AsyncClient Proof"),
+    "client": ("The clients", CLIENT, "connect Client AsyncClient Credentials"),
     "results": ("Results of a client", "", RESULTS),
     "continuous": ("Continuous queries", "", CONTINUOUS),
     "conditions": (
@@ -48,7 +48,7 @@ PAGES: dict[str, tuple[str, str, str]] = {
     "samplers": (
         "Samplers",
         "",
-        "sampler sampler_archive SamplerSpec SamplerArchive SentSampler RevokedSampler",
+        "sampler sampler_archive SamplerSpec SamplerArchive UploadedSampler RevokedSampler",
     ),
     "files": (
         "Other shapes of results",

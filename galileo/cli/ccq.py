@@ -19,7 +19,7 @@ from galileo.cli.session import Session, json_option
 from galileo.cli.submissions import Defaults, submissions
 from galileo.cli.table_files import write_table
 from galileo.cli.watching import Watching, ending_with_reader
-from galileo.client import Client, HeldWindow, Labels, Spool, Update, WindowChange
+from galileo.client import Client, Labels, Spool, SpooledWindow, Update, WindowChange
 from galileo.errors import InputError
 from galileo.model.times import iso, seconds
 from galileo.model.windows import Window
@@ -452,7 +452,7 @@ def _closing(change: WindowChange) -> str:
     return f"window {span} {change.state}{late}"
 
 
-def _window_words(one: WindowChange | HeldWindow) -> dict[str, Any]:
+def _window_words(one: WindowChange | SpooledWindow) -> dict[str, Any]:
     state = one.state if isinstance(one, WindowChange) else "closed" if one.is_closed else "open"
     return {
         "start": iso(one.start_us),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from galileo.client.conditions import NodeReport, Trouble
+from galileo.client.node_diagnostics import CcqProblem, NodeReport
 from galileo.client.results import NodeStatus
 from galileo.server.host import HostCondition
 
@@ -309,7 +309,7 @@ def _limits(report: NodeReport, status: NodeStatus) -> Iterator[Finding]:
             )
 
 
-def _trouble(node: str, trouble: Trouble) -> Finding:
+def _trouble(node: str, trouble: CcqProblem) -> Finding:
     name = trouble.ccq_id
     if not trouble.kind:
         return Finding(

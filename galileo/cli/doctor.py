@@ -13,7 +13,7 @@ from galileo.cli import diagnosis
 from galileo.cli.diagnosis import Finding
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
-from galileo.client.conditions import NodeReport, conditions
+from galileo.client.node_diagnostics import NodeReport, conditions
 from galileo.model.times import seconds
 from galileo.server.host import HostCondition, host_condition
 

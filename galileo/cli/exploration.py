@@ -11,8 +11,8 @@ import click
 from galileo.cli.ccq import LABELS_SHOWN
 from galileo.cli.output import Output, failing_well
 from galileo.cli.session import Session, json_option, require_complete_option
-from galileo.client.findings import FeatureSummary, NodeExplanation, QueryExplanation
-from galileo.client.vertices import levels_of, parse_vertex
+from galileo.client.analytics_results import FeatureSummary, NodeExplanation, QueryExplanation
+from galileo.client.graph_path import levels_of, parse_vertex
 from galileo.errors import InputError
 from galileo.model.schema import Schema
 from galileo.query.cql_text import to_text

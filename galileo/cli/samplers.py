@@ -16,7 +16,7 @@ from galileo.cli.sampler_checks import checks_of
 from galileo.cli.sampler_options import option_of, option_option
 from galileo.cli.sampler_template import write_template
 from galileo.cli.session import Session, json_option
-from galileo.client import SentSampler
+from galileo.client import UploadedSampler
 from galileo.sampler_archives import sampler_archive
 from galileo.samplers import SamplerSpec, installed
 from galileo.testing.conformance import verdicts
@@ -193,7 +193,7 @@ def revoke(session: Session, *, digest: str) -> None:
     session.output.value(_sent_row(gone.sampler) | {"away": gone.away}, words=words)
 
 
-def _sent_row(sent: SentSampler) -> dict[str, Any]:
+def _sent_row(sent: UploadedSampler) -> dict[str, Any]:
     return {
         "digest": sent.digest,
         "name": sent.name,

@@ -11,7 +11,7 @@ import click
 from galileo.cli import TIMEOUT
 from galileo.cli.options import json_option as json_option
 from galileo.cli.output import Output
-from galileo.client import Client, Proof
+from galileo.client import Client, Credentials
 from galileo.client.profiles import Profile, resolve
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,11 +56,11 @@ class Session:
         return self.profile.timeout or TIMEOUT
 
     @property
-    def proof(self) -> Proof:
+    def proof(self) -> Credentials:
         return self.profile.proof()
 
     @property
-    def local_proof(self) -> Proof:
+    def local_proof(self) -> Credentials:
         """For a cluster that the command starts itself, which no profile is about."""
         return self._given().proof()
 

@@ -1,20 +1,21 @@
 """The Python client: blocking and async, with results as Arrow, pandas and RDF."""
 
-from galileo.client.async_client import AsyncClient
-from galileo.client.blocking import Client, connect
-from galileo.client.blocking_base import BlockingLabelBatches
-from galileo.client.descriptions import DatasetDescription, FeatureDescription
-from galileo.client.findings import (
+from galileo.client.analytics_results import (
     Children,
     Estimate,
     FeatureSummary,
-    Neighbours,
+    NearestResult,
     NodeExplanation,
     QueryExplanation,
     Vertex,
 )
-from galileo.client.many import ManyUpdates
-from galileo.client.proof import Proof
+from galileo.client.async_client import AsyncClient
+from galileo.client.blocking import Client, connect
+from galileo.client.blocking_base import BlockingLabelBatches
+from galileo.client.bulk_fetch import UpdateBatch
+from galileo.client.bulk_submit import Submission, Submitted
+from galileo.client.credentials import Credentials
+from galileo.client.descriptions import DatasetDescription, FeatureDescription
 from galileo.client.queries import LabelBatches
 from galileo.client.results import (
     Caller,
@@ -28,12 +29,11 @@ from galileo.client.results import (
     Receipt,
     RetentionReport,
     RevokedSampler,
-    SentSampler,
     Update,
+    UploadedSampler,
 )
 from galileo.client.sparql_views import SparqlView
-from galileo.client.spool import HeldWindow, Spool, SpooledUpdate
-from galileo.client.submitting import Submission, Submitted
+from galileo.client.spool import Spool, SpooledUpdate, SpooledWindow
 from galileo.model.windows import WindowChange
 
 __all__ = [
@@ -49,21 +49,21 @@ __all__ = [
     "Estimate",
     "FeatureDescription",
     "FeatureSummary",
-    "HeldWindow",
+    "SpooledWindow",
     "LabelBatches",
     "Labels",
-    "ManyUpdates",
-    "Neighbours",
+    "UpdateBatch",
+    "NearestResult",
     "NodeExplanation",
     "NodeStatus",
-    "Proof",
+    "Credentials",
     "DroppedDataset",
     "QueryEnd",
     "QueryExplanation",
     "Receipt",
     "RetentionReport",
     "RevokedSampler",
-    "SentSampler",
+    "UploadedSampler",
     "SparqlView",
     "Spool",
     "SpooledUpdate",

@@ -11,12 +11,13 @@ from typing import Any
 
 import grpc.aio
 
-from galileo.client import decode, watching
+from galileo.client import decode, watch
 from galileo.client.arguments import dataset_name, instance_of
-from galileo.client.async_many import AsyncMany
+from galileo.client.async_bulk import AsyncBulk
 from galileo.client.async_samplers import SamplerLike
+from galileo.client.bulk_submit import EXPIRATION, INTERVAL
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
-from galileo.client.fetching import Fetching
+from galileo.client.fetching import Fetcher
 from galileo.client.results import (
     Ccq,
     CcqInfo,
@@ -26,7 +27,6 @@ from galileo.client.results import (
 )
 from galileo.client.sparql_views import SparqlView, open_view
 from galileo.client.spool import Spool
-from galileo.client.submitting import EXPIRATION, INTERVAL
 from galileo.cursor import Cursor
 from galileo.errors import InputError, TryAgain
 from galileo.model.times import Duration, seconds
@@ -41,10 +41,10 @@ from galileo.wire.pb import (
 log = logging.getLogger(__name__)
 
 
-class AsyncCcqs(AsyncMany):
+class AsyncCcqs(AsyncBulk):
     """A continuous query is named by its id, or by what `submit` returned."""
 
-    _fetching: Fetching
+    _fetching: Fetcher
 
     async def submit(
         self,
@@ -122,7 +122,7 @@ class AsyncCcqs(AsyncMany):
             (0, False)
         """
         wait_s = 0.0 if wait is None else seconds(wait)
-        request = watching.request(ccq_id_of(ccq), token, wait_s=wait_s, labels_max=labels_max)
+        request = watch.request(ccq_id_of(ccq), token, wait_s=wait_s, labels_max=labels_max)
         update = await self._fetching.fetch(request)
         if 0 < update.interval_s <= wait_s <= update.age_s and not update.is_news:
             log.warning(
@@ -189,7 +189,7 @@ class AsyncCcqs(AsyncMany):
                     token = update.token
                     yield update
             except TryAgain:
-                await asyncio.sleep(watching.PAUSE_S)
+                await asyncio.sleep(watch.PAUSE_S)
             finally:
                 await updates.aclose()
 
@@ -199,8 +199,8 @@ class AsyncCcqs(AsyncMany):
         async def open_watch(channel: grpc.aio.Channel) -> tuple[Any, Update]:
             call = continuous_pb2_grpc.ContinuousStub(channel).Watch()
             try:
-                request = watching.request(ccq_id, token, wait_s=0.0, labels_max=labels_max)
-                return call, await watching.asked(call, request)
+                request = watch.request(ccq_id, token, wait_s=0.0, labels_max=labels_max)
+                return call, await watch.next_update(call, request)
             except BaseException:
                 call.cancel()
                 raise
@@ -209,10 +209,10 @@ class AsyncCcqs(AsyncMany):
         try:
             while True:
                 yield update
-                request = watching.request(
-                    ccq_id, update.token, wait_s=watching.WAIT_S, labels_max=labels_max
+                request = watch.request(
+                    ccq_id, update.token, wait_s=watch.WAIT_S, labels_max=labels_max
                 )
-                update = await watching.asked(call, request)
+                update = await watch.next_update(call, request)
         except grpc.RpcError as error:
             raise decode.watch_error(error) from error
         finally:

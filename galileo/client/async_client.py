@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from galileo.client import decode, moving
+from galileo.client import decode, partition_move
 from galileo.client.arguments import instance_of
 from galileo.client.async_observations import AsyncObservations
+from galileo.client.bulk_fetch import BulkFetcher
+from galileo.client.credentials import Credentials
 from galileo.client.decode import TIMEOUT_S
-from galileo.client.fetching import Fetching
-from galileo.client.many import ManyFetching
-from galileo.client.moving import MoveProgress
-from galileo.client.proof import Proof
+from galileo.client.fetching import Fetcher
+from galileo.client.partition_move import MoveProgress
 from galileo.client.results import (
     ClusterStatus,
 )
@@ -27,7 +27,7 @@ from galileo.wire.pb import (
 
 RETRY_TIMEOUT_S = 15.0
 INGEST_TIMEOUT_S = 60.0
-NOT_SENT = "a client cannot be pickled, for it has connections; connect in each process"
+NOT_PICKLABLE = "a client cannot be pickled, for it has connections; connect in each process"
 
 
 class AsyncClient(AsyncObservations):
@@ -47,14 +47,14 @@ class AsyncClient(AsyncObservations):
     """
 
     def __init__(
-        self, *addresses: str, timeout: Duration | None = None, proof: Proof | None = None
+        self, *addresses: str, timeout: Duration | None = None, proof: Credentials | None = None
     ) -> None:
         retry_s = RETRY_TIMEOUT_S if timeout is None else seconds(timeout)
-        keys = (proof or Proof()).keys()
+        keys = (proof or Credentials()).keys()
         self._transport = Transport(addresses, patience_s=retry_s, keys=keys)
         self._ingest_timeout_s = INGEST_TIMEOUT_S if timeout is None else retry_s
-        self._fetching = Fetching(self._transport)
-        self._many = ManyFetching(self._transport)
+        self._fetching = Fetcher(self._transport)
+        self._many = BulkFetcher(self._transport)
         self._schemas: dict[str, Schema] = {}
         self._sent_digests: set[str] = set()
         self._transport.on_error = self._heed
@@ -63,7 +63,7 @@ class AsyncClient(AsyncObservations):
         return f"<AsyncClient of {', '.join(self._transport.addresses)}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError(NOT_SENT)
+        raise TypeError(NOT_PICKLABLE)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -155,7 +155,7 @@ class AsyncClient(AsyncObservations):
         """
         instance_of(int, partition, "the number of a partition")
         instance_of(str, to, "the name of a node")
-        return moving.move(self._transport, partition, to=to)
+        return partition_move.move(self._transport, partition, to=to)
 
     async def topology_json(self) -> str:
         """Groups, nodes, ranges and partitions, as JSON.

@@ -6,7 +6,7 @@ import grpc.aio
 
 from galileo.client import decode
 from galileo.client.arguments import dataset_name
-from galileo.client.async_exploration import AsyncExploration
+from galileo.client.async_analytics import AsyncAnalytics
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.results import Caller, DroppedDataset, RetentionReport
 from galileo.errors import GalileoError, InputError, UnknownDataset
@@ -15,7 +15,7 @@ from galileo.model.schema import Schema, unknown_dataset
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
 
 
-class AsyncDatasets(AsyncExploration):
+class AsyncDatasets(AsyncAnalytics):
     """A schema never changes, so one that was asked for is kept until its dataset is dropped."""
 
     _schemas: dict[str, Schema]

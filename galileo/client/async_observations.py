@@ -12,7 +12,7 @@ from typing import Never
 
 import pyarrow as pa
 
-from galileo.client import completeness, queries, selection
+from galileo.client import completeness, queries, select
 from galileo.client.arguments import check_progress, dataset_name, instance_of
 from galileo.client.async_ccqs import AsyncCcqs
 from galileo.client.async_samplers import SamplerLike
@@ -235,7 +235,7 @@ class AsyncObservations(AsyncCcqs):
         check_limit(limit)
         check_progress(progress)
         request = _query_request(dataset, query, await self._at_hand(sampler), limit=limit)
-        return await queries.collected(
+        return await queries.collect(
             self._transport, request, require_complete=require_complete, progress=progress
         )
 
@@ -408,7 +408,7 @@ class AsyncObservations(AsyncCcqs):
         check_progress(progress)
         options = row_options(columns, limit, order_by)
         schema = await self.schema(dataset)
-        return await selection.select(
+        return await select.select(
             self._transport,
             schema,
             query_text(query),
@@ -424,7 +424,7 @@ class AsyncObservations(AsyncCcqs):
             >>> await client.count("weather", "temperature > 290")
             2
         """
-        return await selection.count(self._transport, dataset_name(dataset), query_text(query))
+        return await select.count(self._transport, dataset_name(dataset), query_text(query))
 
 
 def _query_request(

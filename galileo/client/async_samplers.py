@@ -12,7 +12,7 @@ from galileo.client import decode
 from galileo.client.arguments import instance_of
 from galileo.client.async_datasets import AsyncDatasets
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
-from galileo.client.results import RevokedSampler, SentSampler
+from galileo.client.results import RevokedSampler, UploadedSampler
 from galileo.errors import InputError
 from galileo.sampler_archives import SamplerArchive
 from galileo.samplers import SamplerSpec, sampler
@@ -30,7 +30,7 @@ class AsyncSamplers(AsyncDatasets):
 
     _sent_digests: set[str]
 
-    async def send_sampler(self, archive: SamplerArchive) -> SentSampler:
+    async def send_sampler(self, archive: SamplerArchive) -> UploadedSampler:
         """Has every node keep the code of a sampler; `query` and `submit` do it by themselves.
 
         Args:
@@ -58,12 +58,12 @@ class AsyncSamplers(AsyncDatasets):
         self._sent_digests.add(archive.digest)
         return decode.sent_sampler(reply.sampler)
 
-    async def sent_samplers(self) -> list[SentSampler]:
+    async def sent_samplers(self) -> list[UploadedSampler]:
         """The samplers that were sent, oldest first; revoked ones are there, too.
 
         Example:
             >>> await client.send_sampler(galileo.sampler_archive("thin.py"))
-            SentSampler(...)
+            UploadedSampler(...)
             >>> "thin" in {sent.name for sent in await client.sent_samplers()}
             True
         """

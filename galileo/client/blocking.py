@@ -6,11 +6,11 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from galileo.client.async_client import NOT_SENT, AsyncClient
+from galileo.client.async_client import NOT_PICKLABLE, AsyncClient
 from galileo.client.blocking_calls import BlockingCalls
-from galileo.client.loop_thread import LoopThread
+from galileo.client.blocking_portal import BlockingPortal
+from galileo.client.credentials import Credentials
 from galileo.client.profiles import Profile, resolve
-from galileo.client.proof import Proof
 from galileo.errors import InputError
 from galileo.model.times import Duration
 
@@ -80,9 +80,9 @@ class Client(BlockingCalls):
     """
 
     def __init__(
-        self, *addresses: str, timeout: Duration | None = None, proof: Proof | None = None
+        self, *addresses: str, timeout: Duration | None = None, proof: Credentials | None = None
     ) -> None:
-        self._loop = LoopThread("galileo-client")
+        self._loop = BlockingPortal("galileo-client")
         try:
             self._client = self._run(_made(addresses, timeout, proof))
         except BaseException:
@@ -95,7 +95,7 @@ class Client(BlockingCalls):
         return repr(self._client).replace("<AsyncClient", "<Client", 1)
 
     def __reduce__(self) -> Any:
-        raise TypeError(NOT_SENT)
+        raise TypeError(NOT_PICKLABLE)
 
     def __enter__(self) -> Client:
         return self
@@ -114,6 +114,6 @@ class Client(BlockingCalls):
 
 
 async def _made(
-    addresses: tuple[str, ...], timeout: Duration | None, proof: Proof | None
+    addresses: tuple[str, ...], timeout: Duration | None, proof: Credentials | None
 ) -> AsyncClient:
     return AsyncClient(*addresses, timeout=timeout, proof=proof)

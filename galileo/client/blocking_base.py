@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from galileo.client.async_client import AsyncClient
+from galileo.client.blocking_portal import BlockingPortal, CallerThreadIterable
 from galileo.client.ingestion import Batches, is_stream
-from galileo.client.loop_thread import Handed, LoopThread
 from galileo.client.queries import LabelBatches
 from galileo.client.results import Labels, QueryEnd
 from galileo.labels import LabelSet
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 class BlockingBase:
     """Waits for the calls of an `AsyncClient`, which run in the thread of a loop."""
 
-    _loop: LoopThread
+    _loop: BlockingPortal
     _client: AsyncClient
 
     def _run(self, work: Awaitable[Result]) -> Result:
@@ -29,7 +29,7 @@ class BlockingBase:
 
     def _run_with(self, data: Batches, call: Callable[[Batches], Awaitable[Result]]) -> Result:
         """Runs a call that takes `data` piece by piece, in the thread that waits for it."""
-        handed = Handed(data) if is_stream(data) else None
+        handed = CallerThreadIterable(data) if is_stream(data) else None
         return self._loop.run(call(data if handed is None else handed), handed=handed)
 
     def _iterate(self, items: Any) -> Generator[Any, None, None]:

@@ -12,21 +12,22 @@ from typing import Any, Never
 
 import pyarrow as pa
 
-from galileo.client.async_samplers import SamplerLike
-from galileo.client.blocking_base import BlockingBase, BlockingLabelBatches, BlockingTables
-from galileo.client.descriptions import DatasetDescription
-from galileo.client.exploration import CHILDREN
-from galileo.client.findings import (
+from galileo.client.analytics import CHILDREN
+from galileo.client.analytics_results import (
     Children,
     Estimate,
     FeatureSummary,
-    Neighbours,
+    NearestResult,
     QueryExplanation,
     Vertex,
 )
+from galileo.client.async_samplers import SamplerLike
+from galileo.client.blocking_base import BlockingBase, BlockingLabelBatches, BlockingTables
+from galileo.client.bulk_fetch import UpdateBatch
+from galileo.client.bulk_submit import EXPIRATION, INTERVAL, Submission, Submitted
+from galileo.client.descriptions import DatasetDescription
 from galileo.client.ingestion import Batches, Progress
-from galileo.client.many import ManyUpdates
-from galileo.client.moving import MoveProgress
+from galileo.client.partition_move import MoveProgress
 from galileo.client.results import (
     Caller,
     Ccq,
@@ -38,12 +39,11 @@ from galileo.client.results import (
     Receipt,
     RetentionReport,
     RevokedSampler,
-    SentSampler,
     Update,
+    UploadedSampler,
 )
 from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import Spool
-from galileo.client.submitting import EXPIRATION, INTERVAL, Submission, Submitted
 from galileo.formats import Source
 from galileo.formats.mapping import Sentinels, Sources
 from galileo.formats.source import BATCH_ROWS
@@ -688,7 +688,7 @@ class BlockingCalls(BlockingBase):
 
     def fetch_many(
         self, tokens: Mapping[str, str], *, wait: Duration | None = None, labels_max: int = 0
-    ) -> ManyUpdates:
+    ) -> UpdateBatch:
         """What is new for many queries, as `fetch` says it for one.
 
         Args:
@@ -705,7 +705,7 @@ class BlockingCalls(BlockingBase):
 
     def watch_many(
         self, tokens: Mapping[str, str], *, labels_max: int = 0
-    ) -> Iterator[ManyUpdates]:
+    ) -> Iterator[UpdateBatch]:
         """Updates of many queries as they come; asking for the next ones acknowledges the last.
 
         Updates without news of any query come where nothing has for ten seconds, and more is known
@@ -725,7 +725,7 @@ class BlockingCalls(BlockingBase):
         """
         return self._iterate(self._client.watch_many(tokens, labels_max=labels_max))
 
-    def send_sampler(self, archive: SamplerArchive) -> SentSampler:
+    def send_sampler(self, archive: SamplerArchive) -> UploadedSampler:
         """Has every node keep the code of a sampler; `query` and `submit` do it by themselves.
 
         Args:
@@ -745,12 +745,12 @@ class BlockingCalls(BlockingBase):
         """
         return self._run(self._client.send_sampler(archive))
 
-    def sent_samplers(self) -> list[SentSampler]:
+    def sent_samplers(self) -> list[UploadedSampler]:
         """The samplers that were sent, oldest first; revoked ones are there, too.
 
         Example:
             >>> client.send_sampler(galileo.sampler_archive("thin.py"))
-            SentSampler(...)
+            UploadedSampler(...)
             >>> "thin" in {sent.name for sent in client.sent_samplers()}
             True
         """
@@ -938,7 +938,7 @@ class BlockingCalls(BlockingBase):
         k: int = 10,
         within_m: float | None = None,
         require_complete: bool = False,
-    ) -> Neighbours:
+    ) -> NearestResult:
         """The k observations nearest to a point, of those that match the query exactly.
 
         Distances are those of DWITHIN. Of observations equally far away the earlier come first,

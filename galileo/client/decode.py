@@ -21,8 +21,8 @@ from galileo.client.results import (
     NodeStatus,
     QuotaUse,
     RetentionReport,
-    SentSampler,
     Update,
+    UploadedSampler,
 )
 from galileo.errors import DeadlineExceeded, GalileoError, Unavailable
 from galileo.labels import from_ipc
@@ -287,8 +287,8 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
     )
 
 
-def sent_sampler(value: samplers_pb2.SentSamplerValue) -> SentSampler:
-    return SentSampler(
+def sent_sampler(value: samplers_pb2.SentSamplerValue) -> UploadedSampler:
+    return UploadedSampler(
         digest=value.digest,
         name=value.name,
         entry=value.entry,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from galileo.client import completeness, html
+from galileo.client import completeness, notebook_repr
 from galileo.client.transport import Transport
 from galileo.cursor import ORIGIN, Cursor
 from galileo.model.schema import Feature, Schema
@@ -133,7 +133,7 @@ class DatasetDescription:
             "partitions missing:": self.missing or None,
         }
         title = f"{self.schema.name}: {self.observations:,} observations"
-        return html.card(title, facts, rows=self._rows())
+        return notebook_repr.card(title, facts, rows=self._rows())
 
 
 async def describe(

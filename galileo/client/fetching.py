@@ -31,7 +31,7 @@ COORDINATORS_MAX = 4_096
 """Continuous queries whose coordinators are remembered."""
 
 
-class Fetching:
+class Fetcher:
     """Fetches through a transport; remembers where that goes fastest.
 
     Args:

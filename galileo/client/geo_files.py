@@ -38,7 +38,7 @@ PIECE_ROWS = 131_072
 _POINT = np.dtype([("order", "u1"), ("kind", "<u4"), ("x", "<f8"), ("y", "<f8")])
 
 
-class Pieces(Protocol):
+class TableStream(Protocol):
     """Pieces that say what columns they have, also where none comes."""
 
     @property
@@ -272,7 +272,7 @@ def _pieces(
     (writer or kind(sink, _schema_without_pieces(data))).close()  # type: ignore[call-arg]
 
 
-def _schema_without_pieces(data: GeoData | Iterable[GeoData] | Pieces) -> pa.Schema:
+def _schema_without_pieces(data: GeoData | Iterable[GeoData] | TableStream) -> pa.Schema:
     schema = getattr(data, "arrow_schema", None)
     if schema is None:
         raise InputError(

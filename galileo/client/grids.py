@@ -3,7 +3,7 @@
 The store keeps observations by cell and time, so a grid comes back in no order of its own, and has
 to be found in the positions: a *rectangular* grid has few latitudes and few longitudes and all
 pairs of them; a *curvilinear* one, such as the Lambert grid of a weather model, is walked from
-neighbour to neighbour (`galileo.client.lattice`).
+neighbour to neighbour (`galileo.client.curvilinear_grid`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.client.lattice import Lattice, contiguous, walk
+from galileo.client.curvilinear_grid import Lattice, contiguous, walk
 from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.labels import LabelSet

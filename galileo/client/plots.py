@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.client.lattice import contiguous
+from galileo.client.curvilinear_grid import contiguous
 from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.labels import LabelSet

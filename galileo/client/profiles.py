@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from galileo.client.proof import TLS, TOKEN, TOKEN_FILE, Proof
+from galileo.client.credentials import TLS, TOKEN, TOKEN_FILE, Credentials
 from galileo.dht.topology import with_port
 from galileo.errors import ConfigError
 from galileo.model.schema import nearest_name
@@ -45,8 +45,8 @@ class Profile:
     timeout: str = ""
     output: str = ""
 
-    def proof(self) -> Proof:
-        return Proof(self.token, self.token_file, self.tls, self.insecure)
+    def proof(self) -> Credentials:
+        return Credentials(self.token, self.token_file, self.tls, self.insecure)
 
 
 def profiles_path(environment: Mapping[str, str]) -> Path:

@@ -42,7 +42,7 @@ STREAM_TIMEOUT_S = 86_400.0
 _Opened: TypeAlias = tuple[Any, Any]
 
 
-async def collected(
+async def collect(
     transport: Transport,
     request: query_pb2.QueryRequest,
     *,
@@ -105,7 +105,7 @@ def of_total(progress: Progress | None) -> Progress | None:
     return report
 
 
-async def telling(
+async def with_progress(
     pieces: AsyncIterator[pa.Table], progress: Progress | None
 ) -> AsyncIterator[pa.Table]:
     """The same pieces; `progress` is called with the rows of each."""
@@ -138,7 +138,7 @@ class LabelBatches:
         *,
         require_complete: bool = False,
     ) -> None:
-        self._told = _Told(require_complete)
+        self._told = _StreamState(require_complete)
         # It does not know this object: dropped half-read, both are gone at once, and the answer
         # ends at the nodes, without waiting for the collector of cycles.
         self._labels = _run(transport, request, self._told)
@@ -172,7 +172,7 @@ class LabelBatches:
 
 
 @dataclass(slots=True)
-class _Told:
+class _StreamState:
     """What is known of an answer while its labels are given."""
 
     require_complete: bool = False
@@ -194,7 +194,7 @@ class _Told:
 async def _run(
     transport: Transport,
     made: Callable[[], Awaitable[query_pb2.QueryRequest]],
-    told: _Told,
+    told: _StreamState,
 ) -> AsyncGenerator[Labels, None]:
     request = await made()
     call, part = await transport.open(functools.partial(_open, request))
@@ -242,7 +242,7 @@ async def read(
         options, columns=needed_columns(options.names(schema), options.order_by)
     )
     pieces = read_batches(transport, labels, exact=exact, options=needed)
-    tables = [table async for table in telling(pieces, progress)]
+    tables = [table async for table in with_progress(pieces, progress)]
     whole = pa.concat_tables([needed.arrow_schema(schema).empty_table(), *tables])
     first = sorted_by_time(whole, options.order_by).slice(0, options.limit)
     return marked(first.select(options.names(schema)), labels.missing)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from galileo import rdf
-from galileo.client import geo_files, html, plots
+from galileo.client import geo_files, notebook_repr, plots
 from galileo.cursor import ORIGIN, Cursor, Stretch
 from galileo.errors import InputError
 from galileo.labels import LabelSet
@@ -69,10 +69,12 @@ class Labels(LabelSet):
         return plots.plot_time(self, by, ax=ax)
 
     def _repr_html_(self) -> str:
-        first = self.slice(0, min(html.ROWS_SHOWN, len(self))).to_arrow()
+        first = self.slice(0, min(notebook_repr.ROWS_SHOWN, len(self))).to_arrow()
         rows = first.drop_columns(["block", "partition", "sequence", "label"]).to_pylist()
         title = f"{self.schema.name}: {len(self):,} labels"
-        return html.card(title, {"partitions missing:": self.missing}, rows=rows, of=len(self))
+        return notebook_repr.card(
+            title, {"partitions missing:": self.missing}, rows=rows, of=len(self)
+        )
 
     def rdf(self) -> Graph:
         """The labels as an RDF graph; see docs/rdf.md for its terms.
@@ -177,7 +179,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class SentSampler:
+class UploadedSampler:
     """A sampler whose code was sent to the nodes.
 
     Attributes:
@@ -210,7 +212,7 @@ class RevokedSampler:
         away: nodes that could not be reached, and hear of it when they are back.
     """
 
-    sampler: SentSampler
+    sampler: UploadedSampler
     away: tuple[str, ...]
 
 
@@ -343,7 +345,7 @@ class Update:
         gone = sum(one.last - one.first + 1 for one in self.gone)
         facts = {"as of": f"{self.age_s:.1f} s ago", "windows": len(self.windows) or None}
         facts |= {"more waits:": self.more, "commits gone:": gone or None}
-        return html.card("Update", facts) + self.labels._repr_html_()
+        return notebook_repr.card("Update", facts) + self.labels._repr_html_()
 
     def in_window(self, change: WindowChange) -> Labels:
         """Its labels that belong to a window.
@@ -490,4 +492,4 @@ class ClusterStatus:
             for node in self.nodes
         ]
         up = sum(node.state == "up" for node in self.nodes)
-        return html.card(f"Cluster: {up} of {len(self.nodes)} nodes are up", rows=rows)
+        return notebook_repr.card(f"Cluster: {up} of {len(self.nodes)} nodes are up", rows=rows)

@@ -58,7 +58,7 @@ ALTER TABLE updates ADD COLUMN last_us INTEGER;
 
 
 @dataclass(frozen=True, slots=True)
-class HeldWindow:
+class SpooledWindow:
     """A window of a CCQ, as far as the updates of a spool have told of it.
 
     Attributes:
@@ -225,7 +225,7 @@ class Spool:
         rows = self._all("SELECT partition, first, last FROM gone ORDER BY partition, first")
         return tuple(Stretch(*row) for row in rows)
 
-    def windows(self) -> tuple[HeldWindow, ...]:
+    def windows(self) -> tuple[SpooledWindow, ...]:
         """All windows that the updates have told of, ascending by start.
 
         Example:
@@ -235,7 +235,7 @@ class Spool:
         rows = self._all("SELECT start, end, labels, closed FROM windows ORDER BY start")
         return tuple(_held(row) for row in rows)
 
-    def window(self, start: Instant) -> HeldWindow:
+    def window(self, start: Instant) -> SpooledWindow:
         """The window that begins at a time; `labels` gives its labels.
 
         Raises:
@@ -281,7 +281,7 @@ class Spool:
             after = found[0][0]
             yield self._update(*found[0])
 
-    def labels(self, window: HeldWindow | WindowChange | None = None) -> Labels:
+    def labels(self, window: SpooledWindow | WindowChange | None = None) -> Labels:
         """All labels held, or those that belong to a window, as one set.
 
         Raises:
@@ -302,7 +302,7 @@ class Spool:
             found = found.where((buckets >= window.start_us) & (buckets < window.end_us))
         return Labels(schema, found.table, query=held[0][1])
 
-    def _updates_around(self, window: HeldWindow | WindowChange) -> Iterator[SpooledUpdate]:
+    def _updates_around(self, window: SpooledWindow | WindowChange) -> Iterator[SpooledUpdate]:
         """The updates that may have labels of a window; those of format 1 may have any."""
         after = 0
         while found := self._all(
@@ -420,6 +420,6 @@ class Spool:
         return DataDamaged(f"the spool {self.path} is damaged: {error}")
 
 
-def _held(row: tuple[Any, ...]) -> HeldWindow:
+def _held(row: tuple[Any, ...]) -> SpooledWindow:
     start_us, end_us, labels, closed = row
-    return HeldWindow(start_us, end_us, labels, bool(closed))
+    return SpooledWindow(start_us, end_us, labels, bool(closed))

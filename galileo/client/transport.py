@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from galileo import requests, spans
-from galileo.client.pauses import PAUSE_S as PAUSE_S
-from galileo.client.pauses import Pauses, Timing
+from galileo.client.backoff import PAUSE_S as PAUSE_S
+from galileo.client.backoff import Backoff, BackoffClock
 from galileo.dht.topology import Topology, is_address, with_port
 from galileo.errors import ConfigError, GalileoError, InputError, TryAgain, Unavailable
 from galileo.wire import forks, tls_probe
@@ -47,7 +47,7 @@ class Transport:
         addresses: Iterable[str],
         *,
         patience_s: float,
-        timing: Timing | None = None,
+        timing: BackoffClock | None = None,
         keys: TlsFiles = NO_TLS_FILES,
     ) -> None:
         given = list(addresses)
@@ -62,7 +62,7 @@ class Transport:
         self.addresses = list(dict.fromkeys(map(with_port, given)))
         self._given = frozenset(self.addresses)
         self.patience_s = patience_s
-        self.timing = timing or Timing()
+        self.timing = timing or BackoffClock()
         keys.check()
         self._is_tls = keys.is_tls
         self._channels = Channels(keys)
@@ -90,7 +90,7 @@ class Transport:
             GalileoError: what the node answered.
         """
         patience_s = self.patience_s if patience_s is None else patience_s
-        pauses = Pauses(self.timing, patience_s=patience_s)
+        pauses = Backoff(self.timing, patience_s=patience_s)
         with requests.serving(), spans.span("request"):
             while True:
                 try:

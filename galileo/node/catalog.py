@@ -350,7 +350,7 @@ class Catalog:
     def _writers_of(self, partition: int) -> list[GroupCommit]:
         return [writer for key, writer in self._writers.items() if key[1] == partition]
 
-    def take_in(self, partition: int, datasets: Iterable[str], *, moves: int) -> None:
+    def open_partition(self, partition: int, datasets: Iterable[str], *, moves: int) -> None:
         """Opens what was copied here, in a thread; blocks until its graph is built.
 
         Raises:
@@ -371,7 +371,7 @@ class Catalog:
                     raise
                 shard.attach(partition, journal, moves=moves)
 
-    def let_go(self, partition: int) -> None:
+    def close_partition(self, partition: int) -> None:
         """Forgets a partition that is not this node's, in a thread; its files stay.
 
         Where it is just being taken in, that comes to its end first: nobody can stop it.
@@ -417,7 +417,7 @@ def fenced(partition: int) -> PartitionMoved:
     )
 
 
-def home_of(topology: Topology, dataset: str) -> str:
+def dataset_home(topology: Topology, dataset: str) -> str:
     """The node where a dataset is created: the first of its name's rendezvous order, for good."""
     names, name = [node.name for node in topology.founders], name_of_key(dataset)
     return max(names, key=lambda node: text64("dataset", name, node))

@@ -139,7 +139,7 @@ class RetentionReport:
 
 
 @dataclass(frozen=True, slots=True)
-class SentSampler:
+class UploadedSampler:
     """What is said of a sampler that a user sent.
 
     Attributes:
@@ -200,8 +200,8 @@ class Peers(Protocol):
         self, node: str, dataset: str, retention: VersionedRetention
     ) -> RetentionReport: ...
 
-    async def get_sampler(self, node: str, digest: str) -> tuple[SentSampler, bytes]: ...
+    async def get_sampler(self, node: str, digest: str) -> tuple[UploadedSampler, bytes]: ...
 
-    async def keep_sampler(self, node: str, sampler: SentSampler, data: bytes) -> None: ...
+    async def keep_sampler(self, node: str, sampler: UploadedSampler, data: bytes) -> None: ...
 
     async def revoke_sampler(self, node: str, digest: str) -> None: ...

@@ -31,12 +31,12 @@ from galileo.labels import LabelSet, first_commits
 from galileo.model.schema import Schema
 from galileo.node import sampling
 from galileo.node.catalog import Catalog
-from galileo.node.patience import Patience
+from galileo.node.cluster_view import ClusterView
 from galileo.node.peers import Peers, ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
-from galileo.node.reading import observed
-from galileo.node.sent_samplers import SentSamplers
+from galileo.node.retry import RetryWhileMoving
+from galileo.node.row_reader import observed
+from galileo.node.sampler_store import SamplerStore
 from galileo.node.shard import Shard
-from galileo.node.view import ClusterView
 from galileo.query import Query, parse
 from galileo.samplers import Sampler, SamplerSpec
 
@@ -61,7 +61,7 @@ class LocalScans:
     together share one pass over what is new, and those with a bound are small by it.
     """
 
-    def __init__(self, catalog: Catalog, *, executor: Executor, samplers: SentSamplers) -> None:
+    def __init__(self, catalog: Catalog, *, executor: Executor, samplers: SamplerStore) -> None:
         self._catalog = catalog
         self._executor = executor
         self._samplers = samplers
@@ -83,7 +83,9 @@ class LocalScans:
         for task in tasks:
             if is_alone or task.sampler_json:
                 try:
-                    stepwise = _Stepwise(self._catalog, task, sampler=await self._sampler(task))
+                    stepwise = _IncrementalScan(
+                        self._catalog, task, sampler=await self._sampler(task)
+                    )
                 except GalileoError as error:
                     yield ScanFailed(task.item, error)
                     continue
@@ -130,7 +132,7 @@ class LocalScans:
         return answers
 
 
-class _Stepwise:
+class _IncrementalScan:
     """One task's answer, made step by step; a step runs in a thread, one at a time."""
 
     def __init__(
@@ -262,7 +264,7 @@ def _done(shard: Shard, task: ScanTask, *, reached: Cursor) -> ScanDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class ScanEnd:
     """How far an answer goes: the frontier of each partition asked, and those not reached.
 
     Attributes:
@@ -277,10 +279,10 @@ class Tail:
 
 # What makes a node's partitions missing: it is away, busy, or has not heard of the dataset yet.
 # Any other error of a node is the answer's error, never a silent gap.
-AWAY = (TryAgain, AskElsewhere, Cancelled, UnknownDataset)
+UNREACHABLE_ERRORS = (TryAgain, AskElsewhere, Cancelled, UnknownDataset)
 
-_Part: TypeAlias = pa.Table | Tail | Exception
-_Answer: TypeAlias = AsyncGenerator[pa.Table | Tail, None]
+_Part: TypeAlias = pa.Table | ScanEnd | Exception
+_Answer: TypeAlias = AsyncGenerator[pa.Table | ScanEnd, None]
 
 
 class ClusterScans:
@@ -294,7 +296,7 @@ class ClusterScans:
         local: LocalScans,
         peers: Peers,
         view: ClusterView,
-        samplers: SentSamplers,
+        samplers: SamplerStore,
     ) -> None:
         self._name = name
         self._topology = topology
@@ -324,7 +326,7 @@ class ClusterScans:
             async for part in parts:
                 if last is None:
                     yield part
-                elif isinstance(part, Tail):
+                elif isinstance(part, ScanEnd):
                     labels = await asyncio.to_thread(last.result, until=part.frontier)
                     for table in _parts(labels.table):
                         yield table
@@ -334,7 +336,7 @@ class ClusterScans:
 
     async def run(
         self, query: Query, *, sampler: SamplerSpec | None = None
-    ) -> AsyncGenerator[pa.Table | Tail, None]:
+    ) -> AsyncGenerator[pa.Table | ScanEnd, None]:
         """The labels in parts, then how far they go; of everything committed when it was asked.
 
         Where the feature graph rules a match out up to some commit, only later ones are looked
@@ -348,8 +350,8 @@ class ClusterScans:
             self.between(query, partitions=wanted, after=spared, until=None, sampler=sampler)
         ) as parts:
             async for part in parts:
-                if isinstance(part, Tail):
-                    yield Tail(part.frontier.join(spared), part.missing)
+                if isinstance(part, ScanEnd):
+                    yield ScanEnd(part.frontier.join(spared), part.missing)
                 else:
                     yield part
 
@@ -361,7 +363,7 @@ class ClusterScans:
         """
         async with aclosing(answer) as parts:
             async for part in parts:
-                if isinstance(part, Tail):
+                if isinstance(part, ScanEnd):
                     yield part
                     return
                 if part.num_rows > labels_max:
@@ -370,7 +372,7 @@ class ClusterScans:
                     break
                 labels_max -= part.num_rows
                 yield part
-        yield Tail(ORIGIN, await self.unreachable(query, self.candidates(query)))
+        yield ScanEnd(ORIGIN, await self.unreachable(query, self.candidates(query)))
 
     async def unreachable(self, query: Query, partitions: frozenset[int]) -> frozenset[int]:
         """Those of the partitions whose nodes cannot be reached: asks for none of their commits."""
@@ -379,7 +381,7 @@ class ClusterScans:
             self.between(query, partitions=partitions, after=ORIGIN, until=ORIGIN)
         ) as parts:
             async for part in parts:
-                if isinstance(part, Tail):
+                if isinstance(part, ScanEnd):
                     missing |= part.missing
         return missing
 
@@ -392,8 +394,8 @@ class ClusterScans:
         until: Cursor | None,
         labels_max: int = 0,
         sampler: SamplerSpec | None = None,
-    ) -> AsyncGenerator[pa.Table | Tail, None]:
-        """The labels of the commits (after, until] of some partitions, then their `Tail`.
+    ) -> AsyncGenerator[pa.Table | ScanEnd, None]:
+        """The labels of the commits (after, until] of some partitions, then their `ScanEnd`.
 
         With `labels_max` above 0 each node may stop behind that many. A sampler thins them at
         the nodes; samples of different nodes are not merged.
@@ -408,7 +410,7 @@ class ClusterScans:
             for _ in range(2):
                 part = await anext(answers[0])
                 yield part
-                if isinstance(part, Tail):
+                if isinstance(part, ScanEnd):
                     return
         async with aclosing(_together(answers)) as parts:
             async for part in parts:
@@ -429,13 +431,13 @@ class ClusterScans:
 
         Where a partition moves meanwhile, whoever has it now is asked in the node's place.
         """
-        patience, asked, tails = Patience(), [(node, task)], list[Tail]()
+        patience, asked, tails = RetryWhileMoving(), [(node, task)], list[ScanEnd]()
         while asked:
             node, share = asked.pop()
             try:
                 async with aclosing(self._told_by(node, share)) as parts:
                     async for part in parts:
-                        if isinstance(part, Tail):
+                        if isinstance(part, ScanEnd):
                             tails.append(part)
                         else:
                             yield part
@@ -443,7 +445,7 @@ class ClusterScans:
                 try:
                     await patience.after(error)
                 except PartitionMoved:
-                    tails.append(Tail(ORIGIN, share.partitions))
+                    tails.append(ScanEnd(ORIGIN, share.partitions))
                 else:
                     asked += self._shares(share).items()
         yield _joined(tails)
@@ -455,7 +457,7 @@ class ClusterScans:
             PartitionMoved: the node does not have all of it; it has told nothing.
         """
         asked = self._local.scan([task]) if node == self._name else self._peers.scan(node, [task])
-        tail, is_begun = Tail(ORIGIN, task.partitions), False
+        tail, is_begun = ScanEnd(ORIGIN, task.partitions), False
         try:
             async with aclosing(asked) as answers:
                 async for answer in answers:
@@ -463,10 +465,10 @@ class ClusterScans:
                         is_begun = True
                         yield answer.table
                     elif isinstance(answer, ScanDone):
-                        tail = Tail(answer.reached, frozenset(), answer.gone)
+                        tail = ScanEnd(answer.reached, frozenset(), answer.gone)
                     else:
                         raise answer.error
-        except AWAY as error:
+        except UNREACHABLE_ERRORS as error:
             if isinstance(error, PartitionMoved) and not is_begun:
                 raise
             log.warning("node %s did not answer a scan: %s", node, error)
@@ -477,14 +479,14 @@ async def _together(answers: Sequence[_Answer]) -> _Answer:
     """The labels of several nodes as they come, then the one tail of them all."""
     queue: asyncio.Queue[_Part] = asyncio.Queue(PARTS_WAITING_MAX)
     running = [asyncio.create_task(_put(answer, queue)) for answer in answers]
-    tails: list[Tail] = []
+    tails: list[ScanEnd] = []
     span = spans.begun("merge", nodes=len(answers))
     try:
         while len(tails) < len(running):
             part = await queue.get()
             if isinstance(part, Exception):
                 raise part
-            if isinstance(part, Tail):
+            if isinstance(part, ScanEnd):
                 tails.append(part)
             else:
                 yield part
@@ -507,12 +509,12 @@ async def _put(answer: _Answer, queue: asyncio.Queue[_Part]) -> None:
         await queue.put(error)
 
 
-def _joined(tails: Sequence[Tail]) -> Tail:
+def _joined(tails: Sequence[ScanEnd]) -> ScanEnd:
     frontier, missing, gone = ORIGIN, frozenset[int](), ORIGIN
     for tail in tails:
         frontier, missing = frontier.join(tail.frontier), missing | tail.missing
         gone = gone.join(tail.gone)
-    return Tail(frontier, missing, gone)
+    return ScanEnd(frontier, missing, gone)
 
 
 def _parts(table: pa.Table) -> list[pa.Table]:

@@ -117,14 +117,14 @@ class Shard:
         self._change = object()
         self.graph.remove(partition)
 
-    def is_own(self, partition: int) -> bool:
+    def owns(self, partition: int) -> bool:
         """Whether a partition is this node's own."""
         return partition in self._owned()
 
     @property
     def own(self) -> dict[int, PartitionJournal]:
         """The journals of this node's own partitions."""
-        return {p: journal for p, journal in self.journals.items() if self.is_own(p)}
+        return {p: journal for p, journal in self.journals.items() if self.owns(p)}
 
     @property
     def own_partitions(self) -> frozenset[int] | None:
@@ -134,7 +134,7 @@ class Shard:
 
     def check_own(self, partitions: Iterable[int]) -> None:
         """Raises PartitionMoved where some are not this node's own."""
-        others = [partition for partition in partitions if not self.is_own(partition)]
+        others = [partition for partition in partitions if not self.owns(partition)]
         if others:
             raise PartitionMoved(
                 f"expected partitions of this node, got {sorted(others)}; they are at another node "
@@ -191,9 +191,9 @@ class Shard:
     def synopses(self) -> dict[int, Synopsis]:
         """The synopsis of each partition, of all that is published by now."""
         with self._summarising:
-            for partition in filter(self.is_own, {*self._unsummarised, *self.journals}):
+            for partition in filter(self.owns, {*self._unsummarised, *self.journals}):
                 self._summarise(partition)
-            return {p: synopsis for p, synopsis in self._synopses.items() if self.is_own(p)}
+            return {p: synopsis for p, synopsis in self._synopses.items() if self.owns(p)}
 
     def write(self, partition: int, commits: Sequence[Commit]) -> list[Committed | GalileoError]:
         """The one write path; blocks on the disk, so it runs in a thread.

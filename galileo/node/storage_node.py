@@ -16,22 +16,22 @@ from galileo.dht.topology import Topology
 from galileo.errors import GalileoError, Unavailable
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema, split_key
-from galileo.node.catalog import Catalog, OnDropped, home_of
-from galileo.node.giving import Giving
+from galileo.node.catalog import Catalog, OnDropped, dataset_home
+from galileo.node.cluster_view import ClusterView
+from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.ingest import Ingest
-from galileo.node.matching import Matching
-from galileo.node.merging import Merging, MergingOptions
-from galileo.node.movers import Movers
-from galileo.node.moves import Moves, stored_moves
+from galileo.node.migration.moves import Moves, stored_moves
+from galileo.node.migration.protocol import MigrationPeer
+from galileo.node.migration.source import PartitionSource
+from galileo.node.migration.target import PartitionTarget
 from galileo.node.peers import HeldBack, Peers, Removed, RetentionReport
-from galileo.node.reading import Reading
-from galileo.node.retaining import Retaining, RetainingOptions
-from galileo.node.retention import Readers
+from galileo.node.retention_plan import Readers
+from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
+from galileo.node.row_reader import RowReader
+from galileo.node.sampler_store import SamplerStore, UploadOptions
 from galileo.node.scans import ClusterScans, LocalScans
-from galileo.node.selection import Selection
-from galileo.node.sent_samplers import SendingOptions, SentSamplers
-from galileo.node.taking import Taking
-from galileo.node.view import ClusterView
+from galileo.node.select import Selection
+from galileo.node.standing_queries import Matching
 from galileo.storage.store import Store
 
 THREADS = 4
@@ -47,8 +47,8 @@ class NodeOptions:
 
     batch_rows_max: int = 1_000_000
     commits_waiting_max: int = 1_024
-    merging: MergingOptions | None = None
-    sending: SendingOptions = field(default_factory=SendingOptions)
+    merging: CompactionRunnerOptions | None = None
+    sending: UploadOptions = field(default_factory=UploadOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,14 @@ class StorageNode:
             owned=partial(topology.partitions, name),
         )
         self.moves = Moves(name, topology, store=store, catalog=self.catalog)
-        self.giving = Giving(name, topology, moves=self.moves, catalog=self.catalog, store=store)
+        self.giving = PartitionSource(
+            name, topology, moves=self.moves, catalog=self.catalog, store=store
+        )
         self.ingest = Ingest(
             name, topology, catalog=self.catalog, peers=peers, rows_max=options.batch_rows_max
         )
         self._scanning = ThreadPoolExecutor(SCAN_THREADS, thread_name_prefix="scan")
-        self.samplers = SentSamplers(
+        self.samplers = SamplerStore(
             name, topology.current, store=store, peers=peers, options=options.sending
         )
         self.local_scans = LocalScans(self.catalog, executor=self._scanning, samplers=self.samplers)
@@ -128,7 +130,7 @@ class StorageNode:
             view=self.view,
             samplers=self.samplers,
         )
-        self.reading = Reading(
+        self.reading = RowReader(
             name, topology, catalog=self.catalog, peers=peers, executor=self._executor
         )
         self.selection = Selection(
@@ -139,8 +141,10 @@ class StorageNode:
             reading=self.reading,
             executor=self._scanning,
         )
-        self._merging = None if options.merging is None else Merging(self.catalog, options.merging)
-        self._retaining: Retaining | None = None
+        self._merging = (
+            None if options.merging is None else CompactionRunner(self.catalog, options.merging)
+        )
+        self._retaining: RetentionRunner | None = None
 
     @property
     def topology(self) -> Topology:
@@ -156,26 +160,28 @@ class StorageNode:
         last = self.live.move_of(partition)
         return 0 if last is None else last.number
 
-    def taking(self, movers: Movers) -> Taking:
+    def taking(self, movers: MigrationPeer) -> PartitionTarget:
         """What takes partitions over from other nodes."""
-        return Taking(
+        return PartitionTarget(
             self.name,
             self.live,
             moves=self.moves,
             catalog=self.catalog,
             store=self.store,
             movers=movers,
-            learn=self.learn_datasets,
+            learn=self.sync_datasets,
         )
 
-    def retain(self, readers: Readers, options: RetainingOptions | None = None) -> None:
+    def retain(self, readers: Readers, options: RetentionRunnerOptions | None = None) -> None:
         """Begins to apply the retention policies of the datasets; nothing is dropped before.
 
         Args:
             readers: tells whom a policy may not pass; called from a thread.
             options: when.
         """
-        self._retaining = Retaining(self.catalog, options or RetainingOptions(), readers=readers)
+        self._retaining = RetentionRunner(
+            self.catalog, options or RetentionRunnerOptions(), readers=readers
+        )
 
     # --- datasets ------------------------------------------------------------------------------
 
@@ -189,7 +195,7 @@ class StorageNode:
             DatasetExists: the name is taken.
             Unavailable: the home cannot be reached.
         """
-        home = home_of(self.topology, schema.name)
+        home = dataset_home(self.topology, schema.name)
         if home != self.name:
             created = await self._peers.create_dataset(home, schema, replicate=False)
             await self.adopt(created)
@@ -221,7 +227,7 @@ class StorageNode:
             Unavailable: the home cannot be reached; nothing was dropped.
             PartitionStopped: the home's disk refuses; nothing was dropped.
         """
-        home = home_of(self.topology, dataset)
+        home = dataset_home(self.topology, dataset)
         if home != self.name:
             return await self._peers.drop_dataset(home, dataset)
         self.catalog.shard(dataset)
@@ -256,10 +262,10 @@ class StorageNode:
         Raises:
             UnknownDataset: there is none, or it was dropped.
         """
-        home = home_of(self.topology, dataset)
+        home = dataset_home(self.topology, dataset)
         if home != self.name and self._lacks(dataset):
             with contextlib.suppress(GalileoError):
-                await self.learn_datasets(home, [dataset])
+                await self.sync_datasets(home, [dataset])
         return self.catalog.schema(dataset)
 
     async def named(self, name: str) -> Schema:
@@ -272,7 +278,7 @@ class StorageNode:
         """
         if split_key(name)[1]:
             return await self.schema(name)
-        home, key = home_of(self.topology, name), self.catalog.key_of(name)
+        home, key = dataset_home(self.topology, name), self.catalog.key_of(name)
         if key is None and home != self.name:
             with contextlib.suppress(GalileoError):
                 await self._learn_all(home)
@@ -282,7 +288,7 @@ class StorageNode:
     def _lacks(self, dataset: str) -> bool:
         return not (self.catalog.knows(dataset) or self.catalog.is_dropped(dataset))
 
-    async def learn_datasets(self, node: str, keys: Sequence[str]) -> None:
+    async def sync_datasets(self, node: str, keys: Sequence[str]) -> None:
         """Fetches from `node` the datasets with these keys, where this one lacks some."""
         if any(map(self._lacks, keys)):
             await self._learn_all(node)
@@ -310,7 +316,7 @@ class StorageNode:
             Unavailable: the home cannot be reached.
         """
         dataset = (await self.named(dataset)).key
-        home = home_of(self.topology, dataset)
+        home = dataset_home(self.topology, dataset)
         if home == self.name:
             return self.catalog.set_retention(dataset, retention)
         numbered = await self._peers.set_retention(home, dataset, retention)

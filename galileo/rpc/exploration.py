@@ -14,8 +14,8 @@ from galileo.graph.explain import Explanation
 from galileo.graph.summary import Summary
 from galileo.labels import to_ipc
 from galileo.model.schema import Schema
-from galileo.node.exploration import Exploration, NodeAnswer
-from galileo.node.explorers import ChildrenOf, SummaryOf
+from galileo.node.analytics_protocol import ChildrenRequest, SummaryRequest
+from galileo.node.cluster_analytics import ClusterAnalytics, NodeAnswer
 from galileo.node.parsing import read_query
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query
@@ -45,7 +45,7 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
     def __init__(
         self,
         node: StorageNode,
-        exploration: Exploration,
+        exploration: ClusterAnalytics,
         allowances: Allowances | None = None,
     ) -> None:
         self._node = node
@@ -78,7 +78,7 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
         self, request: query_pb2.SummariseRequest, context: Context
     ) -> query_pb2.SummariseReply:
         query = await self._query(request, context)
-        question = SummaryOf(query, request.feature, _bins(request))
+        question = SummaryRequest(query, request.feature, _bins(request))
         if request.HasField("share"):
             local = await self._exploration.local.summarise(question, share_from_pb(request.share))
             return _summary(local.summary, query, frontier=local.reached)
@@ -195,9 +195,9 @@ def _measured(found: Neighbours) -> pa.Table:
     return found.observations.append_column(distances, pa.array(found.distance_m))
 
 
-def _children_of(schema: Schema, request: query_pb2.ChildrenRequest) -> ChildrenOf:
+def _children_of(schema: Schema, request: query_pb2.ChildrenRequest) -> ChildrenRequest:
     after = values_from_json(request.after_json)
-    return ChildrenOf(
+    return ChildrenRequest(
         schema,
         values_from_json(request.prefix_json),
         tuple(request.order) or default_order(schema),

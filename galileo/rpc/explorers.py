@@ -1,4 +1,4 @@
-"""Exploration between nodes over gRPC: what `node.explorers.Explorers` promises."""
+"""Exploration between nodes over gRPC: what `node.analytics_protocol.Explorers` promises."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from galileo.graph.description import Description, Extent, TextCounts
 from galileo.graph.explain import Explanation, Step
 from galileo.graph.summary import Histogram, Summary
 from galileo.model.schema import Schema
-from galileo.node.explorers import (
+from galileo.node.analytics_protocol import (
     Children,
-    ChildrenOf,
+    ChildrenRequest,
     Described,
-    Explained,
-    Nearby,
-    Share,
-    Summarised,
-    SummaryOf,
+    ExplainResult,
+    NearestRows,
+    PartitionScope,
+    SummaryRequest,
+    SummaryResult,
 )
 from galileo.query import Query
 from galileo.query.nearest import NearestTo
@@ -40,15 +40,17 @@ class GrpcExplorers:
     def __init__(self, peers: GrpcPeers) -> None:
         self._peers = peers
 
-    async def explain(self, node: str, query: Query, share: Share) -> Explained:
+    async def explain(self, node: str, query: Query, share: PartitionScope) -> ExplainResult:
         request = query_pb2.ExplainRequest(
             dataset=query.schema.key, query=query.to_json(), share=share_to_pb(share)
         )
         reply: query_pb2.ExplainReply = await self._peers.explore(node, "Explain", request)
         scan = reply.nodes[0].scan
-        return Explained(_explanation(scan), cursor_from_pb(reply.reached))
+        return ExplainResult(_explanation(scan), cursor_from_pb(reply.reached))
 
-    async def summarise(self, node: str, question: SummaryOf, share: Share) -> Summarised:
+    async def summarise(
+        self, node: str, question: SummaryRequest, share: PartitionScope
+    ) -> SummaryResult:
         request = query_pb2.SummariseRequest(
             dataset=question.query.schema.key,
             query=question.query.to_json(),
@@ -60,9 +62,9 @@ class GrpcExplorers:
         elif question.bins is not None:
             request.edges.edges.extend(question.bins)
         reply: query_pb2.SummariseReply = await self._peers.explore(node, "Summarise", request)
-        return Summarised(_summary(reply), cursor_from_pb(reply.frontier))
+        return SummaryResult(_summary(reply), cursor_from_pb(reply.frontier))
 
-    async def children(self, node: str, question: ChildrenOf) -> Children:
+    async def children(self, node: str, question: ChildrenRequest) -> Children:
         request = query_pb2.ChildrenRequest(
             dataset=question.schema.key,
             prefix_json=values_to_json(question.prefix),
@@ -78,7 +80,7 @@ class GrpcExplorers:
             table_of(chunks, drill_down.empty_level(question.schema, level).schema), tail.more
         )
 
-    async def nearest(self, node: str, sought: NearestTo, share: Share) -> Nearby:
+    async def nearest(self, node: str, sought: NearestTo, share: PartitionScope) -> NearestRows:
         request = query_pb2.NearestRequest(
             dataset=sought.schema.key,
             query=sought.among.to_json(),
@@ -90,9 +92,9 @@ class GrpcExplorers:
         )
         chunks, tail = await self._parts(node, "Nearest", request)
         table: pa.Table = table_of(chunks, sought.schema.observation_schema)
-        return Nearby(table, cursor_from_pb(tail.frontier))
+        return NearestRows(table, cursor_from_pb(tail.frontier))
 
-    async def describe(self, node: str, schema: Schema, share: Share) -> Described:
+    async def describe(self, node: str, schema: Schema, share: PartitionScope) -> Described:
         request = query_pb2.DescribeRequest(dataset=schema.key, share=share_to_pb(share))
         reply: query_pb2.DescribeReply = await self._peers.explore(node, "Describe", request)
         return described_from_pb(reply, schema)
@@ -110,7 +112,7 @@ class GrpcExplorers:
         raise Unavailable(f"node {node} ended its answer before it was complete", node=node)
 
 
-def share_to_pb(share: Share) -> query_pb2.Share:
+def share_to_pb(share: PartitionScope) -> query_pb2.Share:
     return query_pb2.Share(
         partitions=sorted(share.partitions),
         after=cursor_to_pb(share.after),
@@ -119,8 +121,8 @@ def share_to_pb(share: Share) -> query_pb2.Share:
     )
 
 
-def share_from_pb(value: query_pb2.Share) -> Share:
-    return Share(
+def share_from_pb(value: query_pb2.Share) -> PartitionScope:
+    return PartitionScope(
         frozenset(value.partitions),
         cursor_from_pb(value.after),
         cursor_from_pb(value.until) if value.bounded else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from galileo.errors import InputError
-from galileo.node.matching import MatchTask
+from galileo.node.standing_queries import MatchTask
 from galileo.query.index.query_digest import DIGEST_BYTES
 from galileo.wire.match_codec import cursors_from_bytes, sequences_from_bytes
 from galileo.wire.pb import storage_pb2

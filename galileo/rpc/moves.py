@@ -7,9 +7,15 @@ from contextlib import aclosing
 
 from galileo.dht.topology import Move, Topology
 from galileo.errors import DataDamaged, InputError
-from galileo.node.movers import Contents, File, HandOver, Listing, Progress
+from galileo.node.migration.protocol import (
+    DatasetManifest,
+    File,
+    Handoff,
+    PartitionManifest,
+    Progress,
+)
+from galileo.node.migration.target import PartitionTarget
 from galileo.node.storage_node import StorageNode
-from galileo.node.taking import Taking
 from galileo.rpc.guard import Context, streaming, unary
 from galileo.rpc.peers import GrpcPeers
 from galileo.storage.frame import checksum
@@ -17,7 +23,7 @@ from galileo.wire.pb import moves_pb2, moves_pb2_grpc
 
 
 class MovesServicer(moves_pb2_grpc.MovesServicer):
-    def __init__(self, node: StorageNode, taking: Taking, *, peers: GrpcPeers) -> None:
+    def __init__(self, node: StorageNode, taking: PartitionTarget, *, peers: GrpcPeers) -> None:
         self._node = node
         self._taking = taking
         self._peers = peers
@@ -74,16 +80,16 @@ class MovesServicer(moves_pb2_grpc.MovesServicer):
         return moves_pb2.ReleaseReply()
 
     @unary
-    async def HandOver(  # noqa: N802
+    async def Handoff(  # noqa: N802
         self, request: moves_pb2.HandOverRequest, context: Context
     ) -> moves_pb2.HandOverReply:
         move = Move(request.partition, request.number, request.to)
-        await self._node.giving.hand_over(HandOver(move, _contents(request.contents)))
+        await self._node.giving.hand_over(Handoff(move, _contents(request.contents)))
         return moves_pb2.HandOverReply()
 
 
 class GrpcMovers:
-    """What `node.movers.Movers` promises, over gRPC."""
+    """What `node.migration.protocol.Movers` promises, over gRPC."""
 
     def __init__(self, peers: GrpcPeers) -> None:
         self._peers = peers
@@ -91,7 +97,7 @@ class GrpcMovers:
     async def topology(self, node: str) -> Topology:
         return await self._peers.topology(node)
 
-    async def listing(self, node: str, partition: int) -> Listing:
+    async def listing(self, node: str, partition: int) -> PartitionManifest:
         request = moves_pb2.ListPartitionRequest(partition=partition)
         return _listing(await self._peers.moving(node, "ListPartition", request))
 
@@ -110,7 +116,7 @@ class GrpcMovers:
         request = moves_pb2.SumFileRequest(partition=partition, file=_file_to_pb(file))
         return int((await self._peers.moving(node, "SumFile", request)).crc)
 
-    async def fence(self, node: str, partition: int, *, to: str) -> Listing:
+    async def fence(self, node: str, partition: int, *, to: str) -> PartitionManifest:
         request = moves_pb2.FenceRequest(partition=partition, to=to)
         return _listing(await self._peers.moving(node, "Fence", request))
 
@@ -118,14 +124,14 @@ class GrpcMovers:
         request = moves_pb2.FenceRequest(partition=partition, to=to)
         await self._peers.moving(node, "Release", request)
 
-    async def hand_over(self, node: str, asked: HandOver) -> Move:
+    async def hand_over(self, node: str, asked: Handoff) -> Move:
         request = moves_pb2.HandOverRequest(
             partition=asked.move.partition,
             number=asked.move.number,
             to=asked.move.node,
             contents=[_contents_to_pb(one, b"") for one in asked.contents],
         )
-        await self._peers.moving(node, "HandOver", request)
+        await self._peers.moving(node, "Handoff", request)
         return asked.move
 
 
@@ -143,13 +149,14 @@ def _file_to_pb(file: File) -> moves_pb2.FileValue:
     return moves_pb2.FileValue(dataset=file.dataset, name=file.name, bytes=file.bytes)
 
 
-def _contents(values: Iterable[moves_pb2.ContentsValue]) -> tuple[Contents, ...]:
+def _contents(values: Iterable[moves_pb2.ContentsValue]) -> tuple[DatasetManifest, ...]:
     return tuple(
-        Contents(one.dataset, one.last_sequence, one.dropped, one.rows, one.paths) for one in values
+        DatasetManifest(one.dataset, one.last_sequence, one.dropped, one.rows, one.paths)
+        for one in values
     )
 
 
-def _contents_to_pb(one: Contents, mark: bytes) -> moves_pb2.ContentsValue:
+def _contents_to_pb(one: DatasetManifest, mark: bytes) -> moves_pb2.ContentsValue:
     return moves_pb2.ContentsValue(
         dataset=one.dataset,
         last_sequence=one.last_sequence,
@@ -160,8 +167,8 @@ def _contents_to_pb(one: Contents, mark: bytes) -> moves_pb2.ContentsValue:
     )
 
 
-def _listing(reply: moves_pb2.ListPartitionReply) -> Listing:
-    return Listing(
+def _listing(reply: moves_pb2.ListPartitionReply) -> PartitionManifest:
+    return PartitionManifest(
         partition=reply.partition,
         number=reply.number,
         files=tuple(_file(one) for one in reply.files),
@@ -170,7 +177,7 @@ def _listing(reply: moves_pb2.ListPartitionReply) -> Listing:
     )
 
 
-def _listing_to_pb(listing: Listing) -> moves_pb2.ListPartitionReply:
+def _listing_to_pb(listing: PartitionManifest) -> moves_pb2.ListPartitionReply:
     marks = dict(listing.marks)
     return moves_pb2.ListPartitionReply(
         partition=listing.partition,

@@ -28,7 +28,7 @@ from galileo.node.peers import (
     ScanFailed,
     ScanLabels,
     ScanTask,
-    SentSampler,
+    UploadedSampler,
 )
 from galileo.packing.arrow_streams import read_stream
 from galileo.rpc.dropping import removed_from_pb
@@ -203,13 +203,13 @@ class GrpcPeers:
         reply = await self._call(node, stub, "ApplyRetention", request, RETENTION_TIMEOUT_S)
         return report_from_pb(reply.reports[0])
 
-    async def get_sampler(self, node: str, digest: str) -> tuple[SentSampler, bytes]:
+    async def get_sampler(self, node: str, digest: str) -> tuple[UploadedSampler, bytes]:
         request = samplers_pb2.GetSamplerRequest(digest=digest, local=True)
         stub = samplers_pb2_grpc.SamplersStub
         reply = await self._call(node, stub, "Get", request, SAMPLER_TIMEOUT_S)
         return sampler_from_pb(reply.sampler), reply.archive
 
-    async def keep_sampler(self, node: str, sampler: SentSampler, data: bytes) -> None:
+    async def keep_sampler(self, node: str, sampler: UploadedSampler, data: bytes) -> None:
         request = samplers_pb2.SendSamplerRequest(archive=data, kept=sampler_to_pb(sampler))
         stub = samplers_pb2_grpc.SamplersStub
         await self._call(node, stub, "Send", request, SAMPLER_TIMEOUT_S)

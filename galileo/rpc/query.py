@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from galileo.errors import Overloaded
 from galileo.node.parsing import read_query
-from galileo.node.scans import Tail
+from galileo.node.scans import ScanEnd
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query
 from galileo.rpc.encoding import label_messages
@@ -47,7 +47,7 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
             held = query_pb2.QueryPart(head=head)
             async with contextlib.aclosing(found) as parts:
                 async for part in parts:
-                    if isinstance(part, Tail):
+                    if isinstance(part, ScanEnd):
                         held.tail.CopyFrom(_tail(part))
                         break
                     for chunk in await label_messages(part):
@@ -60,7 +60,7 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
                             held = query_pb2.QueryPart()
             yield held
 
-    def _found(self, query: Query, sampler_json: str) -> AsyncGenerator[pa.Table | Tail, None]:
+    def _found(self, query: Query, sampler_json: str) -> AsyncGenerator[pa.Table | ScanEnd, None]:
         if sampler_json:
             return self._node.scans.sampled(query, SamplerSpec.from_json(sampler_json))
         return self._node.scans.run(query)
@@ -79,5 +79,5 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
             self._streaming -= 1
 
 
-def _tail(tail: Tail) -> query_pb2.QueryTail:
+def _tail(tail: ScanEnd) -> query_pb2.QueryTail:
     return query_pb2.QueryTail(frontier=cursor_to_pb(tail.frontier), missing=sorted(tail.missing))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from galileo.node.peers import SentSampler
-from galileo.node.sent_samplers import SentSamplers
+from galileo.node.peers import UploadedSampler
+from galileo.node.sampler_store import SamplerStore
 from galileo.rpc.access import Principal
 from galileo.rpc.guard import Context, unary
 from galileo.rpc.identity import Identify, everybody
@@ -24,7 +24,7 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
     """
 
     def __init__(
-        self, samplers: SentSamplers, *, in_use: InUse, identify: Identify = everybody
+        self, samplers: SamplerStore, *, in_use: InUse, identify: Identify = everybody
     ) -> None:
         self._samplers = samplers
         self._in_use = in_use
@@ -78,13 +78,15 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
         facts = self._samplers.facts(request.digest)
         return samplers_pb2.GetSamplerReply(sampler=sampler_to_pb(facts), archive=archive.data)
 
-    def _described(self, sampler: SentSampler, context: Context) -> samplers_pb2.SentSamplerValue:
+    def _described(
+        self, sampler: UploadedSampler, context: Context
+    ) -> samplers_pb2.SentSamplerValue:
         in_use = self._in_use(self._identify(context))
         return sampler_to_pb(sampler, in_use.get(sampler.digest, ()))
 
 
 def sampler_to_pb(
-    sampler: SentSampler, ccq_ids: Sequence[str] = ()
+    sampler: UploadedSampler, ccq_ids: Sequence[str] = ()
 ) -> samplers_pb2.SentSamplerValue:
     return samplers_pb2.SentSamplerValue(
         digest=sampler.digest,
@@ -98,8 +100,8 @@ def sampler_to_pb(
     )
 
 
-def sampler_from_pb(value: samplers_pb2.SentSamplerValue) -> SentSampler:
-    return SentSampler(
+def sampler_from_pb(value: samplers_pb2.SentSamplerValue) -> UploadedSampler:
+    return UploadedSampler(
         digest=value.digest,
         name=value.name,
         entry=value.entry,

@@ -21,7 +21,7 @@ from galileo.node.peers import (
     ScanDone,
     ScanLabels,
 )
-from galileo.node.selection import CommitRange
+from galileo.node.select import CommitRange
 from galileo.node.storage_node import StorageNode
 from galileo.packing.arrow_streams import read_stream
 from galileo.rpc.encoding import label_messages, row_messages, row_streams

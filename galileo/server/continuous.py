@@ -30,7 +30,7 @@ from galileo.labels import LabelSet
 from galileo.model.schema import Schema
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.node.parsing import read_query
-from galileo.node.scans import Tail
+from galileo.node.scans import ScanEnd
 from galileo.node.storage_node import StorageNode
 from galileo.optional_imports import require
 from galileo.packing import FORMAT_VERSION
@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Initial:
     labels: LabelSet
-    tail: Tail
+    tail: ScanEnd
 
 
 class ContinuousQueries:

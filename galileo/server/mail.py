@@ -324,7 +324,7 @@ class MailRoom:
             log.error("what %s says is dropped cannot be dropped: %s", request.sender, error)
             return error
         try:
-            await self._node.learn_datasets(request.sender, list(request.heartbeat.datasets))
+            await self._node.sync_datasets(request.sender, list(request.heartbeat.datasets))
         except GalileoError as error:
             log.warning("could not learn the datasets of %s: %s", request.sender, error)
         return None

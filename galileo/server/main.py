@@ -28,11 +28,11 @@ from galileo.dht.topology import Topology
 from galileo.election.machine import ElectionOptions
 from galileo.election.ranking import Suitability
 from galileo.errors import ConfigError
-from galileo.node.exploration import Exploration
-from galileo.node.merging import MergingOptions
-from galileo.node.retaining import RetainingOptions
-from galileo.node.retention import Reader
-from galileo.node.sent_samplers import SendingOptions
+from galileo.node.cluster_analytics import ClusterAnalytics
+from galileo.node.compaction_runner import CompactionRunnerOptions
+from galileo.node.retention_plan import ReaderProgress
+from galileo.node.retention_runner import RetentionRunnerOptions
+from galileo.node.sampler_store import UploadOptions
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.access import Principal
@@ -129,7 +129,7 @@ class NodeProcess:
             peers=self._peers,
             options=_node_options(config, clock),
         )
-        self._exploration = Exploration(self.node, peers=GrpcExplorers(self._peers))
+        self._exploration = ClusterAnalytics(self.node, peers=GrpcExplorers(self._peers))
         self.machine = self._make_machine()
         self.node.retain(self._readers, _retaining(config.storage, clock))
         self._evaluation = Evaluation(config)
@@ -311,12 +311,12 @@ class NodeProcess:
             spills=self._spills,
         )
 
-    def _readers(self, dataset: str) -> list[Reader] | None:
+    def _readers(self, dataset: str) -> list[ReaderProgress] | None:
         """Whom retention must not pass; called from its thread."""
         records = self.machine.live_records(dataset, self._clock.monotonic())
         if records is None:
             return None
-        return [Reader(record.ccq.id, record.retrieved) for record in records]
+        return [ReaderProgress(record.ccq.id, record.retrieved) for record in records]
 
     def _is_dead(self, node: str) -> bool:
         return node in self._members.dead
@@ -433,7 +433,7 @@ def _node_options(config: Config, clock: Clock) -> NodeOptions:
         batch_rows_max=config.limits.batch_rows_max,
         commits_waiting_max=config.limits.commits_waiting_max,
         merging=_merging(config.storage),
-        sending=SendingOptions(
+        sending=UploadOptions(
             is_allowed=config.samplers.sent == "contained",
             pool=ContainedSamplers(limits=SENT_SAMPLER_LIMITS),
             wall=clock.wall,
@@ -441,10 +441,10 @@ def _node_options(config: Config, clock: Clock) -> NodeOptions:
     )
 
 
-def _merging(storage: StorageSection) -> MergingOptions | None:
+def _merging(storage: StorageSection) -> CompactionRunnerOptions | None:
     if not storage.merge:
         return None
-    return MergingOptions(
+    return CompactionRunnerOptions(
         CompactionOptions(bytes_min=storage.merge_bytes_min, bytes_max=storage.merge_bytes_max),
         bytes_per_s=storage.merge_bytes_per_s,
         interval_s=storage.merge_interval_s,
@@ -458,8 +458,8 @@ def _election(limits: LimitsSection) -> ElectionOptions:
     return ElectionOptions(limits=replace(usual, memory_reserve_bytes=reserve))
 
 
-def _retaining(storage: StorageSection, clock: Clock) -> RetainingOptions:
-    return RetainingOptions(
+def _retaining(storage: StorageSection, clock: Clock) -> RetentionRunnerOptions:
+    return RetentionRunnerOptions(
         check_s=storage.retention_check_s,
         settle_s=storage.retention_settle_s,
         wall=clock.wall,

@@ -22,8 +22,8 @@ from galileo.errors import Bug, GalileoError, SamplerFailed, SamplerRevoked, Try
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
 from galileo.node.peers import ReadTask
-from galileo.node.reading import found_now
-from galileo.node.scans import Tail
+from galileo.node.row_reader import translate_dropped_to_retry
+from galileo.node.scans import ScanEnd
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse
 from galileo.rpc.peers import GrpcPeers
@@ -178,7 +178,7 @@ class ContinuousWork:
         after: Cursor,
         until: Cursor,
         labels_max: int,
-    ) -> tuple[LabelSet, Tail]:
+    ) -> tuple[LabelSet, ScanEnd]:
         """All labels of (after, until], up to the frontier that the tail names."""
         parts = self._node.scans.between(
             query, partitions=partitions, after=after, until=until, labels_max=labels_max
@@ -218,7 +218,7 @@ class ContinuousWork:
     async def _observed(self, labels: LabelSet, query: Query) -> pa.Table:
         """The observations behind labels of any nodes, as a sampler gets them."""
         task = ReadTask(query.schema.key, numbered_parts(labels), query.to_json())
-        with found_now():
+        with translate_dropped_to_retry():
             async with aclosing(self._node.reading.read(task)) as pieces:
                 tables = [table async for table in pieces]
         return pa.concat_tables([observed_schema(query.schema).empty_table(), *tables])
@@ -296,13 +296,13 @@ class _Held:
 
 
 async def gathered(
-    query: Query, scan: AsyncGenerator[pa.Table | Tail, None]
-) -> tuple[LabelSet, Tail]:
+    query: Query, scan: AsyncGenerator[pa.Table | ScanEnd, None]
+) -> tuple[LabelSet, ScanEnd]:
     """All labels of a scan, up to the frontier that its tail names."""
-    tables, tail = [], Tail(ORIGIN, frozenset())
+    tables, tail = [], ScanEnd(ORIGIN, frozenset())
     async with aclosing(scan) as parts:
         async for part in parts:
-            if isinstance(part, Tail):
+            if isinstance(part, ScanEnd):
                 tail = part
             else:
                 tables.append(LabelSet(query.schema, part))

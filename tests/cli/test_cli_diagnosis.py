@@ -8,7 +8,7 @@ import pytest
 
 from galileo.cli.cluster import answered_only, remarks
 from galileo.cli.diagnosis import of_cluster, of_host
-from galileo.client.conditions import NodeReport, Trouble
+from galileo.client.node_diagnostics import CcqProblem, NodeReport
 from galileo.client.results import ClusterStatus, NodeStatus
 from galileo.server.host import REFUSED_S, HostCondition
 
@@ -64,13 +64,13 @@ def test_where_all_is_well_there_is_nothing_to_say() -> None:
         ({"status": replace(STATUS, cache_bytes=950)}, "warning", "caches are at 950 of 1,000"),
         ({"status": replace(STATUS, spilled_bytes=950)}, "warning", "spilled labels are at 950"),
         ({"ccqs": 95}, "warning", "continuous queries are at 95 of 100"),
-        ({"troubled": (Trouble("q", "", "slow"),)}, "warning", "q is overloaded: slow"),
+        ({"troubled": (CcqProblem("q", "", "slow"),)}, "warning", "q is overloaded: slow"),
         (
-            {"troubled": (Trouble("q", "sampler_failed", "1/0"),)},
+            {"troubled": (CcqProblem("q", "sampler_failed", "1/0"),)},
             "problem",
             "sampler of q fails (sampler_failed): 1/0",
         ),
-        ({"troubled": (Trouble("q", "bug", "?"),)}, "problem", "query q fails (bug)"),
+        ({"troubled": (CcqProblem("q", "bug", "?"),)}, "problem", "query q fails (bug)"),
     ],
 )
 def test_a_node_has_one_finding_for_what_is_wrong(

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from proving import token_file
 
 from galileo.cli.main import main
-from galileo.client import Proof
+from galileo.client import Credentials
 from galileo.errors import InputError
 from galileo.rpc.access import Role
 from galileo.rpc.principals import Principals
@@ -100,7 +100,7 @@ def test_an_authority_certifies_nodes_and_clients(tmp_path: Path) -> None:
     assert "(valid 9 days)" in " ".join(done.stdout.split())
     assert stat.S_IMODE(Path(node["key"]).stat().st_mode) == 0o600
     TlsFiles(node["certificate"], node["key"], node["authority"]).check()
-    Proof(tls=tmp_path / "ann").keys({}).check()
+    Credentials(tls=tmp_path / "ann").keys({}).check()
     again = run("certs", "init", authority)
     assert again.exit_code == 2
     assert "expected no authority in" in " ".join(again.stderr.split())
@@ -110,17 +110,17 @@ def test_who_a_client_is_comes_from_what_it_is_told_then_from_the_environment(
     tmp_path: Path,
 ) -> None:
     known = {"GALILEO_TOKEN": "glt_a", "GALILEO_TLS": str(tmp_path)}
-    assert Proof().keys({}) == TlsFiles()
-    assert Proof().keys(known).token == "glt_a"
-    assert Proof().keys(known).key == str(tmp_path / "key.pem")
-    assert Proof("glt_b").keys(known).token == "glt_b"
-    own = Proof(token_file="mine").keys(known)
+    assert Credentials().keys({}) == TlsFiles()
+    assert Credentials().keys(known).token == "glt_a"
+    assert Credentials().keys(known).key == str(tmp_path / "key.pem")
+    assert Credentials("glt_b").keys(known).token == "glt_b"
+    own = Credentials(token_file="mine").keys(known)
     assert (own.token, own.token_file) == ("", "mine")
     both = {**known, "GALILEO_TOKEN_FILE": "theirs"}
-    assert (Proof().keys(both).token, Proof().keys(both).token_file) == ("", "theirs")
+    assert (Credentials().keys(both).token, Credentials().keys(both).token_file) == ("", "theirs")
     with pytest.raises(InputError, match="expected a token or a file of one, got both"):
-        Proof("glt_b", "mine").keys({})
-    assert "glt_b" not in repr(Proof("glt_b"))
+        Credentials("glt_b", "mine").keys({})
+    assert "glt_b" not in repr(Credentials("glt_b"))
 
 
 def test_serving_others_without_tls_takes_a_word(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import galileo
-from galileo.client.loop_thread import Handed, LoopThread
+from galileo.client.blocking_portal import BlockingPortal, CallerThreadIterable
 from galileo.errors import Cancelled, InputError
 
 Fresh = Callable[[str], str]
@@ -146,9 +146,9 @@ def test_an_iterator_that_is_dropped_in_the_thread_of_the_loop_is_closed() -> No
 
 def test_closing_ends_every_call_however_many_are_just_made() -> None:
     for _ in range(50):
-        loop, outcomes, begun = LoopThread("closing"), [], threading.Barrier(5)
+        loop, outcomes, begun = BlockingPortal("closing"), [], threading.Barrier(5)
 
-        def calls(loop: LoopThread, outcomes: list[Any], begun: threading.Barrier) -> None:
+        def calls(loop: BlockingPortal, outcomes: list[Any], begun: threading.Barrier) -> None:
             begun.wait()
             while True:
                 try:
@@ -171,20 +171,20 @@ def test_closing_ends_every_call_however_many_are_just_made() -> None:
 
 
 def test_what_breaks_where_items_are_taken_breaks_the_call() -> None:
-    async def total(items: Handed[int]) -> int:
+    async def total(items: CallerThreadIterable[int]) -> int:
         return sum([item async for item in items])
 
     def broken(error: BaseException) -> Iterator[int]:
         yield 1
         raise error
 
-    loop = LoopThread("handed")
+    loop = BlockingPortal("handed")
     try:
         for items in ([], [1, 2, 3], range(1000)):
-            handed = Handed(items)
+            handed = CallerThreadIterable(items)
             assert loop.run(total(handed), handed=handed) == sum(items)
         for error in (ZeroDivisionError("gone"), KeyboardInterrupt()):
-            handed = Handed(broken(error))
+            handed = CallerThreadIterable(broken(error))
             with pytest.raises(type(error)):
                 loop.run(total(handed), handed=handed)
     finally:

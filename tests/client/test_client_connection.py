@@ -14,7 +14,7 @@ from galileo.wire.tls_probe import speaks_tls
 
 
 async def test_a_client_shows_its_addresses_and_no_secret() -> None:
-    proof = galileo.client.Proof(token="gal_secret", insecure=True)
+    proof = galileo.client.Credentials(token="gal_secret", insecure=True)
     with galileo.Client("127.0.0.1:1", "127.0.0.1:2", proof=proof) as client:
         assert repr(client) == "<Client of 127.0.0.1:1, 127.0.0.1:2>"
     async with galileo.AsyncClient("127.0.0.1:1", proof=proof) as awaited:

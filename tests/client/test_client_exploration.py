@@ -96,7 +96,7 @@ def test_the_nearest_have_all_columns_and_a_distance(client: galileo.Client, exp
     found = client.nearest(explored.name, latitude=90.0, longitude=7.0, k=3)
     assert found.to_arrow().column_names == [*explored.frame.columns, "distance_m"]
     assert found.to_arrow().column("distance_m").to_pylist() == [0.0, 0.0, 0.0]
-    assert repr(found) == "<Neighbours: 3 observations within 0.0 m>"
+    assert repr(found) == "<NearestResult: 3 observations within 0.0 m>"
     none = client.nearest(explored.name, "false", latitude=0.0, longitude=0.0)
     assert (len(none), none.to_arrow().schema) == (0, found.to_arrow().schema)
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import galileo
+from galileo.client.curvilinear_grid import contiguous, walk
 from galileo.client.grids import find_grid
-from galileo.client.lattice import contiguous, walk
 from galileo.errors import ConfigError, InputError
 from galileo.model.times import times_from_micros
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from galileo.client.pauses import SPREAD, Timing
-from galileo.client.submitting import Submission, submit_many
+from galileo.client.backoff import SPREAD, BackoffClock
+from galileo.client.bulk_submit import Submission, submit_many
 from galileo.client.transport import Transport
 from galileo.errors import Overloaded, Unavailable
 
@@ -17,7 +17,7 @@ class Waits:
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
-        self.timing = Timing(monotonic=lambda: sum(self.pauses), sleep=self._sleep)
+        self.timing = BackoffClock(monotonic=lambda: sum(self.pauses), sleep=self._sleep)
 
     async def _sleep(self, pause_s: float) -> None:
         self.pauses.append(pause_s)
@@ -61,7 +61,7 @@ async def test_a_submission_of_many_waits_as_any_other_call_does() -> None:
         waits.append(seconds)
         now[0] += seconds
 
-    timing = Timing(monotonic=lambda: now[0], sleep=sleep, random=lambda: 0.5)
+    timing = BackoffClock(monotonic=lambda: now[0], sleep=sleep, random=lambda: 0.5)
     transport = Transport(["127.0.0.1:1"], patience_s=20.0, timing=timing)
     [done] = await submit_many(transport, [Submission("nam", id="one")], progress=None)
     assert isinstance(done.error, Unavailable)

@@ -15,7 +15,7 @@ import pytest
 
 import galileo
 from galileo import errors
-from galileo.client.pauses import Timing
+from galileo.client.backoff import BackoffClock
 from galileo.labels import LabelSet
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb
 
@@ -137,7 +137,7 @@ async def node() -> AsyncIterator[tuple[FailingNode, galileo.AsyncClient]]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with galileo.AsyncClient(f"127.0.0.1:{port}", timeout="30s") as client:
-        client._transport.timing = Timing(time.monotonic, at_once, random.Random(1).random)
+        client._transport.timing = BackoffClock(time.monotonic, at_once, random.Random(1).random)
         client._schemas["some"] = SCHEMA
         yield failing, client
     await server.stop(None)
@@ -157,7 +157,7 @@ async def outcome(
 async def test_only_what_may_pass_by_itself_is_tried_again(
     name: str, node: tuple[FailingNode, galileo.AsyncClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("galileo.client.watching.PAUSE_S", 0.0)
+    monkeypatch.setattr("galileo.client.watch.PAUSE_S", 0.0)
     monkeypatch.setattr("galileo.client.queries.PAUSE_S", 0.0)
     for kind in KINDS:
         cls = errors.by_kind()[kind]
@@ -204,7 +204,7 @@ async def test_a_call_ends_when_its_patience_does(
     async def sleep(wait_s: float) -> None:
         now[0] += wait_s
 
-    client._transport.timing = Timing(lambda: now[0], sleep, random.Random(2).random)
+    client._transport.timing = BackoffClock(lambda: now[0], sleep, random.Random(2).random)
     monkeypatch.setattr(f"{__name__}.FAILURES", 10**9)
     failing.begin(abort_with(errors.Overloaded("busy")))
     with pytest.raises(errors.Overloaded, match="busy"):

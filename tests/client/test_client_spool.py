@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import galileo
 from galileo.cli.main import main
-from galileo.client import HeldWindow, Labels, Spool, Update, WindowChange
+from galileo.client import Labels, Spool, SpooledWindow, Update, WindowChange
 from galileo.cursor import Stretch
 from galileo.errors import CcqCancelled, DataDamaged, InputError, SpoolConflict, TryAgain
 from galileo.labels import to_ipc
@@ -224,7 +224,7 @@ def test_windows_grow_over_updates_and_close_and_open_again(path):
     with Spool(path) as spool:
         first = Update(labels(1, 2, hour=1), "t1", windows=(change(0, 2, "open"),))
         spool.store("ccq-1", first)
-        assert spool.windows() == (HeldWindow(0, 2 * HOUR_US, 2, is_closed=False),)
+        assert spool.windows() == (SpooledWindow(0, 2 * HOUR_US, 2, is_closed=False),)
         closing = Update(
             labels(3, hour=-1), "t2", windows=(change(-2, 1, "open"), change(0, 0, "closed"))
         )
@@ -256,7 +256,7 @@ def test_windows_of_an_update_that_is_not_stored_are_not_there(path):
         one.store("ccq-1", Update(labels(1), "t1", windows=(change(0, 1, "open"),)))
         with pytest.raises(SpoolConflict):
             two.store("ccq-1", Update(labels(1), "t1", windows=(change(0, 1, "closed"),)))
-        assert two.windows() == (HeldWindow(0, 2 * HOUR_US, 1, is_closed=False),)
+        assert two.windows() == (SpooledWindow(0, 2 * HOUR_US, 1, is_closed=False),)
 
 
 # The tables of format 1, as they were written before there were windows.

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from simulator.logs import SCHEMA, to_labels
 
-from galileo.client import AsyncClient, Spool, decode, watching
+from galileo.client import AsyncClient, Spool, decode, watch
 from galileo.cursor import Cursor
 from galileo.errors import SpoolConflict, TryAgain
 from galileo.wire.channel import server_options
@@ -127,8 +127,8 @@ async def test_a_watch_whose_stream_ended_between_two_updates_goes_on() -> None:
 async def test_a_watch_asks_again_where_its_node_says_nothing_though_the_line_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watching, "SILENCE_S", 0.5)
-    monkeypatch.setattr(watching, "WAIT_S", 0.1)
+    monkeypatch.setattr(watch, "SILENCE_S", 0.5)
+    monkeypatch.setattr(watch, "WAIT_S", 0.1)
     node, got = Quiet(), []
     async with serving(node) as client, asyncio.timeout(60):
         async for one in client.watch("ccq-1"):

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import galileo
-from galileo.client.conditions import conditions
+from galileo.client.node_diagnostics import conditions
 
 PATIENCE_S = 120.0
 

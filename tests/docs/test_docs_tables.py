@@ -17,11 +17,11 @@ import pytest
 from galileo import config, errors
 from galileo.cli.output import exit_status
 from galileo.client import Ccq, Client, ClusterStatus, Receipt, Update
-from galileo.client.findings import (
+from galileo.client.analytics_results import (
     Children,
     Estimate,
     FeatureSummary,
-    Neighbours,
+    NearestResult,
     QueryExplanation,
     Vertex,
 )
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 TYPES = {"text": str, "integer": int, "number": float, "true or false": bool}
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "s": 1}
 RESULTS = {"Receipt": Receipt, "Ccq": Ccq, "Update": Update, "ClusterStatus": ClusterStatus}
-FINDINGS = (Children, Estimate, FeatureSummary, Neighbours, QueryExplanation, Vertex)
+FINDINGS = (Children, Estimate, FeatureSummary, NearestResult, QueryExplanation, Vertex)
 RESULTS |= {cls.__name__: cls for cls in FINDINGS}
 
 Row = list[str]

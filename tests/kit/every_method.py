@@ -70,7 +70,7 @@ Moves/ReadFile            n
 Moves/SumFile             n
 Moves/Fence               n
 Moves/Release             n
-Moves/HandOver            n
+Moves/Handoff            n
 Samplers/Send             s a n
 Samplers/List             r w s a
 Samplers/Revoke           a n

@@ -11,7 +11,7 @@ import pyarrow as pa
 from galileo.dht.topology import Move, Topology
 from galileo.errors import Unavailable
 from galileo.labels import LabelSet
-from galileo.node.movers import File, HandOver, Listing
+from galileo.node.migration.protocol import File, Handoff, PartitionManifest
 
 T = TypeVar("T")
 FROM, TO = "a", "c"
@@ -50,7 +50,7 @@ class Line:
 
         return await self._call("topology", node, told)
 
-    async def listing(self, node: str, partition: int) -> Listing:
+    async def listing(self, node: str, partition: int) -> PartitionManifest:
         return await self._call("listing", node, lambda n: n.giving.listing(partition))
 
     async def piece(
@@ -63,13 +63,13 @@ class Line:
     async def checksum(self, node: str, partition: int, file: File) -> int:
         return await self._call("checksum", node, lambda n: n.giving.checksum(partition, file))
 
-    async def fence(self, node: str, partition: int, *, to: str) -> Listing:
+    async def fence(self, node: str, partition: int, *, to: str) -> PartitionManifest:
         return await self._call("fence", node, lambda n: n.giving.fence(partition, to=to))
 
     async def release(self, node: str, partition: int, *, to: str) -> None:
         await self._call("release", node, lambda n: n.giving.release(partition, to=to))
 
-    async def hand_over(self, node: str, asked: HandOver) -> Move:
+    async def hand_over(self, node: str, asked: Handoff) -> Move:
         return await self._call("hand_over", node, lambda n: n.giving.hand_over(asked))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from galileo.certificates import AUTHORITY, CERTIFICATE, KEY, Subject, issue, make_authority
-from galileo.client import Proof
+from galileo.client import Credentials
 from galileo.rpc import principals
 from galileo.rpc.access import EVERY_DATASET, Principal, Role
 from galileo.wire.tls_credentials import TlsFiles
@@ -69,8 +69,8 @@ class Tokens:
         self.tokens[name] = principals.add(self.path, made)
         return self.tokens[name]
 
-    def proof(self, name: str, tls: Path | str = "") -> Proof:
-        return Proof(self.tokens[name], tls=tls)
+    def proof(self, name: str, tls: Path | str = "") -> Credentials:
+        return Credentials(self.tokens[name], tls=tls)
 
 
 def token_file(path: Path, token: str) -> Path:

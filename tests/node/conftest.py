@@ -25,9 +25,9 @@ from galileo.node.peers import (
     RetentionReport,
     ScanAnswer,
     ScanTask,
-    SentSampler,
+    UploadedSampler,
 )
-from galileo.node.scans import Tail
+from galileo.node.scans import ScanEnd
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query import parse
 from galileo.storage.disk import RealDisk
@@ -126,12 +126,12 @@ class Network:
         catalog = self._reach(node, "datasets").catalog
         return [shard.schema for shard in catalog.shards.values()]
 
-    async def get_sampler(self, node: str, digest: str) -> tuple[SentSampler, bytes]:
+    async def get_sampler(self, node: str, digest: str) -> tuple[UploadedSampler, bytes]:
         there = self._reach(node, "get_sampler").samplers
         archive = await there.archive(digest, only_here=True)
         return there.facts(digest), archive.data
 
-    async def keep_sampler(self, node: str, sampler: SentSampler, data: bytes) -> None:
+    async def keep_sampler(self, node: str, sampler: UploadedSampler, data: bytes) -> None:
         there = self._reach(node, "keep_sampler").samplers
         await (there.keep(sampler, data) if data else there.would_keep(sampler))
 
@@ -198,7 +198,7 @@ class Cluster:
         """The answer as a client would keep it: labels up to the frontier of the tail."""
         tables, tail = [], None
         async for part in self[at].scans.run(parse(query, self.schema)):
-            if isinstance(part, Tail):
+            if isinstance(part, ScanEnd):
                 tail = part
             else:
                 tables.append(part)

@@ -11,7 +11,7 @@ from galileo.cursor import Cursor
 from galileo.errors import DatasetExists, InputError, Unavailable, UnknownDataset
 from galileo.model.schema import Feature, Schema
 from galileo.node import catalog as catalog_module
-from galileo.node.catalog import home_of
+from galileo.node.catalog import dataset_home
 
 Make = Callable[..., pa.Table]
 
@@ -19,7 +19,7 @@ Make = Callable[..., pa.Table]
 def schema_at(cluster: Any, home: str, **options: Any) -> Schema:
     """A schema whose name has that home."""
     names = (f"dataset-{number}" for number in range(1000))
-    name = next(name for name in names if home_of(cluster.topology, name) == home)
+    name = next(name for name in names if dataset_home(cluster.topology, name) == home)
     return Schema(name, [Feature("t")], **options)
 
 
@@ -28,9 +28,9 @@ def knows(cluster: Any, schema: Schema) -> set[str]:
 
 
 def test_every_node_is_a_home(cluster: Any) -> None:
-    homes = [home_of(cluster.topology, f"dataset-{number}") for number in range(300)]
+    homes = [dataset_home(cluster.topology, f"dataset-{number}") for number in range(300)]
     assert all(60 < homes.count(name) < 140 for name in "abc")
-    assert [home_of(cluster.topology, name) for name in ("nam", "gfs", "era5")] == PINNED_HOMES
+    assert [dataset_home(cluster.topology, name) for name in ("nam", "gfs", "era5")] == PINNED_HOMES
 
 
 PINNED_HOMES = ["c", "a", "a"]
@@ -85,9 +85,9 @@ async def test_a_node_that_was_away_learns_it_later(cluster: Any, make_observati
     assert knows(cluster, schema) == {"a", "b"}
     cluster.network.away = set()
     cluster.network.calls.clear()
-    await cluster["c"].learn_datasets("a", ["nam"])
+    await cluster["c"].sync_datasets("a", ["nam"])
     assert cluster.network.calls == [], "nothing is new to it"
-    await cluster["c"].learn_datasets("a", ["nam", schema.name])
+    await cluster["c"].sync_datasets("a", ["nam", schema.name])
     assert knows(cluster, schema) == {"a", "b", "c"}
 
 

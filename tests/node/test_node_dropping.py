@@ -14,9 +14,9 @@ from galileo.errors import PartitionMoved, Unavailable, UnknownDataset
 from galileo.model.retention import Retention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Feature, Schema
-from galileo.node.catalog import home_of
-from galileo.node.matching import MatchTask
+from galileo.node.catalog import dataset_home
 from galileo.node.peers import Removed
+from galileo.node.standing_queries import MatchTask
 from galileo.query import parse
 
 Make = Callable[..., pa.Table]
@@ -43,7 +43,7 @@ def beat(cluster: Any, sender: str, to: str) -> Any:
 
 async def hear(cluster: Any, to: str, sender: str, catalog: Any) -> None:
     await cluster[to].learn_generations(catalog.generations)
-    await cluster[to].learn_datasets(sender, catalog.keys)
+    await cluster[to].sync_datasets(sender, catalog.keys)
 
 
 @pytest.mark.parametrize("at", ["a", "b", "c"])
@@ -109,7 +109,7 @@ async def test_a_node_that_was_away_does_not_bring_a_dataset_back(
     cluster: Any, make_observations: Make
 ) -> None:
     await cluster.ingest(make_observations(300))
-    home = home_of(cluster.topology, "nam")
+    home = dataset_home(cluster.topology, "nam")
     away = next(name for name in "abc" if name != home)
     cluster.network.away = {away}
     outcome = await cluster[home].drop_dataset("nam")
@@ -127,20 +127,20 @@ async def test_a_node_that_missed_two_datasets_takes_the_second(
     cluster: Any, make_observations: Make
 ) -> None:
     await cluster.ingest(make_observations(300))
-    home = home_of(cluster.topology, "nam")
+    home = dataset_home(cluster.topology, "nam")
     away = next(name for name in "abc" if name != home)
     cluster.network.away = {away}
     await cluster[home].drop_dataset("nam")
     await cluster[home].create_dataset(AGAIN)
     cluster.network.away = set()
-    await cluster[away].learn_datasets(home, cluster[home].catalog.keys)
+    await cluster[away].sync_datasets(home, cluster[home].catalog.keys)
     assert known(cluster) == everywhere("nam@1")
     await beat(cluster, away, home)
     assert known(cluster) == everywhere("nam@1")
 
 
 async def test_without_its_home_a_dataset_is_not_dropped(cluster: Any) -> None:
-    home = home_of(cluster.topology, "nam")
+    home = dataset_home(cluster.topology, "nam")
     cluster.network.away = {home}
     other = next(name for name in "abc" if name != home)
     with pytest.raises(Unavailable):
@@ -212,7 +212,7 @@ async def test_whatever_is_late_meets_nothing(cluster: Any, make_observations: M
     await node.adopt(cluster.schema)
     node.catalog.adopt_retention("nam", (await node.retention("nam@1")))
     assert known(cluster) == everywhere("nam@1")
-    node.catalog.take_in(0, ["nam"], moves=1)
+    node.catalog.open_partition(0, ["nam"], moves=1)
     assert not node.catalog.shard("nam@1").journals
     with pytest.raises(UnknownDataset):
         node.store.partition_copy("nam", 0)

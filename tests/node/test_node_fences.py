@@ -12,8 +12,8 @@ import pytest
 
 from galileo.dht.topology import Move
 from galileo.errors import Unavailable
-from galileo.node import giving, moves
-from galileo.node.movers import File, HandOver
+from galileo.node.migration import moves, source
+from galileo.node.migration.protocol import File, Handoff
 from galileo.storage.disk import RealDisk
 from galileo.storage.writer import JournalOptions
 
@@ -38,7 +38,7 @@ async def held(
     cluster: Any, make_observations: Callable[..., pa.Table], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Any, int, asyncio.Task[Any], GatedDisk]]:
     """A commit that is at the disk of the partition's node and stays there, and the gate."""
-    monkeypatch.setattr(giving, "FENCE_S", DEADLINE_S)
+    monkeypatch.setattr(source, "FENCE_S", DEADLINE_S)
     await cluster.ingest(make_observations(200))
     own = cluster[FROM].catalog.shard("nam").own
     partition = min(p for p, journal in own.items() if journal.last_sequence)
@@ -68,15 +68,15 @@ async def test_no_partition_is_handed_over_while_a_commit_is_under_way(
     await asyncio.sleep(0)
     again = asyncio.create_task(node.fence(partition, to=TO))
     await asyncio.sleep(0)
-    contents = moves.contents_of(cluster[FROM].catalog, partition)
+    contents = moves.dataset_manifest(cluster[FROM].catalog, partition)
     with pytest.raises(Unavailable, match="the fence of partition"):
-        await node.hand_over(HandOver(Move(partition, 1, TO), contents))
+        await node.hand_over(Handoff(Move(partition, 1, TO), contents))
     disk.gate.set()
     done = await commit
     for asked in (first, again):
         (listed,) = (await asked).contents
         assert listed.last_sequence == done.sequence
-    await node.hand_over(HandOver(Move(partition, 1, TO), (await again).contents))
+    await node.hand_over(Handoff(Move(partition, 1, TO), (await again).contents))
 
 
 async def test_a_fence_that_is_gone_leaves_the_writer_that_writes_yet(

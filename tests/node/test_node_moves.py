@@ -25,8 +25,8 @@ from partition_moves import (
 
 from galileo.dht.topology import Move, Topology
 from galileo.errors import DataDamaged, GalileoError, InputError, PartitionMoved, Unavailable
-from galileo.node import giving, moves
-from galileo.node.movers import HandOver
+from galileo.node.migration import moves, source
+from galileo.node.migration.protocol import Handoff
 
 
 async def test_a_partition_moves_with_its_commits_and_its_producers(
@@ -93,7 +93,7 @@ async def test_commits_wait_while_a_fence_is_up_and_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster, sent = loaded
-    monkeypatch.setattr(giving, "FENCE_S", 60.0)
+    monkeypatch.setattr(source, "FENCE_S", 60.0)
     partition = partition_of(cluster)
     await cluster[FROM].giving.fence(partition, to=TO)
     with pytest.raises(Unavailable, match=f"is being moved to node '{TO}'"):
@@ -102,7 +102,7 @@ async def test_commits_wait_while_a_fence_is_up_and_no_longer(
     with pytest.raises(PartitionMoved):
         await cluster.ingest(more, batch=2)
     assert len(await cluster.ask()) > 0
-    monkeypatch.setattr(giving, "FENCE_S", 0.2)
+    monkeypatch.setattr(source, "FENCE_S", 0.2)
     await cluster[FROM].giving.fence(partition, to=TO)
     async with asyncio.timeout(60):
         while True:
@@ -136,7 +136,9 @@ async def test_what_is_given_up_while_it_is_opened_is_closed_again(
     with pytest.raises(asyncio.CancelledError):
         await taking
     async with node.moves.lock:
-        await asyncio.to_thread(node.catalog.let_go, -1)  # What is being opened is, by then.
+        await asyncio.to_thread(
+            node.catalog.close_partition, -1
+        )  # What is being opened is, by then.
     assert partition not in node.catalog.shard("nam").journals
     assert ("nam", partition) not in node.store.journals()
 
@@ -170,7 +172,7 @@ async def test_a_copy_that_lacks_a_commit_is_not_taken_for_a_whole_one(
     await cluster[FROM].giving.release(partition, to=TO)
     sent.append(make_observations(200, 2))
     await cluster.ingest(sent[-1], batch=2)
-    asked = HandOver(Move(partition, listing.number, TO), listing.contents)
+    asked = Handoff(Move(partition, listing.number, TO), listing.contents)
     with pytest.raises(Unavailable, match="the fence of partition"):
         await cluster[FROM].giving.hand_over(asked)
     await cluster[FROM].giving.fence(partition, to=TO)
@@ -231,7 +233,7 @@ async def test_wherever_a_move_breaks_off_there_is_one_owner_and_it_goes_on(
     victims: str,
 ) -> None:
     """Each call is cut before and after its effect, and those who break off start again."""
-    monkeypatch.setattr("galileo.node.taking.ASK_PAUSE_S", 0.0)
+    monkeypatch.setattr("galileo.node.migration.target.ASK_PAUSE_S", 0.0)
     cluster, sent = loaded
     partition, settled, number, batch = partition_of(cluster), 0, 0, 1
     reached = (await cluster.ask()).frontier[partition]

@@ -25,8 +25,8 @@ from partition_moves import (
 from galileo.dht import placement
 from galileo.dht.topology import Move
 from galileo.errors import DataDamaged, PartitionMoved, PartitionStopped, Unavailable
-from galileo.node import moves
-from galileo.node.movers import HandOver
+from galileo.node.migration import moves
+from galileo.node.migration.protocol import Handoff
 from galileo.storage.disk import RealDisk
 from galileo.storage.frame import Buffer
 from galileo.storage.writer import JournalOptions, SegmentWriter
@@ -36,14 +36,14 @@ async def test_what_could_not_be_opened_at_first_is_there_once(
     loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node that gave it has said so, and the disk refuses when all but the last is done."""
-    monkeypatch.setattr("galileo.node.taking.ASK_PAUSE_S", 0.0)
+    monkeypatch.setattr("galileo.node.migration.target.ASK_PAUSE_S", 0.0)
     cluster, sent = loaded
     partition, before = partition_of(cluster), identities(await cluster.ask())
 
     class Broken(Line):
         """Ends with the hand-over, of which only the owner knows."""
 
-        async def hand_over(self, node: str, asked: HandOver) -> Move:
+        async def hand_over(self, node: str, asked: Handoff) -> Move:
             self.cut_at = len(self.calls), True
             return await super().hand_over(node, asked)
 
@@ -192,7 +192,7 @@ class FullDisk(UnsyncedDisk):
 async def test_a_partition_takes_commits_again_if_the_disk_has_certainly_not_taken_its_hand_over(
     loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
-    monkeypatch.setattr("galileo.node.taking.ASK_PAUSE_S", 0.0)
+    monkeypatch.setattr("galileo.node.migration.target.ASK_PAUSE_S", 0.0)
     cluster, sent = loaded
     partition, disk = partition_of(cluster), FullDisk(is_late=is_late)
     cluster.journals = JournalOptions(durability="none", disk=disk)
@@ -220,7 +220,7 @@ async def test_whichever_write_fails_there_is_one_owner_and_it_goes_on(
     loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     """Both nodes start again behind each failure, with a disk that works; what counts is on it."""
-    monkeypatch.setattr("galileo.node.taking.ASK_PAUSE_S", 0.0)
+    monkeypatch.setattr("galileo.node.migration.target.ASK_PAUSE_S", 0.0)
     cluster, sent = loaded
     partition, relaxed, allowed = partition_of(cluster), cluster.journals, 0
     while True:

@@ -15,8 +15,8 @@ from galileo import samplers
 from galileo.errors import InputError, Unavailable
 from galileo.labels import LabelSet
 from galileo.node.peers import NUMBERED_PARTS_SCHEMA, ReadTask
-from galileo.node.reading import observed
-from galileo.node.scans import Tail
+from galileo.node.row_reader import observed
+from galileo.node.scans import ScanEnd
 from galileo.query import parse
 from galileo.samplers import SamplerSpec, numbered_parts, observed_schema
 from galileo.testing.conformance import identities
@@ -77,7 +77,7 @@ async def filled(cluster: Any, make_observations: Make) -> Any:
 
 async def sampled(cluster: Any, spec: SamplerSpec, *, at: str = "a") -> LabelSet:
     parts = [part async for part in cluster[at].scans.sampled(parse(QUERY, cluster.schema), spec)]
-    tables = [part for part in parts if not isinstance(part, Tail)]
+    tables = [part for part in parts if not isinstance(part, ScanEnd)]
     nothing = cluster.schema.label_schema.empty_table()
     return LabelSet(cluster.schema, pa.concat_tables([nothing, *tables]))
 

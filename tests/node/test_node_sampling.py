@@ -16,7 +16,7 @@ from galileo.cursor import Cursor
 from galileo.errors import InputError, MessageTooLarge, SamplerFailed, UnknownSampler
 from galileo.labels import LabelSet
 from galileo.node import sampling
-from galileo.node.scans import Tail
+from galileo.node.scans import ScanEnd
 from galileo.query import parse
 from galileo.samplers import SamplerSpec
 from galileo.testing.conformance import identities, sample_labels
@@ -82,7 +82,7 @@ async def sampled(cluster: Any, spec: SamplerSpec, *, query: str = QUERY, at: st
     tables, tail = [], None
     async for part in cluster[at].scans.sampled(parse(query, cluster.schema), spec):
         assert tail is None, "nothing follows the tail"
-        if isinstance(part, Tail):
+        if isinstance(part, ScanEnd):
             tail = part
         else:
             tables.append(part)

@@ -18,7 +18,7 @@ from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.node import scans as scans_module
 from galileo.node.peers import ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
-from galileo.node.scans import Tail
+from galileo.node.scans import ScanEnd
 from galileo.query import parse
 
 Make = Callable[..., pa.Table]
@@ -132,7 +132,7 @@ async def test_deltas_end_to_end_are_the_whole(cluster: Any, make_observations: 
                 query, partitions=everyone, after=after, until=until
             )
         ]
-        assert tables[-1] == Tail(until, frozenset())
+        assert tables[-1] == ScanEnd(until, frozenset())
         labels = LabelSet(cluster.schema, pa.concat_tables(tables[:-1]))
         assert set(labels.sequences.tolist()) == {step}
         parts.append(labels)
@@ -198,7 +198,7 @@ async def test_labels_of_a_stream_that_broke_are_dropped(
     query = parse("", cluster.schema)
     parts = [part async for part in cluster["a"].scans.run(query)]
     theirs = placement.partitions_by_node(cluster.topology)["b"]
-    tables = pa.concat_tables(part for part in parts if not isinstance(part, Tail))
+    tables = pa.concat_tables(part for part in parts if not isinstance(part, ScanEnd))
     came = set(tables.column("partition").to_pylist())
     assert came & theirs, "the stream broke only after some labels"
     assert parts[-1].missing == theirs
@@ -223,7 +223,7 @@ async def test_a_node_that_does_not_know_the_dataset_yet_is_missing(
     cluster["a"].catalog.adopt(late)
     parts = [part async for part in cluster["a"].scans.run(parse("", late))]
     owned = placement.partitions_by_node(cluster.topology)
-    assert parts == [Tail(ORIGIN, owned["b"] | owned["c"])]
+    assert parts == [ScanEnd(ORIGIN, owned["b"] | owned["c"])]
 
 
 async def test_our_own_mistake_is_no_missing_partition(
@@ -432,7 +432,7 @@ async def test_an_answer_is_made_as_it_is_taken(
     await asyncio.sleep(0.05)
     # Three nodes, each with one part that does not fit into the queue.
     assert waiting < sum(made) <= 1 + waiting + 3
-    rest = [part.num_rows async for part in parts if not isinstance(part, Tail)]
+    rest = [part.num_rows async for part in parts if not isinstance(part, ScanEnd)]
     assert 1 + sum(rest) == sum(made) == len(await cluster.ask())
 
 
@@ -442,13 +442,13 @@ async def test_a_scan_that_nobody_reads_on_is_not_carried_on(
     monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 50)
     await fill(cluster, make_observations, batches=1)
     steps: list[int] = []
-    step = scans_module._Stepwise.step
+    step = scans_module._IncrementalScan.step
 
     def counted(self: Any) -> list[ScanAnswer]:
         steps.append(1)
         return step(self)
 
-    monkeypatch.setattr(scans_module._Stepwise, "step", counted)
+    monkeypatch.setattr(scans_module._IncrementalScan, "step", counted)
     parts = cluster["a"].scans.run(parse("", cluster.schema))
     await anext(parts)
     await parts.aclose()

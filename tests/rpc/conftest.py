@@ -14,7 +14,7 @@ import pytest
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
-from galileo.node.exploration import Exploration
+from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.exploration import ExploreServicer
@@ -52,7 +52,7 @@ class Served:
     """One node, its server, and stubs to call it with."""
 
     node: StorageNode
-    exploration: Exploration
+    exploration: ClusterAnalytics
     peers: GrpcPeers
     server: grpc.aio.Server
     channel: grpc.aio.Channel
@@ -105,7 +105,7 @@ class Company:
         )
         add_storage(StorageServicer(node), server)
         query_pb2_grpc.add_QueryServicer_to_server(QueryServicer(node), server)
-        exploration = Exploration(node, peers=GrpcExplorers(peers))
+        exploration = ClusterAnalytics(node, peers=GrpcExplorers(peers))
         explore = ExploreServicer(node, exploration)
         query_pb2_grpc.add_ExploreServicer_to_server(explore, server)
         cluster = ClusterServicer(

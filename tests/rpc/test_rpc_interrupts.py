@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from galileo.labels import to_ipc
-from galileo.node import reading, selection
+from galileo.node import row_reader, select
 from galileo.node import scans as scans_module
 from galileo.wire.pb import cluster_pb2, storage_pb2
 
@@ -84,15 +84,15 @@ class Work:
 def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     made = Work()
     for place, name in (
-        (scans_module._Stepwise, "step"),
-        (reading, "_read"),
-        (selection, "_step"),
+        (scans_module._IncrementalScan, "step"),
+        (row_reader, "_read"),
+        (select, "_step"),
     ):
         monkeypatch.setattr(place, name, made.slowed(getattr(place, name)))
     monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 12)
-    monkeypatch.setattr(reading, "ROWS_PER_PIECE", 64)
-    monkeypatch.setattr(selection, "STEP_S", 0.0)
-    monkeypatch.setattr(selection, "LABELS_PER_PIECE", 64)
+    monkeypatch.setattr(row_reader, "ROWS_PER_PIECE", 64)
+    monkeypatch.setattr(select, "STEP_S", 0.0)
+    monkeypatch.setattr(select, "LABELS_PER_PIECE", 64)
     return made
 
 

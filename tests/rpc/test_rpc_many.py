@@ -17,7 +17,7 @@ from simulator.logs import SCHEMA, to_labels
 
 import galileo
 from galileo.ccq.pack_many import pack_many
-from galileo.client import many, watching
+from galileo.client import bulk_fetch, watch
 from galileo.client.transport import Transport
 from galileo.cursor import Cursor, Stretch
 from galileo.errors import CcqExpired, InputError, Unavailable
@@ -89,7 +89,7 @@ async def fetched(served: Served, *answers: ManyFetched, tokens: dict[str, str],
     served.face.answers = list(answers)
     transport = Transport([served.address], patience_s=5.0)
     try:
-        reading = many.ManyFetching(transport)
+        reading = bulk_fetch.BulkFetcher(transport)
         return await reading.fetch(tokens, wait_s=wait_s, labels_max=0)
     finally:
         await transport.close()
@@ -190,19 +190,19 @@ async def test_readers_that_know_no_packs_are_told_so(served: Served) -> None:
 async def test_what_another_coordinator_answers_meanwhile_is_taken_whole_or_not_at_all(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = many.ManyFetching._found
+    taken = bulk_fetch.BulkFetcher._found
 
     def slowly(self: Any, reading: Any, ccq_id: str, value: Any, answer: Any) -> None:
         if ccq_id == "q1":
             time.sleep(0.3)
         taken(self, reading, ccq_id, value, answer)
 
-    monkeypatch.setattr(many.ManyFetching, "_found", slowly)
+    monkeypatch.setattr(bulk_fetch.BulkFetcher, "_found", slowly)
     async with serving() as other:
         nothing, news = ManyFetched([], False), ManyFetched([update(0, shared()[0])], False)
         served.face.answers, other.face.answers = [nothing, news], [nothing, news]
         transport = Transport([served.address], patience_s=5.0)
-        reading = many.ManyFetching(transport)
+        reading = bulk_fetch.BulkFetcher(transport)
         reading.learn("q1", other.address)
         updates = await reading.fetch({"q0": "a", "q1": "b"}, wait_s=9.0, labels_max=0)
         await asyncio.sleep(0.5)
@@ -225,7 +225,7 @@ async def test_a_sheet_is_read_as_single_updates_are(served: Served) -> None:
     one = ManyFetched((), False, [sheet((0, 0, 2), (1, 2, 2), (2, 0, 0), pieces=pieces)])
     served.face.answers = [known, one]
     transport = Transport([served.address], patience_s=5.0)
-    reading = many.ManyFetching(transport)
+    reading = bulk_fetch.BulkFetcher(transport)
     try:
         first = await reading.fetch(TOKENS, wait_s=0.0, labels_max=0)
         updates = await reading.fetch(first.stands, wait_s=0.0, labels_max=0)
@@ -254,7 +254,7 @@ async def test_a_node_that_sends_no_sheets_gets_tokens(served: Served) -> None:
     served.face.answers = [ManyFetched((), False)]
     transport = Transport([served.address], patience_s=5.0)
     try:
-        await many.ManyFetching(transport).fetch({"q0": CURSOR}, wait_s=0.0, labels_max=0)
+        await bulk_fetch.BulkFetcher(transport).fetch({"q0": CURSOR}, wait_s=0.0, labels_max=0)
     finally:
         await transport.close()
     assert served.face.asked[0][1] == [token.encode("q0", CURSOR)]
@@ -282,7 +282,7 @@ async def test_a_watch_of_many_tells_how_far_it_is_after_news_of_a_part(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waits for what was ingested would wait for ever, where the rest has no match."""
-    monkeypatch.setattr(watching, "WAIT_S", 0.0)
+    monkeypatch.setattr(watch, "WAIT_S", 0.0)
     pieces, over = shared(), CcqExpired("over")
     early, late = Cursor({0: 3}), Cursor({0: 11})
     served.face.answers = [

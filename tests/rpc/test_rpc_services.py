@@ -23,7 +23,7 @@ from galileo.errors import (
 )
 from galileo.labels import to_ipc
 from galileo.model.schema import Schema
-from galileo.node.catalog import home_of
+from galileo.node.catalog import dataset_home
 from galileo.node.peers import PARTS_SCHEMA
 from galileo.query import Query
 from galileo.query import query as parsing
@@ -97,7 +97,7 @@ async def test_a_schema_that_is_none_is_refused(company: Any) -> None:
 
 def homed_at(company: Any, home: str) -> Schema:
     names = (f"dataset-{number}" for number in range(100))
-    name = next(name for name in names if home_of(company.topology, name) == home)
+    name = next(name for name in names if dataset_home(company.topology, name) == home)
     return Schema(name, company.schema.features, geohash_precision=2, time_bucket="1d")
 
 

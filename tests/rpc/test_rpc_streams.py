@@ -61,7 +61,7 @@ async def count(company: Any, call: Any) -> int:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The labels of each step that any node made."""
     made: list[int] = []
-    step = scans_module._Stepwise.step
+    step = scans_module._IncrementalScan.step
 
     def counted(self: Any) -> list[ScanAnswer]:
         answers = step(self)
@@ -70,7 +70,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         )
         return answers
 
-    monkeypatch.setattr(scans_module._Stepwise, "step", counted)
+    monkeypatch.setattr(scans_module._IncrementalScan, "step", counted)
     return made
 
 

@@ -14,7 +14,7 @@ from galileo.ccq.model import Ccq, Ending, Record
 from galileo.clock import SystemClock
 from galileo.config import Config, from_dict
 from galileo.cursor import Cursor
-from galileo.node.losses import Loss
+from galileo.node.log_regression import LogRegression
 from galileo.server.driver import RECORD_KIND
 from galileo.server.mail import TAGGED
 from galileo.server.main import NodeProcess
@@ -35,7 +35,7 @@ def config(tmp_path: Path) -> Config:
     return from_dict({"node": {"name": "n", "directory": str(tmp_path)}, "cluster": cluster})
 
 
-async def losses_after_start(config: Config, *, ingests: bool = False) -> list[Loss]:
+async def losses_after_start(config: Config, *, ingests: bool = False) -> list[LogRegression]:
     """What a node of this configuration says while it serves."""
     node, stop = NodeProcess(config, clock=SystemClock()), asyncio.Event()
     serving = asyncio.create_task(node.run(stop))
@@ -73,5 +73,5 @@ async def test_a_log_that_ends_before_what_readers_have_is_reported(
     save(tmp_path, "ccq-2", retrieved=9, ended=True)
     assert await losses_after_start(config) == []
     save(tmp_path, "ccq-3", retrieved=5)
-    assert await losses_after_start(config) == [Loss("n", SCHEMA.name, 0, had=5, has=1)]
+    assert await losses_after_start(config) == [LogRegression("n", SCHEMA.name, 0, had=5, has=1)]
     assert "commits are lost: partition 0 of dataset 'air' at node n" in caplog.text

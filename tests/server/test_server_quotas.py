@@ -395,7 +395,7 @@ def test_moves_are_told(metered: Metered) -> None:
 
 def test_refusals_are_told_together(metered: Metered) -> None:
     begun = time.monotonic()
-    proof = galileo.client.Proof("glt_planted-of-nobody", tls=metered.tls)
+    proof = galileo.client.Credentials("glt_planted-of-nobody", tls=metered.tls)
     with Client(metered.cluster.addresses[0], proof=proof) as nobody:
         for _ in range(30):
             with pytest.raises(Unauthenticated):

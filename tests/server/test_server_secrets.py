@@ -22,7 +22,7 @@ from proving import Certified, Tokens, tls_section, token_file
 
 import galileo
 from galileo.cli.main import main
-from galileo.client import Client, Proof
+from galileo.client import Client, Credentials
 from galileo.cluster import free_ports
 from galileo.containment import obstacle
 from galileo.errors import Bug, GalileoError
@@ -42,7 +42,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from galileo.node.exploration import Exploration
+from galileo.node.cluster_analytics import Exploration
 
 _, token, key, _, _, module, *given = sys.argv
 
@@ -185,7 +185,7 @@ def look_at_samplers(planted: Planted, root: Client) -> None:
 def look_at_bad_tokens(planted: Planted) -> None:
     told = []
     for token in (OF_NOBODY, OF_NOBODY + "\r\n", OF_NOBODY + " x", OF_NOBODY + "ä", OF_NOBODY * 99):
-        proof = Proof(token, tls=planted.client)
+        proof = Credentials(token, tls=planted.client)
         with pytest.raises(GalileoError) as caught:
             Client(planted.cluster.addresses[0], proof=proof, timeout="1s").datasets()
         told.append("".join(traceback.format_exception(caught.value)) + repr(proof))

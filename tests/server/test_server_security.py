@@ -34,8 +34,8 @@ from proving import Certified, Tokens, keys_in, tls_section, token_file
 
 import galileo
 from galileo.cli.main import main
-from galileo.client import Client, Proof
-from galileo.client.conditions import NodeReport, conditions
+from galileo.client import Client, Credentials
+from galileo.client.node_diagnostics import NodeReport, conditions
 from galileo.clock import SystemClock
 from galileo.config import load
 from galileo.containment import obstacle
@@ -191,7 +191,9 @@ def test_what_was_not_granted_is_not_there(client_of: Callable[[str], Client]) -
 @pytest.mark.parametrize("token", ["", TOKEN_PREFIX + "of-nobody"])
 def test_nobody_gets_in_without_a_token(guarded: Guarded, token: str) -> None:
     with (
-        Client(guarded.cluster.addresses[0], proof=Proof(token, tls=guarded.client)) as client,
+        Client(
+            guarded.cluster.addresses[0], proof=Credentials(token, tls=guarded.client)
+        ) as client,
         pytest.raises(Unauthenticated, match=r"expected (a|the) token"),
     ):
         client.datasets()
@@ -255,7 +257,7 @@ def test_who_connects_without_tls_hears_so_at_once(guarded: Guarded) -> None:
 def test_who_lacks_a_token_hears_how_to_name_one(guarded: Guarded) -> None:
     address = guarded.cluster.addresses[0]
     with (
-        Client(address, proof=Proof(tls=guarded.client)) as client,
+        Client(address, proof=Credentials(tls=guarded.client)) as client,
         pytest.raises(Unauthenticated, match=r"pass token= or token_file= to galileo\.connect"),
     ):
         client.datasets()

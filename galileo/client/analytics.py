@@ -1,0 +1,327 @@
+"""What can be asked of the graphs alone: explanations, statistics, children, estimates, nearest."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+import numpy as np
+import pyarrow as pa
+
+from galileo.client import completeness
+from galileo.client.analytics_results import (
+    Children,
+    ConditionStep,
+    Estimate,
+    FeatureSummary,
+    NearestResult,
+    NodeExplanation,
+    Quantile,
+    QueryExplanation,
+    Vertex,
+)
+from galileo.client.graph_path import levels_of, parse_vertex, value_texts
+from galileo.client.transport import Transport
+from galileo.errors import InputError, Unavailable
+from galileo.model.schema import Schema
+from galileo.packing.arrow_streams import read_stream
+from galileo.wire.codec import cursor_from_pb
+from galileo.wire.pb import query_pb2, query_pb2_grpc
+from galileo.wire.value_json import values_from_json, values_to_json
+
+TIMEOUT_S = 120.0
+"""Of one exploration, after which its nodes stop working at it."""
+CHILDREN = 10_000
+"""Children of a page, unless told."""
+
+
+async def explain(
+    transport: Transport, dataset: str, query: str, *, require_complete: bool
+) -> QueryExplanation:
+    request = query_pb2.ExplainRequest(dataset=dataset, query=query)
+
+    async def attempt(channel: grpc.aio.Channel) -> QueryExplanation:
+        reply = await _stub(channel).Explain(request, timeout=TIMEOUT_S)
+        return QueryExplanation(
+            dataset=dataset,
+            query=reply.query_json,
+            groups=tuple(reply.groups),
+            partitions=tuple(reply.partitions),
+            spared=cursor_from_pb(reply.spared),
+            nodes=tuple(_node(value) for value in reply.nodes),
+            plan_s=reply.plan_s,
+            total_s=reply.total_s,
+        )
+
+    return await completeness.call(transport, attempt, require_complete=require_complete)
+
+
+def _node(value: query_pb2.ExplainedNode) -> NodeExplanation:
+    who = (value.node, value.group, tuple(value.partitions))
+    if value.HasField("error"):
+        told = f"{value.error.message} [{value.error.kind}]"
+        return NodeExplanation(*who, error=told, seconds=value.seconds)
+    scan = value.scan
+    return NodeExplanation(
+        *who,
+        seconds=value.seconds,
+        runs=scan.runs,
+        runs_pruned=scan.runs_pruned,
+        zones=scan.zones,
+        zones_scanned=scan.zones_scanned,
+        paths=scan.paths,
+        paths_examined=scan.paths_examined,
+        cells_tested=scan.cells_tested,
+        found=scan.found,
+        plan_s=scan.plan_s,
+        sift_s=scan.sift_s,
+        gather_s=scan.gather_s,
+        steps=tuple(ConditionStep(s.condition, s.tested, s.passed) for s in scan.steps),
+    )
+
+
+async def nearest(
+    transport: Transport, request: query_pb2.NearestRequest, *, require_complete: bool
+) -> NearestResult:
+    async def attempt(channel: grpc.aio.Channel) -> NearestResult:
+        head, table, tail = await _collect(_stub(channel).Nearest(request, timeout=TIMEOUT_S))
+        frontier = cursor_from_pb(tail.frontier)
+        return NearestResult(table, head.query_json, frontier, tuple(tail.missing))
+
+    return await completeness.call(transport, attempt, require_complete=require_complete)
+
+
+def nearest_request(
+    dataset: str,
+    query: str,
+    *,
+    latitude: float,
+    longitude: float,
+    k: int,
+    within_m: float | None,
+) -> query_pb2.NearestRequest:
+    """Raises `InputError` for what does not fit the message; the node says the rest."""
+    if not isinstance(k, int | np.integer) or not 0 <= k < 1 << 32:
+        raise InputError(f"expected a number k of observations, got {k!r}")
+    east = _number(longitude, "a longitude")
+    request = query_pb2.NearestRequest(
+        dataset=dataset,
+        query=query,
+        latitude=_number(latitude, "a latitude"),
+        longitude=east - 360.0 if 180.0 < east <= 360.0 else east,
+        count=int(k),
+    )
+    if within_m is not None:
+        request.within_m = _number(within_m, "a greatest distance in metres")
+    return request
+
+
+def _number(given: Any, about: str) -> float:
+    try:
+        return float(operator.pos(given))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"expected a number as {about}, got {given!r}") from error
+
+
+def _numbers(given: Any, expected: str) -> list[float]:
+    try:
+        return [float(one) for one in given]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"expected {expected}, got {given!r}") from error
+
+
+async def summarise(
+    transport: Transport,
+    dataset: str,
+    query: str,
+    *,
+    feature: str,
+    bins: int | Sequence[float] | None,
+    require_complete: bool,
+) -> FeatureSummary:
+    request = query_pb2.SummariseRequest(dataset=dataset, query=query, feature=feature)
+    if isinstance(bins, int | np.integer):
+        if not 0 <= bins < 1 << 32:
+            raise InputError(f"expected a number of bins, got {bins}")
+        request.count = int(bins)
+    elif bins is not None:
+        request.edges.edges.extend(_numbers(bins, "a whole number of bins, or their edges"))
+
+    async def attempt(channel: grpc.aio.Channel) -> FeatureSummary:
+        reply = await _stub(channel).Summarise(request, timeout=TIMEOUT_S)
+        return _summary(reply, feature)
+
+    return await completeness.call(transport, attempt, require_complete=require_complete)
+
+
+def _summary(reply: query_pb2.SummariseReply, feature: str) -> FeatureSummary:
+    return FeatureSummary(
+        feature=feature,
+        query=reply.query_json,
+        paths=reply.paths,
+        observations=reply.observations,
+        nulls=reply.nulls,
+        minimum=reply.minimum if reply.HasField("minimum") else None,
+        maximum=reply.maximum if reply.HasField("maximum") else None,
+        total=reply.total,
+        edges=tuple(reply.edges),
+        counts=tuple(reply.counts),
+        frontier=cursor_from_pb(reply.frontier),
+        missing=tuple(reply.missing),
+    )
+
+
+async def estimate(
+    transport: Transport,
+    dataset: str,
+    query: str,
+    *,
+    feature: str | None,
+    quantiles: Sequence[float],
+    require_complete: bool,
+) -> Estimate:
+    request = query_pb2.EstimateRequest(
+        dataset=dataset,
+        query=query,
+        feature=feature or "",
+        quantiles=_numbers(quantiles, "a list of quantiles"),
+    )
+
+    async def attempt(channel: grpc.aio.Channel) -> Estimate:
+        reply = await _stub(channel).Estimate(request, timeout=TIMEOUT_S)
+        return Estimate(
+            query=reply.query_json,
+            low=reply.low,
+            high=reply.high,
+            feature=feature,
+            quantiles=tuple(Quantile(q.share, q.low, q.high, q.value) for q in reply.quantiles),
+            frontier=cursor_from_pb(reply.covered),
+            behind=reply.behind,
+            missing=tuple(reply.missing),
+            node=reply.node,
+        )
+
+    return await completeness.call(transport, attempt, require_complete=require_complete)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The metadata graph of a dataset with its levels in some order."""
+
+    transport: Transport
+    schema: Schema
+    order: tuple[str, ...]
+    require_complete: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        transport: Transport,
+        schema: Schema,
+        order: Sequence[str] | None,
+        *,
+        require_complete: bool,
+    ) -> Tree:
+        if isinstance(order, str):
+            raise InputError(f"expected a list of levels, got the text {order!r}")
+        levels = levels_of(schema) if order is None else tuple(order)
+        return cls(transport, schema, levels, require_complete)
+
+    def values(self, vertex: str | Sequence[Any]) -> tuple[Any, ...]:
+        """The values from the root to a vertex, given as such or as its text."""
+        if isinstance(vertex, str):
+            return parse_vertex(vertex, self.schema, order=self.order)
+        return tuple(vertex)
+
+    async def children(
+        self, prefix: tuple[Any, ...], *, limit: int = CHILDREN, after: Any = None
+    ) -> Children:
+        """A page of the children of a vertex."""
+        if not 1 <= limit < 1 << 32:
+            raise InputError(f"expected a limit of at least 1 child, got {limit!r}")
+        request = query_pb2.ChildrenRequest(
+            dataset=self.schema.key,
+            prefix_json=values_to_json(prefix),
+            order=self.order,
+            limit=limit,
+            after_json="" if after is None else values_to_json([after]),
+        )
+
+        async def attempt(channel: grpc.aio.Channel) -> Children:
+            _, table, tail = await _collect(_stub(channel).Children(request, timeout=TIMEOUT_S))
+            return Children(
+                schema=self.schema,
+                order=self.order,
+                prefix=values_from_json(request.prefix_json),
+                table=table,
+                more=tail.more,
+                missing=tuple(tail.missing),
+                above=self.text(prefix),
+            )
+
+        return await completeness.call(
+            self.transport, attempt, require_complete=self.require_complete
+        )
+
+    async def walk(
+        self, prefix: tuple[Any, ...], *, depth: int | None
+    ) -> AsyncGenerator[Vertex, None]:
+        """All vertices below one, each before its own children; pages are fetched on the way."""
+        if depth is not None and (not isinstance(depth, int) or depth < 1):
+            raise InputError(f"expected a depth of at least 1 level, got {depth!r}")
+        deepest = len(self.order) if depth is None else min(len(self.order), len(prefix) + depth)
+        pages = [await self.children(prefix)]
+        waiting = [pages[0].vertices()]
+        while waiting:
+            vertex = next(waiting[-1], None)
+            if vertex is not None:
+                yield vertex
+                if len(vertex.path) < deepest:
+                    pages.append(await self.children(vertex.path))
+                    waiting.append(pages[-1].vertices())
+            elif pages[-1].more:
+                pages[-1] = await self.children(pages[-1].prefix, after=pages[-1].last)
+                waiting[-1] = pages[-1].vertices()
+            else:
+                pages.pop()
+                waiting.pop()
+
+    def text(self, path: tuple[Any, ...]) -> str:
+        """The text of a vertex."""
+        texts = [_text(v, self.schema, level) for v, level in zip(path, self.order, strict=False)]
+        return "/".join(texts)
+
+
+def _text(value: Any, schema: Schema, level: str) -> str:
+    feature = schema.feature(level)
+    if feature is None:
+        [text] = values_from_json(values_to_json([value]))
+        return str(text)
+    column = pa.array([value], feature.arrow_type)
+    return str(value_texts(column, schema, level=level)[0].as_py())
+
+
+def _stub(channel: grpc.aio.Channel) -> Any:
+    return query_pb2_grpc.ExploreStub(channel)
+
+
+async def _collect(
+    call: Any,
+) -> tuple[query_pb2.ExploreHead, pa.Table, query_pb2.ExploreTail]:
+    """The parts of a stream; a call that nobody waits for any more is ended at its node."""
+    head, tables = query_pb2.ExploreHead(), []
+    try:
+        async for part in call:
+            kind = part.WhichOneof("part")
+            if kind == "head":
+                head = part.head
+            elif kind == "rows":
+                tables.append(read_stream(part.rows))
+            else:
+                return head, pa.concat_tables(tables), part.tail
+    finally:
+        call.cancel()
+    raise Unavailable("the node closed the stream before its answer was complete")

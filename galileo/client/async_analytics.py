@@ -1,0 +1,250 @@
+"""The calls of `AsyncClient` that explore: the graphs answer, and no label crosses the cluster."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from galileo.client import analytics, descriptions
+from galileo.client.analytics import CHILDREN, Tree
+from galileo.client.analytics_results import (
+    Children,
+    Estimate,
+    FeatureSummary,
+    NearestResult,
+    QueryExplanation,
+    Vertex,
+)
+from galileo.client.arguments import dataset_name
+from galileo.client.descriptions import DatasetDescription
+from galileo.client.transport import Transport
+from galileo.model.schema import Schema
+from galileo.query.builder import QueryLike, query_text
+
+
+class AsyncAnalytics(ABC):
+    """A partial answer names the partitions that are `missing`; wrong input is an `InputError`.
+
+    With `require_complete` a partial answer is asked for again as long as the client is patient,
+    and then raises `IncompleteAnswer`.
+    """
+
+    _transport: Transport
+
+    @abstractmethod
+    async def schema(self, dataset: str) -> Schema: ...
+
+    async def explain(
+        self, dataset: str, query: QueryLike = "", *, require_complete: bool = False
+    ) -> QueryExplanation:
+        """How a query is answered, found by answering it: whom it asks, what they look at.
+
+        Example:
+            >>> explanation = await client.explain("weather", "temperature > 290")
+            >>> explanation.found
+            2
+        """
+        return await analytics.explain(
+            self._transport,
+            dataset_name(dataset),
+            query_text(query),
+            require_complete=require_complete,
+        )
+
+    async def describe(self, dataset: str, *, require_complete: bool = False) -> DatasetDescription:
+        """What a dataset holds: observations, bytes, extent, and statistics of each feature.
+
+        It comes from the metadata graphs; no observation is read. Place and time are those of
+        blocks: all of a cell, all of a time bucket. Each node keeps what it knows of the sealed
+        runs of its graph, so a call costs the up to 65,536 paths that came last, and each other
+        path once, after a node has started or has merged its runs.
+
+        Args:
+            dataset: its name.
+            require_complete: whether a partial answer is an error.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+
+        Example:
+            >>> known = await client.describe("weather")
+            >>> known.observations, known.feature("temperature").maximum
+            (4, 292.5)
+        """
+        schema = await self.schema(dataset)
+        return await descriptions.describe(
+            self._transport, schema, require_complete=require_complete
+        )
+
+    async def nearest(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        latitude: float,
+        longitude: float,
+        k: int = 10,
+        within_m: float | None = None,
+        require_complete: bool = False,
+    ) -> NearestResult:
+        """The k observations nearest to a point, of those that match the query exactly.
+
+        Distances are those of DWITHIN. Of observations equally far away the earlier come first,
+        then those farther south, farther west, and with lesser feature values in schema order,
+        missing ones last.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            latitude: degrees, -90 to 90.
+            longitude: degrees, -180 to 180.
+            k: how many at most, up to 100,000.
+            within_m: none farther away than so many metres, if given.
+            require_complete: whether a partial answer is an error.
+
+        Example:
+            >>> nearest = await client.nearest("weather", latitude=52, longitude=13, k=1)
+            >>> nearest.to_pandas()["station"].to_list()
+            ['EDDB']
+        """
+        request = analytics.nearest_request(
+            dataset_name(dataset),
+            query_text(query),
+            latitude=latitude,
+            longitude=longitude,
+            k=k,
+            within_m=within_m,
+        )
+        return await analytics.nearest(self._transport, request, require_complete=require_complete)
+
+    async def summarise(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        feature: str,
+        bins: int | Sequence[float] | None = None,
+        require_complete: bool = False,
+    ) -> FeatureSummary:
+        """Statistics of a feature over the observations under the paths that match.
+
+        They are counted in the graphs, by what labels say: exact for conditions on features; a
+        block at the edge of a region or an interval counts as a whole.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            feature: indexed, of type float, int or bool; a bool counts as 0 and 1.
+            bins: of a histogram: so many of equal width between the extremes, or their edges.
+            require_complete: whether a partial answer is an error.
+
+        Example:
+            >>> summary = await client.summarise("weather", feature="temperature")
+            >>> summary.mean
+            287.625
+        """
+        return await analytics.summarise(
+            self._transport,
+            dataset_name(dataset),
+            query_text(query),
+            feature=feature,
+            bins=bins,
+            require_complete=require_complete,
+        )
+
+    async def children(
+        self,
+        dataset: str,
+        vertex: str | Sequence[Any] = "",
+        *,
+        order: Sequence[str] | None = None,
+        limit: int = CHILDREN,
+        after: Any = None,
+        require_complete: bool = False,
+    ) -> Children:
+        """The vertices below one of the metadata graph, with the paths and observations of each.
+
+        Args:
+            dataset: its name.
+            vertex: its values from the root down, or its text such as "9xjqb/2012-03-01T06:00:00Z";
+                empty for the root.
+            order: of the levels "geohash", "datetime" and indexed features, all or some.
+            limit: children of this page, up to 100,000.
+            after: the last value of the page before (`Children.last`).
+            require_complete: whether a partial answer is an error.
+
+        Example:
+            >>> page = await client.children("weather", order=["station"])
+            >>> page.texts().to_pylist()
+            ['EDDB', 'KCYS', 'KDEN']
+        """
+        schema = await self.schema(dataset)
+        tree = Tree.of(self._transport, schema, order, require_complete=require_complete)
+        return await tree.children(tree.values(vertex), limit=limit, after=after)
+
+    async def tree(
+        self,
+        dataset: str,
+        vertex: str | Sequence[Any] = "",
+        *,
+        order: Sequence[str] | None = None,
+        depth: int | None = None,
+        require_complete: bool = False,
+    ) -> AsyncIterator[Vertex]:
+        """Walks the vertices below one, each before its own children, asking as it goes.
+
+        Args:
+            dataset: its name.
+            vertex: as in `children`.
+            order: likewise.
+            depth: levels below the vertex; None for all. Each vertex above the last level is
+                one call.
+            require_complete: whether a partial answer is an error; else a vertex names what is
+                `missing` below it.
+
+        Example:
+            >>> async for vertex in client.tree("weather", order=["station"]):
+            ...     print(vertex.value, vertex.observations)
+            EDDB 1
+            KCYS 1
+            KDEN 2
+        """
+        schema = await self.schema(dataset)
+        tree = Tree.of(self._transport, schema, order, require_complete=require_complete)
+        async with aclosing(tree.walk(tree.values(vertex), depth=depth)) as vertices:
+            async for found in vertices:
+                yield found
+
+    async def estimate(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        feature: str | None = None,
+        quantiles: Sequence[float] = (),
+        require_complete: bool = False,
+    ) -> Estimate:
+        """Bounds on the number of matching paths, from what one node knows of all.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            feature: whose quantiles are wanted; indexed, with numbers.
+            quantiles: shares from 0 to 1, such as 0.5 for the median.
+            require_complete: whether it is an error that commits are not counted yet.
+
+        Example:
+            >>> estimate = await client.estimate("weather", "temperature > 290")
+            >>> estimate.low <= 2 <= estimate.high
+            True
+        """
+        return await analytics.estimate(
+            self._transport,
+            dataset_name(dataset),
+            query_text(query),
+            feature=feature,
+            quantiles=quantiles,
+            require_complete=require_complete,
+        )

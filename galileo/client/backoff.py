@@ -1,0 +1,73 @@
+"""How long a client pauses between two tries of a call."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from galileo.errors import TryAgain
+
+PAUSE_S = 0.1
+PAUSE_MAX_S = 1.0
+"""Between tries where nobody says when to come back, doubled each time."""
+PAUSE_MIN_S = 0.05
+"""Where somebody does, and says at once."""
+SPREAD = 0.25
+"""Of a pause, the share by which it is longer or, where nobody advised it, shorter: clients that
+failed together then do not come back together."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffClock:
+    """What a client waits with.
+
+    Attributes:
+        monotonic: seconds, of a clock that never jumps.
+        sleep: for some seconds.
+        random: a number from 0 up to 1; not of the generator that programs seed and reproduce.
+    """
+
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    random: Callable[[], float] = random.Random().random
+
+
+class Backoff:
+    """The pauses between the tries of one call, until its time is over.
+
+    Args:
+        timing: what to wait with.
+        patience_s: the time, from now on.
+    """
+
+    def __init__(self, timing: BackoffClock, *, patience_s: float) -> None:
+        self._timing = timing
+        self._deadline = timing.monotonic() + patience_s
+        self._next_s = PAUSE_S
+
+    @property
+    def left_s(self) -> float:
+        """Until the time is over."""
+        return max(0.0, self._deadline - self._timing.monotonic())
+
+    async def after(self, error: TryAgain) -> None:
+        """Waits as long as the error advises, else as its turn is.
+
+        Raises:
+            TryAgain: the error, if the next try would come after the time is over.
+        """
+        wait_s = self._wait_s(error)
+        if self._timing.monotonic() + wait_s > self._deadline:
+            raise error
+        await self._timing.sleep(wait_s)
+
+    def _wait_s(self, error: TryAgain) -> float:
+        advised, chance = error.details.get("after_s"), self._timing.random()
+        if advised is not None:
+            return max(float(advised), PAUSE_MIN_S) * (1 + SPREAD * chance)
+        wait_s = self._next_s * (1 + SPREAD * (2 * chance - 1))
+        self._next_s = min(2 * self._next_s, PAUSE_MAX_S)
+        return wait_s

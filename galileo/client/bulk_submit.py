@@ -1,0 +1,211 @@
+"""Submitting many continuous queries with one call.
+
+What is submitted is cut into calls of some hundreds, a few under way at a time. Each query has its
+id before it leaves, so a call whose answer was lost is repeated without making anything twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from galileo.client import decode
+from galileo.client.backoff import Backoff
+from galileo.client.decode import TIMEOUT_S
+from galileo.client.ingestion import Progress
+from galileo.client.results import CcqInfo
+from galileo.client.transport import Transport
+from galileo.errors import AskElsewhere, GalileoError, TryAgain
+from galileo.model.times import Duration, seconds
+from galileo.model.windows import Window
+from galileo.query.builder import QueryLike, query_text
+from galileo.sampler_archives import SamplerArchive
+from galileo.samplers import SamplerSpec
+from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
+from galileo.wire.status import error_from_pb
+
+SUBMISSIONS_PER_CALL = 500
+CALL_BYTES_MAX = 4 << 20
+CALLS_IN_FLIGHT_MAX = 4
+
+INTERVAL = "1s"
+EXPIRATION = "30d"
+"""Of a query that names none: an alarm that ends within hours ends unnoticed, and one that nobody
+reads must end at last, since its evaluation and its labels take room."""
+
+
+def _new_id() -> str:
+    return f"ccq-{uuid.uuid4().hex}"
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A continuous query to be submitted with others; see `AsyncClient.submit`.
+
+    Attributes:
+        id: drawn at random where it is left out. Submitting the same id again is harmless, and
+            says how things stand.
+
+    Example:
+        >>> [submitted] = client.submit_many([galileo.Submission("weather", "temperature > 290")])
+        >>> submitted.error is None
+        True
+    """
+
+    dataset: str
+    query: QueryLike = ""
+    interval: Duration = INTERVAL
+    expiration: Duration = EXPIRATION
+    sampler: SamplerSpec | SamplerArchive | None = None
+    compression: str = "none"
+    window: Window | None = None
+    id: str = field(default_factory=_new_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What became of one submission of many.
+
+    Attributes:
+        id: of the query.
+        token: says that its reader has nothing yet; what matches already comes with the first
+            updates. Empty where there is an error.
+        info: of the query; None where there is an error.
+        error: why it was not submitted. After one that is a `TryAgain` it is not known whether it
+            was; submit it again under its id.
+    """
+
+    id: str
+    token: str = ""
+    info: CcqInfo | None = None
+    error: GalileoError | None = None
+
+    @property
+    def coordinator(self) -> str:
+        """The node that runs it; empty where there is an error."""
+        return self.info.coordinator if self.info else ""
+
+
+def _request(submission: Submission) -> continuous_pb2.SubmitRequest:
+    spec = submission.sampler
+    return continuous_pb2.SubmitRequest(
+        ccq_id=submission.id,
+        dataset=submission.dataset,
+        query=query_text(submission.query),
+        interval_s=seconds(submission.interval),
+        expiration_s=seconds(submission.expiration),
+        sampler_json=spec.to_json() if isinstance(spec, SamplerSpec) else "",
+        compression=submission.compression,
+        window_json=submission.window.to_json() if submission.window else "",
+    )
+
+
+async def submit_many(
+    transport: Transport,
+    submissions: Sequence[Submission | Submitted],
+    *,
+    progress: Progress | None,
+) -> list[Submitted]:
+    """See `AsyncClient.submit_many`; those of which the outcome is known already are not sent."""
+    gate = asyncio.Semaphore(CALLS_IN_FLIGHT_MAX)
+    done: list[Submitted | None] = [None] * len(submissions)
+    requests: dict[int, continuous_pb2.SubmitRequest] = {}
+    for place, one in enumerate(submissions):
+        if isinstance(one, Submitted):
+            done[place] = one
+            continue
+        try:
+            requests[place] = _request(one)
+        except GalileoError as error:
+            done[place] = Submitted(one.id, error=error)
+    if progress is not None and len(requests) < len(submissions):
+        progress(len(submissions) - len(requests))
+
+    async def submit(number: int, part: dict[int, continuous_pb2.SubmitRequest]) -> None:
+        async with gate:
+            for place, outcome in (await _call(transport, part, number=number)).items():
+                done[place] = outcome
+            if progress is not None:
+                progress(len(part))
+
+    async with asyncio.TaskGroup() as group:
+        for number, part in enumerate(_calls(requests)):
+            group.create_task(submit(number, part))
+    return [one for one in done if one is not None]
+
+
+def _calls(
+    requests: dict[int, continuous_pb2.SubmitRequest],
+) -> Iterator[dict[int, continuous_pb2.SubmitRequest]]:
+    part: dict[int, continuous_pb2.SubmitRequest] = {}
+    size = 0
+    for place, request in requests.items():
+        part[place] = request
+        size += request.ByteSize()
+        if len(part) >= SUBMISSIONS_PER_CALL or size >= CALL_BYTES_MAX:
+            yield part
+            part, size = {}, 0
+    if part:
+        yield part
+
+
+async def _call(
+    transport: Transport, part: dict[int, continuous_pb2.SubmitRequest], *, number: int
+) -> dict[int, Submitted]:
+    """Submits until each is answered for good, or the transport's timeout has passed."""
+    pauses = Backoff(transport.timing, patience_s=transport.patience_s)
+    done: dict[int, Submitted] = {}
+    left = part
+    while True:
+        done |= await _once(transport, left, number=number, patience_s=pauses.left_s)
+        errors = {place: done[place].error for place in left}
+        again = {place: error for place, error in errors.items() if isinstance(error, TryAgain)}
+        if not again:
+            return done
+        left = {place: left[place] for place in again}
+        try:
+            await pauses.after(max(again.values(), key=_advised_s))
+        except TryAgain:
+            return done
+
+
+def _advised_s(error: TryAgain) -> float:
+    return float(error.details.get("after_s") or 0.0)
+
+
+async def _once(
+    transport: Transport,
+    part: dict[int, continuous_pb2.SubmitRequest],
+    *,
+    number: int,
+    patience_s: float,
+) -> dict[int, Submitted]:
+    request = continuous_pb2.SubmitManyRequest(submissions=part.values())
+
+    async def attempt(channel: grpc.aio.Channel) -> continuous_pb2.SubmitManyReply:
+        stub = continuous_pb2_grpc.ContinuousStub(channel)
+        reply: continuous_pb2.SubmitManyReply = await stub.SubmitMany(request, timeout=TIMEOUT_S)
+        return reply
+
+    try:
+        try:  # Nodes share the work of reading queries.
+            address = transport.addresses[number % len(transport.addresses)]
+            reply = await transport.ask(address, attempt)
+        except (TryAgain, AskElsewhere):
+            reply = await transport.call(attempt, patience_s=patience_s)
+    except GalileoError as error:
+        return {place: Submitted(one.ccq_id, error=error) for place, one in part.items()}
+    return {
+        place: _submitted(one.ccq_id, outcome)
+        for (place, one), outcome in zip(part.items(), reply.outcomes, strict=True)
+    }
+
+
+def _submitted(ccq_id: str, outcome: continuous_pb2.SubmitOutcome) -> Submitted:
+    if outcome.HasField("error"):
+        return Submitted(ccq_id, error=error_from_pb(outcome.error))
+    return Submitted(ccq_id, outcome.token, decode.ccq_info(outcome.ccq))

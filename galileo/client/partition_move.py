@@ -1,0 +1,71 @@
+"""Moving a partition to another node, as a client asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from galileo.client.backoff import Backoff
+from galileo.client.transport import Transport
+from galileo.errors import GalileoError, TryAgain, Unavailable
+from galileo.wire.pb import moves_pb2, moves_pb2_grpc
+from galileo.wire.status import error_of_rpc
+
+STREAM_TIMEOUT_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class MoveProgress:
+    """How far a partition's move is.
+
+    Attributes:
+        partition: that moves.
+        stage: "copy", "verify", "switch", in which producers of the partition wait, or "done".
+        bytes_done, bytes_total: of its files; both 0 at the end.
+    """
+
+    partition: int
+    stage: str
+    bytes_done: int
+    bytes_total: int
+
+
+async def move(
+    transport: Transport, partition: int, *, to: str
+) -> AsyncGenerator[MoveProgress, None]:
+    """See `AsyncClient.move`."""
+    pauses = Backoff(transport.timing, patience_s=transport.patience_s)
+    request = moves_pb2.MoveRequest(partition=partition, to=to)
+    furthest = -1
+    while True:
+        try:
+            call, part = await transport.open(lambda channel: _opened(channel, request))
+            try:
+                while part is not grpc.aio.EOF:
+                    yield MoveProgress(partition, part.stage, part.bytes_done, part.bytes_total)
+                    if part.stage == "done":
+                        return
+                    if part.bytes_done > furthest:
+                        furthest = part.bytes_done
+                        pauses = Backoff(transport.timing, patience_s=transport.patience_s)
+                    part = await call.read()
+                raise Unavailable("the node closed the stream before the partition had moved")
+            finally:
+                call.cancel()
+        except (grpc.RpcError, TryAgain) as error:
+            meant = error if isinstance(error, GalileoError) else error_of_rpc(error, asked=to)
+            if not isinstance(meant, TryAgain):
+                raise meant from error
+            await pauses.after(meant)
+
+
+async def _opened(channel: grpc.aio.Channel, request: moves_pb2.MoveRequest) -> tuple[Any, Any]:
+    call = moves_pb2_grpc.MovesStub(channel).Move(request, timeout=STREAM_TIMEOUT_S)
+    try:
+        return call, await call.read()
+    except BaseException:
+        call.cancel()
+        raise

@@ -1,0 +1,111 @@
+"""What nodes ask one another about their graphs, as values and one protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.graph.description import Description
+from galileo.graph.explain import Explanation
+from galileo.graph.summary import Summary
+from galileo.model.schema import Schema
+from galileo.query import Query
+from galileo.query.nearest import NearestTo
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionScope:
+    """What one node is to speak of: the commits (after, until] of some of its partitions.
+
+    `until` None means: up to what is committed when the work starts.
+    """
+
+    partitions: frozenset[int]
+    after: Cursor = ORIGIN
+    until: Cursor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRequest:
+    """Which paths, which indexed feature, and the bins of a histogram as in `graph.summary`."""
+
+    query: Query
+    feature: str
+    bins: int | tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenRequest:
+    """A page of the children of a vertex; see `graph.drill_down`.
+
+    Attributes:
+        schema: of the dataset.
+        prefix: values from the root to the vertex.
+        order: of the levels.
+        limit: children of the page.
+        after: the last value of the page before; None for the first.
+        partitions: that a node is asked about; it answers for all that are its own.
+    """
+
+    schema: Schema
+    prefix: tuple[Any, ...]
+    order: tuple[str, ...]
+    limit: int
+    after: Any = None
+    partitions: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainResult:
+    explanation: Explanation
+    reached: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryResult:
+    summary: Summary
+    reached: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """A table of `graph.drill_down.children`, and whether there are more behind it."""
+
+    table: pa.Table
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NearestRows:
+    """Observations, nearest first, of the observation schema."""
+
+    observations: pa.Table
+    reached: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A description, and the bytes of the files behind it."""
+
+    description: Description
+    bytes: int
+    reached: Cursor
+
+
+class AnalyticsPeer(Protocol):
+    """Calls to another node by name; each raises `Unavailable` where it cannot be reached."""
+
+    async def explain(self, node: str, query: Query, share: PartitionScope) -> ExplainResult: ...
+
+    async def summarise(
+        self, node: str, question: SummaryRequest, share: PartitionScope
+    ) -> SummaryResult: ...
+
+    async def children(self, node: str, question: ChildrenRequest) -> Children: ...
+
+    async def nearest(self, node: str, sought: NearestTo, share: PartitionScope) -> NearestRows: ...
+
+    async def describe(self, node: str, schema: Schema, share: PartitionScope) -> Described: ...

@@ -1,0 +1,391 @@
+"""What the graphs of the whole cluster say, without labels crossing it.
+
+The node that is asked sends each owner its share and puts the answers together. A node that
+cannot be reached makes its partitions missing: a partial answer is a value that names them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.dht import placement
+from galileo.errors import GalileoError, InputError, PartitionMoved
+from galileo.graph import drill_down
+from galileo.graph.description import merge_descriptions
+from galileo.graph.explain import Explanation
+from galileo.graph.feature_graph import Estimate
+from galileo.graph.quantiles import Quantile, check_quantiles
+from galileo.graph.summary import Summary, check_summary, equal_edges, merge_summaries
+from galileo.model.schema import Schema
+from galileo.node.analytics_protocol import (
+    AnalyticsPeer,
+    Children,
+    ChildrenRequest,
+    Described,
+    PartitionScope,
+    SummaryRequest,
+)
+from galileo.node.local_analytics import LocalAnalytics
+from galileo.node.scans import UNREACHABLE_ERRORS
+from galileo.node.storage_node import StorageNode
+from galileo.query import Query
+from galileo.query.nearest import NearestTo, Neighbours, first
+
+THREADS = 2
+"""For exploration alone, so that it takes no thread from commits and scans."""
+CHILDREN_MAX = 100_000
+"""Children of one page."""
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """What one node did for a query, or why it did not.
+
+    Attributes:
+        node: its name.
+        group: of the node.
+        partitions: that it was asked about.
+        explanation: None where it did not answer.
+        error: None where it did.
+        seconds: until its answer was there.
+    """
+
+    node: str
+    group: str
+    partitions: frozenset[int]
+    explanation: Explanation | None
+    error: GalileoError | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterExplanation:
+    """How a query was answered.
+
+    Attributes:
+        groups: that can hold a match, by placement.
+        partitions: likewise.
+        spared: partitions in which the feature graph rules a match out, up to which commit.
+        nodes: that were asked.
+        plan_s: seconds for finding out whom to ask.
+        total_s: seconds for everything.
+    """
+
+    groups: tuple[str, ...]
+    partitions: frozenset[int]
+    spared: Cursor
+    nodes: tuple[NodeAnswer, ...]
+    plan_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterResult(Generic[Answer]):
+    """An answer of the cluster, how far it goes, and the partitions that are not in it."""
+
+    value: Answer
+    frontier: Cursor
+    missing: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterEstimate:
+    """What this node's feature graph says.
+
+    Attributes:
+        count: bounds on the number of matching paths.
+        quantiles: of a feature over them.
+        behind: commits that are known to be there and not yet in the feature graph.
+        unheard: partitions of nodes that have not been heard from since this one started.
+    """
+
+    count: Estimate
+    quantiles: tuple[Quantile, ...]
+    behind: int
+    unheard: frozenset[int]
+
+
+class ClusterAnalytics:
+    """Answers about the whole cluster, and through `local` about this node."""
+
+    def __init__(self, node: StorageNode, *, peers: AnalyticsPeer) -> None:
+        self._node = node
+        self._peers = peers
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="exploration")
+        self.local = LocalAnalytics(node.catalog, reading=node.reading, executor=self._executor)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+
+    async def explain(self, query: Query) -> ClusterExplanation:
+        """Answers a query and tells how, in place of the labels."""
+        started = time.perf_counter()
+        wanted = self._node.scans.candidates(query)
+        spared = self._node.view.spared(query, wanted)
+        shares = self._shares(PartitionScope(wanted, after=spared))
+        planned = time.perf_counter()
+        answers, _ = await _scatter_gather(shares, functools.partial(self._explained, query))
+        return ClusterExplanation(
+            groups=tuple(sorted(self._groups_of(wanted))),
+            partitions=wanted,
+            spared=spared,
+            nodes=tuple(answers[node] for node in sorted(answers)),
+            plan_s=planned - started,
+            total_s=time.perf_counter() - started,
+        )
+
+    async def _explained(self, query: Query, node: str, share: PartitionScope) -> NodeAnswer:
+        started = time.perf_counter()
+        explanation: Explanation | None = None
+        failed: GalileoError | None = None
+        try:
+            if node == self._node.name:
+                explanation = (await self.local.explain(query, share)).explanation
+            else:
+                explanation = (await self._peers.explain(node, query, share)).explanation
+        except PartitionMoved:
+            raise
+        except UNREACHABLE_ERRORS as error:
+            failed = error
+        return NodeAnswer(
+            node=node,
+            group=self._node.topology.group_of(node).name,
+            partitions=share.partitions,
+            explanation=explanation,
+            error=failed,
+            seconds=time.perf_counter() - started,
+        )
+
+    async def summarise(self, question: SummaryRequest) -> ClusterResult[Summary]:
+        """The statistics of a feature over all partitions that answered.
+
+        Bins by number need the extremes of all nodes, so their edges are found by a first round
+        and everything is counted by a second one, which sees the same commits.
+
+        Raises:
+            InputError: the feature or the bins are none that can be summarised.
+        """
+        query = question.query
+        check_summary(query.schema, question.feature, question.bins)
+        wanted = self._node.scans.candidates(query)
+        share = PartitionScope(wanted, after=self._node.view.spared(query, wanted))
+        if not isinstance(question.bins, int):
+            return await self._summarised(question, share)
+        plain = dataclasses.replace(question, bins=None)
+        whole = await self._summarised(plain, share)
+        least, most = whole.value.minimum, whole.value.maximum
+        if least is None or most is None:
+            return whole
+        edges = tuple(equal_edges(least, most, bins=question.bins).tolist())
+        again = dataclasses.replace(question, bins=edges)
+        same = PartitionScope(wanted - whole.missing, share.after, whole.frontier)
+        counted = await self._summarised(again, same)
+        return dataclasses.replace(counted, missing=counted.missing | whole.missing)
+
+    async def _summarised(
+        self, question: SummaryRequest, share: PartitionScope
+    ) -> ClusterResult[Summary]:
+        shares = self._shares(share)
+        answers, errors = await _scatter_gather(
+            shares,
+            lambda node, part: (
+                self.local.summarise(question, part)
+                if node == self._node.name
+                else self._peers.summarise(node, question, part)
+            ),
+        )
+        frontier = _joined([answer.reached for answer in answers.values()]).join(
+            _of(share.after, share.partitions - _missing(shares, errors))
+        )
+        value = merge_summaries([answer.summary for answer in answers.values()])
+        return ClusterResult(value, frontier, _missing(shares, errors))
+
+    async def children(self, question: ChildrenRequest) -> ClusterResult[Children]:
+        """A page of the children of a vertex, counted over all nodes that answered.
+
+        The first children of all are among the first of each node, so pages can be put
+        together. A vertex that names its cell asks one group, one that names time too one node.
+
+        Raises:
+            InputError: the order, a value or the limit makes no sense.
+        """
+        level = drill_down.level_below(question.schema, question.prefix, question.order)
+        if not 1 <= question.limit <= CHILDREN_MAX:
+            raise InputError(
+                f"expected a limit from 1 to {CHILDREN_MAX:,} children, got {question.limit:,}"
+            )
+        shares = self._shares(PartitionScope(self._holders(question)))
+        answers, errors = await _scatter_gather(
+            shares,
+            lambda node, part: (
+                self.local.children(_about(question, part))
+                if node == self._node.name
+                else self._peers.children(node, _about(question, part))
+            ),
+        )
+        none = drill_down.empty_level(question.schema, level)
+        table = drill_down.add_counts([none, *(answer.table for answer in answers.values())])
+        page, more = drill_down.page(table, after=None, limit=question.limit)
+        more = more or any(answer.more for answer in answers.values())
+        return ClusterResult(Children(page, more), ORIGIN, _missing(shares, errors))
+
+    async def nearest(self, sought: NearestTo) -> ClusterResult[Neighbours]:
+        """The nearest observations of all partitions that answered, each node's own merged."""
+        query = sought.within(sought.limit_m)
+        wanted = self._node.scans.candidates(query)
+        share = PartitionScope(wanted, after=self._node.view.spared(query, wanted))
+        shares = self._shares(share)
+        answers, errors = await _scatter_gather(
+            shares,
+            lambda node, part: (
+                self.local.nearest(sought, part)
+                if node == self._node.name
+                else self._peers.nearest(node, sought, part)
+            ),
+        )
+        tables = [answer.observations for answer in answers.values()]
+        tables.append(sought.schema.observation_schema.empty_table())
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._executor, first, tables, sought)
+        missing = _missing(shares, errors)
+        frontier = _joined([answer.reached for answer in answers.values()])
+        return ClusterResult(found, frontier.join(_of(share.after, wanted - missing)), missing)
+
+    async def describe(self, schema: Schema) -> ClusterResult[Described]:
+        """What the dataset holds, in all partitions that answered.
+
+        Every node describes its own partitions in one call. It looks through what its metadata
+        graph has gathered since it was last asked, and reads no observation.
+        """
+        shares = self._shares(PartitionScope(frozenset(self._node.topology.partitions)))
+        answers, errors = await _scatter_gather(
+            shares,
+            lambda node, part: (
+                self.local.describe(schema.key, part)
+                if node == self._node.name
+                else self._peers.describe(node, schema, part)
+            ),
+        )
+        parts = list(answers.values())
+        frontier = _joined([part.reached for part in parts])
+        whole = Described(
+            merge_descriptions(schema, [part.description for part in parts]),
+            sum(part.bytes for part in parts),
+            frontier,
+        )
+        return ClusterResult(whole, frontier, _missing(shares, errors))
+
+    def estimate(
+        self, query: Query, *, feature: str | None, shares: Sequence[float]
+    ) -> ClusterEstimate:
+        """Bounds from the feature graph, without asking any other node; takes milliseconds.
+
+        Raises:
+            InputError: quantiles are asked for that cannot be told.
+        """
+        check_quantiles(query.schema, feature, shares)
+        view, wanted = self._node.view, self._node.scans.candidates(query)
+        shard = self._node.catalog.shard(query.schema.key)
+        graph = view.graph(query.schema)
+        for partition, synopsis in shard.synopses().items():
+            if graph.version(partition) != synopsis.version:
+                view.hear_synopsis(query.schema, synopsis.changes_since(graph.version(partition)))
+        count = graph.estimate(query)
+        told = view.sequences(query.schema.key).join(shard.published())
+        owners = placement.owners(self._node.topology)
+        heard = {node.name for node in self._node.topology.nodes if view.heard(node.name)}
+        return ClusterEstimate(
+            count=count,
+            quantiles=graph.quantiles(query, feature, shares) if feature and shares else (),
+            behind=sum(max(told[p] - count.covered[p], 0) for p in wanted),
+            unheard=frozenset(p for p in wanted if owners[p] not in heard | {self._node.name}),
+        )
+
+    def _shares(self, share: PartitionScope) -> dict[str, PartitionScope]:
+        """The part that each node has to answer."""
+        by_node = placement.partitions_by_node(self._node.topology)
+        owned = {node: mine & share.partitions for node, mine in by_node.items()}
+        return {
+            node: dataclasses.replace(share, partitions=mine)
+            for node, mine in owned.items()
+            if mine
+        }
+
+    def _holders(self, question: ChildrenRequest) -> frozenset[int]:
+        """The partitions that can hold paths below a vertex."""
+        topology, schema = self._node.topology, question.schema
+        cell, bucket = drill_down.place(schema, question.prefix, question.order)
+        if cell is None:
+            return frozenset(topology.partitions)
+        cells = np.array([cell], dtype=np.uint64)
+        if bucket is None:
+            return placement.candidates(topology, schema, (cells, cells + np.uint64(1)))
+        buckets = np.array([bucket], dtype=np.int64)
+        return frozenset(placement.partitions_from_cells(topology, schema, cells, buckets).tolist())
+
+    def _groups_of(self, partitions: frozenset[int]) -> set[str]:
+        topology = self._node.topology
+        return {topology.groups[p // topology.partitions_per_group].name for p in partitions}
+
+
+async def _scatter_gather(
+    shares: Mapping[str, Asked], ask: Callable[[str, Asked], Awaitable[Answer]]
+) -> tuple[dict[str, Answer], dict[str, GalileoError]]:
+    """The answer of every node, or why it gave none; other errors end all of it.
+
+    Raises:
+        PartitionMoved: it is worth while to ask all of it again.
+    """
+
+    async def one(node: str) -> Answer | GalileoError:
+        try:
+            return await ask(node, shares[node])
+        except PartitionMoved:
+            raise
+        except UNREACHABLE_ERRORS as error:
+            return error
+
+    asked = {node: asyncio.create_task(one(node)) for node in shares}
+    try:
+        await asyncio.gather(*asked.values())
+    finally:
+        for task in asked.values():
+            task.cancel()
+        await asyncio.gather(*asked.values(), return_exceptions=True)
+    results = {node: task.result() for node, task in asked.items()}
+    answers = {n: r for n, r in results.items() if not isinstance(r, GalileoError)}
+    return answers, {n: r for n, r in results.items() if isinstance(r, GalileoError)}
+
+
+def _about(question: ChildrenRequest, share: PartitionScope) -> ChildrenRequest:
+    return dataclasses.replace(question, partitions=share.partitions)
+
+
+def _missing(
+    shares: Mapping[str, PartitionScope], errors: Mapping[str, GalileoError]
+) -> frozenset[int]:
+    return frozenset(p for node in errors for p in shares[node].partitions)
+
+
+def _joined(cursors: Sequence[Cursor]) -> Cursor:
+    joined = ORIGIN
+    for cursor in cursors:
+        joined = joined.join(cursor)
+    return joined
+
+
+def _of(cursor: Cursor, partitions: frozenset[int]) -> Cursor:
+    return Cursor({p: cursor[p] for p in partitions})

@@ -1,0 +1,101 @@
+"""Merges sealed segments of all partitions in the background, at a bounded rate.
+
+One thread, apart from those that serve: a merge may take minutes, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from galileo import spans
+from galileo.errors import GalileoError
+from galileo.model.times import MICROS
+from galileo.node.catalog import Catalog
+from galileo.node.retention_plan import PIECES
+from galileo.storage.compaction import CompactionOptions
+from galileo.storage.journal import PartitionJournal
+
+INTERVAL_S = 10.0
+"""Between two looks at whether anything is to be merged."""
+RETRY_AFTER_S = 600.0
+"""After a merge that failed, its partition is left alone for so long."""
+BYTES_PER_S = 32 << 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionRunnerOptions:
+    """When segments are merged, and how much of the disk that may take.
+
+    Args:
+        merge: thresholds of one merge.
+        bytes_per_s: of segments read, over all partitions; about as much is read again and less
+            written.
+        interval_s: between two looks.
+        retry_after_s: how long a partition waits after a failure.
+        monotonic: times that wait.
+    """
+
+    merge: CompactionOptions = field(default_factory=CompactionOptions)
+    bytes_per_s: int = BYTES_PER_S
+    interval_s: float = INTERVAL_S
+    retry_after_s: float = RETRY_AFTER_S
+    monotonic: Callable[[], float] = time.monotonic
+
+
+class CompactionRunner:
+    """Starts its thread at once; `stop` it before the journals are closed."""
+
+    def __init__(self, catalog: Catalog, options: CompactionRunnerOptions) -> None:
+        self._catalog = catalog
+        self._options = options
+        self._retry_at: dict[tuple[str, int], float] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="merging", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends a merge that is under way, and the thread; blocks until then."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._options.interval_s):
+            for dataset, shard in self._catalog.shards.items():
+                merge = self._merge_options(dataset)
+                for partition, journal in sorted(shard.own.items()):
+                    self._merge((dataset, partition), journal, merge)
+
+    def _merge_options(self, dataset: str) -> CompactionOptions:
+        """A file is dropped as a whole: one of a dataset that ages out must not span too long."""
+        policy = self._catalog.retention(dataset).retention
+        if policy is None or policy.age_s is None:
+            return self._options.merge
+        return replace(self._options.merge, span_us=round(policy.age_s / PIECES * MICROS))
+
+    def _merge(
+        self, place: tuple[str, int], journal: PartitionJournal, merge: CompactionOptions
+    ) -> None:
+        if self._options.monotonic() < self._retry_at.get(place, 0.0):
+            return
+        try:
+            begun = self._options.monotonic()
+            while not self._stopping.is_set() and journal.merge(merge, self._pace):
+                now = self._options.monotonic()
+                dataset, partition = place
+                spans.record(
+                    "merging", parent="", took_s=now - begun, dataset=dataset, partition=partition
+                )
+                log.info("merged segments of %s/p%d", *place)
+                begun = now
+        except (OSError, GalileoError) as error:
+            self._retry_at[place] = self._options.monotonic() + self._options.retry_after_s
+            log.error("merging segments of %s/p%d failed: %s", *place, error)
+
+    def _pace(self, size: int) -> bool:
+        return not self._stopping.wait(size / self._options.bytes_per_s)

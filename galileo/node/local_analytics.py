@@ -1,0 +1,212 @@
+"""What this node's own graphs say: explanations, summaries, children, nearest observations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor
+from typing import TypeVar
+
+import pyarrow as pa
+
+from galileo.cursor import Cursor
+from galileo.errors import Cancelled, DataDropped, Overloaded
+from galileo.graph import drill_down
+from galileo.graph.cancellation import Check
+from galileo.node.analytics_protocol import (
+    Children,
+    ChildrenRequest,
+    Described,
+    ExplainResult,
+    NearestRows,
+    PartitionScope,
+    SummaryRequest,
+    SummaryResult,
+)
+from galileo.node.catalog import Catalog
+from galileo.node.peers import PARTS_SCHEMA, ReadTask
+from galileo.node.row_reader import RowReader
+from galileo.node.shard import Shard
+from galileo.query import Query
+from galileo.query.nearest import (
+    CountBlocks,
+    NearestTo,
+    Neighbours,
+    Question,
+    ReadObservations,
+    first,
+    search,
+)
+
+WORK_WAITING_MAX = 64
+"""Pieces of exploration that a node works at or that wait for a thread."""
+ROWS_HELD = 65_536
+"""Observations beyond those wanted that a search for the nearest holds at a time."""
+SEARCHES_MAX = 3
+"""Times that a search is begun anew because retention took away what it had found."""
+
+Answer = TypeVar("Answer")
+
+
+class LocalAnalytics:
+    """Answers from this node's graphs, in threads of `executor`.
+
+    Cancelling a call stops its work between two pieces, of which each takes milliseconds.
+    """
+
+    def __init__(self, catalog: Catalog, *, reading: RowReader, executor: Executor) -> None:
+        self._catalog = catalog
+        self._reading = reading
+        self._executor = executor
+        self._working = 0
+
+    async def explain(self, query: Query, share: PartitionScope) -> ExplainResult:
+        shard, reached = self._begin(query.schema.key, share)
+        explanation = await self._run(
+            lambda check: shard.graph.explain(
+                query, after=share.after, until=reached, partitions=share.partitions, check=check
+            )
+        )
+        return ExplainResult(explanation, reached)
+
+    async def summarise(self, question: SummaryRequest, share: PartitionScope) -> SummaryResult:
+        shard, reached = self._begin(question.query.schema.key, share)
+        summary = await self._run(
+            lambda check: shard.graph.summarise(
+                question.query,
+                question.feature,
+                bins=question.bins,
+                after=share.after,
+                until=reached,
+                partitions=share.partitions,
+                check=check,
+            )
+        )
+        return SummaryResult(summary, reached)
+
+    async def children(self, question: ChildrenRequest) -> Children:
+        shard = self._catalog.shard(question.schema.key)
+        shard.check_own(question.partitions)
+
+        def page(check: Check) -> Children:
+            table = shard.graph.children(
+                question.prefix,
+                order=question.order,
+                partitions=shard.own_partitions,
+                check=check,
+            )
+            return Children(*drill_down.page(table, after=question.after, limit=question.limit))
+
+        return await self._run(page)
+
+    async def describe(self, dataset: str, share: PartitionScope) -> Described:
+        shard, reached = self._begin(dataset, share)
+        description = await self._run(
+            lambda check: shard.graph.describe(share.partitions, check=check)
+        )
+        journals = [j for p, j in shard.journals.items() if p in share.partitions]
+        return Described(description, sum(j.bytes_on_disk for j in journals), reached)
+
+    async def nearest(self, sought: NearestTo, share: PartitionScope) -> NearestRows:
+        """The nearest of this node's observations, at most as many as are wanted.
+
+        Raises:
+            DataDropped: again and again retention dropped what was about to be read.
+        """
+        for _ in range(SEARCHES_MAX - 1):
+            with contextlib.suppress(DataDropped):
+                return await self._search(sought, share)
+        return await self._search(sought, share)
+
+    async def _search(self, sought: NearestTo, share: PartitionScope) -> NearestRows:
+        shard, reached = self._begin(sought.schema.key, share)
+        asking = search(sought)
+        answer: pa.Table | None = None
+        while True:
+            question = await self._run(functools.partial(_step, asking, answer))
+            if isinstance(question, Neighbours):
+                return NearestRows(question.observations, reached)
+            window = PartitionScope(share.partitions, share.after, reached)
+            if isinstance(question, CountBlocks):
+                answer = await self._count(question, shard, window)
+            else:
+                answer = await self._read(question, shard, window, sought=sought)
+
+    async def _count(self, question: CountBlocks, shard: Shard, share: PartitionScope) -> pa.Table:
+        return await self._run(
+            lambda check: shard.graph.rows_by_cell(
+                question.query,
+                after=share.after,
+                until=share.until,
+                partitions=share.partitions,
+                check=check,
+            )
+        )
+
+    async def _read(
+        self, question: ReadObservations, shard: Shard, share: PartitionScope, *, sought: NearestTo
+    ) -> pa.Table:
+        """The nearest of the observations asked for, which are read commit by commit."""
+        query = question.query
+        labels = await self._run(
+            lambda check: shard.graph.scan(
+                query, after=share.after, until=share.until, partitions=share.partitions
+            )
+        )
+        task = ReadTask(
+            query.schema.key, labels.select(PARTS_SCHEMA.names), query_json=query.to_json()
+        )
+        held = [query.schema.observation_schema.empty_table()]
+        async with contextlib.aclosing(self._reading.read_local(task)) as tables:
+            async for table in tables:
+                held.append(table)
+                if sum(one.num_rows for one in held) > sought.count + ROWS_HELD:
+                    held = [await self._nearest_of(held, sought)]
+        return await self._nearest_of(held, sought)
+
+    async def _nearest_of(self, tables: list[pa.Table], sought: NearestTo) -> pa.Table:
+        return await self._run(lambda check: first(tables, sought).observations)
+
+    def _begin(self, dataset: str, share: PartitionScope) -> tuple[Shard, Cursor]:
+        """The shard, and how far an answer that is begun now will go."""
+        shard = self._catalog.shard(dataset)
+        shard.check_own(share.partitions)
+        # Published before the graph is read: the graph then holds at least this much.
+        published = shard.published()
+        bound = published if share.until is None else published.meet(share.until)
+        return shard, Cursor({partition: bound[partition] for partition in share.partitions})
+
+    async def _run(self, work: Callable[[Check], Answer]) -> Answer:
+        """Does a piece of work in a thread; when this is cancelled the work's check raises."""
+        if self._working >= WORK_WAITING_MAX:
+            raise Overloaded(
+                f"{self._working} explorations are under way at this node; try again in a moment",
+                after_s=0.5,
+            )
+        stopped = threading.Event()
+
+        def check() -> None:
+            if stopped.is_set():
+                raise Cancelled("nobody waits for this exploration any more")
+
+        self._working += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._executor, work, check)
+        finally:
+            stopped.set()
+            self._working -= 1
+
+
+def _step(
+    asking: Generator[Question, pa.Table, Neighbours], answer: pa.Table | None, _: Check
+) -> Question | Neighbours:
+    """The next question of a search, or its result."""
+    try:
+        return next(asking) if answer is None else asking.send(answer)
+    except StopIteration as done:
+        found: Neighbours = done.value
+        return found

@@ -1,0 +1,1 @@
+"""Migration of partitions between nodes: protocol, source, target and state."""

@@ -1,0 +1,256 @@
+"""What a node does that takes a partition over: copy, verify, switch.
+
+Theory of operation. Everything is pulled, so the owner's part is to answer. While it takes commits,
+its files are copied and verified, round by round, until little is left. Then its fence goes up:
+commits wait, reads go on. The rest is copied and verified, made durable and opened, so that the
+graph is built before anybody asks; what the copy has to contain is written down; and the owner is
+asked to hand over, which is the one moment that counts (see `node.migration.moves`).
+
+Whatever fails before leaves the owner what it was, with files here that the next attempt goes on
+from; but a copy that fills the disk is deleted, for what the node has needs the room. Where the
+answer to the hand-over is lost, the owner is asked again; where it is silent, its next heartbeat
+tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from galileo.dht import placement
+from galileo.dht.live import LiveTopology
+from galileo.dht.topology import Move
+from galileo.errors import (
+    DataDamaged,
+    GalileoError,
+    InputError,
+    PartitionMoved,
+    PartitionStopped,
+    TryAgain,
+    Unavailable,
+)
+from galileo.node.catalog import Catalog
+from galileo.node.migration.moves import Moves
+from galileo.node.migration.protocol import Handoff, MigrationPeer, PartitionManifest, Progress
+from galileo.node.migration.replica_copy import Copy
+from galileo.storage.store import Store
+
+TAIL_BYTES = 4 << 20
+"""So little may be left to copy when commits begin to wait."""
+ROUNDS_MAX = 8
+"""Of copying before that; a stream that is faster than the copy waits all the same."""
+FENCED_ROUNDS_MAX = 4
+"""Behind the fence, where merges and retention may still replace files."""
+RENEW_S = 1.0
+ASKED_AGAIN = 5
+"""Times that an owner is asked what became of a hand-over whose answer was lost."""
+ASK_PAUSE_S = 0.5
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class PartitionTarget:
+    """Takes partitions of other nodes over.
+
+    Args:
+        name: of this node.
+        live: the topology.
+        moves: what is adopted.
+        catalog, store: of this node.
+        movers: calls to the other nodes.
+        learn: fetches from a node the datasets of these names.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        live: LiveTopology,
+        *,
+        moves: Moves,
+        catalog: Catalog,
+        store: Store,
+        movers: MigrationPeer,
+        learn: Callable[[str, list[str]], Awaitable[None]],
+    ) -> None:
+        self._name = name
+        self._live = live
+        self._moves = moves
+        self._catalog = catalog
+        self._store = store
+        self._movers = movers
+        self._learn = learn
+        self._taking: set[int] = set()
+
+    async def take(self, partition: int) -> AsyncGenerator[Progress, None]:
+        """Brings a partition to this node; nothing happens where it is here.
+
+        Closing the generator gives it up; what was copied stays for the next time.
+
+        Raises:
+            InputError: it is no partition of this node's group, or a node's [cluster] table lacks
+                this node.
+            Unavailable: a node cannot be reached, or the move has to be begun again.
+            DataDamaged: what the owner has is damaged.
+            PartitionStopped: a disk refuses.
+        """
+        self._check_group(partition)
+        if partition in self._taking:
+            raise Unavailable(f"partition {partition} is being moved here already", after_s=1.0)
+        self._taking.add(partition)
+        try:
+            if not self._moves.is_own(partition):
+                async with contextlib.aclosing(self._taken(partition)) as steps:
+                    async for step in steps:
+                        yield step
+        except OSError as error:
+            if error.errno in FULL:
+                await self._moves.abandon(partition)
+            raise PartitionStopped(
+                f"the disk of node {self._name!r} refuses a copy of partition {partition}: {error}",
+                after_s=5.0,
+            ) from error
+        finally:
+            self._taking.discard(partition)
+        yield Progress("done", 0, 0)
+
+    def _check_group(self, partition: int) -> None:
+        topology = self._live.current
+        group = topology.group_of(self._name)
+        count, number = topology.partitions_per_group, topology.groups.index(group)
+        if not number * count <= partition < (number + 1) * count:
+            raise InputError(
+                f"expected a partition of group {group.name!r}, that is {number * count} to "
+                f"{(number + 1) * count - 1}, since node {self._name!r} is of this group; "
+                f"got {partition}"
+            )
+
+    async def _taken(self, partition: int) -> AsyncGenerator[Progress, None]:
+        owner = placement.owner(self._live.current, partition)
+        await self._check_known()
+        listing = await self._begun(owner, partition)
+        copy = Copy(self._movers, self._store, owner=owner, partition=partition)
+        for _ in range(ROUNDS_MAX):
+            async with contextlib.aclosing(copy.follow(listing)) as steps:
+                async for step in steps:
+                    yield step
+            listing = await self._listing(owner, partition)
+            if copy.missing(listing) <= TAIL_BYTES:
+                break
+        yield Progress("switch", copy.done(listing), listing.bytes)
+        await self._switched(owner, partition, copy)
+
+    async def _check_known(self) -> None:
+        """All nodes have to know this one, or would not know where to ask."""
+        others = [node.name for node in self._live.current.nodes if node.name != self._name]
+        known = await asyncio.gather(*(self._movers.topology(node) for node in others))
+        without = [
+            node
+            for node, topology in zip(others, known, strict=True)
+            if self._name not in topology.by_name
+        ]
+        if without:
+            raise InputError(
+                f"expected all nodes to know node {self._name!r}, but {', '.join(without)} do not; "
+                "add it to their [cluster] table and restart them"
+            )
+
+    async def _begun(self, owner: str, partition: int) -> PartitionManifest:
+        """What there is to copy, once it is written down that it is coming."""
+        listing = await self._listing(owner, partition)
+        await self._moves.discard(partition)
+        await asyncio.to_thread(
+            self._moves.expect, Move(partition, listing.number, self._name), None
+        )
+        return listing
+
+    async def _listing(self, owner: str, partition: int) -> PartitionManifest:
+        """What the owner has; where that is another node by now, it is adopted and said."""
+        try:
+            listing = await self._movers.listing(owner, partition)
+        except PartitionMoved as error:
+            await self._adopt_told(error)
+            raise
+        await self._learn(owner, [one.dataset for one in listing.contents])
+        return listing
+
+    async def _adopt_told(self, error: PartitionMoved) -> Move | None:
+        """Adopts the move that an error tells of."""
+        told = error.details
+        if "node" not in told or "number" not in told:
+            return None
+        move = Move(int(told["partition"]), int(told["number"]), str(told["node"]))
+        await self._moves.adopt([move])
+        return move
+
+    # --- the switch ----------------------------------------------------------------------------
+
+    async def _switched(self, owner: str, partition: int, copy: Copy) -> None:
+        """Has the fence put up, copies the rest, and takes over."""
+        renewing: asyncio.Task[None] | None = None
+        try:
+            listing = await self._movers.fence(owner, partition, to=self._name)
+            renewing = asyncio.create_task(self._renew(owner, partition))
+            await self._learn(owner, [one.dataset for one in listing.contents])
+            for _ in range(FENCED_ROUNDS_MAX):
+                async with contextlib.aclosing(copy.follow(listing)) as steps:
+                    async for _ in steps:
+                        pass
+                if copy.is_whole(listing):
+                    break
+                listing = await self._movers.fence(owner, partition, to=self._name)
+            await copy.put_marks(listing)
+            await self._handed_over(owner, listing)
+        finally:
+            if renewing is not None:
+                renewing.cancel()
+                await asyncio.gather(renewing, return_exceptions=True)
+            await asyncio.shield(asyncio.create_task(self._given_up(owner, partition)))
+
+    async def _renew(self, owner: str, partition: int) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            with contextlib.suppress(GalileoError):
+                await self._movers.fence(owner, partition, to=self._name)
+
+    async def _handed_over(self, owner: str, listing: PartitionManifest) -> None:
+        move = Move(listing.partition, listing.number, self._name)
+        await asyncio.to_thread(self._moves.open, move, listing.contents)
+        await asyncio.to_thread(self._moves.expect, move, listing.contents)
+        try:
+            await self._movers.hand_over(owner, Handoff(move, listing.contents))
+        except TryAgain as error:
+            if not await self._was_handed_over(owner, move):
+                raise Unavailable(
+                    f"node {owner!r} did not hand partition {move.partition} over: "
+                    f"{error.message}. Move it again",
+                    after_s=0.0,
+                ) from error
+        await self._moves.adopt([move])
+        if not self._moves.is_own(move.partition):
+            raise DataDamaged(
+                f"partition {move.partition} was given to node {self._name!r}, which cannot open "
+                "it; see its log"
+            )
+
+    async def _was_handed_over(self, owner: str, move: Move) -> bool:
+        """What became of a hand-over without an answer; the owner's disk knows."""
+        for _ in range(ASKED_AGAIN):
+            try:
+                await self._movers.listing(owner, move.partition)
+            except PartitionMoved as error:
+                return await self._adopt_told(error) == move
+            except TryAgain:
+                await asyncio.sleep(ASK_PAUSE_S)
+            else:
+                return False
+        return False
+
+    async def _given_up(self, owner: str, partition: int) -> None:
+        """After the switch: closes what was opened and has the fence taken down, if in vain."""
+        async with self._moves.lock:
+            if self._moves.is_own(partition):
+                return
+            await asyncio.to_thread(self._catalog.close_partition, partition)
+        with contextlib.suppress(GalileoError):
+            await self._movers.release(owner, partition, to=self._name)

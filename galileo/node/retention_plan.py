@@ -1,0 +1,158 @@
+"""What a dataset's retention policy demands of a node, and what may be done of it now.
+
+Pure: from the files of the partitions, the policy, the time and the readers to a plan. Whole
+files are dropped, of each partition the oldest ones; what is written to is sealed first.
+
+- *Age* demands each beginning of a log in which every file's newest observation is too old.
+- *Bytes* demand, while all files together have more, the sealed file with the oldest newest
+  observation among those that are first in their partition.
+
+Not past a reader: where the policy does not allow it, nothing is dropped that a live continuous
+query's reader has not fetched, nothing while it is not certain which continuous queries there
+are, and nothing that was committed a moment ago, since one may be on its way in whose first
+result does not hold it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from galileo.cursor import Cursor
+from galileo.model.retention import Retention
+from galileo.model.times import MICROS
+from galileo.node.peers import HeldBack
+from galileo.storage.retention import LogFile
+
+PIECES = 8
+"""A policy's age, or a partition's share of its bytes, is cut into about so many files."""
+
+Pieces: TypeAlias = Mapping[int, Sequence[LogFile]]
+"""The files of each partition, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderProgress:
+    """A live continuous query; what its clients have fetched reaches up to `retrieved`."""
+
+    ccq_id: str
+    retrieved: Cursor
+
+
+Readers: TypeAlias = Callable[[str], Sequence[ReaderProgress] | None]
+"""The live continuous queries of a dataset; None while these are not known for certain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What may be dropped without passing a reader.
+
+    Attributes:
+        settled: commits past this are too young.
+        readers: None: not known for certain.
+    """
+
+    settled: Cursor
+    readers: Sequence[ReaderProgress] | None
+
+    def of(self, partition: int) -> int:
+        if self.readers is None:
+            return 0
+        fetched = [reader.retrieved[partition] for reader in self.readers]
+        return min([self.settled[partition], *fetched])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do, partition by partition.
+
+    Attributes:
+        seal: end the files of these that are written to.
+        drop: then drop up to these commits.
+        held: what the policy demands and readers hold back.
+    """
+
+    seal: frozenset[int]
+    drop: Cursor
+    held: tuple[HeldBack, ...]
+
+
+def plan(pieces: Pieces, policy: Retention, *, bounds: Bounds, now_us: int) -> Plan:
+    """What to do about a policy now.
+
+    Args:
+        pieces: of all partitions of a dataset on this node.
+        policy: of the dataset.
+        bounds: what may be dropped, where the policy spares readers.
+        now_us: to which ages are measured, microseconds since 1970.
+    """
+    demands = demanded(pieces, policy, now_us=now_us)
+    seal = {p for p, files in pieces.items() if _is_large(files, pieces, policy)}
+    drop, held = {}, []
+    for partition, until in demands.items():
+        files = pieces[partition]
+        allowed = until if policy.past_readers else min(until, bounds.of(partition))
+        reached = max((piece.last for piece in files if piece.last <= allowed), default=0)
+        if reached:
+            drop[partition] = reached
+        if reached and not files[-1].sealed and reached == files[-1].last:
+            seal.add(partition)
+        kept = _held(partition, files, reached=reached, until=until, bounds=bounds)
+        held += [kept] if kept is not None else []
+    return Plan(frozenset(seal), Cursor(drop), tuple(held))
+
+
+def demanded(pieces: Pieces, policy: Retention, *, now_us: int) -> dict[int, int]:
+    """Up to which commit the policy wants each partition dropped, where it does."""
+    until: dict[int, int] = {}
+    if policy.age_s is not None:
+        oldest_us = now_us - round(policy.age_s * MICROS)
+        for partition, files in pieces.items():
+            for piece in files:
+                if piece.newest_us > oldest_us:
+                    break
+                until[partition] = piece.last
+    if policy.bytes is not None:
+        _demand_bytes(until, pieces, policy.bytes)
+    return until
+
+
+def _demand_bytes(until: dict[int, int], pieces: Pieces, bytes_max: int) -> None:
+    """Adds the oldest sealed files, until what is left is within the bound."""
+    left = {
+        partition: [piece for piece in files if piece.last > until.get(partition, 0)]
+        for partition, files in pieces.items()
+    }
+    size = sum(piece.bytes for files in left.values() for piece in files)
+    first = [(files[0].newest_us, p, 0) for p, files in left.items() if files]
+    heapq.heapify(first)
+    while size > bytes_max and first:
+        _, partition, at = heapq.heappop(first)
+        files = left[partition]
+        if not files[at].sealed:
+            continue
+        until[partition] = files[at].last
+        size -= files[at].bytes
+        if at + 1 < len(files):
+            heapq.heappush(first, (files[at + 1].newest_us, partition, at + 1))
+
+
+def _is_large(files: Sequence[LogFile], pieces: Pieces, policy: Retention) -> bool:
+    """Whether what is written to is large for the policy, so that it should become a file."""
+    if policy.bytes is None or not files or files[-1].sealed:
+        return False
+    return files[-1].bytes * PIECES * len(pieces) > policy.bytes
+
+
+def _held(
+    partition: int, files: Sequence[LogFile], *, reached: int, until: int, bounds: Bounds
+) -> HeldBack | None:
+    size = sum(piece.bytes for piece in files if reached < piece.last <= until)
+    if not size:
+        return None
+    if bounds.readers is None:
+        return HeldBack(partition, size, ())
+    behind = [r.ccq_id for r in bounds.readers if r.retrieved[partition] < until]
+    return HeldBack(partition, size, tuple(sorted(behind))) if behind else None

@@ -1,0 +1,277 @@
+"""The row reader: from row ranges of commits to observations of all nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import Executor
+from contextlib import aclosing
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from galileo.dht import placement
+from galileo.dht.live import LiveTopology
+from galileo.errors import DataDropped, InputError, PartitionMoved, Unavailable
+from galileo.labels import LabelSet
+from galileo.model.rows import FirstRows
+from galileo.model.schema import Schema
+from galileo.node.catalog import Catalog
+from galileo.node.parsing import read_query
+from galileo.node.peers import NUMBERED_PARTS_SCHEMA, PARTS_SCHEMA, Peers, ReadTask
+from galileo.node.retry import RetryWhileMoving
+from galileo.node.shard import Shard
+from galileo.query import Query
+from galileo.samplers import LABEL, numbered_parts, observed_schema
+from galileo.storage.row_ranges import RowRanges
+
+ROWS_PER_PIECE = 65_536
+"""Observations that are read together; a piece has less than twice as many."""
+
+
+class RowReader:
+    """Reads observations of this node's partitions, and through peers those of others.
+
+    Their order is that of partition, sequence and row, whichever node is asked and however the
+    partitions are spread. So a reader whose stream broke can ask again, of another node, and skip
+    as many rows as it has.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        topology: LiveTopology,
+        *,
+        catalog: Catalog,
+        peers: Peers,
+        executor: Executor,
+    ) -> None:
+        self._name = name
+        self._topology = topology
+        self._catalog = catalog
+        self._peers = peers
+        self._executor = executor
+
+    async def read(self, task: ReadTask) -> AsyncGenerator[pa.Table, None]:
+        """The observations of all parts, a bounded piece at a time.
+
+        With a limit and an order each node sends its own first observations.
+
+        Raises:
+            InputError: the options do not fit the dataset.
+            Unavailable: a node that keeps some of them cannot be reached.
+            DataDropped: retention has dropped some of them.
+            DataDamaged: stored bytes fail their checksum.
+        """
+        schema, options = self._catalog.schema(task.dataset), task.options
+        options.check(schema)
+        needed = dataclasses.replace(options, columns=options.needed(schema))
+        tables = self._read_all(dataclasses.replace(task, options=needed), schema)
+        async with aclosing(
+            first_rows(tables, FirstRows(options), executor=self._executor)
+        ) as firsts:
+            async for table in firsts:
+                yield table if task.is_numbered else table.select(options.names(schema))
+
+    async def _read_all(self, task: ReadTask, schema: Schema) -> AsyncGenerator[pa.Table, None]:
+        loop, patience = asyncio.get_running_loop(), RetryWhileMoving()
+        shares = await loop.run_in_executor(self._executor, self._shares, task)
+        while shares:
+            node, share = shares.pop(0)
+            here, is_begun = node == self._name, False
+            asked = self.read_local(share) if here else self._peers.read(node, share, schema)
+            try:
+                async with aclosing(asked) as tables:
+                    async for table in tables:
+                        is_begun = True
+                        yield table
+            except PartitionMoved as error:
+                if is_begun:
+                    raise
+                await patience.after(error)
+                again = await loop.run_in_executor(self._executor, self._shares, share)
+                shares = [*again, *shares]
+            else:
+                patience = RetryWhileMoving()
+
+    async def read_local(self, task: ReadTask) -> AsyncGenerator[pa.Table, None]:
+        """The observations of parts that this node keeps, a bounded piece at a time.
+
+        Raises:
+            DataDropped: before the first piece, naming all that is gone; or amid them, where
+                retention came in between.
+            PartitionMoved: before the first piece; this node does not keep all of it.
+        """
+        shard = self._catalog.shard(task.dataset)
+        named = np.unique(task.parts.column("partition").to_numpy()).tolist()
+        self._check_of_cluster(named)
+        shard.check_own(named)
+        _check_not_dropped(shard, task.parts)
+        query = await read_query(task.query_json, shard.schema) if task.query_json else None
+        tables = self._read_pieces(shard, task, query)
+        async with aclosing(
+            first_rows(tables, FirstRows(task.options), executor=self._executor)
+        ) as firsts:
+            async for table in firsts:
+                yield table
+
+    async def _read_pieces(
+        self, shard: Shard, task: ReadTask, query: Query | None
+    ) -> AsyncGenerator[pa.Table, None]:
+        loop = asyncio.get_running_loop()
+        names = None if task.is_numbered else task.options.names(shard.schema)
+        for piece in await loop.run_in_executor(self._executor, _pieces, task.parts):
+            table = await loop.run_in_executor(self._executor, _read, shard, piece, query)
+            if table.num_rows:
+                yield table if names is None else table.select(names)
+
+    def _check_of_cluster(self, partitions: list[int]) -> None:
+        if not set(partitions) <= set(self._topology.current.partitions):
+            raise InputError(f"expected partitions of this cluster, got {partitions}")
+
+    def _shares(self, task: ReadTask) -> list[tuple[str, ReadTask]]:
+        """What to ask of which node, in the order of partitions."""
+        owners = placement.owners(self._topology.current)
+        parts = _in_order(task.parts)
+        partitions = parts.column("partition").to_numpy()
+        known = np.unique(partitions).tolist()
+        self._check_of_cluster(known)
+        shares: list[tuple[str, ReadTask]] = []
+        for node, group in itertools.groupby(known, key=owners.__getitem__):
+            alike = list(group)
+            start, stop = np.searchsorted(partitions, [alike[0], alike[-1] + 1])
+            share = parts.slice(start, stop - start)
+            shares.append((node, dataclasses.replace(task, parts=share)))
+        return shares
+
+
+async def first_rows(
+    tables: AsyncGenerator[pa.Table, None], wanted: FirstRows, *, executor: Executor
+) -> AsyncGenerator[pa.Table, None]:
+    """Those rows of tables that are wanted; closes the tables as soon as no more are."""
+    loop = asyncio.get_running_loop()
+    async with aclosing(tables):
+        if wanted.left is None:
+            async for table in tables:
+                yield table
+            return
+        while wanted.left and (table := await anext(tables, None)) is not None:
+            certain = await loop.run_in_executor(executor, wanted.add, table)
+            if certain is not None:
+                yield certain
+    rest = await loop.run_in_executor(executor, wanted.rest)
+    if rest is not None:
+        yield rest
+
+
+def observed(shard: Shard, labels: LabelSet, *, query: Query) -> pa.Table:
+    """The observations of labels of this node that match exactly, as a sampler gets them.
+
+    Raises:
+        Unavailable: retention has dropped some of them since the labels were found.
+        DataDamaged: stored bytes fail their checksum.
+    """
+    parts = numbered_parts(labels)
+    with translate_dropped_to_retry():
+        _check_not_dropped(shard, parts)
+        tables = [_read(shard, piece, query) for piece in _pieces(parts)]
+    return pa.concat_tables([observed_schema(shard.schema).empty_table(), *tables])
+
+
+def _read(shard: Shard, parts: pa.Table, query: Query | None) -> pa.Table:
+    tables = []
+    for partition, sequence, ranges in _commits(parts):
+        last = shard.published()[partition]
+        if partition not in shard.journals:
+            shard.check_own([partition])
+        if not 1 <= sequence <= last:
+            raise InputError(
+                f"expected labels of commits 1 to {last} of partition {partition}, "
+                f"got commit {sequence}; use labels of this cluster"
+            )
+        tables.append(shard.journal(partition).read(sequence, ranges=ranges))
+    table = pa.concat_tables(tables)
+    matching = None if query is None else pa.array(query.match_observations(table))
+    if LABEL in parts.column_names:
+        numbers = np.repeat(parts.column(LABEL).to_numpy(), parts.column("rows").to_numpy())
+        table = table.append_column(NUMBERED_PARTS_SCHEMA.field(LABEL), pa.array(numbers))
+    return table if matching is None else table.filter(matching)
+
+
+@contextlib.contextmanager
+def translate_dropped_to_retry() -> Iterator[None]:
+    """For reading what a scan has just found, where nobody asks for given commits.
+
+    Raises:
+        Unavailable: retention dropped it in between; a new scan will not find it.
+    """
+    try:
+        yield
+    except DataDropped as error:
+        raise Unavailable(
+            f"{error.message}. It was dropped after it was found; ask again", after_s=0.1
+        ) from error
+
+
+def _check_not_dropped(shard: Shard, parts: pa.Table) -> None:
+    dropped = shard.dropped()
+    places = parts.column("partition").to_numpy(), parts.column("sequence").to_numpy()
+    gone = ~dropped.past(*places) if dropped else np.zeros(0, dtype=np.bool_)
+    if not gone.any():
+        return
+    found = np.unique(places[0][gone]).tolist()
+    named = ", ".join(f"{p} up to commit {dropped[p]}" for p in found)
+    raise DataDropped(
+        f"expected labels whose observations are stored, got {int(gone.sum())} that the retention "
+        f"of dataset {shard.schema.name!r} has dropped, in partitions {named}; leave them out",
+        partitions=found,
+        until=[dropped[p] for p in found],
+    )
+
+
+def _in_order(parts: pa.Table) -> pa.Table:
+    """By partition, sequence and row."""
+    columns = [parts.column(name).to_numpy() for name in ("row", "sequence", "partition")]
+    return parts.take(pa.array(np.lexsort(columns)))
+
+
+def _pieces(parts: pa.Table) -> list[pa.Table]:
+    """The parts in order, some at a time, so that their rows are bounded."""
+    parts = _split(_in_order(parts))
+    ends = np.cumsum(parts.column("rows").to_numpy().astype(np.int64))
+    pieces = np.maximum(ends - 1, 0) // ROWS_PER_PIECE
+    starts = np.flatnonzero(np.diff(pieces, prepend=-1))
+    places = itertools.pairwise([*starts.tolist(), len(ends)])
+    return [parts.slice(start, stop - start) for start, stop in places]
+
+
+def _split(parts: pa.Table) -> pa.Table:
+    """The same rows, at most `ROWS_PER_PIECE` in a part."""
+    rows = parts.column("rows").to_numpy().astype(np.int64)
+    times: npt.NDArray[np.int64] = np.maximum(-(-rows // ROWS_PER_PIECE), 1)
+    if (times == 1).all():
+        return parts
+    number = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+    parts = parts.take(pa.array(np.repeat(np.arange(len(times)), times)))
+    skipped = number * ROWS_PER_PIECE
+    # As 64 bits, so that rows which cannot be there are refused and do not wrap around.
+    first = parts.column("row").to_numpy() + skipped
+    count = np.minimum(np.repeat(rows, times) - skipped, ROWS_PER_PIECE)
+    columns = [parts.column("partition"), parts.column("sequence"), first, count]
+    columns += [parts.column(name) for name in parts.column_names[len(PARTS_SCHEMA) :]]
+    return pa.table(columns, names=parts.column_names)
+
+
+def _commits(parts: pa.Table) -> Iterator[tuple[int, int, RowRanges]]:
+    """The row ranges of each commit, of parts in order."""
+    partitions, sequences, rows, counts = (
+        parts.column(name).to_numpy() for name in PARTS_SCHEMA.names
+    )
+    changed = (np.diff(partitions) != 0) | (np.diff(sequences) != 0)
+    starts = np.flatnonzero(np.append(True, changed))
+    for a, b in itertools.pairwise([*starts.tolist(), len(partitions)]):
+        yield int(partitions[a]), int(sequences[a]), (rows[a:b], counts[a:b])

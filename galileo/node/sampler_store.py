@@ -1,0 +1,408 @@
+"""Samplers that users sent: kept by the digest of their code, spread to every node, revoked.
+
+What counts of an archive is its digest; a node keeps it as two records, the bytes and what is
+said of them, and a revocation as a third, which outlives both. Whoever lacks an archive when it
+is needed asks the others. A revocation is never taken back: who wants the code again changes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+
+from galileo import samplers
+from galileo.containment import ContainedSamplers, obstacle
+from galileo.containment.leased_sampler import LeasedSampler
+from galileo.dht.topology import Topology
+from galileo.errors import (
+    GalileoError,
+    InputError,
+    NotContained,
+    NotPermitted,
+    SamplerRevoked,
+    TryAgain,
+    UnknownSampler,
+)
+from galileo.node.peers import Peers, UploadedSampler
+from galileo.sampler_archives import SamplerArchive
+from galileo.samplers import Sampler, SamplerSpec
+from galileo.storage.store import Store
+
+SENT_MAX = 256
+"""Archives that a node keeps."""
+SENT_BYTES_MAX = 64 << 20
+"""Of their bytes."""
+REVOKED_MAX = 100_000
+"""Revocations, which are kept for ever."""
+SENDER_CHARACTERS_MAX = 128
+ARCHIVES_LOADED_MAX = 16
+"""Archives whose bytes stay in memory."""
+
+_FACTS, _CODE, _REVOKED = "sampler", "sampler_code", "sampler_revoked"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UploadOptions:
+    """Whether users may send samplers to this node, and where those run.
+
+    Attributes:
+        is_allowed: an administrator says so.
+        pool: of contained processes; None for one with the usual limits.
+        wall: seconds since 1970.
+    """
+
+    is_allowed: bool = False
+    pool: ContainedSamplers | None = None
+    wall: Callable[[], float] = time.time
+
+
+class SamplerStore:
+    """Keeps, hands out, constructs and revokes what users sent. `load` may be called anywhere.
+
+    Args:
+        name: of this node.
+        topology: names the others.
+        store: keeps the records.
+        peers: how to reach the others.
+        options: what is allowed.
+
+    Attributes:
+        on_revoked: called in the event loop with the digest of each that is revoked.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        topology: Topology,
+        *,
+        store: Store,
+        peers: Peers,
+        options: UploadOptions,
+    ) -> None:
+        self.on_revoked: Callable[[str], None] = _nobody
+        self._name = name
+        self._others = [node.name for node in topology.nodes if node.name != name]
+        self._store = store
+        self._peers = peers
+        self._wall = options.wall
+        self._is_allowed = options.is_allowed
+        self._pool = options.pool or ContainedSamplers()
+        self._changing = threading.Lock()
+        self._loaded: dict[str, SamplerArchive] = {}
+        # Both are replaced and never changed, since the event loop goes through them meanwhile.
+        self._kept = _facts_of(store.load_records(_FACTS))
+        self._revoked = _facts_of(store.load_records(_REVOKED))
+        for digest in self._kept.keys() & self._revoked.keys():
+            del self._kept[digest]
+            self._delete(digest)  # A crash came in between.
+
+    def close(self) -> None:
+        self._pool.close()
+
+    # --- what there is -----------------------------------------------------------------------
+
+    def known(self) -> tuple[UploadedSampler, ...]:
+        """What is kept or was revoked here, in the order in which it was sent."""
+        everything = [*self._kept.values(), *self._revoked.values()]
+        return tuple(sorted(everything, key=lambda one: (one.sent_at, one.digest)))
+
+    def facts(self, digest: str) -> UploadedSampler:
+        """What is said of one that this node keeps.
+
+        Raises:
+            SamplerRevoked: it was revoked.
+            UnknownSampler: it is not kept here.
+        """
+        kept = self._kept.get(digest)
+        self.check_not_revoked(digest)
+        if kept is None:
+            raise _unknown(digest)
+        return kept
+
+    def check_not_revoked(self, digest: str) -> None:
+        """Raises `SamplerRevoked` where it was."""
+        if digest in self._revoked:
+            # A node that was away when it was sent has heard of its end alone.
+            name = f" {self._revoked[digest].name!r}" if self._revoked[digest].name else ""
+            raise SamplerRevoked(
+                f"the sampler{name} with the digest {digest[:12]} was revoked; submit the "
+                "query again with another one",
+                digest=digest,
+            )
+
+    async def check_allowed(self) -> None:
+        """That code which users sent may and can run here.
+
+        Raises:
+            NotPermitted: the administrator does not allow it.
+            NotContained: this machine cannot contain it.
+        """
+        if not self._is_allowed:
+            raise NotPermitted(
+                f"node {self._name} takes no samplers that are sent; install them on the nodes, "
+                'or have an administrator set samplers.sent = "contained"'
+            )
+        reason = await asyncio.to_thread(obstacle)
+        if reason is not None:
+            raise NotContained(f"node {self._name} cannot contain sent samplers: {reason}")
+
+    # --- using them --------------------------------------------------------------------------
+
+    async def ready(self, spec: SamplerSpec) -> None:
+        """Sees to it that `load` finds what it needs; nothing to do for an installed sampler.
+
+        Raises:
+            NotPermitted, NotContained: as `check_allowed`.
+            SamplerRevoked: it was revoked.
+            UnknownSampler: no node has its archive.
+        """
+        if spec.archive:
+            self.check_not_revoked(spec.archive)
+            await self.check_allowed()
+            await self.archive(spec.archive)
+
+    def load(self, spec: SamplerSpec, *, owner: str = "") -> Sampler:
+        """The sampler that `spec` names; one that was sent runs in a process of its own.
+
+        Args:
+            spec: `ready`, if it was sent.
+            owner: whose labels it is shown; no other owner's call gets the same process.
+
+        Raises:
+            UnknownSampler: it is not installed, or its archive not here.
+            SamplerRevoked: it was revoked.
+            InputError: it refuses its options.
+            SamplerFailed: its code raised when it was imported.
+        """
+        if not spec.archive:
+            return samplers.load(spec)
+        return LeasedSampler(
+            self._pool,
+            self._own(spec.archive),
+            spec,
+            owner=owner,
+            check=lambda: self.check_not_revoked(spec.archive),
+        )
+
+    async def archive(self, digest: str, *, only_here: bool = False) -> SamplerArchive:
+        """The code of a digest, of this node or another, which this one then keeps, too.
+
+        With `only_here` no other node is asked.
+
+        Raises:
+            SamplerRevoked: it was revoked.
+            UnknownSampler: no node that can be reached has it.
+        """
+        if digest not in self._kept and not only_here:
+            await self._fetch(digest, self._others)
+        return await asyncio.to_thread(self._own, digest)
+
+    def _own(self, digest: str) -> SamplerArchive:
+        self.facts(digest)
+        found = self._loaded.get(digest)
+        if found is None:
+            data = self._store.load_record(_CODE, digest)
+            if data is None:
+                raise _unknown(digest)
+            found = _checked(data, digest)
+            if len(self._loaded) >= ARCHIVES_LOADED_MAX:
+                self._loaded.clear()
+            self._loaded[digest] = found
+        return found
+
+    async def _fetch(self, digest: str, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            self.check_not_revoked(digest)
+            try:
+                facts, data = await self._peers.get_sampler(node, digest)
+            except (UnknownSampler, TryAgain) as error:
+                log.info("node %s gives no sampler %s: %s", node, digest[:12], error)
+                continue
+            await asyncio.to_thread(self._keep, facts, _checked(data, digest))
+            return
+
+    # --- sending -----------------------------------------------------------------------------
+
+    async def send(self, data: bytes, *, sent_by: str) -> UploadedSampler:
+        """Keeps an archive here and at every node that can be reached; again is harmless.
+
+        A node that is away gets it when it is back, or when it first needs it.
+
+        Raises:
+            InvalidArchive: it is none.
+            NotPermitted, NotContained: this node or another does not run what is sent.
+            SamplerRevoked: it was revoked.
+            InputError: as many are kept as may be.
+        """
+        await self.check_allowed()
+        archive = await asyncio.to_thread(SamplerArchive.from_bytes, data)
+        facts = self._kept.get(archive.digest) or UploadedSampler(
+            digest=archive.digest,
+            name=archive.name,
+            entry=archive.entry,
+            bytes=len(archive.data),
+            sent_by=_printable(sent_by),
+            sent_at=self._wall(),
+        )
+        await self.would_keep(facts)
+        await asyncio.gather(*(self._offer(node, facts, b"") for node in self._others))
+        await asyncio.to_thread(self._keep, facts, archive)
+        await asyncio.gather(*(self._offer(node, facts, archive.data) for node in self._others))
+        return facts
+
+    async def would_keep(self, facts: UploadedSampler) -> None:
+        """Raises what `keep` would: nothing is kept anywhere before all have been asked."""
+        await self.check_allowed()
+        self._check_room(facts)
+
+    async def keep(self, facts: UploadedSampler, data: bytes) -> None:
+        """Keeps what another node has accepted; errors as `send`."""
+        await self.would_keep(facts)
+        archive = await asyncio.to_thread(_checked, data, facts.digest)
+        await asyncio.to_thread(self._keep, facts, archive)
+
+    async def _offer(self, node: str, facts: UploadedSampler, data: bytes) -> None:
+        try:
+            await self._peers.keep_sampler(node, facts, data)
+        except TryAgain as error:
+            log.warning("node %s will get sampler %s later: %s", node, facts.digest[:12], error)
+
+    def _keep(self, facts: UploadedSampler, archive: SamplerArchive) -> None:
+        """On disk when it returns; the facts last, which say that the code is there."""
+        with self._changing:
+            self._check_room(facts)
+            if facts.digest not in self._kept:
+                self._store.save_record(_CODE, facts.digest, archive.data)
+                self._store.save_record(_FACTS, facts.digest, _record(facts))
+                self._kept = {**self._kept, facts.digest: facts}
+
+    def _check_room(self, facts: UploadedSampler) -> None:
+        self.check_not_revoked(facts.digest)
+        if facts.digest in self._kept:
+            return
+        size = facts.bytes + sum(one.bytes for one in self._kept.values())
+        if len(self._kept) >= SENT_MAX or size > SENT_BYTES_MAX:
+            raise InputError(
+                f"node {self._name} keeps at most {SENT_MAX} sent samplers of {SENT_BYTES_MAX:,} "
+                f"bytes together, and has {len(self._kept)} already; revoke some"
+            )
+
+    # --- revoking ----------------------------------------------------------------------------
+
+    async def revoke(self, digest: str) -> tuple[UploadedSampler, tuple[str, ...]]:
+        """Ends every use of an archive, for good; again is harmless.
+
+        Returns:
+            What it was, and the nodes that are away: they hear of it when they are back.
+
+        Raises:
+            UnknownSampler: nobody knows it.
+        """
+        if digest not in self._revoked:
+            await self.archive(digest)
+        facts = await self.revoke_here(digest)
+        told = await asyncio.gather(*(self._tell(node, digest) for node in self._others))
+        return facts, tuple(
+            node for node, is_told in zip(self._others, told, strict=True) if not is_told
+        )
+
+    async def revoke_here(self, digest: str, *, revoked_at: float = 0.0) -> UploadedSampler:
+        """The same at this node alone, whether it knows the archive or not."""
+        if not _DIGEST.fullmatch(digest):
+            raise InputError(f"expected a digest of 64 hexadecimal digits, got {digest!r}")
+        if digest not in self._revoked:
+            await asyncio.to_thread(self._revoke, digest, revoked_at or self._wall())
+            self.on_revoked(digest)
+        return self._revoked[digest]
+
+    async def _tell(self, node: str, digest: str) -> bool:
+        try:
+            await self._peers.revoke_sampler(node, digest)
+        except GalileoError as error:
+            log.warning("node %s will hear that %s is revoked: %s", node, digest[:12], error)
+            return False
+        return True
+
+    def _revoke(self, digest: str, revoked_at: float) -> None:
+        """On disk before anything is ended or deleted."""
+        with self._changing:
+            if digest in self._revoked:
+                return  # By somebody else at the same moment, who knew what it was.
+            if len(self._revoked) >= REVOKED_MAX:
+                raise InputError(f"node {self._name} keeps at most {REVOKED_MAX} revocations")
+            nothing = UploadedSampler(digest, name="", entry="", bytes=0, sent_by="", sent_at=0.0)
+            gone = replace(self._kept.get(digest, nothing), revoked_at=revoked_at)
+            self._store.save_record(_REVOKED, digest, _record(gone))
+            self._revoked = {**self._revoked, digest: gone}
+            self._kept = {name: one for name, one in self._kept.items() if name != digest}
+        self._pool.remove(digest)
+        self._delete(digest)
+
+    def _delete(self, digest: str) -> None:
+        self._loaded.pop(digest, None)
+        self._store.delete_record(_FACTS, digest)
+        self._store.delete_record(_CODE, digest)
+
+    # --- what nodes tell one another ---------------------------------------------------------
+
+    def news(self) -> dict[str, float]:
+        """All digests that are kept, with 0, or were revoked, with the time."""
+        kept = dict.fromkeys(self._kept, 0.0)
+        return kept | {digest: one.revoked_at for digest, one in self._revoked.items()}
+
+    async def hear(self, node: str, digest: str, *, revoked_at: float) -> bool:
+        """Takes in what another node keeps or, at a time above 0, has revoked.
+
+        Returns:
+            Whether that is done; else it is to come again.
+        """
+        try:
+            if revoked_at:
+                await self.revoke_here(digest, revoked_at=revoked_at)
+            elif self._is_allowed and digest not in self._kept and digest not in self._revoked:
+                await self._fetch(digest, [node])
+                return digest in self._kept or digest in self._revoked
+        except GalileoError as error:
+            log.warning("%s is not taken over from %s: %s", digest[:12], node, error)
+            return False
+        return True
+
+
+def _nobody(digest: str) -> None:
+    """Where nobody waits for it."""
+
+
+def _checked(data: bytes, digest: str) -> SamplerArchive:
+    archive = SamplerArchive.from_bytes(data)
+    if archive.digest != digest:
+        raise InputError(f"expected the archive {digest[:12]}, got {archive.digest[:12]}")
+    return archive
+
+
+def _printable(text: str) -> str:
+    return "".join(one for one in text if one.isprintable())[:SENDER_CHARACTERS_MAX]
+
+
+def _record(facts: UploadedSampler) -> bytes:
+    return json.dumps(asdict(facts)).encode()
+
+
+def _facts_of(records: dict[str, bytes]) -> dict[str, UploadedSampler]:
+    return {digest: UploadedSampler(**json.loads(data)) for digest, data in records.items()}
+
+
+def _unknown(digest: str) -> UnknownSampler:
+    return UnknownSampler(
+        f"expected a sampler that was sent, got the digest {digest[:64]!r}, which no node in reach "
+        "has",
+        remedy="send_sampler",
+    )

@@ -1,0 +1,494 @@
+"""Selecting observations: those that match a query exactly, found and read in one call.
+
+What this node keeps is scanned and read in the same step of a thread; labels do not leave it. Of
+other nodes the labels are asked for, then the observations behind them. Where a path's cell and
+bucket lie wholly within what is asked for, its observations match without being tested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence, Set
+from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.dht import placement
+from galileo.dht.live import LiveTopology
+from galileo.errors import DataDropped, IncompleteAnswer, InputError
+from galileo.model.rows import TIME, FirstRows, RowOptions
+from galileo.model.times import column_micros
+from galileo.node.catalog import Catalog
+from galileo.node.peers import PARTS_SCHEMA, ReadTask
+from galileo.node.row_reader import RowReader, first_rows, translate_dropped_to_retry
+from galileo.node.scans import ClusterScans, ScanEnd
+from galileo.node.shard import Shard
+from galileo.query import Query
+
+LABELS_PER_PIECE = 32_768
+ROWS_PER_TABLE = 65_536
+"""Rows that are read together, unless one commit alone has more."""
+STEP_S = 0.025
+"""After so long a step ends with what it has, so that others get their turn."""
+
+_PLACE_AND_TIME = ("latitude", "longitude", "time")
+ALL_ROWS = RowOptions()
+_Mask: TypeAlias = npt.NDArray[np.bool_]
+_T = TypeVar("_T")
+Labels = TypeVar("Labels", pa.Table, pa.RecordBatch)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRange:
+    """The commits past `after` and not past `until` of some partitions."""
+
+    partitions: frozenset[int]
+    after: Cursor
+    until: Cursor
+
+
+class Selection:
+    """Answers from this node's partitions, and through scans and reads from those of others."""
+
+    def __init__(
+        self,
+        name: str,
+        topology: LiveTopology,
+        *,
+        catalog: Catalog,
+        scans: ClusterScans,
+        reading: RowReader,
+        executor: Executor,
+    ) -> None:
+        self._name = name
+        self._topology = topology
+        self._catalog = catalog
+        self._scans = scans
+        self._reading = reading
+        self._executor = executor
+
+    async def select(
+        self,
+        query: Query,
+        options: RowOptions = ALL_ROWS,
+        *,
+        commits: CommitRange | None = None,
+        on_missing: Callable[[frozenset[int]], None] | None = None,
+    ) -> AsyncGenerator[pa.Table, None]:
+        """The observations that match, of everything committed when it was asked.
+
+        They come in any order, those of a limit and an order in that. A limit ends the work at
+        this node and at others once it is reached. With an order every node looks at all that
+        matches, except for time buckets that lie behind what it has found, and sends its own first
+        observations. Nodes that cannot be reached are reported also where the limit was reached
+        without them.
+
+        Args:
+            query: bound to its dataset's schema.
+            options: columns, limit and order.
+            commits: of these alone, whenever it is asked: always the same answer.
+            on_missing: called with the partitions of nodes that could not be asked, in place of
+                an error.
+
+        Raises:
+            InputError: the options do not fit the dataset, or there is no such commit.
+            IncompleteAnswer: a node that may keep some of them cannot be reached.
+            Unavailable: retention dropped what was just found.
+            DataDropped: retention has dropped some of the commits that were named.
+        """
+        options.check(query.schema)
+        wanted, names = FirstRows(options), options.names(query.schema)
+        work = _Work(query, options, wanted, commits, on_missing)
+        async with aclosing(
+            first_rows(self._all_of(work), wanted, executor=self._executor)
+        ) as tables:
+            async for table in tables:
+                yield table.select(names)
+        if wanted.left == 0:
+            # The limit was reached before every node had answered.
+            _, others = self._shares(query, commits)
+            _check_whole(await self._scans.unreachable(query, others), on_missing)
+
+    async def _all_of(self, work: _Work) -> AsyncGenerator[pa.Table, None]:
+        """What may be among the wanted observations."""
+        query, commits = work.query, work.commits
+        own, others = self._shares(query, commits)
+        if own:
+            shard = self._catalog.shard(query.schema.key)
+            _check_stored(shard, own, commits)
+            pieces = _Pieces(shard, work, own).tables()
+            async for table in self._stepwise(pieces):
+                yield table
+            # What went meanwhile the graph may have forgotten before it was found.
+            _check_stored(shard, own, commits)
+        async with aclosing(self._of_others(work, others)) as tables:
+            async for table in tables:
+                yield table
+
+    async def count(self, query: Query) -> int:
+        """How many observations match; errors as `select`. What certainly matches is not read."""
+        own, others = self._shares(query, None)
+        # Of what other nodes send, the number of rows is all that is wanted.
+        options = RowOptions(columns=(TIME,))
+        work = _Work(query, options, FirstRows(options))
+        found = 0
+        if own:
+            pieces = _Pieces(self._catalog.shard(query.schema.key), work, own).counts()
+            async for count in self._stepwise(pieces):
+                found += count
+        async with aclosing(self._of_others(work, others)) as tables:
+            async for table in tables:
+                found += table.num_rows
+        return found
+
+    def _shares(
+        self, query: Query, commits: CommitRange | None
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """The partitions that may hold a match: this node's, and those of others."""
+        wanted = self._scans.candidates(query)
+        if commits is not None:
+            wanted &= commits.partitions
+        own = placement.partitions_by_node(self._topology.current)[self._name] & wanted
+        return own, wanted - own
+
+    async def _stepwise(self, pieces: Iterator[_T | None]) -> AsyncGenerator[_T, None]:
+        """What comes out of an iterator that works in a thread for a while, then is asked again."""
+        loop, done = asyncio.get_running_loop(), False
+        while not done:
+            step = functools.partial(_step, pieces)
+            found, done = await loop.run_in_executor(self._executor, step)
+            for one in found:
+                yield one
+
+    async def _of_others(
+        self, work: _Work, partitions: frozenset[int]
+    ) -> AsyncGenerator[pa.Table, None]:
+        if not partitions:
+            return
+        query, commits = work.query, work.commits
+        after, until = (ORIGIN, None) if commits is None else (commits.after, commits.until)
+        parts = self._scans.between(query, partitions=partitions, after=after, until=until)
+        async with aclosing(parts):
+            async for part in parts:
+                if isinstance(part, ScanEnd):
+                    _check_whole(part.missing, work.on_missing)
+                    _check_reached(part, partitions, commits)
+                    continue
+                named = work.wanted_labels(part).select(PARTS_SCHEMA.names).cast(PARTS_SCHEMA)
+                if not named.num_rows:
+                    continue
+                task = ReadTask(query.schema.key, named, query.to_json(), work.rest())
+                with translate_dropped_to_retry():
+                    async with aclosing(self._reading.read(task)) as tables:
+                        async for table in tables:
+                            yield table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    """What is looked for, and what is known of it by now."""
+
+    query: Query
+    options: RowOptions
+    wanted: FirstRows
+    commits: CommitRange | None = None
+    on_missing: Callable[[frozenset[int]], None] | None = None
+
+    def rest(self) -> RowOptions:
+        """What another node is asked for: no more than is wanted still."""
+        needed = self.options.needed(self.query.schema)
+        return dataclasses.replace(self.options, columns=needed, limit=self.wanted.left)
+
+    def wanted_labels(self, labels: Labels) -> Labels:
+        """Those whose time buckets may hold a wanted observation."""
+        width_us = self.query.schema.time_bucket_us
+        mask = self.wanted.may_hold(column_micros(labels.column("bucket")), width_us)
+        return labels if mask is None else labels.filter(pa.array(mask))
+
+
+def _check_whole(
+    missing: frozenset[int], on_missing: Callable[[frozenset[int]], None] | None
+) -> None:
+    if not missing:
+        return
+    if on_missing is not None:
+        on_missing(missing)
+        return
+    partitions = ", ".join(map(str, sorted(missing)))
+    raise IncompleteAnswer(
+        f"partitions {partitions} are missing, because their nodes are unreachable; try again when "
+        "they are back, or accept a partial answer, which says what is missing",
+        missing=sorted(missing),
+    )
+
+
+def _check_stored(shard: Shard, own: frozenset[int], commits: CommitRange | None) -> None:
+    """That this node has all commits that were named, and has them still."""
+    if commits is not None:
+        gone = {p: s for p, s in shard.dropped().items() if p in own and s > commits.after[p]}
+        _check_range(own, commits, reached=shard.published(), gone=Cursor(gone))
+
+
+def _check_reached(tail: ScanEnd, asked: frozenset[int], commits: CommitRange | None) -> None:
+    """The same of what other nodes have answered."""
+    if commits is not None:
+        _check_range(asked, commits, reached=tail.frontier, gone=tail.gone)
+
+
+def _check_range(
+    asked: frozenset[int], commits: CommitRange, *, reached: Cursor, gone: Cursor
+) -> None:
+    """Raises InputError where commits are not there yet, DataDropped where they are gone."""
+    ahead = sorted(p for p in asked if commits.until[p] > reached[p])
+    if ahead:
+        named = ", ".join(f"{commits.until[p]} of partition {p} (of {reached[p]})" for p in ahead)
+        raise InputError(f"expected commits of this cluster, got {named}; use its own cursors")
+    lost = {p: min(s, commits.until[p]) for p, s in gone.items() if p in asked}
+    lost = {p: s for p, s in lost.items() if s > commits.after[p]}
+    if lost:
+        named = ", ".join(f"{p} up to commit {s}" for p, s in lost.items())
+        raise DataDropped(
+            f"expected commits that are stored; retention has dropped those of partitions {named}",
+            partitions=list(lost),
+            until=list(lost.values()),
+        )
+
+
+def _step(pieces: Iterator[_T | None]) -> tuple[list[_T], bool]:
+    """What comes within a while, and whether it was the last; at least one where there is one."""
+    found: list[_T] = []
+    deadline = time.monotonic() + STEP_S
+    for piece in pieces:
+        if piece is not None:
+            found.append(piece)
+        if time.monotonic() > deadline:
+            return found, False
+    return found, True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pieces:
+    """What some partitions of a shard hold, piece by piece; None comes where there was nothing."""
+
+    shard: Shard
+    work: _Work
+    partitions: frozenset[int]
+
+    @property
+    def query(self) -> Query:
+        return self.work.query
+
+    @property
+    def commits(self) -> CommitRange | None:
+        return self.work.commits
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.work.options.needed(self.shard.schema)
+
+    def tables(self) -> Iterator[pa.Table | None]:
+        # With an order the graph rules out what lies behind what has been found.
+        if self.query.everything and not self.work.options.is_top:
+            yield from self._whole()
+            return
+        for found in self._found():
+            yield None if found is None else self._read(found)
+
+    def counts(self) -> Iterator[int | None]:
+        for found in self._found():
+            if found is None:
+                yield None
+            else:
+                rest = found.take(np.flatnonzero(~found.certain))
+                known = int(found.rows[found.certain].sum(dtype=np.int64))
+                yield known + (self._count(rest) if len(rest.row) else 0)
+
+    def _bounds(self) -> tuple[Cursor, Cursor]:
+        """Between which commits of its partitions to look."""
+        # Published before the graph is read: all of that is in the journals.
+        published = self.shard.published()
+        until = Cursor({partition: published[partition] for partition in self.partitions})
+        if self.commits is None:
+            return ORIGIN, until
+        return self.commits.after, until.meet(self.commits.until)
+
+    def _whole(self) -> Iterator[pa.Table | None]:
+        """Everything: commits as they are stored, in their order, which no graph need name."""
+        after, until = self._bounds()
+        after = after.join(self.shard.dropped())
+        waiting: list[pa.Table] = []
+        rows = 0
+        for partition, last in until.items():
+            for sequence in range(after[partition] + 1, last + 1):
+                with translate_dropped_to_retry():
+                    whole = self.shard.journal(partition).read(sequence)
+                waiting.append(whole.select(self.columns))
+                rows += whole.num_rows
+                if rows >= ROWS_PER_TABLE:
+                    yield pa.concat_tables(waiting)
+                    waiting, rows = [], 0
+                else:
+                    yield None
+        if waiting:
+            yield pa.concat_tables(waiting)
+
+    def _found(self) -> Iterator[_Found | None]:
+        """Labels that match, as many together as have `ROWS_PER_TABLE` rows or more."""
+        after, until = self._bounds()
+        pieces = self.shard.graph.scan_pieces(
+            self.query,
+            labels_max=LABELS_PER_PIECE,
+            after=after,
+            until=until,
+            partitions=self.partitions,
+        )
+        waiting: list[_Found] = []
+        rows = 0
+        for piece in pieces:
+            labels = None if piece is None else self.work.wanted_labels(piece)
+            if labels is not None and labels.num_rows:
+                waiting.append(_Found.of(labels, self.query))
+                rows += waiting[-1].size
+            if rows >= ROWS_PER_TABLE:
+                yield from _Found.joined(waiting).groups()
+                waiting, rows = [], 0
+            else:
+                yield None
+        if waiting:
+            yield from _Found.joined(waiting).groups()
+
+    def _read(self, found: _Found) -> pa.Table:
+        """The observations behind labels that match exactly."""
+        near = self._near(found, {*self.columns, *_PLACE_AND_TIME, *self.query.features})
+        keep = self._matching(near, np.repeat(found.certain, found.rows))
+        table = near if keep is None else near.filter(pa.array(keep))
+        return table.select(self.columns)
+
+    def _count(self, found: _Found) -> int:
+        """How many observations behind labels match exactly."""
+        near = self._near(found, {*_PLACE_AND_TIME, *self.query.features})
+        return int(np.count_nonzero(self.query.match_observations(near)))
+
+    def _matching(self, near: pa.Table, certain: _Mask) -> _Mask | None:
+        """Which of the observations match; None: all of them."""
+        if certain.all():
+            return None
+        open_ = np.flatnonzero(~certain)
+        tested = near if len(open_) == len(certain) else near.take(pa.array(open_))
+        certain[open_] = self.query.match_observations(tested)
+        return certain
+
+    def _near(self, found: _Found, columns: Set[str]) -> pa.Table:
+        """Some columns of all observations behind labels."""
+        numbers, commits = found.row_numbers()
+        tables = []
+        for partition, sequence, start, stop in commits:
+            with translate_dropped_to_retry():
+                whole = self.shard.journal(partition).read(sequence)
+            names = whole.column_names
+            if len(columns) < len(names):
+                whole = whole.select([name for name in names if name in columns])
+            tables.append(_rows(whole, numbers[start:stop]))
+        return _put_together(tables)
+
+
+def _put_together(tables: Sequence[pa.Table]) -> pa.Table:
+    """One table in one piece: testing, filtering and encoding would else do it for each column."""
+    return pa.concat_tables(tables).combine_chunks() if len(tables) > 1 else tables[0]
+
+
+def _rows(table: pa.Table, numbers: npt.NDArray[np.int64]) -> pa.Table:
+    """The rows of ascending numbers; not copied where they are adjacent."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    assert 0 <= first <= last < table.num_rows, "a path names rows that its commit has not"
+    if last - first + 1 == len(numbers):
+        return table.slice(first, len(numbers))
+    return table.take(pa.array(numbers))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """Labels and what is known of them; each array has shape (k,).
+
+    Attributes:
+        partition, sequence, row, rows: as in `schema.label_schema`.
+        certain: whether every observation matches.
+    """
+
+    partition: npt.NDArray[np.int32]
+    sequence: npt.NDArray[np.int64]
+    row: npt.NDArray[np.int32]
+    rows: npt.NDArray[np.int32]
+    certain: _Mask
+
+    @classmethod
+    def of(cls, labels: pa.RecordBatch, query: Query) -> _Found:
+        columns: dict[str, Any] = {name: labels.column(name) for name in query.features}
+        columns["cell"] = labels.column("cell").to_numpy()
+        columns["bucket"] = column_micros(labels.column("bucket"))
+        partition, sequence, row, rows = (
+            labels.column(name).to_numpy() for name in PARTS_SCHEMA.names
+        )
+        return cls(partition, sequence, row, rows, query.must_match_paths(columns))
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Found]) -> _Found:
+        """All of them in the order of partition, sequence and row."""
+        if len(parts) == 1:
+            whole = parts[0]
+        else:
+            whole = cls(*map(np.concatenate, zip(*map(_arrays, parts), strict=True)))
+        return whole.take(np.lexsort((whole.row, whole.sequence, whole.partition)))
+
+    @property
+    def size(self) -> int:
+        """Observations behind the labels."""
+        return int(self.rows.sum(dtype=np.int64))
+
+    def take(self, at: npt.NDArray[np.intp]) -> _Found:
+        return _Found(*(array.take(at) for array in _arrays(self)))
+
+    def groups(self) -> Iterator[_Found]:
+        """Whole commits together, as many as `ROWS_PER_TABLE` allows; none is empty."""
+        starts = self._starts()
+        if len(starts) == 1 or self.size <= ROWS_PER_TABLE:
+            yield self
+            return
+        before = np.append(0, np.cumsum(self.rows, dtype=np.int64))[starts]
+        firsts = starts[np.diff(before // ROWS_PER_TABLE, prepend=-1) > 0]
+        for start, stop in zip(firsts, [*firsts[1:], len(self.row)], strict=True):
+            yield self.take(np.arange(start, stop))
+
+    def row_numbers(self) -> tuple[npt.NDArray[np.int64], list[tuple[int, int, int, int]]]:
+        """Which row of its commit each observation is, those of all labels behind each other.
+
+        Also partition, sequence, start and stop among these numbers, of each commit.
+        """
+        rows = self.rows.astype(np.int64)
+        ends = np.cumsum(rows)
+        numbers = np.repeat(self.row - (ends - rows), rows)
+        numbers += np.arange(len(numbers))
+        starts = self._starts()
+        stops = ends[np.append(starts[1:], len(rows)) - 1]
+        places = (self.partition[starts], self.sequence[starts], np.append(0, stops[:-1]), stops)
+        return numbers, list(zip(*(place.tolist() for place in places), strict=True))
+
+    def _starts(self) -> npt.NDArray[np.intp]:
+        """Where each commit begins; there is at least one."""
+        first = np.ones(len(self.row), dtype=np.bool_)
+        np.not_equal(self.sequence[1:], self.sequence[:-1], out=first[1:])
+        first[1:] |= self.partition[1:] != self.partition[:-1]
+        return np.flatnonzero(first)
+
+
+def _arrays(found: _Found) -> tuple[npt.NDArray[Any], ...]:
+    return found.partition, found.sequence, found.row, found.rows, found.certain

@@ -1,0 +1,130 @@
+"""Drill-down over a real cluster: children in any order of levels, page by page, and walks."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from typing import Any
+
+import pytest
+from generated import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+import galileo
+from galileo.client.analytics_results import Vertex
+from galileo.errors import InputError
+
+LEVELS = ["geohash", "datetime", "temperature", "count", "station", "wet"]
+
+
+@given(
+    order=st.none()
+    | st.permutations(LEVELS).flatmap(lambda all_: st.integers(1, 6).map(lambda n: list(all_)[:n])),
+    depth=st.integers(0, 5),
+    pick=st.integers(0, 2999),
+    limit=st.sampled_from([1, 3, 10_000]),
+    as_text=st.booleans(),
+)
+@examples(80)
+def test_children_are_those_of_the_observations(
+    client: galileo.Client,
+    explored: Any,
+    order: list[str] | None,
+    depth: int,
+    pick: int,
+    limit: int,
+    as_text: bool,
+) -> None:
+    """Below the vertex of some observation, in any order of levels, in pages of any size."""
+    names = order or LEVELS
+    rows = list(zip(*(explored.levels[name] for name in names), strict=True))
+    depth = min(depth, len(names) - 1)
+    prefix = rows[pick][:depth]
+    wanted = Counter(row[depth] for row in rows if row[:depth] == prefix)
+
+    vertex = "/".join(map(text_of, prefix)) if as_text and prefix != ("",) else prefix
+    counts: dict[Any, int] = {}
+    after, pages = None, 0
+    while pages < 4:
+        page = client.children(explored.name, vertex, order=order, limit=limit, after=after)
+        assert page.complete
+        assert page.level == names[depth]
+        assert len(page) <= limit
+        rows = page.to_arrow().to_pylist()
+        assert not counts.keys() & {row["value"] for row in rows}
+        counts |= {row["value"]: row["observations"] for row in rows}
+        assert all(1 <= row["paths"] <= row["observations"] for row in rows)
+        after, pages = page.last, pages + 1 if page.more else 4
+    ascending = sorted(value for value in wanted if value is not None)
+    inorder = ascending + [None] * (None in wanted)
+    assert list(counts) == inorder[: len(counts)]
+    assert all(wanted[value] == count for value, count in counts.items())
+    assert page.more is (len(counts) < len(wanted))
+
+
+def text_of(value: Any) -> str:
+    if value is None:
+        return "~"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dt.datetime):
+        return value.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return str(value).replace("%", "%25").replace("/", "%2F").replace("~", "%7E")
+
+
+def test_a_walk_meets_every_vertex_once(client: galileo.Client, explored: Any) -> None:
+    walked = list(client.tree(explored.name, order=["wet", "station", "count"]))
+    rows = list(zip(*(explored.levels[name] for name in ("wet", "station", "count")), strict=True))
+    paths = {row[:depth] for row in rows for depth in (1, 2, 3)}
+    assert len(walked) == len(paths)
+    assert {vertex.path for vertex in walked} == paths
+    assert [vertex.path for vertex in walked[:2]] == [(False,), (False, "")]
+    assert sum(v.observations for v in walked if len(v.path) == 3) == len(rows)
+    for vertex in walked[:8]:
+        assert "/".join(map(text_of, vertex.path)) == vertex.text
+    top = list(client.tree(explored.name, order=["wet", "station", "count"], depth=1))
+    assert [vertex.value for vertex in top] == [False, True, None]
+    below = list(client.tree(explored.name, "true/beta%2F2", order=["wet", "station", "count"]))
+    assert below == [v for v in walked if v.path[:2] == (True, "beta/2") and len(v.path) == 3]
+
+
+def test_a_walk_asks_only_as_far_as_it_is_followed(client: galileo.Client, explored: Any) -> None:
+    walk = client.tree(explored.name)
+    first: Vertex = next(iter(walk))
+    assert (first.level, len(first.path)) == ("geohash", 1)
+    walk.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("vertex", "keywords", "message"),
+    [
+        ("9x/2014-03-01/250/1/a/true/b", {}, "at most 6 levels"),
+        (["9xj"], {}, "geohash of 2 characters"),
+        (["9x", "2014-03-01", "warm"], {}, "expected a value of type float"),
+        ("9x/2014-03-01/warm", {}, "expected a value of type float or '~'"),
+        ("", {"order": ["geohash", "geohash"]}, "each once"),
+        ("", {"order": ["note"]}, "expected levels of dataset"),
+        ("", {"order": "geohash"}, "expected a list of levels"),
+        ("1", {"order": ["note", "count"]}, "expected levels of dataset"),
+        ("", {"limit": 0}, "at least 1 child"),
+        ("", {"limit": 100_001}, "limit from 1 to 100,000"),
+        ("", {"after": 3.5}, "expected a value of type string"),
+        ([object()], {}, "expected a time"),
+        (["9x", "2014-03-01", 1.0, 1, "a", True], {}, "at most 5 values"),
+    ],
+)
+def test_what_is_no_vertex_is_refused(
+    client: galileo.Client,
+    explored: Any,
+    vertex: Any,
+    keywords: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(InputError, match=message):
+        client.children(explored.name, vertex, **keywords)
+
+
+def test_a_walk_of_no_depth_is_refused(client: galileo.Client, explored: Any) -> None:
+    with pytest.raises(InputError, match="depth of at least 1"):
+        list(client.tree(explored.name, depth=0))

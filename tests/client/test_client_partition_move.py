@@ -1,0 +1,81 @@
+"""A client that asks for a partition to be moved, of nodes that end the stream too early."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import pytest
+
+import galileo
+from galileo.client.backoff import BackoffClock
+from galileo.errors import Unavailable
+from galileo.wire.pb import cluster_pb2_grpc, moves_pb2, moves_pb2_grpc
+
+
+class Node(moves_pb2_grpc.MovesServicer, cluster_pb2_grpc.ClusterServicer):
+    """Begins moves, and ends so many of their streams without a word."""
+
+    def __init__(self) -> None:
+        self.silent = 0
+        self.moves = 0
+
+    async def Move(self, request: Any, context: Any) -> AsyncIterator[moves_pb2.MoveProgress]:
+        self.moves += 1
+        yield moves_pb2.MoveProgress(stage="copy", bytes_done=1, bytes_total=2)
+        if self.moves > self.silent:
+            yield moves_pb2.MoveProgress(stage="done")
+
+    async def Topology(self, request: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+
+
+@pytest.fixture
+async def node() -> Node:
+    return Node()
+
+
+@pytest.fixture
+async def client(node: Node) -> AsyncIterator[galileo.AsyncClient]:
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    moves_pb2_grpc.add_MovesServicer_to_server(node, server)
+    cluster_pb2_grpc.add_ClusterServicer_to_server(node, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with galileo.AsyncClient(f"127.0.0.1:{port}", timeout="30s") as made:
+        yield made
+    await server.stop(None)
+
+
+async def test_a_stream_that_ends_before_the_move_is_begun_again_after_a_pause(
+    node: Node, client: galileo.AsyncClient
+) -> None:
+    node.silent = 3
+    paused = []
+
+    async def sleep(wait_s: float) -> None:
+        paused.append(wait_s)
+
+    client._transport.timing = BackoffClock(sleep=sleep)
+    stages = [one.stage async for one in client.move(0, to="node-2")]
+    assert stages == ["copy", "copy", "copy", "copy", "done"]
+    assert len(paused) == 3
+    assert min(paused) > 0
+
+
+async def test_streams_that_always_end_too_early_end_with_an_error(
+    node: Node, client: galileo.AsyncClient
+) -> None:
+    node.silent = 1_000
+    now = [time.monotonic()]
+
+    async def sleep(wait_s: float) -> None:
+        now[0] += wait_s
+
+    client._transport.timing = BackoffClock(lambda: now[0], sleep)
+    with pytest.raises(Unavailable, match="before the partition had moved"):
+        async for _ in client.move(0, to="node-2"):
+            pass
+    assert node.moves < 200

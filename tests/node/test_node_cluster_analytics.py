@@ -1,0 +1,422 @@
+"""Exploration over real nodes in this process; only the network between them is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from galileo.cursor import Cursor
+from galileo.dht import placement
+from galileo.errors import Cancelled, InputError, Overloaded, Unavailable
+from galileo.graph.drill_down import default_order
+from galileo.graph.metadata_graph import MetadataGraph
+from galileo.model.schema import Schema
+from galileo.node import local_analytics
+from galileo.node.analytics_protocol import (
+    Children,
+    ChildrenRequest,
+    Described,
+    ExplainResult,
+    NearestRows,
+    PartitionScope,
+    SummaryRequest,
+    SummaryResult,
+)
+from galileo.node.cluster_analytics import ClusterAnalytics
+from galileo.node.local_analytics import WORK_WAITING_MAX
+from galileo.query import Query, parse
+from galileo.query.nearest import NearestTo
+
+Make = Callable[..., pa.Table]
+
+
+@dataclass
+class Direct:
+    """Calls the other node's methods; `away` are those that cannot be reached."""
+
+    explorations: dict[str, ClusterAnalytics] = field(default_factory=dict)
+    away: set[str] = field(default_factory=set)
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    before_answer: Callable[[str], None] = lambda node: None
+
+    def _reach(self, node: str, question: Any) -> Any:
+        self.asked.append((node, question))
+        if node in self.away:
+            raise Unavailable(f"node {node} is away", node=node)
+        self.before_answer(node)
+        return self.explorations[node].local
+
+    async def explain(self, node: str, query: Query, share: PartitionScope) -> ExplainResult:
+        return await self._reach(node, share).explain(query, share)
+
+    async def summarise(
+        self, node: str, question: SummaryRequest, share: PartitionScope
+    ) -> SummaryResult:
+        return await self._reach(node, question).summarise(question, share)
+
+    async def children(self, node: str, question: ChildrenRequest) -> Children:
+        return await self._reach(node, question).children(question)
+
+    async def nearest(self, node: str, sought: NearestTo, share: PartitionScope) -> NearestRows:
+        return await self._reach(node, sought).nearest(sought, share)
+
+    async def describe(self, node: str, schema: Schema, share: PartitionScope) -> Described:
+        return await self._reach(node, share).describe(schema.name, share)
+
+
+@pytest.fixture
+async def direct(cluster: Any) -> AsyncIterator[Direct]:
+    made = Direct()
+    for node in cluster.nodes:
+        made.explorations[node.name] = ClusterAnalytics(node, peers=made)
+    yield made
+    for exploration in made.explorations.values():
+        await exploration.close()
+
+
+async def fill(cluster: Any, make: Make, batches: int = 3) -> pd.DataFrame:
+    tables = [make(300, seed=seed) for seed in range(batches)]
+    for batch, table in enumerate(tables):
+        await cluster.ingest(table, batch=batch)
+    return pa.concat_tables(tables).to_pandas()
+
+
+def held_by(cluster: Any, node: str) -> set[int]:
+    return set(placement.partitions_by_node(cluster.topology)[node])
+
+
+def children_of(
+    cluster: Any, *prefix: Any, order: Any = None, limit: int = 10_000
+) -> ChildrenRequest:
+    levels = default_order(cluster.schema) if order is None else order
+    return ChildrenRequest(cluster.schema, prefix, levels, limit)
+
+
+async def test_every_node_answers_alike(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    frame = await fill(cluster, make_observations)
+    query = parse("temperature > 280", cluster.schema)
+    sought = NearestTo(20.0, 179.0, 25, query)
+    question = SummaryRequest(query, "temperature", 5)
+    warm = frame[frame["temperature"] > 280]
+    near, counts = [], []
+    for exploration in direct.explorations.values():
+        found = await exploration.nearest(sought)
+        near.append(found.value.observations.to_pylist())
+        summary = (await exploration.summarise(question)).value
+        assert (summary.observations, summary.maximum) == (len(warm), warm["temperature"].max())
+        counts.append(summary.histogram.counts.tolist())
+        told = await exploration.explain(query)
+        assert sum(node.explanation.found for node in told.nodes) == summary.paths
+        assert found.missing == frozenset()
+    assert near[0] == near[1] == near[2]
+    assert counts[0] == counts[1] == counts[2] == np.histogram(warm["temperature"], 5)[0].tolist()
+
+
+async def test_what_a_node_that_is_away_holds_is_missing_and_the_rest_is_right(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    everything = parse("", cluster.schema)
+    direct.away.add("b")
+    gone, asked = held_by(cluster, "b"), direct.explorations["a"]
+    labels = (await cluster.ask("", at="a")).table
+    kept = labels.filter(pa.array(~np.isin(labels.column("partition").to_numpy(), list(gone))))
+    rows = sum(kept.column("rows").to_pylist())
+
+    summary = await asked.summarise(SummaryRequest(everything, "temperature", 4))
+    assert (summary.value.observations, summary.missing) == (rows, gone)
+    assert gone.isdisjoint(summary.frontier)
+    children = await asked.children(children_of(cluster))
+    assert sum(children.value.table.column("observations").to_pylist()) == rows
+    assert children.missing == gone
+    near = await asked.nearest(NearestTo(0.0, 0.0, 10_000, everything))
+    assert (near.value.observations.num_rows, near.missing) == (rows, gone)
+    assert gone.isdisjoint(near.frontier)
+    told = await asked.explain(everything)
+    errors = {node.node: node.error for node in told.nodes}
+    assert {name for name, error in errors.items() if error} == {"b"}
+    assert sum(node.explanation.found for node in told.nodes if node.explanation) == kept.num_rows
+
+
+async def test_a_node_lost_between_the_rounds_of_a_histogram_is_missing(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    rounds = []
+
+    def lose(node: str) -> None:
+        rounds.append(node)
+        if rounds.count(node) == 2 and node == "b":
+            raise Unavailable("gone in the meantime")
+
+    direct.before_answer = lose
+    question = SummaryRequest(parse("", cluster.schema), "temperature", 6)
+    found = await direct.explorations["a"].summarise(question)
+    assert rounds.count("b") == 2
+    assert found.missing == held_by(cluster, "b")
+    value = found.value
+    assert value.histogram.counts.sum() == value.observations - value.missing > 0
+    whole = await direct.explorations["c"].summarise(question)
+    assert whole.missing == frozenset()
+    assert whole.value.observations > value.observations
+
+
+async def test_a_histogram_counts_the_commits_of_its_first_round_only(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    frame = await fill(cluster, make_observations)
+    late = make_observations(50, seed=9)
+    loop = asyncio.get_running_loop()
+    ingested: list[asyncio.Task[Any]] = []
+
+    def commit_more(_: str) -> None:
+        if not ingested:
+            ingested.append(loop.create_task(cluster.ingest(late, batch=9)))
+
+    question = SummaryRequest(parse("", cluster.schema), "temperature", 6)
+    whole = await direct.explorations["a"].summarise(question)
+    direct.before_answer = commit_more
+    again = await direct.explorations["a"].summarise(question)
+    await ingested[0]
+    for found in (whole, again):
+        value = found.value
+        assert value.histogram.counts.sum() == value.observations - value.missing
+        assert value.histogram.edges[-1] == value.maximum
+    assert whole.value.observations == len(frame)
+
+
+async def test_what_the_feature_graph_spares_is_not_looked_at(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    cold, exploration = parse("temperature > 1000", cluster.schema), direct.explorations["a"]
+    before = await exploration.explain(cold)
+    assert before.spared == Cursor()
+    published = Cursor()
+    for owner in cluster.nodes:
+        shard = owner.catalog.shard("nam")
+        published = published.join(shard.published())
+        for synopsis in shard.synopses().values():
+            cluster["a"].view.hear_synopsis(cluster.schema, synopsis.changes_since(None))
+    after = await exploration.explain(cold)
+    assert after.spared == published
+    assert sum(node.explanation.paths_examined for node in after.nodes) == 0
+    summary = await exploration.summarise(SummaryRequest(cold, "temperature", 3))
+    assert (summary.value.paths, summary.frontier) == (0, published)
+    near = await exploration.nearest(NearestTo(0.0, 0.0, 5, cold))
+    assert (near.value.observations.num_rows, near.frontier) == (0, published)
+
+
+async def test_a_vertex_asks_only_those_that_can_hold_it(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    labels = await cluster.ask("", at="a")
+    row = labels.to_arrow().slice(0, 1).to_pylist()[0]
+    asked = direct.explorations["a"]
+    for prefix in ((row["geohash"],), (row["geohash"], row["time"])):
+        direct.asked.clear()
+        found = await asked.children(children_of(cluster, *prefix))
+        nodes = {node for node, _ in direct.asked}
+        owner = placement.owner(cluster.topology, row["partition"])
+        members = {node.name for node in cluster.topology.group_of(owner).nodes}
+        assert nodes == (members if len(prefix) == 1 else {owner}) - {"a"}
+        assert found.value.table.num_rows > 0
+
+
+async def test_first_pages_of_nodes_make_the_first_page_of_all(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    frame = await fill(cluster, make_observations)
+    counted = frame["temperature"].value_counts().sort_index()
+    found = await direct.explorations["a"].children(
+        children_of(cluster, order=("temperature",), limit=7)
+    )
+    table = found.value.table
+    assert found.value.more
+    assert table.column("value").to_pylist() == counted.index[:7].tolist()
+    assert table.column("observations").to_pylist() == counted.iloc[:7].tolist()
+
+
+async def test_an_estimate_asks_nobody_and_says_what_it_does_not_know(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    everything, node = parse("", cluster.schema), cluster["a"]
+    mine, exploration = held_by(cluster, "a"), direct.explorations["a"]
+    own = [p for p in (await cluster.ask("", at="a")).partitions.tolist() if p in mine]
+
+    told = exploration.estimate(everything, feature="temperature", shares=[0.5])
+    assert direct.asked == []
+    assert told.unheard == frozenset(cluster.topology.partitions) - mine
+    assert told.count.low <= len(own) <= told.count.high
+    assert len(told.quantiles) == 1
+
+    for other in "bc":
+        node.view.hear_node(other)
+        node.view.hear_sequences("nam", cluster[other].catalog.shard("nam").published())
+    told = exploration.estimate(everything, feature=None, shares=[])
+    assert told.unheard == frozenset()
+    theirs = [cluster[other].catalog.shard("nam").published() for other in "bc"]
+    assert told.behind == sum(sum(cursor.values()) for cursor in theirs) > 0
+
+    for other in "bc":
+        for synopsis in cluster[other].catalog.shard("nam").synopses().values():
+            node.view.hear_synopsis(cluster.schema, synopsis.changes_since(None))
+    told = exploration.estimate(everything, feature=None, shares=[])
+    assert told.behind == 0
+    whole = len((await cluster.ask("", at="a")).partitions)
+    assert told.count.low <= whole <= told.count.high
+
+
+async def test_an_error_of_the_question_is_the_answers_error(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations, batches=1)
+    with pytest.raises(InputError, match="expected a value of type float"):
+        await direct.explorations["a"].children(
+            children_of(cluster, "warm", order=("temperature", "geohash"))
+        )
+
+
+# --- cancellation and bounds ---------------------------------------------------------------------
+
+
+async def test_work_that_nobody_waits_for_stops(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    """The thread meets the check after the caller went away, and ends with it."""
+    local = direct.explorations["a"].local
+    working, outcome = threading.Event(), []
+
+    def endless(check: Callable[[], None]) -> None:
+        try:
+            while True:
+                check()
+                working.set()
+        except Cancelled as error:
+            outcome.append(error)
+            raise
+
+    task = asyncio.create_task(local._run(endless))
+    await asyncio.to_thread(working.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await direct.explorations["a"].close()
+    assert [type(error) for error in outcome] == [Cancelled]
+
+
+async def test_too_much_at_a_time_is_refused(
+    cluster: Any, direct: Direct, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert WORK_WAITING_MAX == 64
+    monkeypatch.setattr(local_analytics, "WORK_WAITING_MAX", 2)
+    local, go_on = direct.explorations["a"].local, threading.Event()
+    tasks = [asyncio.create_task(local._run(lambda check: go_on.wait())) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="2 explorations are under way") as refused:
+        await local._run(lambda check: None)
+    assert refused.value.details == {"after_s": 0.5}
+    go_on.set()
+    assert await asyncio.gather(*tasks) == [True, True]
+    assert await local._run(lambda check: 7) == 7
+
+
+async def test_reading_holds_few_observations_more_than_wanted(
+    cluster: Any, direct: Direct, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(cluster, make_observations, batches=6)
+    monkeypatch.setattr(local_analytics, "ROWS_HELD", 10)
+    sizes: list[int] = []
+    plain = local_analytics.first
+
+    def measured(tables: list[pa.Table], sought: NearestTo) -> Any:
+        sizes.append(sum(table.num_rows for table in tables))
+        return plain(tables, sought)
+
+    monkeypatch.setattr(local_analytics, "first", measured)
+    sought = NearestTo(0.0, 0.0, 5, parse("", cluster.schema), first_m=3e7)
+    share = PartitionScope(frozenset(held_by(cluster, "b")))
+    found = await direct.explorations["b"].local.nearest(sought, share)
+    assert found.observations.num_rows == 5
+    assert len(sizes) >= 1
+    frame = (await cluster.read(await cluster.ask("", at="b"))).to_pandas()
+    assert len(frame) == 1800
+
+
+async def test_a_search_begins_anew_where_retention_takes_away_what_it_found(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are dropped after the search found paths in them and before it read them."""
+    cluster.journals = dataclasses.replace(cluster.journals, segment_bytes_max=4_000)
+    for name in "abc":
+        await cluster.restart(name)
+    await fill(cluster, make_observations)
+    direct = Direct()
+    direct.explorations["a"] = exploration = ClusterAnalytics(cluster["a"], peers=direct)
+    shard, plain = cluster["a"].catalog.shard("nam"), MetadataGraph.scan
+    dropped: list[int] = []
+    dropping = threading.Lock()
+
+    def scan(graph: MetadataGraph, *args: Any, **keywords: Any) -> pa.Table:
+        found = plain(graph, *args, **keywords)
+        many = [partition for partition, j in shard.journals.items() if j.segments > 1]
+        # Dropping scans too, within itself.
+        if not dropped and many and not dropping.locked():
+            with dropping:
+                shard.drop(many[0], shard.journals[many[0]].log_files()[0].last)
+            dropped.append(many[0])
+        return found
+
+    monkeypatch.setattr(MetadataGraph, "scan", scan)
+    sought = NearestTo(0.0, 0.0, 10_000, parse("", cluster.schema))
+    share = PartitionScope(frozenset(held_by(cluster, "a")))
+    found = (await exploration.local.nearest(sought, share)).observations
+    assert dropped
+    left = plain(shard.graph, sought.among, partitions=share.partitions)
+    assert found.num_rows == sum(left.column("rows").to_pylist()) > 0
+    await exploration.close()
+
+
+async def test_every_node_describes_the_whole_dataset(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    frame = await fill(cluster, make_observations)
+    for node in "abc":
+        direct.asked.clear()
+        whole = await direct.explorations[node].describe(cluster.schema)
+        assert sorted(name for name, _ in direct.asked) == sorted({*"abc"} - {node})
+        told, temperatures = whole.value.description, frame["temperature"]
+        assert told.observations == len(frame)
+        numbers = told.numbers["temperature"]
+        assert numbers.missing == temperatures.isna().sum()
+        assert (numbers.minimum, numbers.maximum) == (temperatures.min(), temperatures.max())
+        assert numbers.mean == pytest.approx(temperatures.mean())
+        assert told.extent is not None
+        assert told.extent.south <= frame["latitude"].min()
+        assert told.extent.east >= frame["longitude"].max()
+        assert whole.value.bytes > 0
+        assert not whole.missing
+
+
+async def test_a_description_names_what_a_node_that_is_away_keeps(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    frame = await fill(cluster, make_observations)
+    direct.away = {"b"}
+    whole = await direct.explorations["a"].describe(cluster.schema)
+    assert whole.missing == placement.partitions_by_node(cluster.topology)["b"]
+    assert 0 < whole.value.description.observations < len(frame)
+    assert set(whole.frontier).isdisjoint(whole.missing)

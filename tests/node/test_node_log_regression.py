@@ -1,0 +1,91 @@
+"""Commits that were told of and are not there any more."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.node.log_regression import HEARD_TIMES, LogRegression, LogRegressions
+
+HEARD = {"air": Cursor({0: 5, 1: 7, 2: 9}), "rain": Cursor({1: 2})}
+
+
+def hear(losses: LogRegressions, told: dict[str, Cursor], times: int = 1) -> None:
+    for _ in range(times):
+        losses.hear("b", [1, 2, 3], told=told, heard=HEARD)
+
+
+def test_who_comes_back_with_less_has_lost_it_and_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    losses = LogRegressions()
+    hear(losses, {"air": Cursor({1: 7, 2: 9}), "rain": Cursor({1: 2})}, HEARD_TIMES)
+    assert losses.known == []
+    with caplog.at_level(logging.ERROR):
+        hear(losses, {"air": Cursor({1: 6, 2: 9})}, HEARD_TIMES + 2)
+    found = [(one.dataset, one.partition, one.had, one.has) for one in losses.known]
+    assert found == [("air", 1, 7, 6), ("rain", 1, 2, 0)]
+    assert len(caplog.messages) == 2
+    assert "partition 1 of dataset 'air' at node b: it had told of commit 7" in caplog.text
+    hear(losses, HEARD, HEARD_TIMES)
+    assert len(losses.known) == 2, "that its numbers have caught up brings nothing back"
+
+
+def test_a_report_that_was_under_way_for_long_is_no_loss() -> None:
+    losses = LogRegressions()
+    for _ in range(5):
+        hear(losses, {"air": Cursor({1: 3, 2: 9})}, HEARD_TIMES - 1)
+        hear(losses, HEARD)
+    assert losses.known == []
+
+
+def test_what_others_keep_is_not_asked_of_it() -> None:
+    losses = LogRegressions()
+    for _ in range(HEARD_TIMES):
+        losses.hear("c", [], told={}, heard=HEARD)
+    assert losses.known == []
+
+
+def test_what_readers_have_retrieved_is_expected_after_a_restart_of_every_node() -> None:
+    losses = LogRegressions()
+    losses.expect("air", Cursor({1: 6}))
+    losses.expect("air", Cursor({1: 4, 2: 5}))
+    for _ in range(HEARD_TIMES):
+        losses.hear("b", [1, 2], told={"air": Cursor({1: 6, 2: 3})}, heard={"air": Cursor({1: 6})})
+    losses.check_own("a", [3], told={})
+    assert losses.known == [LogRegression("b", "air", 2, had=5, has=3)]
+
+
+CURSORS = [ORIGIN, Cursor({1: 1}), Cursor({1: 1}), Cursor({1: 2, 2: 1}), Cursor({2: 3})]
+PARTITIONS = [frozenset({1}), frozenset({2}), frozenset({1, 2})]
+REPORTS = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("air", "rain"), st.sampled_from(CURSORS))
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("bc"),
+            st.sampled_from(PARTITIONS),
+            REPORTS,
+            REPORTS,
+            st.none() | st.sampled_from(CURSORS),
+        ),
+        max_size=20,
+    )
+)
+def test_reports_that_are_not_compared_again_hide_no_loss(steps: list[Any]) -> None:
+    losses, always = LogRegressions(), LogRegressions()
+    for node, partitions, told, heard, retrieved in steps:
+        for each in (losses, always):
+            if retrieved is not None:
+                each.expect("air", retrieved)
+            each.hear(node, partitions, told=told, heard=heard)
+        always._compared.clear()
+        assert losses.known == always.known

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from galileo.dht import placement
+from galileo.errors import (
+    DataDamaged,
+    InputError,
+    PartitionMoved,
+    Unavailable,
+    UnknownDataset,
+)
+from galileo.node import retry
+from galileo.node.peers import PARTS_SCHEMA, ReadTask
+
+Make = Callable[..., pa.Table]
+
+BOX = "S_INTERSECTS(geometry, BBOX(-100, 10, 40, 33))"
+
+
+def parts(*rows: tuple[int, int, int, int]) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) or [()] * 4
+    return pa.table([pa.array(column) for column in columns], names=PARTS_SCHEMA.names).cast(
+        PARTS_SCHEMA
+    )
+
+
+async def read(cluster: Any, table: pa.Table, query: str = "", *, at: str = "a") -> pa.Table:
+    task = ReadTask("nam", table, query)
+    tables = [one async for one in cluster[at].reading.read(task)]
+    return pa.concat_tables([cluster.schema.observation_schema.empty_table(), *tables])
+
+
+def stations(table: pa.Table) -> list[str]:
+    return sorted(table.column("station").to_pylist())
+
+
+async def test_an_exact_read_has_only_what_matches(cluster: Any, make_observations: Make) -> None:
+    table = make_observations(2000)
+    await cluster.ingest(table)
+    labels = await cluster.ask(f"temperature > 260 AND {BOX}")
+    frame = table.to_pandas()
+    inside = frame["longitude"].between(-100, 40) & frame["latitude"].between(10, 33)
+    expected = frame["station"][inside & (frame["temperature"] > 260)]
+    for node in "abc":
+        assert stations(await cluster.read(labels, at=node)) == sorted(expected)
+    whole = stations(await cluster.read(labels, exact=False))
+    assert set(whole) > set(expected), "cells at the edge hold observations outside"
+    assert len(whole) == labels.table.column("rows").to_numpy().sum()
+
+
+async def test_everything_comes_back_as_it_was_brought(
+    cluster: Any, make_observations: Make
+) -> None:
+    table = make_observations(500)
+    await cluster.ingest(table)
+    back = await cluster.read(await cluster.ask())
+    assert back.sort_by("station").equals(table.sort_by("station"))
+
+
+async def test_partitions_that_move_while_a_reader_takes_its_time_are_found_again(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long ago it began, and however often it happens."""
+    table = make_observations(500)
+    await cluster.ingest(table)
+    monkeypatch.setattr(retry, "MOVED_RETRY_TIMEOUT_S", 0.0)
+    labels, moved = await cluster.ask(), list[str]()
+    for name in "abc":
+        there = cluster[name].reading
+
+        async def local(
+            task: ReadTask, name: str = name, read: Any = there.read_local
+        ) -> AsyncIterator[pa.Table]:
+            if name not in moved:
+                moved.append(name)
+                raise PartitionMoved("it is on its way")
+            async for one in read(task):
+                yield one
+
+        monkeypatch.setattr(there, "read_local", local)
+    back = await cluster.read(labels)
+    assert sorted(moved) == ["a", "b", "c"]
+    assert back.sort_by("station").equals(table.sort_by("station"))
+
+
+async def test_only_the_rows_that_were_asked_for(cluster: Any, make_observations: Make) -> None:
+    await cluster.ingest(make_observations(500))
+    labels = await cluster.ask()
+    picked = labels.where(np.arange(len(labels)) % 7 == 3)
+    assert 0 < len(picked) < len(labels)
+    found = await cluster.read(picked)
+    assert found.num_rows == picked.table.column("rows").to_numpy().sum()
+    whole = set(stations(await cluster.read(labels)))
+    assert set(stations(found)) < whole
+
+
+async def test_no_parts_are_no_rows(cluster: Any, make_observations: Make) -> None:
+    await cluster.ingest(make_observations(50))
+    assert (await read(cluster, parts())).num_rows == 0
+
+
+async def test_a_node_that_is_away_cannot_be_read(cluster: Any, make_observations: Make) -> None:
+    await cluster.ingest(make_observations(300))
+    labels = await cluster.ask()
+    cluster.network.away = {"b"}
+    with pytest.raises(Unavailable, match="node b is away"):
+        await cluster.read(labels)
+    theirs = placement.partitions_by_node(cluster.topology)["b"]
+    ours = labels.where(~np.isin(labels.partitions, list(theirs)))
+    assert (await cluster.read(ours)).num_rows > 0
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+async def test_an_unknown_partition_is_refused(cluster: Any, make_observations: Make) -> None:
+    await cluster.ingest(make_observations(50))
+    with pytest.raises(InputError, match=r"expected partitions of this cluster, got \[999\]"):
+        await read(cluster, parts((999, 1, 0, 1)))
+
+
+@pytest.mark.parametrize("partition", [999, -1])
+@pytest.mark.parametrize("sequence", [-1, 0, 1])
+async def test_a_peer_that_asks_for_nonsense_is_refused(
+    cluster: Any, make_observations: Make, partition: int, sequence: int
+) -> None:
+    await cluster.ingest(make_observations(50))
+    task = ReadTask("nam", parts((partition, sequence, 0, 1)), "")
+    with pytest.raises(InputError, match="expected"):
+        _ = [table async for table in cluster["a"].reading.read_local(task)]
+
+
+async def test_a_commit_that_is_not_there_is_refused(cluster: Any, make_observations: Make) -> None:
+    await cluster.ingest(make_observations(300))
+    for sequence in (2, 0, -5):
+        with pytest.raises(InputError, match="expected"):
+            await read(cluster, parts((0, sequence, 0, 1)))
+
+
+@pytest.mark.parametrize(("row", "rows"), [(-1, 1), (0, 100_000), (5, -1), (2**31 - 1, 2**31 - 1)])
+async def test_rows_that_are_not_there_are_refused(
+    cluster: Any, make_observations: Make, row: int, rows: int
+) -> None:
+    await cluster.ingest(make_observations(300))
+    with pytest.raises(InputError, match="expected first rows and row counts"):
+        await read(cluster, parts((0, 1, row, rows)))
+
+
+async def test_an_unknown_dataset_is_refused(cluster: Any) -> None:
+    with pytest.raises(UnknownDataset):
+        _ = [t async for t in cluster["a"].reading.read(ReadTask("nan", parts(), ""))]
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+def flip_last_byte(directory: Path) -> Path:
+    """The observations stand at the end of a frame."""
+    (path,) = directory.glob("*.segment")
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 0x40
+    path.write_bytes(data)
+    return path
+
+
+async def test_a_damaged_block_is_never_served(cluster: Any, make_observations: Make) -> None:
+    await cluster.ingest(make_observations(600))
+    labels = await cluster.ask()
+    victim = min(placement.partitions_by_node(cluster.topology)["b"])
+    path = flip_last_byte(cluster.directory / "b" / "journals" / "nam" / str(victim))
+    for node in "abc":
+        with pytest.raises(DataDamaged, match=r"damaged at byte \d+") as damaged:
+            await cluster.read(labels, at=node)
+        assert damaged.value.details["file"] == str(path)
+    others = labels.where(labels.partitions != victim)
+    assert (await cluster.read(others)).num_rows == others.table.column("rows").to_numpy().sum()
+    assert len(await cluster.ask()) == len(labels), "paths are still known"

@@ -1,0 +1,379 @@
+"""Sent samplers at real nodes: kept, spread, used where labels lie, revoked."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from galileo.containment import obstacle
+from galileo.errors import (
+    DataDamaged,
+    InputError,
+    InvalidArchive,
+    NotContained,
+    NotPermitted,
+    SamplerFailed,
+    SamplerRevoked,
+    UnknownSampler,
+)
+from galileo.labels import LabelSet
+from galileo.node import sampler_store
+from galileo.node.sampler_store import UploadOptions
+from galileo.node.scans import ScanEnd
+from galileo.node.storage_node import NodeOptions
+from galileo.query import parse
+from galileo.sampler_archives import SamplerArchive, sampler_archive
+from galileo.samplers import SamplerSpec, sampler
+from galileo.testing.conformance import identities
+
+Make = Callable[..., pa.Table]
+
+CODE = """
+from galileo.samplers import label_uniforms
+
+class Share:
+    def __init__(self, *, fraction=0.5):
+        if fraction > 1:
+            raise ValueError("no such fraction")
+        self.fraction = fraction
+
+    def sample(self, labels, *, seed):
+        return label_uniforms(labels, seed=seed) < self.fraction
+"""
+OBSERVING = '''
+import numpy as np
+
+class Lottery:
+    """Draws one label of everything among those with an observation in the north."""
+    scope = "global"
+    regroups = False
+    needs_observations = True
+
+    def sample(self, labels, *, observations, seed):
+        number = observations.column("label").to_numpy()
+        is_north = observations.column("latitude").to_numpy() > 20
+        return np.bincount(number[is_north], minlength=len(labels)) > 0
+
+    def merge(self, labels, *, seed):
+        key = labels.partitions.astype(np.int64) << 40 | labels.sequences << 20 | labels.rows
+        return key == key.min()
+'''
+
+pytestmark = pytest.mark.skipif(
+    obstacle() is not None, reason=f"sent code cannot be contained here: {obstacle()}"
+)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SamplerArchive]:
+    """`made(CODE)`: the archive of a file with this code."""
+    home = tmp_path_factory.mktemp("sent")
+
+    def archive(code: str, *, name: str = "share") -> SamplerArchive:
+        path = Path(home) / f"{name}.py"
+        path.write_text(code)
+        return sampler_archive(path)
+
+    return archive
+
+
+@pytest.fixture
+def share(made: Callable[..., SamplerArchive]) -> SamplerArchive:
+    return made(CODE)
+
+
+@pytest.fixture
+async def open_cluster(cluster: Any) -> Any:
+    """The three nodes, which take what is sent."""
+    clock = cluster.clock
+    cluster.options = NodeOptions(sending=UploadOptions(is_allowed=True, wall=clock.wall))
+    for name in "abc":
+        await cluster.restart(name)
+    return cluster
+
+
+async def sampled(cluster: Any, spec: SamplerSpec, *, at: str = "a") -> LabelSet:
+    parts = [part async for part in cluster[at].scans.sampled(parse("", cluster.schema), spec)]
+    tables = [part for part in parts if not isinstance(part, ScanEnd)]
+    nothing = cluster.schema.label_schema.empty_table()
+    return LabelSet(cluster.schema, pa.concat_tables([nothing, *tables]))
+
+
+def kept_at(cluster: Any) -> str:
+    return "".join(node.name for node in cluster.nodes if node.samplers.news())
+
+
+# --- keeping and spreading -----------------------------------------------------------------------
+
+
+async def test_what_is_sent_to_one_node_is_kept_by_all(open_cluster: Any, share: Any) -> None:
+    sent = await open_cluster["b"].samplers.send(share.data, sent_by="ada@\nhost")
+    assert (sent.digest, sent.name, sent.bytes) == (share.digest, "share", len(share.data))
+    assert (sent.sent_by, sent.sent_at) == ("ada@host", open_cluster.clock.wall())
+    for node in open_cluster.nodes:
+        assert node.samplers.known() == (sent,)
+    again = await open_cluster["c"].samplers.send(share.data, sent_by="eve")
+    assert again == sent, "it was sent first by another"
+    for name in "abc":
+        await open_cluster.restart(name)
+        assert open_cluster[name].samplers.known() == (sent,)
+        assert await open_cluster[name].samplers.archive(share.digest, only_here=True) == share
+
+
+async def test_a_node_that_was_away_fetches_it_when_it_is_needed(
+    open_cluster: Any, share: Any
+) -> None:
+    open_cluster.network.away = {"c"}
+    await open_cluster["a"].samplers.send(share.data, sent_by="")
+    assert kept_at(open_cluster) == "ab"
+    open_cluster.network.away = {"b"}
+    await open_cluster["c"].samplers.ready(sampler(share))
+    assert kept_at(open_cluster) == "abc"
+
+
+async def test_nobody_keeps_what_one_node_refuses(open_cluster: Any, share: Any) -> None:
+    open_cluster.options = NodeOptions()
+    await open_cluster.restart("b")
+    with pytest.raises(NotPermitted, match=r"node b takes no samplers .*samplers\.sent"):
+        await open_cluster["a"].samplers.send(share.data, sent_by="")
+    with pytest.raises(NotPermitted, match="node b takes no"):
+        await open_cluster["b"].samplers.send(share.data, sent_by="")
+    assert kept_at(open_cluster) == ""
+
+
+async def test_where_it_cannot_be_contained_it_is_refused(
+    open_cluster: Any, share: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler_store, "obstacle", lambda: "there is no bwrap")
+    with pytest.raises(NotContained, match="node a cannot contain sent samplers: there is no bwr"):
+        await open_cluster["a"].samplers.send(share.data, sent_by="")
+    assert kept_at(open_cluster) == ""
+
+
+async def test_what_is_no_archive_is_refused(open_cluster: Any, share: Any) -> None:
+    with pytest.raises(InvalidArchive, match="expected a zip"):
+        await open_cluster["a"].samplers.send(share.data[:-30], sent_by="")
+    sent = await open_cluster["a"].samplers.send(share.data, sent_by="")
+    other = type(sent)("0" * 64, "other", "x:Y", 10, "", 0.0)
+    with pytest.raises(InputError, match="expected the archive 000000000000"):
+        await open_cluster["a"].samplers.keep(other, share.data)
+
+
+async def test_a_node_keeps_a_bounded_number_of_bytes(
+    open_cluster: Any, made: Callable[..., SamplerArchive], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = made(CODE), made(CODE + "# other\n")
+    monkeypatch.setattr(sampler_store, "SENT_BYTES_MAX", len(first.data) + 10)
+    await open_cluster["a"].samplers.send(first.data, sent_by="")
+    with pytest.raises(InputError, match=r"at most 256 sent samplers .* revoke some"):
+        await open_cluster["a"].samplers.send(second.data, sent_by="")
+    await open_cluster["a"].samplers.send(first.data, sent_by="")
+    await open_cluster["a"].samplers.revoke(first.digest)
+    await open_cluster["a"].samplers.send(second.data, sent_by="")
+
+
+async def test_damage_on_disk_is_noticed(open_cluster: Any, share: Any) -> None:
+    await open_cluster["a"].samplers.send(share.data, sent_by="")
+    await open_cluster.restart("a")
+    path = open_cluster.directory / "a" / "records" / "sampler_code" / f"{share.digest}.record"
+    stored = bytearray(path.read_bytes())
+    stored[100] ^= 1
+    path.write_bytes(stored)
+    with pytest.raises(DataDamaged):
+        await open_cluster["a"].samplers.ready(sampler(share))
+
+
+# --- using ---------------------------------------------------------------------------------------
+
+
+async def test_a_query_is_thinned_by_it_where_labels_lie(
+    open_cluster: Any, share: Any, make_observations: Make
+) -> None:
+    for batch in range(3):
+        await open_cluster.ingest(make_observations(100, seed=batch), batch=batch)
+    await open_cluster["a"].samplers.send(share.data, sent_by="")
+    expected = await sampled(open_cluster, SamplerSpec("uniform", {"fraction": 0.3}, 7))
+    found = await sampled(open_cluster, sampler(share, seed=7, fraction=0.3), at="c")
+    assert 0 < len(found) < 300
+    assert set(identities(found)) == set(identities(expected))
+    with pytest.raises(InputError, match="has no option 'share'"):
+        await sampled(open_cluster, sampler(share, share=0.3))
+    with pytest.raises(SamplerFailed, match="no such fraction"):
+        await sampled(open_cluster, sampler(share, fraction=3))
+
+
+@pytest.mark.slow
+async def test_it_may_look_at_observations_and_merge(
+    open_cluster: Any, made: Callable[..., SamplerArchive], make_observations: Make
+) -> None:
+    await open_cluster.ingest(make_observations(200))
+    archive = made(OBSERVING, name="lottery")
+    await open_cluster["a"].samplers.send(archive.data, sent_by="")
+    [found] = identities(await sampled(open_cluster, sampler(archive), at="b"))
+    labels = await open_cluster.ask()
+    north = []
+    for number, identity in enumerate(identities(labels)):
+        rows = await open_cluster.read(labels.slice(number, number + 1))
+        north += [identity] if max(rows.column("latitude").to_pylist()) > 20 else []
+    assert found == min(north)
+
+
+async def test_what_was_never_sent_is_unknown(open_cluster: Any, share: Any) -> None:
+    with pytest.raises(UnknownSampler, match=f"{share.digest}.*send it first"):
+        await sampled(open_cluster, sampler(share))
+    with pytest.raises(UnknownSampler):
+        await open_cluster["a"].samplers.revoke(share.digest)
+
+
+# --- revoking ------------------------------------------------------------------------------------
+
+
+async def test_revoking_ends_it_everywhere_for_good(open_cluster: Any, share: Any) -> None:
+    heard: list[tuple[str, str]] = []
+    for node in open_cluster.nodes:
+        node.samplers.on_revoked = lambda digest, name=node.name: heard.append((name, digest))
+    await open_cluster["a"].samplers.send(share.data, sent_by="")
+    open_cluster.clock.now += 5
+    gone, away = await open_cluster["b"].samplers.revoke(share.digest)
+    assert (gone.name, gone.revoked_at, away) == ("share", open_cluster.clock.wall(), ())
+    assert sorted(heard) == [(name, share.digest) for name in "abc"]
+    assert await open_cluster["b"].samplers.revoke(share.digest) == (gone, ())
+    for name in "abc":
+        for _ in range(2):
+            node = open_cluster[name]
+            assert [one.revoked_at > 0 for one in node.samplers.known()] == [True]
+            for use in (
+                node.samplers.ready(sampler(share)),
+                node.samplers.send(share.data, sent_by=""),
+                sampled(open_cluster, sampler(share), at=name),
+            ):
+                with pytest.raises(SamplerRevoked, match=r"'share'.* was revoked"):
+                    await use
+            assert list((open_cluster.directory / name / "records").glob("*code/*.record")) == []
+            await open_cluster.restart(name)
+
+
+async def test_two_who_revoke_it_at_once_do_not_forget_what_it_was(
+    open_cluster: Any, share: Any
+) -> None:
+    samplers = open_cluster["a"].samplers
+    await samplers.send(share.data, sent_by="ada")
+    told = await asyncio.gather(*(samplers.revoke_here(share.digest) for _ in range(2)))
+    assert [(one.name, one.sent_by) for one in told] == [("share", "ada")] * 2
+    await open_cluster.restart("a")
+    (known,) = open_cluster["a"].samplers.known()
+    assert (known.name, known.sent_by) == ("share", "ada")
+
+
+async def test_a_query_that_runs_when_it_is_revoked_gets_no_answer(
+    open_cluster: Any, share: Any, make_observations: Make
+) -> None:
+    """And its process ends, though it was lent out."""
+    await open_cluster.ingest(make_observations(100))
+    node = open_cluster["a"].samplers
+    await node.send(share.data, sent_by="")
+    chosen = await asyncio.to_thread(node.load, sampler(share), owner="nam")
+    labels = await open_cluster.ask()
+    assert len(chosen.sample(labels, seed=1)) == len(labels)
+    with node._pool.lease(share, sampler(share), owner="nam") as lent:
+        process = psutil.Process(lent.pid)
+        await node.revoke(share.digest)
+    await asyncio.to_thread(process.wait, 20)
+    with pytest.raises(SamplerRevoked, match=r"'share'.* was revoked"):
+        chosen.sample(labels, seed=1)
+
+
+async def test_a_node_that_was_away_hears_of_it_later(open_cluster: Any, share: Any) -> None:
+    await open_cluster["a"].samplers.send(share.data, sent_by="")
+    open_cluster.network.away = {"c"}
+    gone, away = await open_cluster["a"].samplers.revoke(share.digest)
+    assert away == ("c",)
+    there = open_cluster["c"].samplers
+    await there.ready(sampler(share))
+    for _ in range(2):
+        assert await there.hear("a", share.digest, revoked_at=gone.revoked_at)
+    with pytest.raises(SamplerRevoked):
+        await there.ready(sampler(share))
+    assert there.known()[0].revoked_at == gone.revoked_at
+
+
+async def test_news_of_what_is_kept_is_fetched_and_of_nothing_else(
+    open_cluster: Any, share: Any
+) -> None:
+    open_cluster.network.away = {"c"}
+    await open_cluster["a"].samplers.send(share.data, sent_by="")
+    there = open_cluster["c"].samplers
+    [(digest, revoked_at)] = open_cluster["a"].samplers.news().items()
+    open_cluster.network.away = {"a"}
+    assert not await there.hear("a", digest, revoked_at=revoked_at), "it is to come again"
+    open_cluster.network.away = set()
+    assert await there.hear("a", digest, revoked_at=revoked_at)
+    assert await there.archive(share.digest, only_here=True) == share
+    assert not await there.hear("a", "not a digest", revoked_at=1.0), "it is to come again"
+    open_cluster.network.calls.clear()
+    await there.hear("a", digest, revoked_at=0.0)
+    assert open_cluster.network.calls == []
+
+
+async def test_a_node_that_never_had_it_names_what_was_revoked_by_its_digest(
+    open_cluster: Any, share: Any
+) -> None:
+    there = open_cluster["c"].samplers
+    assert await there.hear("a", share.digest, revoked_at=1.0)
+    with pytest.raises(SamplerRevoked, match=rf"^the sampler with the digest {share.digest[:12]}"):
+        await there.ready(sampler(share))
+
+
+async def test_a_crash_between_revocation_and_deletion_is_made_up_for(
+    open_cluster: Any, share: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samplers = open_cluster["a"].samplers
+    await samplers.send(share.data, sent_by="")
+
+    def crash(digest: str) -> None:
+        raise OSError("the power is gone")
+
+    monkeypatch.setattr(samplers, "_delete", crash)
+    with pytest.raises(OSError, match="power"):
+        await samplers.revoke_here(share.digest)
+    assert (open_cluster.directory / "a/records/sampler_code" / f"{share.digest}.record").exists()
+    await open_cluster.restart("a")
+    with pytest.raises(SamplerRevoked):
+        await open_cluster["a"].samplers.ready(sampler(share))
+    assert not list((open_cluster.directory / "a/records/sampler_code").iterdir())
+
+
+async def test_one_archive_sent_many_times_at_once_is_kept_once(
+    open_cluster: Any, share: Any
+) -> None:
+    senders = [open_cluster[name].samplers.send(share.data, sent_by=name) for name in "abcabc"]
+    await asyncio.gather(*senders)
+    for node in open_cluster.nodes:
+        assert [one.digest for one in node.samplers.known()] == [share.digest]
+
+
+async def test_what_there_is_can_be_told_while_it_changes(open_cluster: Any, share: Any) -> None:
+    """Records change in threads, whatever the event loop goes through at that moment."""
+    samplers = open_cluster["a"].samplers
+    sent = await samplers.send(share.data, sent_by="")
+
+    class Meanwhile:
+        """A thread gets its turn whenever one is looked at."""
+
+        revoked_at = property(lambda _: samplers._revoke(secrets.token_hex(32), 1.0) or 1.0)
+        bytes = property(lambda _: samplers._revoke(sent.digest, 1.0) or 1)
+
+    samplers._revoked = {"1" * 64: Meanwhile(), "2" * 64: Meanwhile()}
+    assert samplers.news() == {sent.digest: 0.0, "1" * 64: 1.0, "2" * 64: 1.0}
+    assert len(samplers.news()) > 3, "and was there the next time"
+    samplers._kept = {"3" * 64: Meanwhile(), **samplers._kept}
+    await samplers.would_keep(replace(sent, digest="4" * 64))
+    assert sent.digest not in samplers._kept

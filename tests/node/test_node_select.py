@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.errors import DataDropped, IncompleteAnswer, InputError
+from galileo.model import rows as rows_module
+from galileo.model.rows import RowOptions, sorted_by_time
+from galileo.node import select as select_module
+from galileo.node.peers import ReadTask
+from galileo.query import parse
+from galileo.storage.journal import PartitionJournal
+
+Make = Callable[..., pa.Table]
+
+BOX = "S_INTERSECTS(geometry, BBOX(-100, 10, 40, 33))"
+QUERIES = (
+    "",
+    f"temperature > 260 AND {BOX}",
+    f"temperature > 260 AND NOT {BOX}",
+    "DWITHIN(geometry, POINT(10 20), 3000000) OR temperature IS NULL",
+    "NOT DWITHIN(geometry, POINT(10 20), 3000000)",
+    "temperature > 260 AND S_INTERSECTS(geometry, BBOX(170, -40, -150, 60))",
+    "S_WITHIN(geometry, POLYGON((170 -40, 210 -40, 190 60, 170 60, 170 -40)))",
+    "geohash LIKE 's%' AND datetime > TIMESTAMP('2012-03-01T03:00:00Z')",
+    "geohash NOT LIKE 's1b%'",
+    "temperature > 1000",
+)
+
+
+async def select(
+    cluster: Any, query: str = "", *, columns: Sequence[str] = (), at: str = "a"
+) -> pa.Table:
+    found = cluster[at].selection.select(parse(query, cluster.schema), RowOptions(tuple(columns)))
+    tables = [table async for table in found]
+    names = list(columns) or cluster.schema.observation_schema.names
+    empty = cluster.schema.observation_schema.empty_table().select(names)
+    return pa.concat_tables([empty, *tables])
+
+
+def stations(table: pa.Table) -> list[str]:
+    return sorted(table.column("station").to_pylist())
+
+
+@pytest.mark.parametrize("query", QUERIES)
+async def test_the_same_as_labels_and_an_exact_read(
+    cluster: Any, make_observations: Make, query: str
+) -> None:
+    whole = make_observations(3000)
+    for number in range(3):
+        await cluster.ingest(whole.slice(1000 * number, 1000), batch=number)
+    expected = whole.filter(pa.array(parse(query, cluster.schema).match_observations(whole)))
+    for node in "abc":
+        found = await select(cluster, query, at=node)
+        assert found.sort_by("station").equals(expected.sort_by("station"))
+        counted = await cluster[node].selection.count(parse(query, cluster.schema))
+        assert counted == expected.num_rows
+    assert stations(await cluster.read(await cluster.ask(query))) == stations(expected)
+
+
+async def test_large_answers_come_in_tables_of_whole_commits(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select_module, "ROWS_PER_TABLE", 70)
+    monkeypatch.setattr(select_module, "LABELS_PER_PIECE", 50)
+    whole = make_observations(2000)
+    for number in range(20):
+        await cluster.ingest(whole.slice(100 * number, 100), batch=number)
+    query = parse("temperature > 260", cluster.schema)
+    tables = [table async for table in cluster["a"].selection.select(query)]
+    assert len(tables) >= 5
+    expected = whole.filter(pa.array(query.match_observations(whole)))
+    assert stations(pa.concat_tables(tables)) == stations(expected)
+    assert await cluster["a"].selection.count(query) == expected.num_rows
+
+
+async def test_a_long_search_gives_others_their_turn(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select_module, "STEP_S", -1.0)
+    whole = make_observations(1000)
+    await cluster.ingest(whole)
+    assert stations(await select(cluster, BOX)) == stations(
+        whole.filter(pa.array(parse(BOX, cluster.schema).match_observations(whole)))
+    )
+
+
+@pytest.mark.parametrize("order", ["", "time"])
+async def test_a_limit_that_is_reached_early_reports_nodes_that_cannot_be_reached(
+    cluster: Any, make_observations: Make, order: str
+) -> None:
+    await cluster.ingest(make_observations(300))
+    query, options = parse("", cluster.schema), RowOptions(("station",), 1, order)
+    cluster.network.away = {"b"}
+    with pytest.raises(IncompleteAnswer):
+        _ = [table async for table in cluster["a"].selection.select(query, options)]
+    missing: set[int] = set()
+    found = cluster["a"].selection.select(query, options, on_missing=missing.update)
+    assert sum([table.num_rows async for table in found]) == 1
+    assert missing == set((await cluster.ask("")).missing) != set()
+
+
+async def test_only_the_columns_that_were_asked_for(cluster: Any, make_observations: Make) -> None:
+    await cluster.ingest(make_observations(500))
+    found = await select(cluster, f"temperature > 260 AND {BOX}", columns=("station", "latitude"))
+    assert found.column_names == ["station", "latitude"]
+    assert stations(found) == stations(await select(cluster, f"temperature > 260 AND {BOX}"))
+
+
+@pytest.mark.parametrize("columns", [("stations",), ("station", "station")])
+async def test_columns_that_are_not_there(cluster: Any, columns: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match="expected columns of dataset 'nam', each once"):
+        await select(cluster, columns=columns)
+
+
+async def test_a_node_that_is_away_is_an_error(cluster: Any, make_observations: Make) -> None:
+    await cluster.ingest(make_observations(300))
+    cluster.network.away = {"b"}
+    with pytest.raises(
+        IncompleteAnswer, match=r"^partitions .* are missing, because their nodes are unreachable"
+    ):
+        await select(cluster)
+    with pytest.raises(IncompleteAnswer):
+        await cluster["a"].selection.count(parse("", cluster.schema))
+
+
+async def test_a_partial_selection_names_the_partitions_that_are_missing(
+    cluster: Any, make_observations: Make
+) -> None:
+    whole = make_observations(300)
+    await cluster.ingest(whole)
+    cluster.network.away = {"b"}
+    missing: set[int] = set()
+    query = parse("", cluster.schema)
+    found = cluster["a"].selection.select(query, on_missing=missing.update)
+    rows = sum([table.num_rows async for table in found])
+    labels = await cluster.ask("")
+    assert missing == set(labels.missing)
+    assert missing
+    assert rows == (await cluster.read(labels)).num_rows < whole.num_rows
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_limits_and_orders_are_those_of_a_dumb_model(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Selected, and read behind labels, at every node; times repeat, so the rest may differ."""
+    random = np.random.default_rng(seed)
+    monkeypatch.setattr(rows_module, "HELD_MIN", int(random.integers(1, 300)))
+    monkeypatch.setattr(select_module, "ROWS_PER_TABLE", int(random.integers(20, 500)))
+    monkeypatch.setattr(select_module, "LABELS_PER_PIECE", int(random.integers(20, 300)))
+    whole = make_observations(600, seed)
+    for number in range(3):
+        await cluster.ingest(whole.slice(200 * number, 200), batch=number)
+    text = str(random.choice(QUERIES))
+    limit = int(random.choice([0, 1, 7, 150, 1000]))
+    order = str(random.choice(["", "time", "-time"]))
+    columns = [(), ("station",), ("time", "station"), ("station", "temperature")]
+    options = RowOptions(columns[random.integers(len(columns))], limit, order)
+    query = parse(text, cluster.schema)
+    matches = whole.filter(pa.array(query.match_observations(whole)))
+    expected = sorted_by_time(matches, order).slice(0, limit)
+    time_of = dict(zip(*(whole.column(n).to_pylist() for n in ("station", "time")), strict=True))
+    labels = await cluster.ask(text)
+    parts = labels.table.select(["partition", "sequence", "row", "rows"])
+    task = ReadTask("nam", parts, labels.query, options)
+    for node in "abc":
+        for found in (
+            [table async for table in cluster[node].selection.select(query, options)],
+            [table async for table in cluster[node].reading.read(task)],
+        ):
+            assert all(table.column_names == list(options.names(cluster.schema)) for table in found)
+            names = [name for table in found for name in table.column("station").to_pylist()]
+            assert len(names) == len(set(names)) == expected.num_rows
+            assert set(names) <= set(stations(matches))
+            if order:
+                assert [time_of[name] for name in names] == expected.column("time").to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (RowOptions(order_by="temperature"), "expected an order, 'time' or '-time'"),
+        (RowOptions(limit=1_000_001, order_by="time"), "at most 1,000,000 observations"),
+    ],
+)
+async def test_orders_and_limits_that_are_not_offered(
+    cluster: Any, options: RowOptions, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        _ = [
+            table
+            async for table in cluster["a"].selection.select(parse("", cluster.schema), options)
+        ]
+
+
+async def test_an_order_skips_time_buckets_behind_what_was_found(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "HELD_MIN", 0)
+    monkeypatch.setattr(select_module, "ROWS_PER_TABLE", 1)
+    monkeypatch.setattr(select_module, "LABELS_PER_PIECE", 10)
+    monkeypatch.setattr(select_module, "STEP_S", -1.0)
+    whole = sorted_by_time(make_observations(600), "time")
+    for number in range(20):
+        await cluster.ingest(whole.slice(30 * number, 30), batch=number)
+    real, reads = PartitionJournal.read, list[int]()
+
+    def counted(*args: Any, **options: Any) -> pa.Table:
+        reads.append(1)
+        return real(*args, **options)
+
+    monkeypatch.setattr(PartitionJournal, "read", counted)
+    for limit in (600, 3):
+        options = RowOptions(("time",), limit, "time")
+        query = parse("", cluster.schema)
+        _ = [table async for table in cluster["a"].selection.select(query, options)]
+        reads.append(0)
+    most, least = (len(one) for one in "".join(map(str, reads)).split("0")[:2])
+    assert 0 < least < most / 2
+
+
+async def test_what_lies_here_alone_needs_nobody(cluster: Any, make_observations: Make) -> None:
+    whole = make_observations(1000)
+    await cluster.ingest(whole)
+    cluster.network.away = {"a", "c"}
+    expected = whole.filter(
+        pa.array(parse("geohash LIKE 'e%'", cluster.schema).match_observations(whole))
+    )
+    assert expected.num_rows > 0
+    assert stations(await select(cluster, "geohash LIKE 'e%'", at="b")) == stations(expected)
+
+
+async def between(
+    cluster: Any, after: Cursor, until: Cursor, *, query: str = "", at: str = "a"
+) -> list[str]:
+    every = frozenset(cluster[at].topology.partitions)
+    found = cluster[at].selection.select(
+        parse(query, cluster.schema),
+        RowOptions(("station",)),
+        commits=select_module.CommitRange(every, after, until),
+    )
+    return sorted([name async for table in found for name in table.column(0).to_pylist()])
+
+
+def committed(cluster: Any) -> Cursor:
+    cursor = ORIGIN
+    for node in cluster.nodes:
+        cursor = cursor.join(node.facts()[0].sequences)
+    return cursor
+
+
+@pytest.mark.parametrize("query", ["", f"temperature > 260 AND {BOX}"])
+async def test_commits_that_are_named_are_the_same_whenever_they_are_asked_for(
+    cluster: Any, make_observations: Make, query: str
+) -> None:
+    whole = make_observations(900)
+    cursors = [ORIGIN]
+    for number in range(3):
+        await cluster.ingest(whole.slice(300 * number, 300), batch=number)
+        cursors.append(committed(cluster))
+    for number, (after, until) in enumerate(itertools.pairwise(cursors)):
+        part = whole.slice(300 * number, 300)
+        matching = parse(query, cluster.schema).match_observations(part)
+        for node in "abc":
+            found = await between(cluster, after, until, query=query, at=node)
+            assert found == stations(part.filter(pa.array(matching)))
+    assert await between(cluster, cursors[1], cursors[1], query=query) == []
+
+
+async def test_commits_that_are_not_there_are_an_error(
+    cluster: Any, make_observations: Make
+) -> None:
+    await cluster.ingest(make_observations(300))
+    last = committed(cluster)
+    ahead = Cursor({partition: sequence + 1 for partition, sequence in last.items()})
+    for node in "abc":
+        with pytest.raises(InputError, match="expected commits of this cluster"):
+            await between(cluster, ORIGIN, ahead, at=node)
+
+
+async def test_commits_that_are_gone_are_named(cluster: Any, make_observations: Make) -> None:
+    for batch in range(2):
+        await cluster.ingest(make_observations(300, batch), batch=batch)
+    last = committed(cluster)
+    shard = cluster["b"].catalog.shard("nam")
+    partition = next(p for p, journal in shard.journals.items() if journal.last_sequence == 2)
+    shard.journals[partition].seal()
+    await cluster.ingest(make_observations(300, 2), batch=2)
+    shard.drop(partition, 2)
+    for query in ("", BOX):
+        with pytest.raises(DataDropped) as caught:
+            await between(cluster, ORIGIN, last, query=query, at="b")
+        assert caught.value.details == {"partitions": [partition], "until": [2]}
+        left = Cursor({partition: 2})
+        assert await between(cluster, left, last, query=query, at="b")
+    with pytest.raises(DataDropped):
+        await between(cluster, ORIGIN, last, at="a")

@@ -1,0 +1,197 @@
+"""Standing queries on real nodes: equal to scans, whatever does not fit one answer comes later."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from galileo.cursor import Cursor
+from galileo.errors import UnknownDataset, UnknownProperty
+from galileo.labels import LabelSet
+from galileo.node.standing_queries import Matching, MatchTask, Registry
+from galileo.query import parse
+from galileo.query.index.query_digest import digest, packed_digests
+from galileo.query.index.requests import NOT_REQUESTED
+
+TEXTS = (
+    "true",
+    "temperature > 280",
+    "temperature BETWEEN 270 AND 290 AND geohash LIKE '9%'",
+    "S_INTERSECTS(geometry, BBOX(-120, 30, -80, 50))",
+    "temperature IS NULL",
+    "temperature > 1000",
+    "NOT (temperature > 280) OR S_INTERSECTS(geometry, BBOX(100, -40, 160, 0))",
+)
+
+
+@pytest.fixture
+def texts(schema):
+    """The queries as canonical JSON."""
+    return [parse(text, schema).to_json() for text in TEXTS]
+
+
+@pytest.fixture
+def matching(cluster):
+    """`matching(node, pairs_max=...)`: of one node, with a thread of its own."""
+    with ThreadPoolExecutor(1) as executor:
+        yield lambda node, **options: Matching(cluster[node].catalog, executor=executor, **options)
+
+
+def task_of(texts, *, partitions, after, cursors=None):
+    return MatchTask(
+        "nam",
+        np.array(partitions, dtype=np.int32),
+        np.array(after, dtype=np.int64),
+        np.array(cursors or [0] * len(texts), dtype=np.int32),
+        packed_digests(map(digest, texts)),
+    )
+
+
+async def fill(cluster, make_observations, *, batches=4, rows=120):
+    for batch in range(batches):
+        await cluster.ingest(make_observations(rows, seed=batch), batch=batch)
+
+
+def owned(cluster, node):
+    return sorted(cluster[node].catalog.shard("nam").journals)
+
+
+def found_in(answer, schema):
+    """For each answered item the identities of its labels."""
+    found = {int(item): set() for part in answer.parts for item in part.items}
+    for part in answer.parts:
+        for item, table in part.matches.split():
+            labels = LabelSet(schema, table)
+            columns = (labels.partitions, labels.sequences, labels.rows)
+            mine = list(zip(*(column.tolist() for column in columns), strict=True))
+            assert found[item].isdisjoint(mine)
+            assert len(set(mine)) == len(mine)
+            found[item] |= set(mine)
+    return found
+
+
+def expected(cluster, node, text, schema, after):
+    shard = cluster[node].catalog.shard("nam")
+    table = shard.graph.scan(parse(text, schema), after=Cursor(after), partitions=frozenset(after))
+    labels = LabelSet(schema, table)
+    columns = (labels.partitions, labels.sequences, labels.rows)
+    return set(zip(*(column.tolist() for column in columns), strict=True))
+
+
+async def test_a_match_is_a_scan_of_each_query(cluster, make_observations, matching, texts, schema):
+    await fill(cluster, make_observations)
+    partitions = owned(cluster, "a")
+    made = matching("a")
+    after = [
+        [0] * len(partitions),
+        [2] * len(partitions),
+        [NOT_REQUESTED, *[1] * (len(partitions) - 1)],
+    ]
+    cursors = [number % 3 for number in range(len(texts))]
+    await made.stand("nam", texts)
+    answer = await made.match(task_of(texts, partitions=partitions, after=after, cursors=cursors))
+    assert (len(answer.unknown), answer.errors) == (0, ())
+    published = cluster["a"].catalog.shard("nam").published()
+    assert [part.reached for part in answer.parts] == [
+        Cursor({p: published[p] for p in partitions})
+    ]
+    assert found_in(answer, schema) == {
+        item: expected(
+            cluster,
+            "a",
+            text,
+            schema,
+            {
+                p: s
+                for p, s in zip(partitions, after[cursors[item]], strict=True)
+                if s != NOT_REQUESTED
+            },
+        )
+        for item, text in enumerate(texts)
+    }
+
+
+async def test_queries_have_to_be_stood_once(cluster, make_observations, matching, texts):
+    await fill(cluster, make_observations, batches=1)
+    made = matching("a")
+    wrong = '{"op":">","args":[{"property":"pressure"},1]}'
+    await made.stand("nam", [texts[0], wrong])
+    asked = [texts[1], texts[0], wrong, texts[1], wrong]
+    task = task_of(asked, partitions=owned(cluster, "a"), after=[[0] * len(owned(cluster, "a"))])
+    answer = await made.match(task)
+    assert answer.unknown.tolist() == [0, 3]
+    assert [part.items.tolist() for part in answer.parts] == [[1]]
+    ((items, error),) = answer.errors
+    assert items.tolist() == [2, 4]
+    assert isinstance(error, UnknownProperty)
+    await made.stand("nam", texts)
+    again = await made.match(task)
+    assert len(again.unknown) == 0
+    assert [part.items.tolist() for part in again.parts] == [[0, 1, 3]]
+
+
+@pytest.mark.parametrize("pairs_max", [1, 50, 300])
+async def test_what_does_not_fit_comes_with_the_next_answers(
+    cluster, make_observations, matching, texts, schema, pairs_max
+):
+    """An answer is bounded, makes progress, and with the others says everything once."""
+    await fill(cluster, make_observations)
+    partitions = owned(cluster, "a")
+    made = matching("a", pairs_max=pairs_max)
+    await made.stand("nam", texts)
+    cursors = {item: dict.fromkeys(partitions, 0) for item in range(len(texts))}
+    cursors[3] = dict.fromkeys(partitions, 2)
+    start = {item: dict(cursor) for item, cursor in cursors.items()}
+    found = {item: set() for item in cursors}
+    until = {p: cluster["a"].catalog.shard("nam").published()[p] for p in partitions}
+    answers = 0
+    while any(cursor != until for cursor in cursors.values()):
+        after = [[cursors[item][p] for p in partitions] for item in cursors]
+        task = task_of(texts, partitions=partitions, after=after, cursors=[*cursors])
+        answer = await made.match(task)
+        before = {item: dict(cursor) for item, cursor in cursors.items()}
+        for item, identities in found_in(answer, schema).items():
+            assert found[item].isdisjoint(identities)
+            found[item] |= identities
+        for part in answer.parts:
+            assert len(part.matches) <= max(pairs_max, 120)
+            for item in part.items.tolist():
+                for p in partitions:
+                    cursors[item][p] = max(cursors[item][p], part.reached[p])
+        assert cursors != before, "no progress"
+        answers += 1
+    assert answers > (pairs_max < 300)
+    assert found == {
+        item: expected(cluster, "a", texts[item], schema, start[item]) for item in found
+    }
+
+
+async def test_the_index_forgets_what_nobody_asks_for(schema, texts):
+    registry = Registry(schema, queries_max=10)
+    many = [parse(f"temperature > {number}", schema).to_json() for number in range(30)]
+    registry.learn(texts[0])
+    for text in many:
+        registry.learn(text)
+        assert registry.slots([digest(texts[0])])[0] >= 0, "asked for all the time"
+        assert len(registry) <= 10
+        assert registry.slots([digest(text)])[0] >= 0
+    assert registry.slots([digest(many[0])])[0] == -1
+    small = Registry(schema, text_bytes_max=500)
+    for text in many:
+        small.learn(text)
+    assert sum(small.slots([digest(text)])[0] >= 0 for text in many) == len(small)
+    assert sum(len(text) for text in many if small.slots([digest(text)])[0] >= 0) <= 500
+
+
+async def test_one_text_learnt_in_two_threads_is_there_once(schema, texts):
+    registry = Registry(schema)
+    await asyncio.gather(*(asyncio.to_thread(registry.learn, texts[2]) for _ in range(8)))
+    assert len(registry) == len(registry.standing) == 1
+
+
+async def test_an_unknown_dataset_is_an_error(cluster, matching):
+    with pytest.raises(UnknownDataset):
+        await matching("a").stand("name", ["true"])
