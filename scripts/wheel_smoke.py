@@ -79,6 +79,7 @@ COMMANDS = {
     "backup": "{cluster}/node-1 saved",
     "restore": "saved restored",
     "move": "--to node-1 --dry-run",
+    "drop": "made --yes",
     "drain": "node-1",
 }
 """Those that need no extra, in the order in which they run."""

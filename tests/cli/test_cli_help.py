@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -141,3 +143,9 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     done = CliRunner().invoke(main, ["qery"])
     assert done.exit_code == 2
     assert "No such command 'qery'" in done.stderr
+
+
+def test_the_check_of_the_wheels_runs_every_command() -> None:
+    smoke = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "wheel_smoke.py"))
+    run = {*smoke["COMMANDS"], *smoke["WITH_EXTRA"], *smoke["NODES_REFUSE"]}
+    assert {f"galileo {name}" for name in run} == LEAVES.keys()
