@@ -89,7 +89,7 @@ RULES: Mapping[str, frozenset[Role]] = MappingProxyType(
             "Moves/SumFile": _AMONG_NODES,
             "Moves/Fence": _AMONG_NODES,
             "Moves/Release": _AMONG_NODES,
-            "Moves/Handoff": _AMONG_NODES,
+            "Moves/HandOver": _AMONG_NODES,
             "Samplers/Send": _SEND | _AMONG_NODES,
             "Samplers/List": _READ,
             "Samplers/Revoke": _RULE | _AMONG_NODES,

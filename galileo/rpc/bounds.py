@@ -65,7 +65,7 @@ _BULK = frozenset(
             "Storage/Match",
             "Continuous/FetchMany",
             "Continuous/SubmitMany",
-            "Moves/Handoff",
+            "Moves/HandOver",
         )
     }
 )

@@ -80,7 +80,7 @@ class MovesServicer(moves_pb2_grpc.MovesServicer):
         return moves_pb2.ReleaseReply()
 
     @unary
-    async def Handoff(  # noqa: N802
+    async def HandOver(  # noqa: N802
         self, request: moves_pb2.HandOverRequest, context: Context
     ) -> moves_pb2.HandOverReply:
         move = Move(request.partition, request.number, request.to)
@@ -131,7 +131,7 @@ class GrpcMovers:
             to=asked.move.node,
             contents=[_contents_to_pb(one, b"") for one in asked.contents],
         )
-        await self._peers.moving(node, "Handoff", request)
+        await self._peers.moving(node, "HandOver", request)
         return asked.move
 
 

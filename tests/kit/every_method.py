@@ -70,7 +70,7 @@ Moves/ReadFile            n
 Moves/SumFile             n
 Moves/Fence               n
 Moves/Release             n
-Moves/Handoff            n
+Moves/HandOver            n
 Samplers/Send             s a n
 Samplers/List             r w s a
 Samplers/Revoke           a n

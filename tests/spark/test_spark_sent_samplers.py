@@ -92,7 +92,7 @@ def load(code, archive):
 
 def test_what_was_revoked_is_dropped(code, node, archive, pool, monkeypatch):
     forgotten = []
-    monkeypatch.setattr(pool, "forget", forgotten.append)
+    monkeypatch.setattr(pool, "remove", forgotten.append)
     load(code, archive)
     node.error = Unavailable("the node is away")
     assert code.look_after(), "that says nothing"
