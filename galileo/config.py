@@ -32,7 +32,8 @@ NODE_ENVIRONMENT: Mapping[str, str] = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_ARENA_MAX": "1",
 }
-"""What nodes run with where their environment does not say otherwise; see `server.allocation`."""
+"""What nodes run with where their environment does not say otherwise; see `server.malloc_tuning`.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from galileo.client.node_diagnostics import CcqProblem, NodeReport
 from galileo.client.results import NodeStatus
-from galileo.server.host import HostCondition
+from galileo.server.host_checks import HostCondition
 
 Weight: TypeAlias = Literal["problem", "warning"]
 CLOCKS_APART_S = 5.0

@@ -15,7 +15,7 @@ from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
 from galileo.client.node_diagnostics import NodeReport, conditions
 from galileo.model.times import seconds
-from galileo.server.host import HostCondition, host_condition
+from galileo.server.host_checks import HostCondition, host_condition
 
 EXIT_PROBLEMS = 1
 _INDENT = " " * 4

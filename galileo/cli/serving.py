@@ -10,9 +10,9 @@ from galileo import config as configuration
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session
 from galileo.logs import start_logging
-from galileo.server.allocation import settle
-from galileo.server.evaluation import evaluator_options
+from galileo.server.evaluator_client import evaluator_options
 from galileo.server.main import serve as serve_node
+from galileo.server.malloc_tuning import configure_malloc
 from galileo.spark import evaluator as spark_evaluator
 from galileo.tracing import tracing
 
@@ -51,7 +51,7 @@ def serve(session: Session, *, path: Path, overrides: tuple[str, ...], insecure:
     """
     chosen = (*overrides, "security.insecure=true") if insecure else overrides
     loaded = configuration.load(path, overrides=chosen)
-    settle()
+    configure_malloc()
     start_logging(loaded.logs.format, level=loaded.logs.level, node=loaded.node.name)
     with tracing(loaded.tracing, service="galileo-node", node=loaded.node.name):
         serve_node(loaded)

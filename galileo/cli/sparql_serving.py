@@ -16,7 +16,7 @@ from galileo.cli.sparql_sources import opened
 from galileo.errors import GalileoError
 from galileo.model.times import seconds
 from galileo.rdf import Endpoint, EndpointOptions
-from galileo.server.allocation import settle
+from galileo.server.malloc_tuning import configure_malloc
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -119,7 +119,7 @@ def serve(
       galileo sparql serve nam --query "temperature > 290" --port 7780
       galileo sparql serve ccq-8c1f... --spool hot.spool
     """
-    settle()  # Else each thread's arena keeps what a large answer took.
+    configure_malloc()  # Else each thread's arena keeps what a large answer took.
     options = EndpointOptions(
         host=host,
         port=port,

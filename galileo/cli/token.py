@@ -17,7 +17,7 @@ from galileo.cli.session import Session, json_option
 from galileo.errors import ConfigError, InputError
 from galileo.model.quotas import KINDS, parse_quotas
 from galileo.model.schema import nearest_name
-from galileo.rpc import principals
+from galileo.rpc import token_store
 from galileo.rpc.access import EVERY_DATASET, Principal, Role
 
 DAY_S = 86_400.0
@@ -105,12 +105,12 @@ def new(
         tuple(sorted(_bounds(quotas).items())),
         inf if days is None else round(time.time() + days * DAY_S),
     )
-    made = principals.add(path, principal)
+    made = token_store.add(path, principal)
     if output is not None:
         try:
             write_secret(output, made.encode())
         except OSError:
-            principals.remove(path, name)  # Its token is lost.
+            token_store.remove(path, name)  # Its token is lost.
             raise
         session.output.value(
             {"name": name, "file": str(output)}, words=f"Wrote the token of {name} to {output}."
@@ -157,7 +157,7 @@ def revoke(session: Session, *, name: str, path: Path) -> None:
     Example:
       galileo token revoke ann --principals principals.toml
     """
-    principals.remove(path, name)
+    token_store.remove(path, name)
     session.output.value({"revoked": name}, words=f"revoked the token of {name}")
 
 
@@ -173,7 +173,7 @@ def list_(session: Session, *, path: Path) -> None:
     Example:
       galileo token list --principals principals.toml
     """
-    known = sorted(principals.read(path).principals.values(), key=lambda one: one.name)
+    known = sorted(token_store.read(path).principals.values(), key=lambda one: one.name)
     rows = [
         {
             "name": one.name,

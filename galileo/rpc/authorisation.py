@@ -15,15 +15,15 @@ import grpc
 import grpc.aio
 
 from galileo.rpc.access import PUBLIC, check_method, check_request
-from galileo.rpc.guard import Context, refuse
+from galileo.rpc.error_mapping import Context, refuse
 from galileo.rpc.identity import CALLER, Identify
-from galileo.rpc.metering import Meter, Metering, metered, metered_stream
+from galileo.rpc.rate_limit import Metering, PrincipalUsage, metered, metered_stream
 
 Handler = Any
 """A `grpc.RpcMethodHandler`: a named tuple whose type grpc keeps to itself."""
 
 
-class Restricted:
+class RedactingContext:
     """The context of a call by somebody who may not use, and so not know, every dataset."""
 
     is_restricted = True
@@ -68,7 +68,7 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _admitted(
         self, request: Any, context: Context, method: str, *, many: bool
-    ) -> tuple[Any, Context, Meter | None]:
+    ) -> tuple[Any, Context, PrincipalUsage | None]:
         """Request and context for the handler, once it is clear that the caller may send it, and
         what counts it.
 
@@ -78,7 +78,7 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         principal = self._identify(context)
         CALLER.set(principal)
         check_method(principal, method)
-        shown = context if principal.may_use_all else Restricted(context)
+        shown = context if principal.may_use_all else RedactingContext(context)
         is_counted = self._metering is not None and not principal.is_node
         meter = self._metering.meter(principal) if self._metering and is_counted else None
         if many:

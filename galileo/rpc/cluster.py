@@ -12,15 +12,15 @@ from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.access import Principal
 from galileo.rpc.dropping import removed_to_pb
-from galileo.rpc.guard import Context, unary
+from galileo.rpc.error_mapping import Context, unary
 from galileo.rpc.identity import Identify, everybody
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.retention import report_to_pb
 from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
 
 
-class MailFace(Protocol):
-    """Where heartbeats and machines' messages arrive; `server.mail` implements it."""
+class PeerInbox(Protocol):
+    """Where heartbeats and machines' messages arrive; `server.peer_messaging` implements it."""
 
     async def arrive(self, request: cluster_pb2.ExchangeRequest) -> cluster_pb2.ExchangeReply: ...
 
@@ -31,7 +31,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         node: StorageNode,
         *,
         peers: GrpcPeers,
-        mail: MailFace,
+        mail: PeerInbox,
         own_status: Callable[[], Awaitable[cluster_pb2.NodeStatus]],
         drain: Callable[[bool], None],
         identify: Identify = everybody,

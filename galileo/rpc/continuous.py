@@ -14,10 +14,10 @@ from galileo.model.quotas import Quotas
 from galileo.model.schema import Schema
 from galileo.model.windows import Window, WindowChanges
 from galileo.packing import FORMAT_VERSION, unpack
-from galileo.rpc.guard import Context, streaming, told, unary
-from galileo.rpc.many import ManyFetched, ManyParts, given_tokens
+from galileo.rpc.bulk_codec import ManyFetched, ManyParts, given_tokens
+from galileo.rpc.error_mapping import Context, redact_for, streaming, unary
 from galileo.rpc.ownership import Ownership
-from galileo.rpc.quotas import UNBOUNDED, Allowances
+from galileo.rpc.quotas import UNBOUNDED, QuotaResolver
 from galileo.samplers import SamplerSpec
 from galileo.wire.codec import (
     KeptRows,
@@ -53,7 +53,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class CcqFacts:
+class CcqInfo:
     """A CCQ as people see it."""
 
     id: str
@@ -79,7 +79,7 @@ class Submitted:
     `windows` is what they do to the windows of the CCQ; None: it has none.
     """
 
-    ccq: CcqFacts
+    ccq: CcqInfo
     labels: LabelSet
     token: str
     windows: WindowChanges | None = None
@@ -89,7 +89,7 @@ class Submitted:
 class SubmittedLater:
     """A CCQ of many; its token stands at the beginning, before what matches already."""
 
-    ccq: CcqFacts
+    ccq: CcqInfo
     token: str
 
 
@@ -129,7 +129,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CachedRange:
     """What a node keeps of a CCQ that it gave away.
 
     Attributes:
@@ -143,7 +143,7 @@ class Held:
     gone: Sequence[Stretch]
 
 
-class ContinuousFace(Protocol):
+class CcqApi(Protocol):
     """What a node offers about CCQs; `server.continuous` implements it."""
 
     async def submit(self, submission: Submission) -> Submitted: ...
@@ -176,23 +176,23 @@ class ContinuousFace(Protocol):
 
     async def held(
         self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
-    ) -> Held | None: ...
+    ) -> CachedRange | None: ...
 
     async def cancel(self, ccq_id: str) -> None: ...
 
-    def list(self) -> list[CcqFacts]: ...
+    def list(self) -> list[CcqInfo]: ...
 
 
 class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
     def __init__(
         self,
-        face: ContinuousFace,
+        face: CcqApi,
         ownership: Ownership | None = None,
-        allowances: Allowances | None = None,
+        allowances: QuotaResolver | None = None,
     ) -> None:
         self._face = face
         self._ownership = ownership or Ownership()
-        self._allowances = allowances or Allowances()
+        self._allowances = allowances or QuotaResolver()
 
     @streaming
     async def Submit(  # noqa: N802
@@ -261,7 +261,9 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
             _submission_or_error(one, caller.name, quotas) for one in request.submissions
         ]
         outcomes = await self._face.submit_many(submissions)
-        shown = [told(one, context) if isinstance(one, GalileoError) else one for one in outcomes]
+        shown = [
+            redact_for(one, context) if isinstance(one, GalileoError) else one for one in outcomes
+        ]
         return continuous_pb2.SubmitManyReply(outcomes=[_outcome(one) for one in shown])
 
     @streaming
@@ -354,7 +356,7 @@ def _outcome(outcome: SubmittedLater | GalileoError) -> continuous_pb2.SubmitOut
     return continuous_pb2.SubmitOutcome(ccq=facts_to_pb(outcome.ccq), token=outcome.token)
 
 
-def facts_to_pb(facts: CcqFacts) -> continuous_pb2.CcqValue:
+def facts_to_pb(facts: CcqInfo) -> continuous_pb2.CcqValue:
     return continuous_pb2.CcqValue(
         id=facts.id,
         dataset=facts.dataset,

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from galileo.errors import Forbidden, Unauthenticated
 from galileo.rpc.access import ANY_CLIENT, EVERY_DATASET, EVERYBODY, Principal, Role
-from galileo.rpc.guard import Context
-from galileo.rpc.principals import Principals
+from galileo.rpc.error_mapping import Context
+from galileo.rpc.token_store import TokenStore
 from galileo.wire.channel import TOKEN_KEY, TOKEN_SCHEME
 
 NODE_URI = b"galileo:node:"
@@ -41,7 +41,7 @@ class Identity:
             authority. Then a node is who has one of a node, and no token makes one.
     """
 
-    def __init__(self, principals: Principals | None, *, is_mutual: bool) -> None:
+    def __init__(self, principals: TokenStore | None, *, is_mutual: bool) -> None:
         self._principals = principals
         self._is_mutual = is_mutual
 

@@ -16,7 +16,7 @@ from galileo.node.migration.protocol import (
 )
 from galileo.node.migration.target import PartitionTarget
 from galileo.node.storage_node import StorageNode
-from galileo.rpc.guard import Context, streaming, unary
+from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.peers import GrpcPeers
 from galileo.storage.frame import checksum
 from galileo.wire.pb import moves_pb2, moves_pb2_grpc
@@ -88,7 +88,7 @@ class MovesServicer(moves_pb2_grpc.MovesServicer):
         return moves_pb2.HandOverReply()
 
 
-class GrpcMovers:
+class GrpcMigrationPeer:
     """What `node.migration.protocol.Movers` promises, over gRPC."""
 
     def __init__(self, peers: GrpcPeers) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from galileo.ccq.model import Ccq
 from galileo.errors import UnknownCcq
 from galileo.rpc.access import Principal
-from galileo.rpc.guard import Context
+from galileo.rpc.error_mapping import Context
 from galileo.rpc.identity import Identify, everybody
 from galileo.wire.pb import continuous_pb2
 

@@ -12,9 +12,9 @@ from galileo.node.parsing import read_query
 from galileo.node.scans import ScanEnd
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query
-from galileo.rpc.encoding import label_messages
-from galileo.rpc.guard import Context, streaming
-from galileo.rpc.quotas import Allowances
+from galileo.rpc.arrow_chunks import label_messages
+from galileo.rpc.error_mapping import Context, streaming
+from galileo.rpc.quotas import QuotaResolver
 from galileo.samplers import SamplerSpec
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.pb import query_pb2, query_pb2_grpc
@@ -27,9 +27,9 @@ HELD_BYTES_MAX = 64 << 10
 
 
 class QueryServicer(query_pb2_grpc.QueryServicer):
-    def __init__(self, node: StorageNode, allowances: Allowances | None = None) -> None:
+    def __init__(self, node: StorageNode, allowances: QuotaResolver | None = None) -> None:
         self._node = node
-        self._allowances = allowances or Allowances()
+        self._allowances = allowances or QuotaResolver()
         self._streaming = 0
 
     @streaming

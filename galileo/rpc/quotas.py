@@ -1,6 +1,6 @@
 """Whose quotas are which, and what a query or a continuous query may be by them.
 
-What is used over time, calls and bytes, `galileo.rpc.metering` counts.
+What is used over time, calls and bytes, `galileo.rpc.rate_limit` counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from galileo.errors import QuotaExceeded
 from galileo.model.quotas import Quotas
 from galileo.query import Query
 from galileo.rpc.access import EVERYBODY, Principal
-from galileo.rpc.guard import Context
+from galileo.rpc.error_mapping import Context
 from galileo.rpc.identity import Identify, everybody
 
 NO_BOUNDS = 1 << 62
@@ -25,7 +25,7 @@ UNBOUNDED = Quotas(
 """Of nodes, for callers whose quotas another node has looked at."""
 
 
-class Allowances:
+class QuotaResolver:
     """What callers may use.
 
     Args:

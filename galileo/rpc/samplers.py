@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from galileo.node.peers import UploadedSampler
 from galileo.node.sampler_store import SamplerStore
 from galileo.rpc.access import Principal
-from galileo.rpc.guard import Context, unary
+from galileo.rpc.error_mapping import Context, unary
 from galileo.rpc.identity import Identify, everybody
 from galileo.wire.pb import samplers_pb2, samplers_pb2_grpc
 

@@ -24,12 +24,12 @@ from galileo.node.peers import (
 from galileo.node.select import CommitRange
 from galileo.node.storage_node import StorageNode
 from galileo.packing.arrow_streams import read_stream
-from galileo.rpc.encoding import label_messages, row_messages, row_streams
-from galileo.rpc.guard import Context, streaming, told, unary
+from galileo.rpc.arrow_chunks import label_messages, row_messages, row_streams
+from galileo.rpc.error_mapping import Context, redact_for, streaming, unary
 from galileo.rpc.identity import CALLER
 from galileo.rpc.matching import match_task_from_pb
 from galileo.rpc.peers import scan_task_from_pb
-from galileo.rpc.quotas import Allowances, check_vertices
+from galileo.rpc.quotas import QuotaResolver, check_vertices
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
 from galileo.wire.match_codec import replies_of
 from galileo.wire.pb import storage_pb2, storage_pb2_grpc
@@ -49,9 +49,9 @@ def add_storage(servicer: StorageServicer, server: grpc.aio.Server) -> None:
 
 
 class StorageServicer(storage_pb2_grpc.StorageServicer):
-    def __init__(self, node: StorageNode, allowances: Allowances | None = None) -> None:
+    def __init__(self, node: StorageNode, allowances: QuotaResolver | None = None) -> None:
         self._node = node
-        self._allowances = allowances or Allowances()
+        self._allowances = allowances or QuotaResolver()
 
     @unary
     async def Ingest(  # noqa: N802
@@ -228,4 +228,4 @@ async def _scan_parts(answer: ScanAnswer, context: Context) -> list[storage_pb2.
     if isinstance(answer, ScanDone):
         reached, gone = cursor_to_pb(answer.reached), cursor_to_pb(answer.gone)
         return [storage_pb2.ScanPart(item=item, reached=reached, gone=gone)]
-    return [storage_pb2.ScanPart(item=item, error=error_to_pb(told(answer.error, context)))]
+    return [storage_pb2.ScanPart(item=item, error=error_to_pb(redact_for(answer.error, context)))]

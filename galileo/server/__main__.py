@@ -10,8 +10,8 @@ from galileo import config
 from galileo.errors import GalileoError
 from galileo.logs import start_logging
 from galileo.redaction import redacted
-from galileo.server.allocation import settle
 from galileo.server.main import serve
+from galileo.server.malloc_tuning import configure_malloc
 from galileo.tracing import tracing
 
 
@@ -23,7 +23,7 @@ def main() -> int:
         "--parent", type=int, default=0, help="stop when this process is no longer our parent"
     )
     given = parser.parse_args()
-    settle()
+    configure_malloc()
     try:
         loaded = config.load(given.config, overrides=given.set)
         start_logging(loaded.logs.format, level=loaded.logs.level, node=loaded.node.name)

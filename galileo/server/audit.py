@@ -23,7 +23,7 @@ from galileo.errors import GalileoError
 from galileo.model.schema import Schema, name_of_key
 from galileo.redaction import redacted
 from galileo.rpc.access import NODE_FIELDS, Principal
-from galileo.rpc.calls import REFUSALS, Ended
+from galileo.rpc.call_log import REFUSALS, CallRecord
 from galileo.rpc.identity import CALLER
 from galileo.samplers import SamplerSpec
 from galileo.server.audit_log import AuditLog
@@ -78,7 +78,7 @@ class Audit:
     def failed(self) -> int:
         return self._log.failed
 
-    def call_ended(self, ended: Ended) -> None:
+    def call_ended(self, ended: CallRecord) -> None:
         """Tells of a call, if it is one to tell of."""
         kind = ended.error.kind if ended.error is not None else ""
         if kind in REFUSALS:
@@ -113,7 +113,7 @@ class Audit:
 
     # --- refusals --------------------------------------------------------------------------------
 
-    def _refuse(self, ended: Ended, caller: Principal, *, action: str, kind: str) -> None:
+    def _refuse(self, ended: CallRecord, caller: Principal, *, action: str, kind: str) -> None:
         self.flush()
         host = ended.peer.rpartition(":")[0]
         key = (caller.name, host, action, kind)
@@ -133,7 +133,7 @@ class Audit:
         if refused.times:
             self._write(refused.event | self._when() | {"times": refused.times})
 
-    def _refuse_some(self, ended: Ended) -> None:
+    def _refuse_some(self, ended: CallRecord) -> None:
         """Of many submissions some may be refused in an answer that is none."""
         outcomes = ended.reply.outcomes if ended.reply is not None else ()
         for kind in sorted({one.error.kind for one in outcomes} & REFUSALS):
@@ -141,7 +141,7 @@ class Audit:
 
     # --- acts ------------------------------------------------------------------------------------
 
-    def _acts(self, ended: Ended) -> Iterator[_Act]:
+    def _acts(self, ended: CallRecord) -> Iterator[_Act]:
         if ended.name == "Continuous/Cancel":
             owner = self._owner_of(ended.request.ccq_id)
             if owner is not None and owner != _caller().name:
@@ -154,7 +154,9 @@ class Audit:
             return
         yield from find(ended.request)
 
-    def _event(self, ended: Ended, caller: Principal, action: str, what: str) -> dict[str, Any]:
+    def _event(
+        self, ended: CallRecord, caller: Principal, action: str, what: str
+    ) -> dict[str, Any]:
         return {
             **self._when(),
             "principal": caller.name,
@@ -193,13 +195,13 @@ def _is_among_nodes(request: Any) -> bool:
     )
 
 
-def _object(ended: Ended) -> str:
+def _object(ended: CallRecord) -> str:
     """What a refused call was about, as far as its request says so plainly."""
     request = getattr(ended.request, "head", ended.request)
     return next((v for n in ("ccq_id", "dataset", "node") if (v := getattr(request, n, ""))), "")
 
 
-def _quota(ended: Ended) -> str:
+def _quota(ended: CallRecord) -> str:
     if ended.error is None:
         return ""
     return str(json.loads(ended.error.details_json or "{}").get("quota", ""))

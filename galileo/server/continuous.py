@@ -35,23 +35,23 @@ from galileo.node.storage_node import StorageNode
 from galileo.optional_imports import require
 from galileo.packing import FORMAT_VERSION
 from galileo.query import Query
+from galileo.rpc.bulk_codec import ManyFetched
 from galileo.rpc.continuous import (
-    CcqFacts,
+    CachedRange,
+    CcqInfo,
     Fetched,
-    Held,
     Submission,
     Submitted,
     SubmittedLater,
 )
-from galileo.rpc.many import ManyFetched
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.quotas import check_times, check_vertices
 from galileo.samplers import SamplerSpec
-from galileo.server.answers import check_told, folded, forwarded, pieces_of
+from galileo.server.bulk_fetch import BulkFetches
+from galileo.server.bulk_submit import BulkSubmissions
 from galileo.server.driver import Driver
-from galileo.server.many import ManyFetches
-from galileo.server.submitting import ManySubmissions
-from galileo.server.work import ContinuousWork, gathered
+from galileo.server.effect_executor import EffectExecutor, gathered
+from galileo.server.fetch_response import apply_windows, check_told, forwarded, pieces_of
 from galileo.wire import token as tokens
 from galileo.wire.pb import continuous_pb2
 
@@ -76,7 +76,7 @@ class _Initial:
 
 
 class ContinuousQueries:
-    """Implements `rpc.continuous.ContinuousFace` with the driver and the node.
+    """Implements `rpc.continuous.CcqApi` with the driver and the node.
 
     Args:
         warm: called when a CCQ is submitted, so that Spark is warm before its first cycle.
@@ -87,7 +87,7 @@ class ContinuousQueries:
         node: StorageNode,
         driver: Driver,
         *,
-        work: ContinuousWork,
+        work: EffectExecutor,
         peers: GrpcPeers,
         clock: Clock,
         limits: LimitsSection,
@@ -100,7 +100,7 @@ class ContinuousQueries:
         self._clock = clock
         self._limits = limits
         self._warm = warm
-        self._many = ManyFetches(
+        self._many = BulkFetches(
             node,
             driver,
             peers=peers,
@@ -108,7 +108,7 @@ class ContinuousQueries:
             limits=limits,
             check=self._check_not_revoked,
         )
-        self._submissions = ManySubmissions(
+        self._submissions = BulkSubmissions(
             node,
             ask=self._ask,
             checked=self._checked,
@@ -154,7 +154,7 @@ class ContinuousQueries:
     async def submit_many(
         self, submissions: Sequence[Submission | GalileoError]
     ) -> list[SubmittedLater | GalileoError]:
-        """See `ManySubmissions.submit`."""
+        """See `BulkSubmissions.submit`."""
         return await self._submissions.submit(submissions)
 
     async def _load(self, sampler: SamplerSpec, *, dataset: str) -> None:
@@ -296,7 +296,7 @@ class ContinuousQueries:
         names_queries: bool,
         takes_sheets: bool,
     ) -> ManyFetched:
-        """See `ManyFetches.fetch`."""
+        """See `BulkFetches.fetch`."""
         return await self._many.fetch(
             ccq_ids,
             given,
@@ -323,7 +323,7 @@ class ContinuousQueries:
         made = record.ccq
         windows = None
         if made.window is not None:
-            told, windows = await asyncio.to_thread(folded, made, told, answer)
+            told, windows = await asyncio.to_thread(apply_windows, made, told, answer)
         if windows is not None:
             self._driver.note_late(made.id, windows.late)
         packed, kept = await pieces_of(
@@ -387,7 +387,9 @@ class ContinuousQueries:
             raise Unavailable(error.message, **details) from error
         raise Unavailable(f"node {coordinator} closed the stream early", after_s=MOVING_RETRY_S)
 
-    async def held(self, ccq_id: str, *, term: int, after: Cursor, labels_max: int) -> Held | None:
+    async def held(
+        self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
+    ) -> CachedRange | None:
         """What this node keeps of a CCQ that it gave away; None where it does not."""
         wanted = max(1, min(labels_max, self._limits.answer_labels_max))
         answer = await self._ask(
@@ -399,7 +401,7 @@ class ContinuousQueries:
         data = b""
         if answer.labels is not None:
             data = await asyncio.to_thread(to_bytes, answer.labels, compressed=False)
-        return Held(data, answer.reached, answer.gone)
+        return CachedRange(data, answer.reached, answer.gone)
 
     async def find(self, ccq_id: str) -> Ccq:
         """A CCQ; others are asked where this node does not know it. Nothing is acknowledged.
@@ -435,7 +437,7 @@ class ContinuousQueries:
         if isinstance(answer, ccq.RefuseCancel):
             raise answer.failure.to_error()
 
-    def list(self) -> list[CcqFacts]:
+    def list(self) -> list[CcqInfo]:
         """All CCQs that this node knows and that have not ended."""
         return [
             self._facts(
@@ -468,8 +470,8 @@ class ContinuousQueries:
         term: int,
         state: str,
         holders: tuple[str, ...] = (),
-    ) -> CcqFacts:
-        return CcqFacts(
+    ) -> CcqInfo:
+        return CcqInfo(
             id=made.id,
             dataset=made.dataset,
             query_json=made.query,

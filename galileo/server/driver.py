@@ -25,7 +25,7 @@ from galileo.clock import Clock
 from galileo.dht import membership
 from galileo.dht.membership import Membership, PeerDied, PeerRevived, SendHeartbeat
 from galileo.errors import GalileoError, Overloaded, PartitionStopped
-from galileo.server.mail import TAGGED, MailRoom
+from galileo.server.peer_messaging import TAGGED, PeerMessenger
 from galileo.storage.metadata_files import is_full
 from galileo.storage.store import Store
 from galileo.wire.context_propagation import Origin, going_on, outgoing_metadata
@@ -97,7 +97,7 @@ class Driver:
     ) -> None:
         self.machine = machine
         self.members = members
-        self.mail: MailRoom | None = None
+        self.mail: PeerMessenger | None = None
         self._store = store
         self._clock = clock
         self._work = work

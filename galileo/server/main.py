@@ -36,30 +36,30 @@ from galileo.node.sampler_store import UploadOptions
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.access import Principal
-from galileo.rpc.bounds import BULK_BYTES_MAX, Bounds, BoundsOptions
-from galileo.rpc.callers import Callers
+from galileo.rpc.admission import BULK_BYTES_MAX, AdmissionController, AdmissionOptions
+from galileo.rpc.analytics import ExploreServicer
+from galileo.rpc.analytics_client import GrpcAnalyticsPeer
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.continuous import ContinuousServicer
-from galileo.rpc.exploration import ExploreServicer
-from galileo.rpc.explorers import GrpcExplorers
-from galileo.rpc.moves import GrpcMovers, MovesServicer
+from galileo.rpc.moves import GrpcMigrationPeer, MovesServicer
 from galileo.rpc.ownership import Ownership
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.query import QueryServicer
 from galileo.rpc.samplers import SamplersServicer
 from galileo.rpc.storage import StorageServicer, add_storage
-from galileo.server.allocation import give_back_at_rest
+from galileo.rpc.whoami import Callers
+from galileo.server.cgroup_memory import memory
 from galileo.server.continuous import ContinuousQueries
 from galileo.server.driver import Driver
-from galileo.server.evaluation import Evaluation
-from galileo.server.mail import MailRoom
-from galileo.server.measuring import Parts
-from galileo.server.memory import memory
+from galileo.server.effect_executor import EffectExecutor
+from galileo.server.evaluator_client import Evaluation
+from galileo.server.health import NOT_SERVING, HealthMonitor
+from galileo.server.malloc_tuning import give_back_at_rest
+from galileo.server.metric_source import NodeView
+from galileo.server.peer_messaging import PeerMessenger
 from galileo.server.security import Security
-from galileo.server.spills import SpillDirectory
+from galileo.server.spill_files import SpillFiles
 from galileo.server.usage import Usage
-from galileo.server.watch import NOT_SERVING, Watch
-from galileo.server.work import ContinuousWork
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
@@ -129,11 +129,11 @@ class NodeProcess:
             peers=self._peers,
             options=_node_options(config, clock),
         )
-        self._exploration = ClusterAnalytics(self.node, peers=GrpcExplorers(self._peers))
+        self._exploration = ClusterAnalytics(self.node, peers=GrpcAnalyticsPeer(self._peers))
         self.machine = self._make_machine()
         self.node.retain(self._readers, _retaining(config.storage, clock))
         self._evaluation = Evaluation(config)
-        self._spills = SpillDirectory(Path(config.node.directory), schema=self.node.catalog.schema)
+        self._spills = SpillFiles(Path(config.node.directory), schema=self.node.catalog.schema)
         self._work = work = self._make_work()
         self.driver = Driver(
             self.machine,
@@ -144,7 +144,7 @@ class NodeProcess:
             own_news=self._own_news,
             drop_spills=self._spills.drop,
         )
-        self.mail = MailRoom(
+        self.mail = PeerMessenger(
             self.node,
             self._peers,
             on_heartbeat=self.driver.heartbeat_arrived,
@@ -236,7 +236,9 @@ class NodeProcess:
             server,
         )
         moves_pb2_grpc.add_MovesServicer_to_server(
-            MovesServicer(self.node, self.node.taking(GrpcMovers(self._peers)), peers=self._peers),
+            MovesServicer(
+                self.node, self.node.taking(GrpcMigrationPeer(self._peers)), peers=self._peers
+            ),
             server,
         )
         samplers_pb2_grpc.add_SamplersServicer_to_server(
@@ -289,8 +291,8 @@ class NodeProcess:
             ),
         )
 
-    def _make_watch(self) -> Watch:
-        parts = Parts(
+    def _make_watch(self) -> HealthMonitor:
+        parts = NodeView(
             config=self._config,
             node=self.node,
             machine=self.machine,
@@ -300,10 +302,10 @@ class NodeProcess:
             audit=self._security.audit,
             version=VERSION,
         )
-        return Watch(parts, mail=self.mail, clock=self._clock)
+        return HealthMonitor(parts, mail=self.mail, clock=self._clock)
 
-    def _make_work(self) -> ContinuousWork:
-        return ContinuousWork(
+    def _make_work(self) -> EffectExecutor:
+        return EffectExecutor(
             self.node,
             self._peers,
             evaluate=self._evaluation.evaluate,
@@ -395,9 +397,9 @@ class NodeProcess:
         return ccq.CommitsObserved(dataset, view.sequences(dataset), view.event_clock(dataset))
 
 
-def _bounds() -> Bounds:
+def _bounds() -> AdmissionController:
     bulk_bytes_max = min(BULK_BYTES_MAX, memory().total // BULK_PART)
-    return Bounds(BoundsOptions(bulk_bytes_max=bulk_bytes_max))
+    return AdmissionController(AdmissionOptions(bulk_bytes_max=bulk_bytes_max))
 
 
 def _members(config: Config) -> Membership:

@@ -12,11 +12,11 @@ from galileo.clock import Clock
 from galileo.config import Config
 from galileo.errors import ConfigError
 from galileo.rpc.authorisation import Authorisation
-from galileo.rpc.calls import CallsUnderWay
+from galileo.rpc.call_log import CallTracker
 from galileo.rpc.identity import Identify, Identity, everybody
-from galileo.rpc.metering import Metering
-from galileo.rpc.principals import Principals
-from galileo.rpc.quotas import Allowances
+from galileo.rpc.quotas import QuotaResolver
+from galileo.rpc.rate_limit import Metering
+from galileo.rpc.token_store import TokenStore
 from galileo.server.audit import Audit
 from galileo.server.audit_log import AuditLog
 from galileo.wire.tls_credentials import server_credentials
@@ -48,10 +48,10 @@ class Security:
         self._config = config
         self.audit: Audit | None = None
         self.identify = _identity(config, on_look=self._principals_looked_at)
-        self.allowances = Allowances(config.quotas, self.identify)
+        self.allowances = QuotaResolver(config.quotas, self.identify)
         self.metering = Metering(self.allowances, monotonic=clock.monotonic)
         self.audit = _audit(config, owner_of=owner_of, clock=clock)
-        self.calls = CallsUnderWay(
+        self.calls = CallTracker(
             metering=self.metering if self.identify is everybody else None,
             on_end=self.audit.call_ended if self.audit is not None else None,
         )
@@ -93,7 +93,7 @@ def _identity(config: Config, *, on_look: Callable[[ConfigError | None], None]) 
     access, is_mutual = config.access, config.keys.is_tls
     if not access.principals:
         return Identity(None, is_mutual=True) if is_mutual else everybody
-    known = Principals(Path(access.principals))
+    known = TokenStore(Path(access.principals))
     known.on_look = on_look
     return Identity(known, is_mutual=is_mutual)
 

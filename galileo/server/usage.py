@@ -11,7 +11,7 @@ from galileo.clock import Clock
 from galileo.election.messages import UsageStatistics
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.retention import held_to_pb
-from galileo.server.memory import memory
+from galileo.server.cgroup_memory import memory
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.pb import cluster_pb2
 

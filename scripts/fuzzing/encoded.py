@@ -21,7 +21,7 @@ from galileo.errors import InputError
 from galileo.labels import from_ipc, to_ipc
 from galileo.packing import pack, unpack
 from galileo.samplers import SamplerSpec
-from galileo.server.mail import TAGGED
+from galileo.server.peer_messaging import TAGGED
 from galileo.storage.frame import (
     FrameHeader,
     decode_body,

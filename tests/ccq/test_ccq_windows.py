@@ -17,7 +17,7 @@ from galileo.ccq.events import (
 from galileo.ccq.model import Record
 from galileo.cursor import ORIGIN, Cursor
 from galileo.model.windows import ClockStep, Window
-from galileo.server.mail import TAGGED
+from galileo.server.peer_messaging import TAGGED
 
 WINDOWED = replace(CCQ, window=Window.tumbling("1h"))
 

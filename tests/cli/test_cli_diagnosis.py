@@ -10,7 +10,7 @@ from galileo.cli.cluster import answered_only, remarks
 from galileo.cli.diagnosis import of_cluster, of_host
 from galileo.client.node_diagnostics import CcqProblem, NodeReport
 from galileo.client.results import ClusterStatus, NodeStatus
-from galileo.server.host import REFUSED_S, HostCondition
+from galileo.server.host_checks import REFUSED_S, HostCondition
 
 STATUS = NodeStatus("a", "g", "10.0.0.1:7701", "up")
 WELL = NodeReport(

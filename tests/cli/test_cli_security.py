@@ -13,7 +13,7 @@ from galileo.cli.main import main
 from galileo.client import Credentials
 from galileo.errors import InputError
 from galileo.rpc.access import Role
-from galileo.rpc.principals import Principals
+from galileo.rpc.token_store import TokenStore
 from galileo.wire.tls_credentials import TlsFiles
 
 
@@ -29,7 +29,7 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     )
     assert made.exit_code == 0, made.output
     token = made.stdout.strip()
-    found = Principals(path).of_token(token)
+    found = TokenStore(path).of_token(token)
     assert found is not None
     assert found.roles == {Role.READER, Role.SAMPLER_AUTHOR}
     assert found.datasets == ("nam*",)
@@ -50,9 +50,9 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     told = run("token", "new", "bob", "--role", "node", "--principals", path, "--output", out)
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     assert out.read_text() not in told.output
-    assert Principals(path).of_token(TlsFiles(token_file=str(out)).read_token()) is not None
+    assert TokenStore(path).of_token(TlsFiles(token_file=str(out)).read_token()) is not None
     assert run("token", "revoke", "ann", "--principals", path).exit_code == 0
-    assert Principals(path).of_token(token) is None
+    assert TokenStore(path).of_token(token) is None
     assert run("token", "revoke", "ann", "--principals", path).exit_code == 2
 
 

@@ -14,7 +14,7 @@ import pytest
 from galileo.client import AsyncClient
 from galileo.client.concurrency import gather_or_cancel
 from galileo.errors import InvalidToken
-from galileo.rpc.guard import streaming
+from galileo.rpc.error_mapping import streaming
 from galileo.wire.channel import server_options
 from galileo.wire.pb import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
 

@@ -14,7 +14,7 @@ from simulator.logs import SCHEMA
 from galileo.client import AsyncClient, fetching
 from galileo.cursor import Cursor
 from galileo.errors import InvalidToken
-from galileo.rpc.guard import streaming
+from galileo.rpc.error_mapping import streaming
 from galileo.wire.channel import server_options
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.pb import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc

@@ -8,7 +8,7 @@ from typing import Any
 
 from galileo.certificates import AUTHORITY, CERTIFICATE, KEY, Subject, issue, make_authority
 from galileo.client import Credentials
-from galileo.rpc import principals
+from galileo.rpc import token_store
 from galileo.rpc.access import EVERY_DATASET, Principal, Role
 from galileo.wire.tls_credentials import TlsFiles
 
@@ -66,7 +66,7 @@ class Tokens:
         self, name: str, *roles: Role, datasets: tuple[str, ...] = EVERY_DATASET, **more: Any
     ) -> str:
         made = Principal(name, frozenset(roles), datasets, **more)
-        self.tokens[name] = principals.add(self.path, made)
+        self.tokens[name] = token_store.add(self.path, made)
         return self.tokens[name]
 
     def proof(self, name: str, tls: Path | str = "") -> Credentials:

@@ -16,9 +16,9 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.rpc.analytics import ExploreServicer
+from galileo.rpc.analytics_client import GrpcAnalyticsPeer
 from galileo.rpc.cluster import ClusterServicer
-from galileo.rpc.exploration import ExploreServicer
-from galileo.rpc.explorers import GrpcExplorers
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.query import QueryServicer
 from galileo.rpc.storage import StorageServicer, add_storage
@@ -105,7 +105,7 @@ class Company:
         )
         add_storage(StorageServicer(node), server)
         query_pb2_grpc.add_QueryServicer_to_server(QueryServicer(node), server)
-        exploration = ClusterAnalytics(node, peers=GrpcExplorers(peers))
+        exploration = ClusterAnalytics(node, peers=GrpcAnalyticsPeer(peers))
         explore = ExploreServicer(node, exploration)
         query_pb2_grpc.add_ExploreServicer_to_server(explore, server)
         cluster = ClusterServicer(

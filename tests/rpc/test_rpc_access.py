@@ -30,7 +30,7 @@ from galileo.rpc.access import (
 )
 from galileo.rpc.authorisation import Authorisation
 from galileo.rpc.identity import CLIENT_URI, Identity
-from galileo.rpc.principals import Principals
+from galileo.rpc.token_store import TokenStore
 from galileo.wire.channel import TOKEN_KEY, TOKEN_SCHEME, open_channel, server_options
 from galileo.wire.pb import (
     cluster_pb2,
@@ -117,7 +117,7 @@ def wanted(letter: str, *, denied: grpc.StatusCode) -> dict[str, grpc.StatusCode
 
 
 async def test_every_method_for_every_role_without_tls(tokens: Tokens) -> None:
-    identity = Identity(Principals(tokens.path), is_mutual=False)
+    identity = Identity(TokenStore(tokens.path), is_mutual=False)
     async with serving(identity, TlsFiles()) as address:
         for role, letter in LETTERS.items():
             found = await outcomes(address, TlsFiles(token=tokens.tokens[role]))
@@ -128,7 +128,7 @@ async def test_every_method_for_every_role_without_tls(tokens: Tokens) -> None:
 
 
 async def test_every_method_for_every_role_with_tls(tokens: Tokens, certified: Certified) -> None:
-    identity = Identity(Principals(tokens.path), is_mutual=True)
+    identity = Identity(TokenStore(tokens.path), is_mutual=True)
     node, client = certified.of("node", "node-1"), certified.of("client", "ann")
     async with serving(identity, keys_in(node)) as address:
         for role, letter in LETTERS.items():
@@ -147,7 +147,7 @@ def test_who_is_no_node_by_a_token_keeps_what_else_is_said_with_it(tmp_path: Pat
     bounds = (("vertices_max", 7),)
     token = tokens.add("ann", Role.NODE, Role.READER, quotas=bounds, expires_at=2e9)
     context: Any = Shown(token)
-    found = Identity(Principals(tokens.path), is_mutual=True)(context)
+    found = Identity(TokenStore(tokens.path), is_mutual=True)(context)
     assert found == Principal("ann", frozenset({Role.READER}), ("*",), bounds, 2e9)
 
 

@@ -18,14 +18,14 @@ from galileo.labels import LabelSet, from_ipc
 from galileo.model.windows import Window, WindowProgress, advance_windows, instant
 from galileo.packing import FORMAT_VERSION
 from galileo.rpc import continuous as module
-from galileo.rpc.continuous import ContinuousServicer, Fetched, Held
+from galileo.rpc.continuous import CachedRange, ContinuousServicer, Fetched
 from galileo.wire.channel import open_channel, server_options
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_from_pb
 from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
 
 PATHS = [(p, sequence, row, 7) for p in (0, 1) for sequence in (1, 2, 3) for row in range(40)]
 
-HELD = Held(bytes(range(256)) * 10_000, Cursor({0: 3}), (Stretch(0, 1, 2),))
+HELD = CachedRange(bytes(range(256)) * 10_000, Cursor({0: 3}), (Stretch(0, 1, 2),))
 
 
 @dataclass
@@ -39,7 +39,9 @@ class Face:
         self.asked.append(ccq_id)
         return self.answer
 
-    async def held(self, ccq_id: str, *, term: int, after: Cursor, labels_max: int) -> Held | None:
+    async def held(
+        self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
+    ) -> CachedRange | None:
         self.asked.append(f"{ccq_id} {term} {after} {labels_max}")
         return HELD if term == 7 else None
 

@@ -17,7 +17,7 @@ from galileo import errors
 from galileo.labels import to_ipc
 from galileo.node import scans as scans_module
 from galileo.node.peers import ScanAnswer
-from galileo.rpc import guard, query
+from galileo.rpc import error_mapping, query
 from galileo.rpc.peers import GrpcPeers
 from galileo.wire import codec
 from galileo.wire.pb import cluster_pb2, query_pb2, storage_pb2
@@ -130,7 +130,7 @@ async def test_a_reader_that_goes_away_ends_the_scans(
 async def test_what_a_reader_holds_that_takes_nothing_for_long_is_given_back(
     filled: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(guard, "STALLED_MAX_S", 0.2)
+    monkeypatch.setattr(error_mapping, "STALLED_MAX_S", 0.2)
     monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 17)
     call = ask(filled)
     await call.read()

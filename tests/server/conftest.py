@@ -16,7 +16,7 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.node.peers import CommitAnswer, CommitTask
 from galileo.node.storage_node import NodeOptions, StorageNode
-from galileo.server.mail import MailRoom
+from galileo.server.peer_messaging import PeerMessenger
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 from galileo.wire.pb import cluster_pb2
@@ -35,7 +35,7 @@ class Wire:
     """
 
     nodes: dict[str, StorageNode] = field(default_factory=dict)
-    rooms: dict[str, MailRoom] = field(default_factory=dict)
+    rooms: dict[str, PeerMessenger] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
     replies_lost: set[str] = field(default_factory=set)
     sent: list[tuple[str, cluster_pb2.ExchangeRequest]] = field(default_factory=list)

@@ -16,8 +16,8 @@ from galileo.config import LimitsSection
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import Unavailable
 from galileo.rpc.peers import GrpcPeers
+from galileo.server.bulk_fetch import _Answer, _Ask
 from galileo.server.continuous import MOVING_RETRY_S, ContinuousQueries
-from galileo.server.many import _Answer, _Ask
 from galileo.wire.pb import continuous_pb2
 
 REQUEST = continuous_pb2.FetchRequest(ccq_id="ccq-1", wait_s=60.0, forwarded=True)

@@ -14,9 +14,9 @@ from galileo.ccq.model import Ccq
 from galileo.ccq.pack_codec import to_bytes
 from galileo.cursor import Cursor, Stretch
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
-from galileo.rpc.continuous import ContinuousServicer, Held
+from galileo.rpc.continuous import CachedRange, ContinuousServicer
 from galileo.rpc.peers import GrpcPeers
-from galileo.server.work import ContinuousWork
+from galileo.server.effect_executor import EffectExecutor
 from galileo.wire.channel import server_options
 from galileo.wire.pb import continuous_pb2_grpc
 
@@ -29,16 +29,18 @@ GONE = (Stretch(1, 4, 6),)
 class Face:
     """Holds the labels of term 5, none of term 6, damaged ones of term 7, and nothing else."""
 
-    async def held(self, ccq_id: str, *, term: int, after: Cursor, labels_max: int) -> Held | None:
+    async def held(
+        self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
+    ) -> CachedRange | None:
         labels = to_labels(PATHS)
         assert labels is not None
         data = to_bytes(labels.after(after), compressed=False)
         answers = {5: data, 6: b"", 7: data[:-1]}
-        return Held(answers[term], REACHED, GONE) if term in answers else None
+        return CachedRange(answers[term], REACHED, GONE) if term in answers else None
 
 
 @pytest.fixture
-async def work() -> AsyncIterator[ContinuousWork]:
+async def work() -> AsyncIterator[EffectExecutor]:
     server = grpc.aio.server(options=server_options())
     servicer = ContinuousServicer(Face())  # type: ignore[arg-type]
     continuous_pb2_grpc.add_ContinuousServicer_to_server(servicer, server)
@@ -48,7 +50,7 @@ async def work() -> AsyncIterator[ContinuousWork]:
     topology = Topology("test", (Group("g", nodes),), even_ranges(1))
     peers = GrpcPeers(topology, is_dead=lambda name: name == "dead")
     catalog = SimpleNamespace(schema=lambda name: {SCHEMA.name: SCHEMA}[name])
-    made = ContinuousWork(
+    made = EffectExecutor(
         SimpleNamespace(name="a", catalog=catalog),  # type: ignore[arg-type]
         peers,
         evaluate=None,  # type: ignore[arg-type]
@@ -64,19 +66,19 @@ def ask(term: int, *, after: Cursor, node: str = "b") -> ReadHandedOffCache:
     return ReadHandedOffCache(1, CCQ, node, term, after, 100)
 
 
-async def test_what_is_held_comes_over_as_it_was(work: ContinuousWork) -> None:
+async def test_what_is_held_comes_over_as_it_was(work: EffectExecutor) -> None:
     answer = await work(ask(5, after=Cursor({0: 1})))
     assert isinstance(answer, CacheReadAnswered)
     assert to_paths(answer.labels) == [path for path in PATHS if path[:2] != (0, 1)]
     assert (answer.request, answer.reached, answer.gone) == (1, REACHED, GONE)
 
 
-async def test_a_stretch_without_labels_is_one_all_the_same(work: ContinuousWork) -> None:
+async def test_a_stretch_without_labels_is_one_all_the_same(work: EffectExecutor) -> None:
     assert await work(ask(6, after=Cursor())) == CacheReadAnswered(1, None, REACHED, GONE)
 
 
 @pytest.mark.parametrize(("term", "node"), [(4, "b"), (7, "b"), (5, "dead")])
 async def test_what_is_not_held_or_damaged_or_out_of_reach_is_said(
-    work: ContinuousWork, term: int, node: str
+    work: EffectExecutor, term: int, node: str
 ) -> None:
     assert await work(ask(term, after=Cursor(), node=node)) == CacheReadFailed(1)

@@ -16,8 +16,8 @@ from galileo.config import Config, from_dict
 from galileo.cursor import Cursor
 from galileo.node.log_regression import LogRegression
 from galileo.server.driver import RECORD_KIND
-from galileo.server.mail import TAGGED
 from galileo.server.main import NodeProcess
+from galileo.server.peer_messaging import TAGGED
 from galileo.storage.store import Store
 
 SCHEMA = galileo.Schema("air", [galileo.Feature("rain", "mm")], geohash_precision=2)

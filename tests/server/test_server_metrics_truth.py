@@ -24,8 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import galileo
 from galileo.cluster import free_ports
-from galileo.server.memory import memory
-from galileo.server.watch import HEALTH_INTERVAL_S
+from galileo.server.cgroup_memory import memory
+from galileo.server.health import HEALTH_INTERVAL_S
 from galileo.spark.runtime import RuntimeDir
 
 WITHIN_S = 120.0

@@ -27,7 +27,7 @@ from galileo.cluster import free_ports
 from galileo.containment import obstacle
 from galileo.errors import Bug, GalileoError
 from galileo.rpc.access import Role
-from galileo.rpc.principals import TOKEN_PREFIX
+from galileo.rpc.token_store import TOKEN_PREFIX
 from galileo.spark.options import EvaluatorOptions
 from galileo.wire.tls_credentials import TlsFiles
 

@@ -50,9 +50,9 @@ from galileo.errors import (
     UnknownCcq,
     UnknownDataset,
 )
-from galileo.rpc import principals
+from galileo.rpc import token_store
 from galileo.rpc.access import Role
-from galileo.rpc.principals import TOKEN_PREFIX
+from galileo.rpc.token_store import TOKEN_PREFIX
 from galileo.server.main import NodeProcess
 from galileo.version import VERSION
 from galileo.wire.channel import open_blocking_channel
@@ -203,7 +203,7 @@ def test_a_revoked_token_is_worth_nothing_after_a_moment(guarded: Guarded) -> No
     guarded.tokens.add("temp", Role.READER)
     with guarded.connect("temp") as client:
         await_that(lambda: bool(client.datasets()))
-        principals.remove(guarded.tokens.path, "temp")
+        token_store.remove(guarded.tokens.path, "temp")
         with pytest.raises(Unauthenticated):
             await_that(lambda: not client.datasets())
 

@@ -1,0 +1,475 @@
+"""Admission of calls: bounds on the calls and request bytes that one process handles at a time.
+
+A call is admitted before its request is read, and what is not read takes no memory here: HTTP/2
+makes the sender wait. A request in bulk counts with the most that its method takes until it has
+arrived, and from then on with what it has, to the end of the call. Any other counts once it has
+arrived, in a room of its own: so uploads that never come to an end keep nobody from asking. Of
+answers that may be large there are so many at a time, in the order in which they are asked for.
+Which principal may have how much of all this is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from galileo.errors import GalileoError, InputError, MessageTooLarge, Overloaded
+from galileo.rpc.call_log import OWN_SERVICES
+from galileo.rpc.error_mapping import refuse
+from galileo.wire.channel import MESSAGE_BYTES_MAX
+from galileo.wire.zero_copy import has_more_fields
+
+CALLS_MAX = 16_384
+"""Calls of one process at a time; a reader that watches is one of them."""
+SMALL_REQUEST_BYTES_MAX = 1 << 20
+"""Of a request, where the table below says nothing else."""
+QUERY_REQUEST_BYTES_MAX = 8 << 20
+"""Of one with a query, which has a million characters at most, a token, or an archive."""
+FIELDS_MAX = 262_144
+"""Of a request of more than a megabyte; an empty field of two bytes may become an object of 128."""
+REQUESTS_BYTES_MAX = 512 << 20
+"""Of requests at a time, of the methods that bring nothing in bulk."""
+BULK_BYTES_MAX = 4 << 30
+"""Of those that do, where the machine has four times as much."""
+ROOM_WITHIN_S = 20.0
+"""A call that finds no room waits for so long."""
+ARRIVES_WITHIN_S = 60.0
+"""A request that is not there by then is given up."""
+RETRY_AFTER_S = 1.0
+ANSWERS_MAX = 256
+"""Queries that are answered at a time."""
+READINGS_MAX = 64
+"""Answers with observations at a time; each holds some megabytes while its reader is slow."""
+GIVES_WAY_S = 10.0
+"""A reader that takes nothing for so long gives way to one that waits."""
+
+_PACKAGE = "/galileo.wire.pb."
+_BULK = frozenset(
+    {
+        f"{_PACKAGE}{name}"
+        for name in (
+            "Storage/Ingest",
+            "Storage/Commit",
+            "Storage/Read",
+            "Storage/Scan",
+            "Storage/Stand",
+            "Storage/Match",
+            "Continuous/FetchMany",
+            "Continuous/SubmitMany",
+            "Moves/HandOver",
+        )
+    }
+)
+_QUERIES = frozenset(
+    {
+        f"{_PACKAGE}{name}"
+        for name in (
+            "Storage/Select",
+            "Query/Run",
+            "Explore/Explain",
+            "Explore/Summarise",
+            "Explore/Estimate",
+            "Explore/Nearest",
+            "Continuous/Submit",
+            "Continuous/Fetch",
+            "Continuous/Watch",
+            "Samplers/Send",
+        )
+    }
+)
+BETWEEN_NODES = f"{_PACKAGE}Cluster/Exchange"
+"""Heartbeats and the machines' mail come through whatever else there is."""
+REQUEST_BYTES_MAX: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(_BULK, MESSAGE_BYTES_MAX),
+        **dict.fromkeys(_QUERIES, QUERY_REQUEST_BYTES_MAX),
+        BETWEEN_NODES: MESSAGE_BYTES_MAX,
+    }
+)
+_RUN = f"{_PACKAGE}Query/Run"
+_READINGS = frozenset({f"{_PACKAGE}Storage/Select", f"{_PACKAGE}Storage/Read"})
+_IN_ONE_FIELD = frozenset({f"{_PACKAGE}Storage/{name}" for name in ("Ingest", "Commit", "Read")})
+
+Handler = Any
+"""A `grpc.RpcMethodHandler`: a named tuple whose type grpc keeps to itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionOptions:
+    """What a process takes on; see the constants above."""
+
+    calls_max: int = CALLS_MAX
+    requests_bytes_max: int = REQUESTS_BYTES_MAX
+    bulk_bytes_max: int = BULK_BYTES_MAX
+    room_within_s: float = ROOM_WITHIN_S
+    arrives_within_s: float = ARRIVES_WITHIN_S
+    answers_max: int = ANSWERS_MAX
+    readings_max: int = READINGS_MAX
+    gives_way_s: float = GIVES_WAY_S
+
+
+@dataclass(slots=True)
+class _WeightedSemaphore:
+    """Bytes for requests, or places for answers, given in the order in which they are asked for."""
+
+    most: int
+    taken: int = 0
+    waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
+
+    async def take(self, size: int, *, within_s: float) -> bool:
+        """Whether there was room in time; it is taken then."""
+        if self.take_now(size):
+            return True
+        granted = asyncio.get_running_loop().create_future()
+        self.waiting.append((size, granted))
+        try:
+            async with asyncio.timeout(within_s):
+                await granted
+        except TimeoutError:
+            # Both may come at once: what was granted is taken.
+            return granted.done() and not granted.cancelled()
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.give_back(size)
+            raise
+        return True
+
+    def take_now(self, size: int) -> bool:
+        """Whether there is room at once, and nobody waits for it; it is taken then."""
+        if self.waiting or self.taken + size > self.most:
+            return False
+        self.taken += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        self.taken -= size
+        while self.waiting:
+            wanted, granted = self.waiting[0]
+            if granted.done():
+                self.waiting.popleft()
+                continue
+            if self.taken + wanted > self.most:
+                return
+            self.waiting.popleft()
+            self.taken += wanted
+            granted.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class StreamSlot:
+    """One answer with observations.
+
+    Attributes:
+        task: of its call.
+        stalled_at: since when its reader has not taken what it was sent; None: it has.
+        gives_way: it is about to end.
+    """
+
+    task: asyncio.Task[Any]
+    stalled_at: float | None = None
+    gives_way: bool = False
+
+
+class StreamSlots:
+    """So many answers with observations at a time; who does not read gives way to who waits."""
+
+    def __init__(self, most: int, *, gives_way_s: float) -> None:
+        self._room = _WeightedSemaphore(most)
+        self._gives_way_s = gives_way_s
+        self._running: set[StreamSlot] = set()
+
+    async def begin(self, *, within_s: float) -> StreamSlot | None:
+        """A reading of this task; None where none has ended or given way in time."""
+        task = asyncio.current_task()
+        assert task is not None, "calls are tasks"
+        if not (self._room.take_now(1) or await self._waited(within_s)):
+            return None
+        reading = StreamSlot(task)
+        self._running.add(reading)
+        task.add_done_callback(lambda _: self._end(reading))
+        return reading
+
+    def _end(self, reading: StreamSlot) -> None:
+        self._running.discard(reading)
+        self._room.give_back(1)
+
+    async def _waited(self, within_s: float) -> bool:
+        """Whether there was room in time. Who asks again would wait behind who came later."""
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(self._look())
+            try:
+                return await self._room.take(1, within_s=within_s)
+            finally:
+                looking.cancel()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(self._gives_way_s)
+            self._end_stalled()
+
+    def _end_stalled(self) -> None:
+        """Ends the one whose reader has taken nothing for longest; one after the other."""
+        if any(one.gives_way for one in self._running):
+            return
+        stalled = [(one.stalled_at, one) for one in self._running if one.stalled_at is not None]
+        if not stalled:
+            return
+        since, longest = min(stalled, key=lambda pair: pair[0])
+        if asyncio.get_running_loop().time() - since >= self._gives_way_s:
+            longest.gives_way = True
+            longest.task.cancel()
+
+
+@dataclass(slots=True)
+class _Reservation:
+    """What one call has of a room."""
+
+    room: _WeightedSemaphore
+    size: int
+    arriving: asyncio.TimerHandle | None = None
+
+    def arrived(self, size: int) -> None:
+        """From now on it counts with what it has.
+
+        Raises:
+            Overloaded: it did not count until now, and there is no room for it.
+        """
+        self._stop_waiting()
+        if size > self.size:
+            if not self.room.take_now(size - self.size):
+                raise Overloaded(
+                    f"this node has no room for a request of {size:,} bytes; try again shortly",
+                    after_s=RETRY_AFTER_S,
+                )
+        else:
+            self.room.give_back(self.size - size)
+        self.size = size
+
+    def end(self) -> None:
+        self._stop_waiting()
+        self.room.give_back(self.size)
+        self.size = 0
+
+    def _stop_waiting(self) -> None:
+        if self.arriving is not None:
+            self.arriving.cancel()
+            self.arriving = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """In place of a request: why there is none."""
+
+    error: GalileoError
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A request and how many bytes it had."""
+
+    request: Any
+    size: int
+
+
+class AdmissionController(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Has a server take on no more than this; wants to be the first of its interceptors."""
+
+    def __init__(self, options: AdmissionOptions | None = None) -> None:
+        self._options = chosen = options or AdmissionOptions()
+        self._small, self._bulk = (
+            _WeightedSemaphore(chosen.requests_bytes_max),
+            _WeightedSemaphore(chosen.bulk_bytes_max),
+        )
+        readings = StreamSlots(chosen.readings_max, gives_way_s=chosen.gives_way_s)
+        self._answers = dict.fromkeys(_READINGS, readings)
+        self._answers[_RUN] = StreamSlots(chosen.answers_max, gives_way_s=chosen.gives_way_s)
+        self._calls = 0
+
+    @property
+    def calls(self) -> int:
+        """Under way."""
+        return self._calls
+
+    @property
+    def requests_bytes(self) -> int:
+        """Of all requests, those that are expected included."""
+        return self._small.taken + self._bulk.taken
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        method = handler_call_details.method
+        if not method.startswith(OWN_SERVICES):
+            # Health checks and reflection: they write their streams in another way.
+            return await continuation(handler_call_details)
+        if method == BETWEEN_NODES:
+            return _bounded(await continuation(handler_call_details), method, None)
+        if self._calls >= self._options.calls_max:
+            return _refusing(f"answers {self._options.calls_max:,} calls at the moment")
+        self._count()
+        within_s, reading = self._options.room_within_s, None
+        if method in self._answers:
+            reading = await self._answers[method].begin(within_s=within_s)
+            if reading is None:
+                return _refusing("answers too many readers at the moment")
+        room, size = self._small, 0
+        if method in _BULK:
+            room, size = self._bulk, REQUEST_BYTES_MAX[method]
+            if not await room.take(size, within_s=within_s):
+                return _refusing(f"has no room for another request of up to {size:,} bytes")
+        charge = _charged(room, size, arrives_within_s=self._options.arrives_within_s)
+        handler = await continuation(handler_call_details)
+        return _bounded(handler, method, charge, reading)
+
+    def _count(self) -> None:
+        """Until the task of this call ends, however it ends."""
+        self._calls += 1
+        task = asyncio.current_task()
+        assert task is not None, "interceptors run in the task of their call"
+        task.add_done_callback(self._discount)
+
+    def _discount(self, _: asyncio.Task[Any]) -> None:
+        self._calls -= 1
+
+
+def _charged(room: _WeightedSemaphore, size: int, *, arrives_within_s: float) -> _Reservation:
+    """A charge that ends with this task, which is ended itself where its request does not come."""
+    charge, task = _Reservation(room, size), asyncio.current_task()
+    assert task is not None, "interceptors run in the task of their call"
+    task.add_done_callback(lambda _: charge.end())
+    loop = asyncio.get_running_loop()
+    charge.arriving = loop.call_later(arrives_within_s, task.cancel)
+    return charge
+
+
+def _bounded(
+    handler: Handler, method: str, charge: _Reservation | None, reading: StreamSlot | None = None
+) -> Handler:
+    """The handler, with requests that are looked at before they are decoded."""
+    if handler is None:
+        return None
+    decode = _decoder(handler.request_deserializer, method)
+    kind = (
+        f"{'stream' if handler.request_streaming else 'unary'}_"
+        f"{'stream' if handler.response_streaming else 'unary'}"
+    )
+    inner = getattr(handler, kind)
+    if handler.request_streaming:
+        wrapped = _of_stream(inner, charge, is_streaming=handler.response_streaming)
+    elif handler.response_streaming:
+        wrapped = _streaming(inner, charge, reading)
+    else:
+        wrapped = _unary(inner, charge)
+    return handler._replace(**{kind: wrapped, "request_deserializer": decode})
+
+
+def _decoder(
+    decode: Callable[[bytes], Any] | None, method: str
+) -> Callable[[bytes], _Read | _Unreadable]:
+    most = REQUEST_BYTES_MAX.get(method, SMALL_REQUEST_BYTES_MAX)
+
+    def decoded(data: bytes) -> _Read | _Unreadable:
+        if len(data) > most:
+            told = f"expected a request of at most {most:,} bytes, got {len(data):,}"
+            return _Unreadable(MessageTooLarge(told))
+        try:
+            if _is_inflated(data, method):
+                told = f"expected a request of at most {FIELDS_MAX:,} parts, got more"
+                return _Unreadable(MessageTooLarge(told))
+            return _Read(decode(data) if decode is not None else data, len(data))
+        except DecodeError as error:
+            told = f"expected a message of protobuf, got {len(data):,} bytes that fail: {error}"
+            return _Unreadable(InputError(told))
+
+    return decoded
+
+
+def _is_inflated(data: bytes, method: str) -> bool:
+    """Whether a request has so many parts that they would take far more memory than it did."""
+    is_small = len(data) <= SMALL_REQUEST_BYTES_MAX
+    return not is_small and method not in _IN_ONE_FIELD and has_more_fields(data, FIELDS_MAX)
+
+
+def _unary(inner: Callable[..., Awaitable[Any]], charge: _Reservation | None) -> Callable[..., Any]:
+    async def admitted(read: _Read | _Unreadable, context: Any) -> Any:
+        if isinstance(read, _Unreadable):
+            await refuse(context, read.error)
+        await _count_in(charge, read.size, context)
+        return await inner(read.request, context)
+
+    return admitted
+
+
+def _streaming(
+    inner: Callable[..., Any], charge: _Reservation | None, reading: StreamSlot | None
+) -> Callable[..., Any]:
+    loop = asyncio.get_running_loop()
+
+    async def admitted(read: _Read | _Unreadable, context: Any) -> AsyncIterator[Any]:
+        if isinstance(read, _Unreadable):
+            await refuse(context, read.error)
+        await _count_in(charge, read.size, context)
+        async with aclosing(inner(read.request, context)) as replies:
+            async for reply in replies:
+                if reading is not None:
+                    reading.stalled_at = loop.time()
+                yield reply
+                if reading is not None:
+                    reading.stalled_at = None
+
+    return admitted
+
+
+async def _count_in(charge: _Reservation | None, size: int, context: Any) -> None:
+    try:
+        if charge is not None:
+            charge.arrived(size)
+    except Overloaded as error:
+        await refuse(context, error)
+
+
+def _of_stream(
+    inner: Callable[..., Any], charge: _Reservation | None, *, is_streaming: bool
+) -> Callable[..., Any]:
+    """Requests of a stream are small, come when they like, and are looked at one by one."""
+
+    async def each(reads: AsyncIterator[_Read | _Unreadable], context: Any) -> AsyncIterator[Any]:
+        async for read in reads:
+            if isinstance(read, _Unreadable):
+                await refuse(context, read.error)
+            yield read.request
+
+    async def streaming(reads: AsyncIterator[_Read | _Unreadable], context: Any) -> Any:
+        if charge is not None:
+            charge.arrived(0)
+        async with aclosing(inner(each(reads, context), context)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def unary(reads: AsyncIterator[_Read | _Unreadable], context: Any) -> Any:
+        if charge is not None:
+            charge.arrived(0)
+        return await inner(each(reads, context), context)
+
+    return streaming if is_streaming else unary
+
+
+def _refusing(why: str) -> Handler:
+    """Refuses without reading the request: whoever streams is asked for nothing."""
+
+    async def refused(_: Any, context: Any) -> NoReturn:
+        told = f"this node {why}; try again shortly"
+        await refuse(context, Overloaded(told, after_s=RETRY_AFTER_S))
+
+    return grpc.stream_unary_rpc_method_handler(refused)

@@ -1,0 +1,267 @@
+"""The exploration service: decode, one call, encode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from galileo.cursor import ORIGIN, Cursor
+from galileo.graph.drill_down import default_order
+from galileo.graph.explain import Explanation
+from galileo.graph.summary import Summary
+from galileo.labels import to_ipc
+from galileo.model.schema import Schema
+from galileo.node.analytics_protocol import ChildrenRequest, SummaryRequest
+from galileo.node.cluster_analytics import ClusterAnalytics, NodeAnswer
+from galileo.node.parsing import read_query
+from galileo.node.storage_node import StorageNode
+from galileo.query import Query
+from galileo.query.nearest import NearestTo, Neighbours
+from galileo.rpc.analytics_client import described_to_pb, share_from_pb
+from galileo.rpc.error_mapping import Context, streaming, unary
+from galileo.rpc.quotas import QuotaResolver
+from galileo.wire.codec import ROWS_PER_MESSAGE, cursor_to_pb, table_chunks
+from galileo.wire.pb import query_pb2, query_pb2_grpc
+from galileo.wire.status import error_to_pb
+from galileo.wire.value_json import values_from_json
+
+CHILDREN = 10_000
+"""Children of a page where nothing else is asked for."""
+DISTANCE = "distance_m"
+
+_Asking: TypeAlias = (
+    query_pb2.ExplainRequest
+    | query_pb2.SummariseRequest
+    | query_pb2.EstimateRequest
+    | query_pb2.NearestRequest
+)
+_Parts = AsyncGenerator[query_pb2.ExplorePart, None]
+
+
+class ExploreServicer(query_pb2_grpc.ExploreServicer):
+    def __init__(
+        self,
+        node: StorageNode,
+        exploration: ClusterAnalytics,
+        allowances: QuotaResolver | None = None,
+    ) -> None:
+        self._node = node
+        self._exploration = exploration
+        self._allowances = allowances or QuotaResolver()
+
+    @unary
+    async def Explain(  # noqa: N802
+        self, request: query_pb2.ExplainRequest, context: Context
+    ) -> query_pb2.ExplainReply:
+        query = await self._query(request, context)
+        if request.HasField("share"):
+            share = share_from_pb(request.share)
+            local = await self._exploration.local.explain(query, share)
+            alone = query_pb2.ExplainedNode(node=self._node.name, scan=_scan(local.explanation))
+            return query_pb2.ExplainReply(nodes=[alone], reached=cursor_to_pb(local.reached))
+        told = await self._exploration.explain(query)
+        return query_pb2.ExplainReply(
+            query_json=query.to_json(),
+            groups=told.groups,
+            partitions=sorted(told.partitions),
+            spared=cursor_to_pb(told.spared),
+            plan_s=told.plan_s,
+            total_s=told.total_s,
+            nodes=[_explained(node) for node in told.nodes],
+        )
+
+    @unary
+    async def Summarise(  # noqa: N802
+        self, request: query_pb2.SummariseRequest, context: Context
+    ) -> query_pb2.SummariseReply:
+        query = await self._query(request, context)
+        question = SummaryRequest(query, request.feature, _bins(request))
+        if request.HasField("share"):
+            local = await self._exploration.local.summarise(question, share_from_pb(request.share))
+            return _summary(local.summary, query, frontier=local.reached)
+        told = await self._exploration.summarise(question)
+        return _summary(told.value, query, frontier=told.frontier, missing=told.missing)
+
+    @unary
+    async def Describe(  # noqa: N802
+        self, request: query_pb2.DescribeRequest, context: Context
+    ) -> query_pb2.DescribeReply:
+        schema = await self._node.schema(request.dataset)
+        if request.HasField("share"):
+            share = share_from_pb(request.share)
+            return described_to_pb(
+                await self._exploration.local.describe(schema.key, share), schema
+            )
+        told = await self._exploration.describe(schema)
+        return described_to_pb(told.value, schema, missing=told.missing)
+
+    @unary
+    async def Estimate(  # noqa: N802
+        self, request: query_pb2.EstimateRequest, context: Context
+    ) -> query_pb2.EstimateReply:
+        query = await self._query(request, context)
+        told = self._exploration.estimate(
+            query, feature=request.feature or None, shares=list(request.quantiles)
+        )
+        return query_pb2.EstimateReply(
+            query_json=query.to_json(),
+            low=told.count.low,
+            high=told.count.high,
+            quantiles=[
+                query_pb2.QuantileValue(share=q.share, low=q.low, high=q.high, value=q.value)
+                for q in told.quantiles
+            ],
+            covered=cursor_to_pb(told.count.covered),
+            behind=told.behind,
+            missing=sorted(told.unheard),
+            node=self._node.name,
+        )
+
+    @streaming
+    async def Children(  # noqa: N802
+        self, request: query_pb2.ChildrenRequest, context: Context
+    ) -> _Parts:
+        schema = await self._node.schema(request.dataset)
+        question = _children_of(schema, request)
+        if request.local:
+            page, missing = await self._exploration.local.children(question), frozenset[int]()
+        else:
+            told = await self._exploration.children(question)
+            page, missing = told.value, told.missing
+        yield _head(schema, order=question.order)
+        for part in _rows(page.table):
+            yield part
+        tail = query_pb2.ExploreTail(missing=sorted(missing), more=page.more)
+        yield query_pb2.ExplorePart(tail=tail)
+
+    @streaming
+    async def Nearest(  # noqa: N802
+        self, request: query_pb2.NearestRequest, context: Context
+    ) -> _Parts:
+        query = await self._query(request, context)
+        sought = NearestTo(
+            request.latitude,
+            request.longitude,
+            request.count,
+            query,
+            within_m=request.within_m if request.HasField("within_m") else math.inf,
+        )
+        missing = frozenset[int]()
+        if request.HasField("share"):
+            local = await self._exploration.local.nearest(sought, share_from_pb(request.share))
+            table, frontier = local.observations, local.reached
+        else:
+            told = await self._exploration.nearest(sought)
+            table, frontier, missing = _measured(told.value), told.frontier, told.missing
+        yield _head(query.schema, query_json=query.to_json())
+        for part in _rows(table):
+            yield part
+        tail = query_pb2.ExploreTail(frontier=cursor_to_pb(frontier), missing=sorted(missing))
+        yield query_pb2.ExplorePart(tail=tail)
+
+    async def _query(self, request: _Asking, context: Context) -> Query:
+        is_by_node = not isinstance(request, query_pb2.EstimateRequest) and request.HasField(
+            "share"
+        )
+        schema = self._node.schema if is_by_node else self._node.named
+        query = await read_query(request.query, await schema(request.dataset))
+        self._allowances.check_query(query, context)
+        return query
+
+
+def _head(
+    schema: Schema, *, query_json: str = "", order: Sequence[str] = ()
+) -> query_pb2.ExplorePart:
+    head = query_pb2.ExploreHead(schema_json=schema.to_json(), query_json=query_json, order=order)
+    return query_pb2.ExplorePart(head=head)
+
+
+def _rows(table: pa.Table) -> Iterator[query_pb2.ExplorePart]:
+    """At least one, so that the columns are known."""
+    chunks = table_chunks(table, ROWS_PER_MESSAGE) if len(table) else [to_ipc(table)]
+    for chunk in chunks:
+        yield query_pb2.ExplorePart(rows=chunk)
+
+
+def _measured(found: Neighbours) -> pa.Table:
+    """The observations with their distances in a last column, whose name no feature has."""
+    name = DISTANCE
+    while name in found.observations.column_names:
+        name += "_"
+    distances = pa.field(name, pa.float64(), nullable=False)
+    return found.observations.append_column(distances, pa.array(found.distance_m))
+
+
+def _children_of(schema: Schema, request: query_pb2.ChildrenRequest) -> ChildrenRequest:
+    after = values_from_json(request.after_json)
+    return ChildrenRequest(
+        schema,
+        values_from_json(request.prefix_json),
+        tuple(request.order) or default_order(schema),
+        request.limit or CHILDREN,
+        after[0] if after else None,
+        frozenset(request.partitions),
+    )
+
+
+def _bins(request: query_pb2.SummariseRequest) -> int | tuple[float, ...] | None:
+    kind = request.WhichOneof("bins")
+    if kind is None:
+        return None
+    return request.count if kind == "count" else tuple(request.edges.edges)
+
+
+def _explained(answer: NodeAnswer) -> query_pb2.ExplainedNode:
+    made = query_pb2.ExplainedNode(
+        node=answer.node,
+        group=answer.group,
+        partitions=sorted(answer.partitions),
+        seconds=answer.seconds,
+    )
+    if answer.explanation is not None:
+        made.scan.CopyFrom(_scan(answer.explanation))
+    if answer.error is not None:
+        made.error.CopyFrom(error_to_pb(answer.error))
+    return made
+
+
+def _scan(told: Explanation) -> query_pb2.ScanValue:
+    return query_pb2.ScanValue(
+        runs=told.runs,
+        runs_pruned=told.runs_pruned,
+        zones=told.zones,
+        zones_scanned=told.zones_scanned,
+        paths=told.paths,
+        paths_examined=told.paths_examined,
+        cells_tested=told.cells_tested,
+        found=told.found,
+        plan_s=told.plan_s,
+        sift_s=told.sift_s,
+        gather_s=told.gather_s,
+        steps=[
+            query_pb2.ExplainStep(condition=s.condition, tested=s.tested, passed=s.passed)
+            for s in told.steps
+        ],
+    )
+
+
+def _summary(
+    told: Summary, query: Query, *, frontier: Cursor = ORIGIN, missing: frozenset[int] = frozenset()
+) -> query_pb2.SummariseReply:
+    histogram = told.histogram
+    return query_pb2.SummariseReply(
+        query_json=query.to_json(),
+        paths=told.paths,
+        observations=told.observations,
+        nulls=told.missing,
+        minimum=told.minimum,
+        maximum=told.maximum,
+        total=told.total,
+        edges=[] if histogram is None else histogram.edges.tolist(),
+        counts=[] if histogram is None else histogram.counts.tolist(),
+        frontier=cursor_to_pb(frontier),
+        missing=sorted(missing),
+    )

@@ -1,0 +1,235 @@
+"""Analytics calls between nodes over gRPC; implements `node.analytics_protocol.AnalyticsPeer`."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from galileo.cursor import ORIGIN
+from galileo.errors import Unavailable
+from galileo.graph import drill_down
+from galileo.graph.description import Description, Extent, TextCounts
+from galileo.graph.explain import Explanation, Step
+from galileo.graph.summary import Histogram, Summary
+from galileo.model.schema import Schema
+from galileo.node.analytics_protocol import (
+    Children,
+    ChildrenRequest,
+    Described,
+    ExplainResult,
+    NearestRows,
+    PartitionScope,
+    SummaryRequest,
+    SummaryResult,
+)
+from galileo.query import Query
+from galileo.query.nearest import NearestTo
+from galileo.rpc.peers import GrpcPeers
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, table_of
+from galileo.wire.pb import query_pb2
+from galileo.wire.value_json import values_to_json
+
+
+class GrpcAnalyticsPeer:
+    """Asks other nodes about their share."""
+
+    def __init__(self, peers: GrpcPeers) -> None:
+        self._peers = peers
+
+    async def explain(self, node: str, query: Query, share: PartitionScope) -> ExplainResult:
+        request = query_pb2.ExplainRequest(
+            dataset=query.schema.key, query=query.to_json(), share=share_to_pb(share)
+        )
+        reply: query_pb2.ExplainReply = await self._peers.explore(node, "Explain", request)
+        scan = reply.nodes[0].scan
+        return ExplainResult(_explanation(scan), cursor_from_pb(reply.reached))
+
+    async def summarise(
+        self, node: str, question: SummaryRequest, share: PartitionScope
+    ) -> SummaryResult:
+        request = query_pb2.SummariseRequest(
+            dataset=question.query.schema.key,
+            query=question.query.to_json(),
+            feature=question.feature,
+            share=share_to_pb(share),
+        )
+        if isinstance(question.bins, int):
+            request.count = question.bins
+        elif question.bins is not None:
+            request.edges.edges.extend(question.bins)
+        reply: query_pb2.SummariseReply = await self._peers.explore(node, "Summarise", request)
+        return SummaryResult(_summary(reply), cursor_from_pb(reply.frontier))
+
+    async def children(self, node: str, question: ChildrenRequest) -> Children:
+        request = query_pb2.ChildrenRequest(
+            dataset=question.schema.key,
+            prefix_json=values_to_json(question.prefix),
+            order=question.order,
+            limit=question.limit,
+            after_json="" if question.after is None else values_to_json((question.after,)),
+            local=True,
+            partitions=sorted(question.partitions),
+        )
+        chunks, tail = await self._parts(node, "Children", request)
+        level = drill_down.level_below(question.schema, question.prefix, question.order)
+        return Children(
+            table_of(chunks, drill_down.empty_level(question.schema, level).schema), tail.more
+        )
+
+    async def nearest(self, node: str, sought: NearestTo, share: PartitionScope) -> NearestRows:
+        request = query_pb2.NearestRequest(
+            dataset=sought.schema.key,
+            query=sought.among.to_json(),
+            latitude=sought.latitude,
+            longitude=sought.longitude,
+            count=sought.count,
+            within_m=sought.within_m,
+            share=share_to_pb(share),
+        )
+        chunks, tail = await self._parts(node, "Nearest", request)
+        table: pa.Table = table_of(chunks, sought.schema.observation_schema)
+        return NearestRows(table, cursor_from_pb(tail.frontier))
+
+    async def describe(self, node: str, schema: Schema, share: PartitionScope) -> Described:
+        request = query_pb2.DescribeRequest(dataset=schema.key, share=share_to_pb(share))
+        reply: query_pb2.DescribeReply = await self._peers.explore(node, "Describe", request)
+        return described_from_pb(reply, schema)
+
+    async def _parts(
+        self, node: str, method: str, request: Any
+    ) -> tuple[list[bytes], query_pb2.ExploreTail]:
+        chunks: list[bytes] = []
+        async with aclosing(self._peers.explore_parts(node, method, request)) as parts:
+            async for part in parts:
+                if part.HasField("tail"):
+                    return chunks, part.tail
+                if part.rows:
+                    chunks.append(part.rows)
+        raise Unavailable(f"node {node} ended its answer before it was complete", node=node)
+
+
+def share_to_pb(share: PartitionScope) -> query_pb2.Share:
+    return query_pb2.Share(
+        partitions=sorted(share.partitions),
+        after=cursor_to_pb(share.after),
+        until=cursor_to_pb(share.until or ORIGIN),
+        bounded=share.until is not None,
+    )
+
+
+def share_from_pb(value: query_pb2.Share) -> PartitionScope:
+    return PartitionScope(
+        frozenset(value.partitions),
+        cursor_from_pb(value.after),
+        cursor_from_pb(value.until) if value.bounded else None,
+    )
+
+
+def _explanation(value: query_pb2.ScanValue) -> Explanation:
+    return Explanation(
+        runs=value.runs,
+        runs_pruned=value.runs_pruned,
+        zones=value.zones,
+        zones_scanned=value.zones_scanned,
+        paths=value.paths,
+        paths_examined=value.paths_examined,
+        cells_tested=value.cells_tested,
+        steps=tuple(Step(step.condition, step.tested, step.passed) for step in value.steps),
+        found=value.found,
+        plan_s=value.plan_s,
+        sift_s=value.sift_s,
+        gather_s=value.gather_s,
+    )
+
+
+def _summary(value: query_pb2.SummariseReply) -> Summary:
+    valued = value.observations - value.nulls
+    return Summary(
+        paths=value.paths,
+        observations=value.observations,
+        missing=value.nulls,
+        minimum=value.minimum if value.HasField("minimum") else None,
+        maximum=value.maximum if value.HasField("maximum") else None,
+        total=value.total,
+        mean=value.total / valued if valued else None,
+        histogram=Histogram(
+            np.array(value.edges, dtype=np.float64), np.array(value.counts, dtype=np.int64)
+        )
+        if value.edges
+        else None,
+    )
+
+
+def described_to_pb(
+    told: Described, schema: Schema, *, missing: frozenset[int] = frozenset()
+) -> query_pb2.DescribeReply:
+    description, extent = told.description, told.description.extent
+    reply = query_pb2.DescribeReply(
+        observations=description.observations,
+        paths=description.paths,
+        bytes=told.bytes,
+        frontier=cursor_to_pb(told.reached),
+        missing=sorted(missing),
+    )
+    if extent is not None:
+        reply.extent.CopyFrom(query_pb2.ExtentValue(**dataclasses.asdict(extent)))
+    for feature in schema.indexed:
+        value = reply.features.add(name=feature.name)
+        if feature.type == "text":
+            texts = description.texts[feature.name]
+            value.nulls, value.many_values = texts.nulls, texts.has_more
+            for text, count in texts.counts.items():
+                value.values.add(value=text, observations=count)
+            continue
+        numbers = description.numbers[feature.name]
+        value.nulls, value.total = numbers.missing, numbers.total
+        if numbers.minimum is not None and numbers.maximum is not None:
+            value.minimum, value.maximum = numbers.minimum, numbers.maximum
+    return reply
+
+
+def described_from_pb(reply: query_pb2.DescribeReply, schema: Schema) -> Described:
+    extent = reply.extent
+    values = {value.name: value for value in reply.features}
+    description = Description(
+        observations=reply.observations,
+        paths=reply.paths,
+        extent=Extent(
+            extent.south, extent.west, extent.north, extent.east, extent.start_us, extent.end_us
+        )
+        if reply.HasField("extent")
+        else None,
+        numbers={
+            feature.name: _numbers(values[feature.name], reply)
+            for feature in schema.indexed
+            if feature.type != "text"
+        },
+        texts={
+            feature.name: TextCounts(
+                values[feature.name].nulls,
+                {one.value: one.observations for one in values[feature.name].values},
+                values[feature.name].many_values,
+            )
+            for feature in schema.indexed
+            if feature.type == "text"
+        },
+    )
+    return Described(description, reply.bytes, cursor_from_pb(reply.frontier))
+
+
+def _numbers(value: query_pb2.FeatureStatistics, reply: query_pb2.DescribeReply) -> Summary:
+    valued = reply.observations - value.nulls
+    return Summary(
+        paths=reply.paths,
+        observations=reply.observations,
+        missing=value.nulls,
+        minimum=value.minimum if value.HasField("minimum") else None,
+        maximum=value.maximum if value.HasField("maximum") else None,
+        total=value.total,
+        mean=value.total / valued if valued else None,
+        histogram=None,
+    )

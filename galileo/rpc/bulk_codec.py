@@ -1,0 +1,192 @@
+"""Codec of responses about many CCQs: what several share is encoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from galileo.cursor import ORIGIN, Cursor, Stretch
+from galileo.errors import GalileoError, InputError
+from galileo.model.windows import WindowChanges
+from galileo.wire.codec import (
+    KeptRows,
+    cursor_from_pb,
+    cursor_to_pb,
+    stretches_to_pb,
+    windows_to_pb,
+)
+from galileo.wire.pb import continuous_pb2
+from galileo.wire.status import error_to_pb
+
+PART_BYTES = 1 << 20
+UPDATES_PER_PART = 2_000
+ENTRY_BYTES = 10
+"""Of a CCQ in a sheet, about."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Labels of one CCQ in a pack.
+
+    Attributes:
+        data: the pack; the same object for all CCQs that share it.
+        rows: which of it; None: all.
+    """
+
+    data: bytes
+    rows: KeptRows | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ManyUpdate:
+    """What is new for the CCQ at a `place` of the request, or where to ask, or what is wrong."""
+
+    place: int
+    ccq_id: str
+    token: str = ""
+    cursor: Cursor = ORIGIN
+    frontier: Cursor = ORIGIN
+    age_s: float = 0.0
+    interval_s: float = 0.0
+    more: bool = False
+    pieces: Sequence[Piece] = ()
+    missing: Sequence[int] = ()
+    gone: Sequence[Stretch] = ()
+    windows: WindowChanges | None = None
+    schema_json: str = ""
+    query_json: str = ""
+    coordinator: str = ""
+    error: GalileoError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sheet:
+    """What is new for CCQs that have all but their labels in common.
+
+    Attributes:
+        cursor: of their tokens, which the reader makes.
+        places: of the CCQs in the request.
+        packs: that hold the labels of each; those are `counts` rows from row `starts` on.
+    """
+
+    cursor: Cursor
+    frontier: Cursor
+    age_s: float
+    interval_s: float
+    schema_json: str
+    places: list[int] = field(default_factory=list)
+    packs: list[bytes] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ManyFetched:
+    """`is_cut`: some CCQs were not looked at, since there was no room."""
+
+    updates: Sequence[ManyUpdate]
+    is_cut: bool
+    sheets: Sequence[Sheet] = ()
+
+
+class ManyParts:
+    """Makes the messages of one answer."""
+
+    def __init__(self) -> None:
+        self._part = continuous_pb2.FetchManyPart()
+        self._size = 0
+        self._packs: dict[int, int] = {}
+        self._cursors: dict[int, int] = {}
+        self._schemas: dict[str, int] = {}
+
+    def parts(self, fetched: ManyFetched) -> Iterator[continuous_pb2.FetchManyPart]:
+        for update in fetched.updates:
+            self._part.updates.append(self._update(update))
+            if self._size >= PART_BYTES or len(self._part.updates) >= UPDATES_PER_PART:
+                yield self._part
+                self._part, self._size = continuous_pb2.FetchManyPart(), 0
+        for sheet in fetched.sheets:
+            self._part.sheets.append(self._sheet(sheet))
+            if self._size >= PART_BYTES:
+                yield self._part
+                self._part, self._size = continuous_pb2.FetchManyPart(), 0
+        self._part.is_cut = fetched.is_cut
+        yield self._part
+
+    def _sheet(self, sheet: Sheet) -> continuous_pb2.ManySheet:
+        self._size += ENTRY_BYTES * len(sheet.places)
+        return continuous_pb2.ManySheet(
+            schema=self._schema(sheet.schema_json),
+            cursor=self._cursor(sheet.cursor),
+            frontier=self._cursor(sheet.frontier),
+            age_s=sheet.age_s,
+            interval_s=sheet.interval_s,
+            ccqs=sheet.places,
+            packs=[self._pack(data) if data else 0 for data in sheet.packs],
+            starts=sheet.starts,
+            counts=sheet.counts,
+        )
+
+    def _update(self, update: ManyUpdate) -> continuous_pb2.ManyUpdate:
+        made = continuous_pb2.ManyUpdate(ccq=update.place)
+        if update.error is not None:
+            made.error.CopyFrom(error_to_pb(update.error))
+            return made
+        if update.coordinator:
+            made.coordinator = update.coordinator
+            return made
+        made.token, made.age_s, made.more = update.token, update.age_s, update.more
+        made.interval_s = update.interval_s
+        made.cursor, made.frontier = self._cursor(update.cursor), self._cursor(update.frontier)
+        made.schema, made.query_json = self._schema(update.schema_json), update.query_json
+        for piece in update.pieces:
+            starts, counts = piece.rows or ((), ())
+            made.kept.add(pack=self._pack(piece.data), starts=starts, counts=counts)
+        if update.missing:
+            made.missing.extend(update.missing)
+        if update.gone:
+            made.gone.extend(stretches_to_pb(update.gone))
+        if update.windows is not None:
+            made.windows.CopyFrom(windows_to_pb(update.windows))
+        self._size += len(update.query_json)
+        return made
+
+    def _pack(self, data: bytes) -> int:
+        number = self._packs.get(id(data))
+        if number is None:
+            number = self._packs[id(data)] = len(self._packs)
+            self._part.packed.append(data)
+            self._size += len(data)
+        return number
+
+    def _cursor(self, cursor: Cursor) -> int:
+        number = self._cursors.get(id(cursor))
+        if number is None:
+            number = self._cursors[id(cursor)] = len(self._cursors)
+            self._part.cursors.append(cursor_to_pb(cursor))
+        return number
+
+    def _schema(self, schema_json: str) -> int:
+        number = self._schemas.get(schema_json)
+        if number is None:
+            number = self._schemas[schema_json] = len(self._schemas)
+            self._part.schemas_json.append(schema_json)
+        return number
+
+
+def given_tokens(request: continuous_pb2.FetchManyRequest) -> Sequence[str | Cursor]:
+    """The token of each CCQ, or the cursor that it would be made of.
+
+    Raises:
+        InputError: cursors and CCQs do not pair up.
+    """
+    if not request.stands:
+        return request.tokens
+    cursors = [cursor_from_pb(value) for value in request.cursors]
+    if len(request.stands) != len(request.tokens) or max(request.stands) > len(cursors):
+        raise InputError(
+            f"expected for each of {len(request.tokens):,} tokens 0 or one of {len(cursors)} "
+            f"cursors, got {len(request.stands):,} numbers up to {max(request.stands)}"
+        )
+    both = zip(request.tokens, request.stands, strict=True)
+    return [cursors[stand - 1] if stand else token for token, stand in both]

@@ -1,0 +1,237 @@
+"""Log and metrics of the calls that a node answers: their kind, request and status."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from galileo import spans
+from galileo.errors import Forbidden, NotPermitted, QuotaExceeded, Throttled, Unauthenticated
+from galileo.rpc.access import EVERYBODY
+from galileo.rpc.rate_limit import Metering, PrincipalUsage, metered, metered_stream
+from galileo.wire.channel import short_name
+from galileo.wire.context_propagation import take_over
+from galileo.wire.pb.common_pb2 import ErrorValue
+from galileo.wire.status import METADATA_KEY
+
+Handler = Any
+"""A `grpc.RpcMethodHandler`: a named tuple whose type grpc keeps to itself."""
+
+
+OWN_SERVICES = "/galileo."
+REFUSALS = frozenset(
+    kind.kind for kind in (NotPermitted, Unauthenticated, Forbidden, QuotaExceeded, Throttled)
+)
+"""Kinds of the errors with which callers are told that they may not, or not so much."""
+_REGULAR = frozenset({"Cluster/Exchange"})
+"""Heartbeats and the machines' mail are not logged: there are some in each second."""
+_NEWS = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.DATA_LOSS,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """A call that is over.
+
+    Attributes:
+        name: "Service/Method".
+        request: as it was decoded; of a stream, what iterates over it.
+        peer: who called, by address.
+        code: the status, where the handler gave one.
+        error: with which the handler ended it, if it did.
+        reply: the one, of a call that is answered by one.
+    """
+
+    name: str
+    request: Any
+    peer: str
+    code: Any
+    error: ErrorValue | None
+    reply: Any = None
+
+
+class CallTracker(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Counts calls from their arrival until their handler has ended, whatever ended it.
+
+    Args:
+        metering: counts what is used, where nobody is asked who it is.
+        on_end: told of each call that has ended.
+
+    Attributes:
+        refused: how many calls were refused, by kind of the error.
+    """
+
+    def __init__(
+        self,
+        *,
+        metering: Metering | None = None,
+        on_end: Callable[[CallRecord], None] | None = None,
+    ) -> None:
+        self._counts: Counter[str] = Counter()
+        self._metering = metering
+        self._on_end = on_end
+        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
+        self.refused: Counter[str] = Counter()
+
+    def counts(self) -> dict[str, int]:
+        """Calls under way by service and method, such as "Query/Run"; none that are 0."""
+        return dict(+self._counts)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        handler, method = await continuation(handler_call_details), handler_call_details.method
+        # Health checks and reflection write their streams in another way, and are no work.
+        if handler is None or not method.startswith(OWN_SERVICES):
+            return handler
+        known = self._wrapped.get(method)
+        if known is None or known[0] is not handler:
+            known = self._wrapped[method] = (handler, self._wrap(handler, short_name(method)))
+        return known[1]
+
+    def _wrap(self, handler: Handler, name: str) -> Handler:
+        if handler.response_streaming:
+            kind = "stream_stream" if handler.request_streaming else "unary_stream"
+            wrapped = self._streaming(getattr(handler, kind), name)
+        else:
+            kind = "stream_unary" if handler.request_streaming else "unary_unary"
+            wrapped = self._unary(getattr(handler, kind), name)
+        return handler._replace(**{kind: wrapped})
+
+    def _unary(self, handler: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Any]:
+        async def counted(request: Any, context: Any) -> Any:
+            with _Call(self, name, request, context) as call:
+                meter = self._meter(name, request)
+                call.reply = await metered(meter, handler, request, context=context)
+                return call.reply
+
+        return counted
+
+    def _streaming(
+        self, handler: Callable[..., AsyncIterator[Any]], name: str
+    ) -> Callable[..., Any]:
+        async def counted(request: Any, context: Any) -> AsyncIterator[Any]:
+            with _Call(self, name, request, context):
+                meter = self._meter(name, request)
+                answered = metered_stream(meter, handler, request, context=context)
+                async with aclosing(answered) as replies:
+                    async for reply in replies:
+                        yield reply
+
+        return counted
+
+    def _meter(self, name: str, request: Any) -> PrincipalUsage | None:
+        if self._metering is None:
+            return None
+        return self._metering.meter_of(EVERYBODY, name, request)
+
+    def begin(self, name: str, context: Any) -> str:
+        """Counts a call; it serves the request that the caller names, or a new one, and returns
+        the span that it belongs to.
+        """
+        self._counts[name] += 1
+        return take_over(dict(context.invocation_metadata() or ()))
+
+    def end(self, ended: CallRecord, *, took_s: float, failure: str) -> None:
+        self._counts[ended.name] -= 1
+        error = ended.error
+        if error is not None and error.kind in REFUSALS:
+            self.refused[error.kind] += 1
+        if self._on_end is not None:
+            self._on_end(ended)
+        _tell(ended, took_s=took_s, failure=failure)
+
+
+@contextlib.contextmanager
+def _spanned(name: str, parent: str) -> Iterator[None]:
+    with spans.inside(parent), spans.span(name, kind="server"):
+        yield
+
+
+def _traced(name: str, parent: str) -> contextlib.AbstractContextManager[None]:
+    """A span of the call; heartbeats begin no traces."""
+    if not spans.is_on() or (name in _REGULAR and not parent):
+        return _NO_SPAN
+    return _spanned(name, parent)
+
+
+_NO_SPAN = contextlib.nullcontext()
+
+
+class _Call:
+    """One call, from its arrival to the end of its handler."""
+
+    __slots__ = ("_begun", "_calls", "_context", "_name", "_peer", "_request", "_span", "reply")
+
+    def __init__(self, calls: CallTracker, name: str, request: Any, context: Any) -> None:
+        self._calls = calls
+        self._name = name
+        self._request = request
+        self._context = context
+        self.reply: Any = None
+
+    def __enter__(self) -> _Call:
+        # Asked when the call is over, gRPC may look for it where nothing is any more, and crash.
+        self._peer = self._context.peer()
+        parent = self._calls.begin(self._name, self._context)
+        self._begun = time.perf_counter()
+        self._span = _traced(self._name, parent)
+        self._span.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        context, took_s = self._context, time.perf_counter() - self._begun
+        refusal = None if kind is None else _refusal(context)
+        ended = CallRecord(
+            self._name, self._request, self._peer, context.code(), refusal, self.reply
+        )
+        self._calls.end(ended, took_s=took_s, failure="" if kind is None else kind.__name__)
+        self._span.__exit__(kind, *error)
+
+
+def _refusal(context: Any) -> ErrorValue | None:
+    """The error with which a handler has ended a call; None where it has ended in another way."""
+    for key, value in context.trailing_metadata() or ():
+        if key == METADATA_KEY:
+            return ErrorValue.FromString(value)
+    return None
+
+
+def _tell(ended: CallRecord, *, took_s: float, failure: str) -> None:
+    level = _level(ended.code, failure)
+    if ended.name in _REGULAR or not log.isEnabledFor(level):
+        return
+    outcome = "OK" if not failure else getattr(ended.code, "name", "") or failure
+    took_ms = round(1e3 * took_s, 3)
+    facts = {"method": ended.name, "outcome": outcome, "took_ms": took_ms}
+    facts |= {"peer": ended.peer, "ccq": str(getattr(ended.request, "ccq_id", ""))}
+    log.log(level, "%s: %s in %.1f ms", ended.name, outcome, took_ms, extra=facts)
+
+
+def _level(code: Any, failure: str) -> int:
+    """What the caller got wrong is news; what ends well, or is to be tried again, is not."""
+    is_news = failure and code in _NEWS
+    return logging.INFO if is_news else logging.DEBUG

@@ -1,0 +1,275 @@
+"""Rate limits of principals: concurrent calls, and calls and bytes per second.
+
+A rate is kept by a bucket that fills at that rate, up to a second's worth. What comes too early
+waits where that takes a moment; else it is refused, and told when to come back. A call may take
+more than there is, since its size is known only when it is there: then the next ones wait for it.
+Of a stream the requests and answers wait as long as it takes, and the transport passes that on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, cast
+
+from google.protobuf.message import Message
+
+from galileo.errors import Throttled
+from galileo.model.quotas import NO_RATE, Quotas
+from galileo.rpc.access import EVERYBODY, Principal, is_between_nodes
+from galileo.rpc.error_mapping import Context, refuse
+from galileo.rpc.quotas import QuotaResolver
+from galileo.wire.zero_copy import Bulk
+
+WAIT_MAX_S = 1.0
+"""A call that may begin later is refused."""
+BURST_S = 1.0
+"""What somebody does not use is kept for so long."""
+CALLS_RETRY_S = 0.5
+METERS_MAX = 20_000
+"""Beyond it, those are forgotten that use nothing and were used least recently."""
+
+
+class TokenBucket:
+    """A rate, and what may still be taken by it; may be overdrawn.
+
+    Args:
+        rate: a second.
+        monotonic: seconds.
+    """
+
+    def __init__(self, rate: float, monotonic: Callable[[], float]) -> None:
+        self.rate = rate
+        self._monotonic = monotonic
+        self._left = rate * BURST_S
+        self._at = monotonic()
+
+    @property
+    def used(self) -> float:
+        """Of a second's worth."""
+        return self.rate * BURST_S - self._filled()
+
+    def wait_s(self) -> float:
+        """Until there is anything to take."""
+        return max(0.0, -self._filled() / self.rate)
+
+    def take(self, amount: float) -> None:
+        self._left = self._filled() - amount
+
+    def _filled(self) -> float:
+        now = self._monotonic()
+        self._left = min(self._left + (now - self._at) * self.rate, self.rate * BURST_S)
+        self._at = now
+        return self._left
+
+
+class PrincipalUsage:
+    """What one principal uses of this node.
+
+    Attributes:
+        calls: of it that are under way.
+        buckets: of those quotas that bound a rate, by name.
+    """
+
+    def __init__(self, quotas: Quotas, *, name: str, monotonic: Callable[[], float]) -> None:
+        self.calls = 0
+        self._monotonic = monotonic
+        self._whose = repr(name) if name else "callers without a name"
+        self.use(quotas)
+
+    def use(self, quotas: Quotas) -> None:
+        """Has other bounds count from now on."""
+        self.quotas = quotas
+        self.buckets = {
+            quota: TokenBucket(rate, self._monotonic)
+            for quota in _RATES
+            if (rate := getattr(quotas, quota)) < NO_RATE
+        }
+
+    def begin(self, request: Any) -> float:
+        """Counts a call, which has to end; returns for how many seconds it has to wait.
+
+        Raises:
+            Throttled: it may not begin; nothing is counted.
+        """
+        if self.calls >= self.quotas.calls_max:
+            raise self._throttled("calls_max", self.quotas.calls_max, CALLS_RETRY_S)
+        wait_s = self.arrive(request) if self.buckets else 0.0
+        self.calls += 1
+        return wait_s
+
+    def arrive(self, request: Any, *, wait_max_s: float = WAIT_MAX_S) -> float:
+        """Takes what one request costs; returns for how many seconds it has to wait.
+
+        Raises:
+            Throttled: that were more than `wait_max_s`; nothing is taken.
+        """
+        if not self.buckets:
+            return 0.0
+        wait_s = 0.0
+        for quota, bucket in self.buckets.items():
+            needed_s = bucket.wait_s()
+            if needed_s > wait_max_s:
+                raise self._throttled(quota, bucket.rate, needed_s)
+            wait_s = max(wait_s, needed_s)
+        if "calls_per_s" in self.buckets:
+            self.buckets["calls_per_s"].take(1)
+        if "bytes_in_per_s" in self.buckets:
+            self.buckets["bytes_in_per_s"].take(size_of(request))
+        return wait_s
+
+    def end(self) -> None:
+        """Of a call that has begun."""
+        self.calls -= 1
+
+    def answer(self, reply: Any) -> float:
+        """Takes what one answer costs; returns for how many seconds the next has to wait."""
+        bucket = self.buckets.get("bytes_out_per_s")
+        if bucket is None:
+            return 0.0
+        bucket.take(size_of(reply))
+        return bucket.wait_s()
+
+    def _throttled(self, quota: str, bound: float, after_s: float) -> Throttled:
+        kind = "calls at a time" if quota == "calls_max" else _RATES[quota]
+        return Throttled(
+            f"expected at most {bound:,.10g} {kind} of {self._whose} at a node (quota {quota}), "
+            f"got more; try again in {after_s:.2g} s, or ask an administrator for another quota",
+            after_s=round(after_s, 3),
+            quota=quota,
+            bound=bound,
+        )
+
+
+_RATES = {
+    "calls_per_s": "calls a second",
+    "bytes_in_per_s": "bytes of requests a second",
+    "bytes_out_per_s": "bytes of answers a second",
+}
+
+
+class Metering:
+    """The meters of all who call this node.
+
+    Args:
+        allowances: what each may use.
+        monotonic: seconds.
+    """
+
+    def __init__(self, allowances: QuotaResolver, *, monotonic: Callable[[], float]) -> None:
+        self._allowances = allowances
+        self._monotonic = monotonic
+        self._meters: OrderedDict[str, PrincipalUsage] = OrderedDict()
+
+    def meter(self, principal: Principal) -> PrincipalUsage:
+        """What somebody uses; begun anew where its quotas have changed."""
+        name, quotas = principal.name, self._allowances.of(principal)
+        found = self._meters.get(name)
+        if found is None:
+            self._forget_some()
+            found = self._meters[name] = PrincipalUsage(
+                quotas, name=name, monotonic=self._monotonic
+            )
+        elif found.quotas is not quotas and found.quotas != quotas:
+            found.use(quotas)
+        self._meters.move_to_end(name)
+        return found
+
+    def meter_of(self, principal: Principal, method: str, request: Any) -> PrincipalUsage | None:
+        """Whose meter counts a call; None for what nodes do among themselves.
+
+        Where nobody is asked for proof, nodes are told by what only they say.
+        """
+        if principal is EVERYBODY:
+            is_nodes = is_between_nodes(method, request)
+        else:
+            is_nodes = principal.is_node
+        return None if is_nodes else self.meter(principal)
+
+    def _forget_some(self) -> None:
+        if len(self._meters) < METERS_MAX:
+            return
+        for name in [name for name, one in self._meters.items() if not one.calls]:
+            del self._meters[name]
+            if len(self._meters) <= METERS_MAX // 2:
+                return
+
+
+async def admit(meter: PrincipalUsage | None, request: Any, context: Context) -> Any:
+    """Waits for a call's turn, or refuses it; what was admitted has to `end`.
+
+    Returns:
+        The request; of a stream, what paces its requests.
+    """
+    if meter is None:
+        return request
+    is_many = hasattr(request, "__aiter__")
+    try:
+        wait_s = meter.begin(None if is_many else request)
+    except Throttled as error:
+        await refuse(context, error)
+    if wait_s:
+        try:
+            await asyncio.sleep(wait_s)
+        except BaseException:
+            meter.end()
+            raise
+    return _each(meter, request) if is_many and meter.buckets else request
+
+
+async def metered(
+    meter: PrincipalUsage | None,
+    handler: Callable[..., Awaitable[Any]],
+    request: Any,
+    *,
+    context: Context,
+) -> Any:
+    """The reply of a handler, whose call waits for its turn."""
+    admitted = await admit(meter, request, context)
+    if meter is None:
+        return await handler(admitted, context)
+    try:
+        reply = await handler(admitted, context)
+        meter.answer(reply)
+        return reply
+    finally:
+        meter.end()
+
+
+async def metered_stream(
+    meter: PrincipalUsage | None,
+    handler: Callable[..., AsyncIterator[Any]],
+    request: Any,
+    *,
+    context: Context,
+) -> AsyncGenerator[Any, None]:
+    """The replies of a handler, whose call waits for its turn, and each of which for the next."""
+    admitted = await admit(meter, request, context)
+    try:
+        made = cast(AsyncGenerator[Any, None], handler(admitted, context))
+        async with aclosing(made) as replies:
+            async for reply in replies:
+                yield reply
+                if meter is not None and (pause_s := meter.answer(reply)):
+                    await asyncio.sleep(pause_s)
+    finally:
+        if meter is not None:
+            meter.end()
+
+
+async def _each(meter: PrincipalUsage, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """The requests of a stream, none of them too early."""
+    async for request in requests:
+        wait_s = meter.arrive(request, wait_max_s=float("inf"))
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        yield request
+
+
+def size_of(message: Any) -> int:
+    """Bytes of a message, nearly as they travel."""
+    if isinstance(message, Bulk):
+        return int(message.head.ByteSize()) + int(message.observations.size)
+    return message.ByteSize() if isinstance(message, Message) else 0

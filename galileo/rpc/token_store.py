@@ -1,0 +1,347 @@
+"""The token file: the principals, their tokens and their roles.
+
+It holds no token, only SHA-256 of each: tokens are random and long, so that nothing is to be
+guessed. It is read again when it changes; one that is wrong then is not taken, the last one that
+was right counts on.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import stat
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from galileo.errors import ConfigError, InputError, Unauthenticated
+from galileo.model.quotas import parse_quotas
+from galileo.rpc.access import EVERY_DATASET, Principal, Role
+
+TOKEN_PREFIX = "glt_"
+"""So that a token that lies around is recognised, by people and by what looks for secrets."""
+TOKEN_RANDOM_BYTES = 32
+LOOK_S = 1.0
+PRINCIPALS_MAX = 10_000
+SMALLER_IS_MORE = frozenset({"interval_min_s"})
+"""Quotas that are a least, not a most."""
+FILE_BYTES_MAX = 16 << 20
+
+_KEYS = ("name", "roles", "datasets", "token_sha256", "expires", "quotas")
+_NAME = re.compile(r"[a-z0-9_.-]{1,64}")
+_PATTERN = re.compile(r"[a-z0-9_.*?-]{1,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+log = logging.getLogger(__name__)
+
+
+class TokenStore:
+    """Who has which token.
+
+    Args:
+        path: of the file.
+        monotonic: seconds.
+        wall: seconds since 1970.
+
+    Attributes:
+        on_look: told of each change that was taken, or why one was not.
+
+    Raises:
+        ConfigError: it cannot be read, is wrong, or can be read by others.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._monotonic = monotonic
+        self._wall = wall
+        self._looked = monotonic()
+        self._state = _stamp(path)
+        self._found = read(path).effective()
+        self.on_look: Callable[[ConfigError | None], None] = _ignored
+
+    def of_token(self, token: str) -> Principal | None:
+        """Whose it is; None: nobody's.
+
+        Raises:
+            Unauthenticated: it has expired.
+        """
+        self._look()
+        found = self._found.get(digest_of(token))
+        if found is not None and self._wall() >= found.expires_at:
+            raise Unauthenticated(
+                "expected a token that is valid still, got one that has expired; ask an "
+                "administrator of the cluster for another"
+            )
+        return found
+
+    def _look(self) -> None:
+        now = self._monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked, state = now, _stamp(self._path)
+        if state == self._state:
+            return
+        self._state = state
+        try:
+            self._found = read(self._path).effective()
+        except ConfigError as error:
+            log.error("the file of principals is not taken: %s", error.message)
+            self.on_look(error)
+        else:
+            log.info("%d principals are known now", len(self._found))
+            self.on_look(None)
+
+
+def _ignored(error: ConfigError | None) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the file says.
+
+    Attributes:
+        principals: by the digests of their tokens, each with its own quotas.
+        role_quotas: of whoever has a role and none of its own.
+    """
+
+    principals: Mapping[str, Principal]
+    role_quotas: Mapping[Role, Mapping[str, float]]
+
+    def effective(self) -> dict[str, Principal]:
+        """The principals with the quotas that count for them."""
+        return {digest: self._with_roles(one) for digest, one in self.principals.items()}
+
+    def _with_roles(self, principal: Principal) -> Principal:
+        """Of several roles the most generous bound counts."""
+        told: dict[str, float] = {}
+        for role in principal.roles & self.role_quotas.keys():
+            for quota, bound in self.role_quotas[role].items():
+                better = min if quota in SMALLER_IS_MORE else max
+                told[quota] = better(told.get(quota, bound), bound)
+        own = dict(principal.quotas)
+        return replace(principal, quotas=tuple(sorted((told | own).items())))
+
+
+def digest_of(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def read(path: Path) -> Known:
+    """What the file says.
+
+    Raises:
+        ConfigError: as `TokenStore`. The message names places, never what stands there.
+    """
+    raw = _parsed(_content(path))
+    listed, roles = raw.pop("principal", []), raw.pop("role", {})
+    if raw or not isinstance(listed, list) or len(listed) > PRINCIPALS_MAX:
+        raise ConfigError(
+            f"expected at most {PRINCIPALS_MAX:,} tables [[principal]], tables [role.NAME], and "
+            "nothing else in the file of access.principals"
+        )
+    found: dict[str, Principal] = {}
+    names: set[str] = set()
+    for number, table in enumerate(listed, start=1):
+        digest, principal = _principal(table, number)
+        if digest in found or principal.name in names:
+            raise ConfigError(f"expected principal {number} to have a name and token of its own")
+        found[digest] = principal
+        names.add(principal.name)
+    return Known(found, _role_quotas(roles))
+
+
+def add(path: Path, principal: Principal) -> str:
+    """Adds somebody to the file, which is made where there is none; returns the new token.
+
+    Raises:
+        InputError: the name is taken, or wrong.
+        ConfigError: the file is wrong.
+    """
+    if not _NAME.fullmatch(principal.name):
+        raise InputError(f"expected a name of a-z, 0-9, '_', '.', '-', got {principal.name!r}")
+    for pattern in principal.datasets:
+        if not _PATTERN.fullmatch(pattern):
+            raise InputError(
+                f"expected the name of a dataset, perhaps with '*' and '?', got {pattern!r}"
+            )
+    token = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_RANDOM_BYTES)
+    with _locked(path):
+        known = read(path) if path.exists() else Known({}, {})
+        if any(one.name == principal.name for one in known.principals.values()):
+            raise InputError(f"{principal.name!r} has a token already; revoke it first")
+        added = {**known.principals, digest_of(token): principal}
+        _write(path, replace(known, principals=added))
+    return token
+
+
+def remove(path: Path, name: str) -> None:
+    """Makes somebody's token worth nothing.
+
+    Raises:
+        InputError: nobody has the name.
+        ConfigError: the file is wrong.
+    """
+    with _locked(path):
+        known = read(path)
+        kept = {digest: one for digest, one in known.principals.items() if one.name != name}
+        if len(kept) == len(known.principals):
+            names = ", ".join(sorted(one.name for one in known.principals.values())) or "nobody"
+            raise InputError(f"expected the name of a principal, one of {names}; got {name!r}")
+        _write(path, replace(known, principals=kept))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One change at a time; the directory is locked, since the file is replaced."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _write(path: Path, known: Known) -> None:
+    written = path.with_name(f".{path.name}.new")
+    written.unlink(missing_ok=True)
+    roles = [f"[role.{one}]\n{_assigned(bounds)}" for one, bounds in known.role_quotas.items()]
+    tables = [_table(digest, one) for digest, one in known.principals.items()]
+    text = "\n".join([*roles, *tables])
+    with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    written.replace(path)
+
+
+def _table(digest: str, principal: Principal) -> str:
+    # JSON of texts without control characters is TOML, too.
+    expires = ""
+    if principal.expires_at < inf:
+        expires = f"expires = {dt.datetime.fromtimestamp(principal.expires_at, dt.UTC)}\n"
+    bounds = ", ".join(f"{quota} = {bound!r}" for quota, bound in principal.quotas)
+    return (
+        "[[principal]]\n"
+        f"name = {json.dumps(principal.name)}\n"
+        f"roles = {json.dumps(sorted(principal.roles))}\n"
+        f"datasets = {json.dumps(list(principal.datasets))}\n"
+        f"token_sha256 = {json.dumps(digest)}\n"
+        f"{expires}" + (f"quotas = {{{bounds}}}\n" if bounds else "")
+    )
+
+
+def _assigned(bounds: Mapping[str, float]) -> str:
+    return "".join(f"{quota} = {bound!r}\n" for quota, bound in bounds.items())
+
+
+def _content(path: Path) -> str:
+    try:
+        mode = path.stat().st_mode
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+        text = content.decode()
+    except OSError as error:
+        raise ConfigError(
+            f"expected access.principals to be a readable file: {error.strerror}; galileo token "
+            "new makes one"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError("expected UTF-8 in the file of access.principals") from None
+    if mode & _OTHERS:
+        raise ConfigError(
+            "expected access.principals to be a file that only its owner can read, got mode "
+            f"{stat.S_IMODE(mode):04o}; run chmod 600 on it"
+        )
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(f"expected at most {FILE_BYTES_MAX:,} bytes in access.principals")
+    return text
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        # What the parser says can quote what it met.
+        raise ConfigError("expected TOML in the file of access.principals") from None
+
+
+def _principal(table: Any, number: int) -> tuple[str, Principal]:
+    if not isinstance(table, dict) or not {"name", "roles", "token_sha256"} <= set(table):
+        raise ConfigError(f"expected name, roles and token_sha256 of principal {number}")
+    if set(table) - set(_KEYS):
+        raise ConfigError(f"expected of principal {number} nothing but {', '.join(_KEYS)}")
+    name, digest = table["name"], table["token_sha256"]
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise ConfigError(f"expected a name of a-z, 0-9, '_', '.', '-' of principal {number}")
+    if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
+        raise ConfigError(
+            f"expected 64 hexadecimal digits as token_sha256 of principal {number}; it is "
+            "SHA-256 of the token, not the token"
+        )
+    roles = _texts(table["roles"], f"roles of principal {number}")
+    if not roles or not set(roles) <= set(Role):
+        raise ConfigError(f"expected roles of {', '.join(Role)} of principal {number}")
+    datasets = _texts(table.get("datasets", list(EVERY_DATASET)), f"datasets of {number}")
+    if not all(_PATTERN.fullmatch(one) for one in datasets):
+        raise ConfigError(f"expected names or patterns of datasets of principal {number}")
+    quotas = parse_quotas(table.get("quotas", {}), f"quotas of principal {number}")
+    return digest, Principal(
+        name,
+        frozenset(Role(one) for one in roles),
+        tuple(datasets),
+        tuple(sorted(quotas.items())),
+        _expiry(table, number),
+    )
+
+
+def _expiry(table: Mapping[str, Any], number: int) -> float:
+    """Seconds since 1970; a date without a zone is in UTC."""
+    told = table.get("expires")
+    if told is None:
+        return inf
+    if type(told) is dt.date:
+        told = dt.datetime.combine(told, dt.time())
+    if not isinstance(told, dt.datetime):
+        raise ConfigError(f"expected a date, perhaps with a time, as expires of principal {number}")
+    return (told if told.tzinfo else told.replace(tzinfo=dt.UTC)).timestamp()
+
+
+def _role_quotas(raw: Any) -> dict[Role, dict[str, float]]:
+    if not isinstance(raw, Mapping) or not set(raw) <= set(Role):
+        raise ConfigError(f"expected tables [role.NAME] of {', '.join(Role)} and of nothing else")
+    return {Role(name): parse_quotas(table, f"[role.{Role(name)}]") for name, table in raw.items()}
+
+
+def _texts(value: Any, what: str) -> Sequence[str]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ConfigError(f"expected {what} to be a list of texts")
+    return value
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Tells one state of the file from another; who may read it is part of that."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_ino)

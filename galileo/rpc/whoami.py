@@ -1,0 +1,57 @@
+"""What a caller may know of itself: its identity, quotas and usage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import inf
+
+from galileo.model.quotas import KINDS
+from galileo.rpc.access import EVERYBODY, Principal, Role
+from galileo.rpc.rate_limit import Metering, PrincipalUsage
+from galileo.wire.pb.cluster_pb2 import CallerValue, QuotaValue
+
+UNCOUNTED = -1.0
+COUNTED = {"ccqs_max": "cluster", **dict.fromkeys(("calls_max", "calls_per_s"), "node")}
+COUNTED |= dict.fromkeys(("bytes_in_per_s", "bytes_out_per_s"), "node")
+"""Where what is used of a quota is counted; others bound each query for itself."""
+
+
+class Callers:
+    """Describes callers.
+
+    Args:
+        metering: of the node.
+        owned_by: how many continuous queries are somebody's.
+    """
+
+    def __init__(self, metering: Metering, *, owned_by: Callable[[str], int]) -> None:
+        self._metering = metering
+        self._owned_by = owned_by
+
+    def describe(self, principal: Principal) -> CallerValue:
+        """With quotas, unless it is a node, which has none."""
+        is_named = principal is not EVERYBODY
+        told = CallerValue(
+            name=principal.name,
+            roles=sorted(principal.roles) if is_named else (),
+            datasets=principal.datasets,
+            expires_at=principal.expires_at if principal.expires_at < inf else 0.0,
+        )
+        if not (is_named and Role.NODE in principal.roles):
+            told.quotas.extend(self._quotas(principal))
+        return told
+
+    def _quotas(self, principal: Principal) -> Iterator[QuotaValue]:
+        meter = self._metering.meter(principal)
+        for name in KINDS:
+            bound, used = getattr(meter.quotas, name), self._used(name, principal, meter)
+            counted = COUNTED.get(name, "query")
+            yield QuotaValue(name=name, bound=bound, used=used, counted=counted)
+
+    def _used(self, name: str, principal: Principal, meter: PrincipalUsage) -> float:
+        if name == "ccqs_max":
+            return self._owned_by(principal.name)
+        if name == "calls_max":
+            return meter.calls
+        bucket = meter.buckets.get(name)
+        return UNCOUNTED if bucket is None else max(0.0, bucket.used)

@@ -1,0 +1,440 @@
+"""Executes processing cycles of very many CCQs: one request in columns, one result for each.
+
+A cycle asks Spark only about what can be new: partitions that cannot hold a match, by placement
+or, where few are asked about, by the feature graph, are answered here. CCQs that stand at the same
+cursor and ask the same partitions share one row of the request and one cursor of the result, so
+one that finds nothing costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from galileo import spans
+from galileo.ccq import events as ccq
+from galileo.ccq.model import Failure
+from galileo.ccq.pack_many import pack_many
+from galileo.ccq.packs import PackedLabels
+from galileo.cursor import ORIGIN, Cursor
+from galileo.dht import placement
+from galileo.errors import GalileoError
+from galileo.matches import Answered, Matches, Numbers, from_bytes, joined, to_bytes
+from galileo.model.schema import Schema
+from galileo.node.storage_node import StorageNode
+from galileo.query import parse
+from galileo.query.index.query_digest import digest
+from galileo.query.index.requests import NOT_REQUESTED
+from galileo.wire.match_codec import part_from_pb, sequences_to_bytes
+from galileo.wire.pb import evaluator_pb2
+from galileo.wire.status import error_from_pb
+
+QUERIES_KEPT = 200_000
+SPARED_ITEMS_MAX = 256
+"""CCQs of a cycle up to which the feature graph is asked about each."""
+STAND_BYTES_MAX = 4 << 20
+"""Texts of queries that go to a node in one message."""
+STOOD_MAX = 1_000_000
+"""Digests that are remembered to be known to nodes."""
+
+Evaluate = Callable[[evaluator_pb2.EvaluateRequest], Awaitable[evaluator_pb2.EvaluateReply]]
+Stand = Callable[[str, str, Sequence[str]], Awaitable[None]]
+FailureOf = Callable[[Exception], Failure]
+Partitions: TypeAlias = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a cycle needs of a query, so that it is parsed once."""
+
+    digest: bytes
+    candidates: Partitions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Row:
+    """Items that stand at one cursor and ask the same.
+
+    Attributes:
+        after: where they stand.
+        asked: the partitions to ask.
+        certain: what is known without asking.
+    """
+
+    after: Cursor
+    asked: Partitions
+    certain: Cursor
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """The items of one dataset.
+
+    Attributes:
+        schema: of the dataset.
+        items: of the cycle.
+        rows: the distinct ones.
+        row_of: for each item its row.
+        row_at: of items by where they stand and what they ask, by value.
+    """
+
+    schema: Schema
+    items: list[ccq.CycleItem] = field(default_factory=list)
+    known: list[_Known] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
+    row_of: list[int] = field(default_factory=list)
+    row_at: dict[tuple[Cursor, tuple[int, ...], int], int] = field(default_factory=dict)
+
+    @property
+    def partitions(self) -> list[int]:
+        return sorted(frozenset[int]().union(*(row.asked for row in self.rows)))
+
+
+class CycleExecutor:
+    """Runs processing cycles for the continuous machine.
+
+    Args:
+        node: for what is known here.
+        evaluate: runs one Spark job.
+        stand: has a node index the texts of queries.
+        is_dead: whether a node is held dead, so that a cycle does not wait for it.
+        failure_of: an error as the machine takes it.
+    """
+
+    def __init__(
+        self,
+        node: StorageNode,
+        *,
+        evaluate: Evaluate,
+        stand: Stand,
+        is_dead: Callable[[str], bool],
+        failure_of: FailureOf,
+    ) -> None:
+        self._node = node
+        self._evaluate = evaluate
+        self._stand = stand
+        self._is_dead = is_dead
+        self._failure_of = failure_of
+        self._known: dict[tuple[str, str], _Known] = {}
+        self._candidates: dict[Partitions, Partitions] = {}
+        self._stood: set[tuple[str, str, bytes]] = set()
+
+    async def run(self, effect: ccq.StartCycle) -> ccq.CycleFinished:
+        """One cycle.
+
+        Raises:
+            GalileoError: it came to nothing.
+        """
+        groups = await asyncio.to_thread(self._grouped, effect.items)
+        asked = [group for group in groups if group.partitions]
+        answers = [evaluator_pb2.EvaluateAnswer()] * len(asked)
+        if asked:
+            await self._introduce(asked)
+            request = evaluator_pb2.EvaluateRequest(
+                nodes=self._live_nodes(), groups=[_group_to_pb(group) for group in asked]
+            )
+            with spans.child("job", datasets=len(asked)):
+                answers = list((await self._evaluate(request)).answers)
+            self._forget(asked, answers)
+        found = dict(zip(map(id, asked), answers, strict=True))
+        nothing = evaluator_pb2.EvaluateAnswer()
+        results = [
+            await asyncio.to_thread(self._results, group, found.get(id(group), nothing))
+            for group in groups
+        ]
+        return ccq.CycleFinished(effect.cycle_id, tuple(one for part in results for one in part))
+
+    # --- what is asked -----------------------------------------------------------------------
+
+    def _grouped(self, items: Sequence[ccq.CycleItem]) -> list[_Group]:
+        groups: dict[str, _Group] = {}
+        # By identity first: very many items have the same objects.
+        rows: dict[tuple[int, int, int, int], int] = {}
+        is_spared = len(items) <= SPARED_ITEMS_MAX
+        shards = self._node.catalog.shards
+        for item in items:
+            name = item.ccq.dataset
+            group = groups.get(name)
+            if group is None:
+                if name not in shards:
+                    continue  # Dropped, or not heard of yet: it ends, or is asked again.
+                group = groups[name] = _Group(shards[name].schema)
+            known = self._of_query(item.ccq.query, group.schema)
+            key = (id(group), id(item.after), id(item.partitions), id(known.candidates))
+            at = None if is_spared else rows.get(key)
+            if at is None:
+                at = rows[key] = self._row_at(group, item, known, is_spared=is_spared)
+            group.items.append(item)
+            group.known.append(known)
+            group.row_of.append(at)
+        return list(groups.values())
+
+    def _row_at(self, group: _Group, item: ccq.CycleItem, known: _Known, *, is_spared: bool) -> int:
+        key = (item.after, item.partitions, id(known.candidates))
+        at = None if is_spared else group.row_at.get(key)
+        if at is None:
+            at = group.row_at[key] = len(group.rows)
+            group.rows.append(self._row(item, known, group.schema, is_spared=is_spared))
+        return at
+
+    def _row(self, item: ccq.CycleItem, known: _Known, schema: Schema, *, is_spared: bool) -> _Row:
+        sequences = self._node.view.sequences(schema.key)
+        wanted = frozenset(item.partitions)
+        possible = known.candidates & wanted
+        certain = Cursor({p: sequences[p] for p in wanted - possible})
+        if not is_spared:
+            return _Row(item.after, possible, certain)
+        query = parse(item.ccq.query, schema)
+        spared = self._node.view.spared(query, possible, after=item.after)
+        # A synopsis that speaks of less than was evaluated spares nothing new.
+        spared = Cursor({p: s for p, s in spared.items() if s > item.after[p]})
+        return _Row(item.after, possible - set(spared), certain.join(spared))
+
+    def _of_query(self, text: str, schema: Schema) -> _Known:
+        key = (schema.key, text)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= QUERIES_KEPT:
+                self._known.clear()
+            candidates = self._possible(text, schema)
+            # Equal ones are one object, by which rows are told apart.
+            candidates = self._candidates.setdefault(candidates, candidates)
+            known = self._known[key] = _Known(digest(text), candidates)
+        return known
+
+    def _possible(self, text: str, schema: Schema) -> Partitions:
+        """The partitions that placement allows to hold a match; where there is one group, all."""
+        if len(self._node.topology.groups) == 1:
+            return frozenset(self._node.topology.partitions)
+        return self._node.scans.candidates(parse(text, schema))
+
+    def _live_nodes(self) -> list[evaluator_pb2.NodeAddress]:
+        owned = placement.partitions_by_node(self._node.topology)
+        return [
+            evaluator_pb2.NodeAddress(
+                name=node.name, address=node.address, partitions=sorted(owned[node.name])
+            )
+            for node in self._node.topology.nodes
+            if not self._is_dead(node.name)
+        ]
+
+    # --- queries that nodes do not know yet --------------------------------------------------
+
+    async def _introduce(self, groups: Sequence[_Group]) -> None:
+        """Has nodes index what they are asked about for the first time.
+
+        Where that fails a node says that it does not know them, and they are asked again.
+        """
+        if len(self._stood) > STOOD_MAX:
+            self._stood.clear()
+        owned = placement.partitions_by_node(self._node.topology)
+        live = [name for name in owned if not self._is_dead(name)]
+        calls = [self._introduce_at(node, group, owned[node]) for node in live for group in groups]
+        await asyncio.gather(*calls)
+
+    async def _introduce_at(self, node: str, group: _Group, owned: Partitions) -> None:
+        dataset = group.schema.key
+        asked = [bool(row.asked & owned) for row in group.rows]
+        new = {
+            known.digest: item.ccq.query
+            for item, known, row in zip(group.items, group.known, group.row_of, strict=True)
+            if asked[row] and (node, dataset, known.digest) not in self._stood
+        }
+        try:
+            for texts in _in_messages(new.values()):
+                await self._stand(node, dataset, texts)
+        except GalileoError:
+            return
+        self._stood.update((node, dataset, name) for name in new)
+
+    def _forget(
+        self, groups: Sequence[_Group], answers: Sequence[evaluator_pb2.EvaluateAnswer]
+    ) -> None:
+        """What some node does not know any more is introduced again with the next cycle."""
+        for group, answer in zip(groups, answers, strict=True):
+            lost = {group.known[i].digest for data in answer.unknown for i in from_bytes(data)}
+            if lost:
+                self._stood = {one for one in self._stood if one[2] not in lost}
+
+    # --- what was answered -------------------------------------------------------------------
+
+    def _results(
+        self, group: _Group, answer: evaluator_pb2.EvaluateAnswer
+    ) -> list[ccq.CycleResult]:
+        """Decodes and packs what was found; takes time in proportion to it."""
+        parts = [part_from_pb(part, group.schema.label_schema) for part in answer.parts]
+        failures = self._failures(answer)
+        matches = joined([part.matches for part in parts], group.schema.label_schema)
+        if failures:
+            failed = np.array([*failures], dtype=np.uint32)
+            matches = matches.where(~np.isin(matches.items, failed))
+        reached = _Reached(group, parts)
+        labels = _packed(group, reached.within(matches))
+        results = []
+        for number, (item, key) in enumerate(zip(group.items, reached.keys.tolist(), strict=True)):
+            until, gone = reached.cursors[key]
+            results.append(
+                ccq.CycleResult(
+                    item.ccq.id,
+                    item.term,
+                    item.after,
+                    labels.get(number),
+                    until,
+                    failures.get(number),
+                    gone,
+                )
+            )
+        return results
+
+    def _failures(self, answer: evaluator_pb2.EvaluateAnswer) -> dict[int, Failure]:
+        found: dict[int, Failure] = {}
+        for one in answer.failures:
+            failure = self._failure_of(error_from_pb(one.error))
+            found |= dict.fromkeys(from_bytes(one.items).tolist(), failure)
+        return found
+
+
+class _Reached:
+    """How far each item has been answered; items of one row and the same parts share a cursor.
+
+    Attributes:
+        keys: for each item the number of its cursors.
+        cursors: how far, and up to where retention has dropped what lies past the item's cursor.
+    """
+
+    def __init__(self, group: _Group, parts: Sequence[Answered]) -> None:
+        self._parts = parts
+        said = _memberships(len(group.items), parts)
+        rows = np.array(group.row_of, dtype=np.int64)
+        combined = rows * (int(said.max(initial=0)) + 1) + said
+        _, items, keys = np.unique(combined, return_index=True, return_inverse=True)
+        self.keys: npt.NDArray[np.int64] = keys
+        self._rows = [group.rows[row] for row in rows[items].tolist()]
+        members: dict[int, list[int]] = {}
+        self.cursors: list[tuple[Cursor, Cursor]] = []
+        for row, number, item in zip(self._rows, said[items].tolist(), items.tolist(), strict=True):
+            if number not in members:
+                members[number] = [k for k, part in enumerate(parts) if _holds(part, item)]
+            self.cursors.append(self._joined(row, members[number]))
+
+    def within(self, matches: Matches) -> Matches:
+        """Those past where their item stands, as far as it has been answered; usually all."""
+        if len(matches) == 0:
+            return matches
+        column = matches.rows.column("partition").to_numpy()
+        partitions, at = np.unique(column, return_inverse=True)
+        cursors = [
+            (row.after, until) for row, (until, _) in zip(self._rows, self.cursors, strict=True)
+        ]
+        bounds = np.array(
+            [[[one[p] for p in partitions.tolist()] for one in pair] for pair in cursors],
+            dtype=np.int64,
+        )
+        keys, at = self.keys[matches.items], at[matches.places]
+        sequences = matches.rows.column("sequence").to_numpy()[matches.places]
+        past, not_past = bounds[keys, 0, at], bounds[keys, 1, at]
+        return matches.where((past < sequences) & (sequences <= not_past))
+
+    def _joined(self, row: _Row, members: Sequence[int]) -> tuple[Cursor, Cursor]:
+        reached, gone = row.certain, ORIGIN
+        for number in members:
+            part = self._parts[number]
+            mine = {p: s for p, s in part.reached.items() if p in row.asked}
+            dropped = part.dropped.meet(mine)
+            reached = reached.join(mine)
+            gone = gone.join({p: s for p, s in dropped.items() if s > row.after[p]})
+        return reached, gone
+
+
+def _memberships(items: int, parts: Sequence[Answered]) -> npt.NDArray[np.int64]:
+    """A number for each item; the same for those that are in the same parts."""
+    said = np.zeros(items, dtype=np.int64)
+    for part in parts:
+        inside = np.zeros(items, dtype=np.int64)
+        inside[part.items] = 1
+        said = np.unique(2 * said + inside, return_inverse=True)[1].astype(np.int64)
+    return said
+
+
+def _holds(part: Answered, item: int) -> bool:
+    at = int(np.searchsorted(part.items, item))
+    return at < len(part.items) and int(part.items[at]) == item
+
+
+def _packed(group: _Group, matches: Matches) -> dict[int, PackedLabels]:
+    """The labels of each item that has some."""
+    found: dict[int, PackedLabels] = {}
+    is_compressed = np.array([item.ccq.compression == "lz4" for item in group.items])
+    for compressed in (False, True):
+        part = matches.where(is_compressed[matches.items] == compressed)
+        if len(part) == 0:
+            continue
+        table, items = _in_commit_order(part)
+        starts = np.flatnonzero(np.append(True, items[1:] != items[:-1]))
+        packs = pack_many(group.schema, table, starts, compressed=compressed)
+        found |= dict(zip(items[starts].tolist(), packs, strict=True))
+    return found
+
+
+def _in_commit_order(matches: Matches) -> tuple[pa.Table, Numbers]:
+    """The rows of all pairs, by item, then partition, sequence and row; and their items."""
+    keys = [matches.rows.column(name).to_numpy() for name in ("row", "sequence", "partition")]
+    rank = np.empty(matches.rows.num_rows, dtype=np.int64)
+    rank[np.lexsort(keys)] = np.arange(len(rank))
+    order = np.lexsort((rank[matches.places], matches.items))
+    places = pa.array(matches.places[order])
+    return matches.rows.take(places).combine_chunks(), matches.items[order]
+
+
+def _in_messages(texts: Iterable[str]) -> Iterable[list[str]]:
+    held: list[str] = []
+    size = 0
+    for text in texts:
+        held.append(text)
+        size += len(text)
+        if size >= STAND_BYTES_MAX:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _group_to_pb(group: _Group) -> evaluator_pb2.EvaluateGroup:
+    partitions = group.partitions
+    after = np.array(
+        [
+            [row.after[p] if p in row.asked else NOT_REQUESTED for p in partitions]
+            for row in group.rows
+        ],
+        dtype=np.int64,
+    )
+    rows, cursors = np.unique(after, axis=0, return_inverse=True)
+    samplers = _samplers(group.items)
+    return evaluator_pb2.EvaluateGroup(
+        dataset=group.schema.key,
+        schema_json=group.schema.to_json(),
+        partitions=partitions,
+        after=sequences_to_bytes(rows),
+        cursors=to_bytes(cursors.reshape(-1)[np.array(group.row_of, dtype=np.intp)]),
+        digests=b"".join(known.digest for known in group.known),
+        samplers_json=list(samplers),
+        samplers=to_bytes(
+            np.array([_number(samplers, item) for item in group.items], dtype=np.int64)
+        ),
+    )
+
+
+def _samplers(items: Iterable[ccq.CycleItem]) -> dict[str, int]:
+    """The distinct samplers, numbered from 1 on."""
+    texts = dict.fromkeys(item.ccq.sampler.to_json() for item in items if item.ccq.sampler)
+    return {text: number for number, text in enumerate(texts, start=1)}
+
+
+def _number(samplers: dict[str, int], item: ccq.CycleItem) -> int:
+    return samplers[item.ccq.sampler.to_json()] if item.ccq.sampler else 0

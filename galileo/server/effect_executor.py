@@ -1,0 +1,349 @@
+"""Executes effects of the continuous-query machine: cycles, rescans, confirmations."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import pyarrow as pa
+
+from galileo.ccq import cache_events
+from galileo.ccq import events as ccq
+from galileo.ccq.model import Failure
+from galileo.ccq.pack_codec import from_bytes
+from galileo.ccq.packs import PackedLabels, pack_labels
+from galileo.cursor import ORIGIN, Cursor
+from galileo.dht import placement
+from galileo.errors import Bug, GalileoError, SamplerFailed, SamplerRevoked, TryAgain
+from galileo.labels import LabelSet
+from galileo.model.schema import Schema
+from galileo.node.peers import ReadTask
+from galileo.node.row_reader import translate_dropped_to_retry
+from galileo.node.scans import ScanEnd
+from galileo.node.storage_node import StorageNode
+from galileo.query import Query, parse
+from galileo.rpc.peers import GrpcPeers
+from galileo.samplers import (
+    Sampler,
+    SamplerSpec,
+    apply,
+    failed,
+    needs_observations,
+    numbered_parts,
+    observed_parts,
+    observed_schema,
+)
+from galileo.server.cycle_executor import CycleExecutor, Evaluate
+from galileo.server.spill_files import SpillFiles
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_from_pb
+from galileo.wire.pb import continuous_pb2
+
+QUERIES_KEPT = 4_096
+
+log = logging.getLogger(__name__)
+
+
+class EffectExecutor:
+    """Carries out the effects of `Continuous` that take long.
+
+    Args:
+        node: for scans and for what is known.
+        peers: for confirmations.
+        evaluate: runs one Spark job.
+        is_dead: whether a node is held dead, so that a cycle does not wait for it.
+        spills: the files of caches.
+    """
+
+    def __init__(
+        self,
+        node: StorageNode,
+        peers: GrpcPeers,
+        *,
+        evaluate: Evaluate,
+        is_dead: Callable[[str], bool],
+        spills: SpillFiles,
+    ) -> None:
+        self._node = node
+        self._peers = peers
+        self._spills = spills
+        self._parsed = lru_cache(QUERIES_KEPT)(parse)
+        self._cycling = CycleExecutor(
+            node,
+            evaluate=evaluate,
+            stand=self._stand,
+            is_dead=is_dead,
+            failure_of=_failure_of,
+        )
+
+    async def __call__(
+        self,
+        effect: ccq.StartCycle
+        | ccq.Backfill
+        | ccq.ConfirmSequences
+        | ccq.CompactPacks
+        | cache_events.SpillPacks
+        | cache_events.LoadPacks
+        | cache_events.ReadHandedOffCache,
+    ) -> ccq.ContinuousEvent:
+        """Does it; the event that answers."""
+        match effect:
+            case ccq.CompactPacks():
+                return await _gather(effect)
+            case cache_events.SpillPacks():
+                return await self._spills.write(effect)
+            case cache_events.LoadPacks():
+                return await self._spills.read(effect)
+            case ccq.ConfirmSequences():
+                return await self._confirm(effect)
+            case cache_events.ReadHandedOffCache():
+                return await self._ask_holder(effect)
+        try:
+            if isinstance(effect, ccq.StartCycle):
+                return await self._cycle(effect)
+            return await self._backfill(effect)
+        except Exception as error:
+            failure = _failure_of(error)
+            if isinstance(effect, ccq.StartCycle):
+                return ccq.CycleFailed(effect.cycle_id, failure)
+            return ccq.BackfillFailed(effect.request, failure)
+
+    async def _cycle(self, effect: ccq.StartCycle) -> ccq.CycleFinished:
+        failed, items = self.refused(effect.items)
+        if not items:
+            return ccq.CycleFinished(effect.cycle_id, tuple(failed))
+        finished = await self._cycling.run(replace(effect, items=tuple(items)))
+        return replace(finished, results=(*finished.results, *failed))
+
+    def refused(
+        self, items: Sequence[ccq.CycleItem]
+    ) -> tuple[list[ccq.CycleResult], list[ccq.CycleItem]]:
+        """The results of items whose sampler was revoked, and the other items."""
+        failed, others = [], []
+        for item in items:
+            spec = item.ccq.sampler
+            try:
+                if spec is not None and spec.archive:
+                    self._node.samplers.check_not_revoked(spec.archive)
+                others.append(item)
+            except SamplerRevoked as error:
+                failure = _failure_of(error)
+                failed.append(
+                    ccq.CycleResult(item.ccq.id, item.term, item.after, None, ORIGIN, failure)
+                )
+        return failed, others
+
+    async def _stand(self, node: str, dataset: str, texts: Sequence[str]) -> None:
+        if node == self._node.name:
+            await self._node.matching.stand(dataset, texts)
+        else:
+            await self._peers.stand(node, dataset, texts)
+
+    def _query(self, text: str, dataset: str) -> Query:
+        return self._parsed(text, self._node.catalog.schema(dataset))
+
+    # --- rescans -----------------------------------------------------------------------------
+
+    async def _backfill(self, effect: ccq.Backfill) -> ccq.BackfillFinished:
+        query = self._query(effect.ccq.query, effect.ccq.dataset)
+        wanted = frozenset(effect.until)
+        possible = self._node.scans.candidates(query) & wanted
+        labels, tail = await self.scan(
+            query,
+            partitions=possible,
+            after=effect.after,
+            until=effect.until,
+            labels_max=effect.labels_max,
+        )
+        sampled = await self.sample(labels, effect.ccq.sampler, query=query)
+        compressed = effect.ccq.compression == "lz4"
+        found = await asyncio.to_thread(pack_labels, sampled, compressed=compressed)
+        certain = Cursor({p: effect.until[p] for p in wanted - possible})
+        return ccq.BackfillFinished(
+            effect.request,
+            found,
+            tail.frontier.join(certain),
+            tuple(sorted(tail.missing)),
+            tail.gone,
+        )
+
+    async def scan(
+        self,
+        query: Query,
+        *,
+        partitions: frozenset[int],
+        after: Cursor,
+        until: Cursor,
+        labels_max: int,
+    ) -> tuple[LabelSet, ScanEnd]:
+        """All labels of (after, until], up to the frontier that the tail names."""
+        parts = self._node.scans.between(
+            query, partitions=partitions, after=after, until=until, labels_max=labels_max
+        )
+        found, tail = await gathered(query, parts)
+        return found.after(tail.gone) if tail.gone else found, tail
+
+    async def sample(self, labels: LabelSet, spec: SamplerSpec | None, *, query: Query) -> LabelSet:
+        """The labels that the CCQ's sampler keeps.
+
+        Raises:
+            SamplerFailed: it raised, or gave no mask.
+            NotPermitted, NotContained, SamplerRevoked: it was sent, and is not run.
+            TryAgain: a node whose observations it looks at is away.
+        """
+        if spec is None:
+            return labels
+        chosen = await self.load(spec, dataset=labels.schema.key)
+        if not needs_observations(chosen):
+            return await _chosen(chosen, labels, spec)
+        kept = [
+            await _chosen(chosen, part, spec, await self._observed(part, query))
+            for part in observed_parts(labels)
+        ]
+        return LabelSet.concat(labels.schema, kept)
+
+    async def load(self, spec: SamplerSpec, *, dataset: str) -> Sampler:
+        """The sampler, which looks at labels of this dataset.
+
+        Raises:
+            UnknownSampler, InputError: there is none, or not with these options.
+            NotPermitted, NotContained, SamplerRevoked: it was sent, and is not run.
+        """
+        await self._node.samplers.ready(spec)
+        return await asyncio.to_thread(self._node.samplers.load, spec, owner=dataset)
+
+    async def _observed(self, labels: LabelSet, query: Query) -> pa.Table:
+        """The observations behind labels of any nodes, as a sampler gets them."""
+        task = ReadTask(query.schema.key, numbered_parts(labels), query.to_json())
+        with translate_dropped_to_retry():
+            async with aclosing(self._node.reading.read(task)) as pieces:
+                tables = [table async for table in pieces]
+        return pa.concat_tables([observed_schema(query.schema).empty_table(), *tables])
+
+    # --- holders -----------------------------------------------------------------------------
+
+    async def _ask_holder(
+        self, effect: cache_events.ReadHandedOffCache
+    ) -> cache_events.CacheReadAnswered | cache_events.CacheReadFailed:
+        """Asks a node for what it holds, over the network though it were this one."""
+        request = continuous_pb2.HeldRequest(
+            ccq_id=effect.ccq.id,
+            term=effect.term,
+            after=cursor_to_pb(effect.after),
+            labels_max=effect.labels_max,
+        )
+        parts, tail = [], continuous_pb2.HeldTail()
+        try:
+            async for part in self._peers.held(effect.node, request):
+                parts.append(part.data)
+                tail.MergeFrom(part.tail)
+            schema = self._node.catalog.schema(effect.ccq.dataset)
+            labels = await asyncio.to_thread(_from_parts, parts, schema)
+        except GalileoError as error:
+            name = effect.ccq.id
+            log.info(
+                "%s does not hold labels of %s: %s", effect.node, name, error, extra={"ccq": name}
+            )
+            return cache_events.CacheReadFailed(effect.request)
+        if not tail.is_held:
+            return cache_events.CacheReadFailed(effect.request)
+        reached, gone = cursor_from_pb(tail.reached), tuple(stretches_from_pb(tail.gone))
+        return cache_events.CacheReadAnswered(effect.request, labels, reached, gone)
+
+    # --- confirmations -----------------------------------------------------------------------
+
+    async def _confirm(self, effect: ccq.ConfirmSequences) -> ccq.SequencesConfirmed:
+        owners = placement.owners(self._node.topology)
+        nodes = sorted({owners[p] for p in effect.partitions if p in owners})
+        answers = await asyncio.gather(
+            *(self._sequences_at(node, effect.dataset) for node in nodes)
+        )
+        told = dict(zip(nodes, answers, strict=True))
+        nothing = _Held(ORIGIN, frozenset())
+        reached, unreachable = ORIGIN, []
+        for partition in effect.partitions:
+            owner = owners.get(partition)
+            answer = nothing if owner is None else told[owner]
+            if answer is None or (owner is not None and partition not in answer.partitions):
+                unreachable.append(partition)  # The node is away, or has given it away.
+            else:
+                reached = reached.join({partition: answer.sequences[partition]})
+        return ccq.SequencesConfirmed(effect.request, reached, tuple(unreachable))
+
+    async def _sequences_at(self, node: str, dataset: str) -> _Held | None:
+        """What a node has committed; None where it does not answer."""
+        if node == self._node.name:
+            shard = self._node.catalog.shards.get(dataset)
+            return _Held(shard.published() if shard else ORIGIN, self._node.partitions)
+        try:
+            status = (await self._peers.status(node)).nodes[0]
+        except GalileoError:
+            return None
+        found = [one for one in status.datasets if one.dataset == dataset]
+        sequences = cursor_from_pb(found[0].sequences) if found else ORIGIN
+        return _Held(sequences, frozenset(status.partitions))
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a node has committed of a dataset, and the partitions that it has."""
+
+    sequences: Cursor
+    partitions: frozenset[int]
+
+
+async def gathered(
+    query: Query, scan: AsyncGenerator[pa.Table | ScanEnd, None]
+) -> tuple[LabelSet, ScanEnd]:
+    """All labels of a scan, up to the frontier that its tail names."""
+    tables, tail = [], ScanEnd(ORIGIN, frozenset())
+    async with aclosing(scan) as parts:
+        async for part in parts:
+            if isinstance(part, ScanEnd):
+                tail = part
+            else:
+                tables.append(LabelSet(query.schema, part))
+    return LabelSet.concat(query.schema, tables).until(tail.frontier), tail
+
+
+async def _chosen(
+    chosen: Sampler, labels: LabelSet, spec: SamplerSpec, observations: pa.Table | None = None
+) -> LabelSet:
+    try:
+        return await asyncio.to_thread(
+            apply, chosen, labels, seed=spec.seed, observations=observations
+        )
+    except (SamplerFailed, SamplerRevoked, TryAgain):
+        raise
+    except Exception as error:
+        raise failed(error, spec, labels=len(labels)) from error
+
+
+def _from_parts(parts: Sequence[bytes], schema: Schema) -> PackedLabels | None:
+    data = b"".join(parts)
+    return from_bytes(data, schema) if data else None
+
+
+async def _gather(effect: ccq.CompactPacks) -> ccq.PacksCompacted:
+    compressed = effect.ccq.compression == "lz4"
+    try:
+        labels = await asyncio.to_thread(effect.labels.compact, compressed=compressed)
+    except Exception as error:  # Whatever it is: the cache, and others, wait for these to be back.
+        name, why = effect.ccq.id, None if isinstance(error, GalileoError) else error
+        told = "labels of %s could not be put together: %s"
+        log.error(told, name, error, extra={"ccq": name}, exc_info=why)
+        labels = None
+    return ccq.PacksCompacted(effect.ccq.id, effect.term, labels)
+
+
+def _failure_of(error: Exception) -> Failure:
+    if not isinstance(error, GalileoError):
+        log.error("work for a continuous query failed", exc_info=error)
+        error = Bug(f"work for a continuous query failed: {error!r}; see the node's log")
+    details = tuple(
+        (key, value) for key, value in error.details.items() if isinstance(value, str | int | float)
+    )
+    return Failure(error.kind, error.message, details)

@@ -1,0 +1,72 @@
+"""The client of the evaluator of a node's host: starts it early, and keeps it while in use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from galileo.config import Config
+from galileo.errors import GalileoError
+from galileo.spark.launcher import EvaluatorHandle
+from galileo.spark.options import EvaluatorOptions, SparkOptions
+from galileo.wire.pb import evaluator_pb2
+
+LOOK_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+def evaluator_options(config: Config) -> EvaluatorOptions:
+    """How the evaluator of a node's host is to run."""
+    section = config.evaluator
+    return EvaluatorOptions(
+        runtime_dir=config.evaluator_directory,
+        spark=SparkOptions(master=section.master, heap_mb=section.heap_mb),
+        idle_exit_s=section.idle_exit_s,
+        keys=config.keys,
+        tracing=config.tracing,
+        log_format=config.logs.format,
+        log_level=config.logs.level,
+    )
+
+
+class Evaluation:
+    """Starts the evaluator when it is first needed, and holds its lease while CCQs run here."""
+
+    def __init__(self, config: Config) -> None:
+        self._timeout_s = config.evaluator.cycle_timeout_s
+        self._handle = EvaluatorHandle(evaluator_options(config))
+        self._warming: asyncio.Task[None] | None = None
+
+    def warm(self) -> None:
+        """Starts it in the background, so that the first cycle does not wait for a JVM."""
+        if self._warming is None or self._warming.done():
+            self._warming = asyncio.get_running_loop().create_task(self._ensure())
+
+    async def evaluate(self, request: evaluator_pb2.EvaluateRequest) -> evaluator_pb2.EvaluateReply:
+        """One Spark job over all items.
+
+        Raises:
+            TryAgain: no evaluator, or not in time; nothing is lost.
+        """
+        return await self._handle.evaluate(request, timeout_s=self._timeout_s)
+
+    async def keep(self, is_needed: Callable[[], bool]) -> None:
+        """Looks after the evaluator while `is_needed`; until cancelled."""
+        while True:
+            if is_needed():
+                await self._ensure()
+            await asyncio.sleep(LOOK_S)
+
+    async def close(self) -> None:
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.gather(self._warming, return_exceptions=True)
+        await self._handle.close()
+
+    async def _ensure(self) -> None:
+        try:
+            await self._handle.ensure()
+        except GalileoError as error:
+            log.warning("no evaluator: %s", error)

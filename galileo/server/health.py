@@ -1,0 +1,97 @@
+"""Health of a node: its metrics, readiness and diagnostics, and the tasks that collect them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from grpc_health.v1 import health, health_pb2
+
+from galileo.clock import Clock
+from galileo.server.diagnostics import Diagnostics
+from galileo.server.metric_source import NodeView, measurements
+from galileo.server.metrics import Measured
+from galileo.server.monitoring import Monitoring
+from galileo.server.peer_messaging import PeerMessenger
+from galileo.server.readiness import PROBE_INTERVAL_S, ReadinessChecks
+
+HEALTH_INTERVAL_S = 0.5
+STARTING_INTERVAL_S = 0.02
+"""Until the node is ready for the first time."""
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+log = logging.getLogger(__name__)
+
+
+class HealthMonitor:
+    """Readiness, metrics and condition of one node.
+
+    Args:
+        parts: of the node.
+        mail: knows which peers answer.
+        clock: both clocks.
+
+    Attributes:
+        conditions: for `galileo doctor`.
+    """
+
+    def __init__(self, parts: NodeView, *, mail: PeerMessenger, clock: Clock) -> None:
+        self._parts = parts
+        self._mail = mail
+        self._clock = clock
+        self._readiness = ReadinessChecks(
+            Path(parts.config.node.directory),
+            unheard=self._unheard,
+            is_restored=lambda: parts.machine.is_restored,
+            clock=clock,
+            lag_max_s=parts.config.membership.dead_after_s,
+        )
+        self.conditions = Diagnostics(lambda: parts, look=self._readiness.look, clock=clock)
+
+    def serve(self) -> Monitoring | None:
+        """Serves metrics, readiness and liveness over HTTP, where the configuration says so.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        address = self._parts.config.metrics.address
+        if not address:
+            return None
+        return Monitoring(address, measure=self._measurements, look=self._readiness.look)
+
+    async def run(self, healthy: health.aio.HealthServicer) -> None:
+        """Has gRPC's health service say whether the node is ready; until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._probe_disk())
+            group.create_task(self._tell(healthy))
+
+    async def _tell(self, healthy: health.aio.HealthServicer) -> None:
+        was_ready, pause_s = False, STARTING_INTERVAL_S
+        while True:
+            found = self._readiness.look()
+            if found.is_ready != was_ready:
+                was_ready, pause_s = found.is_ready, HEALTH_INTERVAL_S
+                wrong = "; ".join(f"{name}: {why}" for name, why in found.checks.items() if why)
+                log.info("ready" if was_ready else f"not ready: {wrong}")
+                await healthy.set("", SERVING if was_ready else NOT_SERVING)
+            due = self._clock.monotonic() + pause_s
+            await asyncio.sleep(pause_s)
+            lag_s = self._clock.monotonic() - due
+            self._parts.loop_lag.observe(lag_s)
+            self._readiness.note_lag(lag_s)
+
+    async def _probe_disk(self) -> None:
+        while True:
+            await asyncio.to_thread(self._readiness.probe_disk)
+            await asyncio.sleep(PROBE_INTERVAL_S)
+
+    def _measurements(self) -> list[Measured]:
+        is_ready = self._readiness.look().is_ready
+        return measurements(self._parts, now=self._clock.monotonic(), is_ready=is_ready)
+
+    def _unheard(self) -> list[str]:
+        """A reply to a heartbeat of ours is as good here as one of theirs."""
+        unheard = self._parts.driver.members.never_heard
+        return [one for one in unheard if not self._mail.has_answered(one)]

@@ -1,0 +1,408 @@
+"""Messages between nodes: heartbeats, gossip and the messages of the machines.
+
+One sender per peer, so that a peer that hangs delays nobody else. A heartbeat carries the
+sender's commit sequences, the names of its datasets, and those changes of its synopses and sent
+samplers that the peer has not acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, get_args
+
+from galileo.ccq import messages, model
+from galileo.dht.topology import Move
+from galileo.election.messages import UsageStatistics
+from galileo.errors import ConfigError, GalileoError, InputError
+from galileo.graph.synopsis import SynopsisDelta, Version
+from galileo.model.retention import VersionedRetention
+from galileo.model.windows import Window
+from galileo.node.shard import PublishedCommits
+from galileo.node.storage_node import StorageNode
+from galileo.rpc.peers import GrpcPeers
+from galileo.wire.codec import (
+    cursor_from_pb,
+    cursor_to_pb,
+    event_clock_from_pb,
+    event_clock_to_pb,
+)
+from galileo.wire.pb import cluster_pb2
+from galileo.wire.tagged_json import TaggedJson
+
+OUTBOX_MAX = 10_000
+MESSAGES_TOGETHER_MAX = 1_000
+MESSAGES_BYTES_MAX = 2 << 20
+"""Of one exchange; a single message may exceed it."""
+SYNOPSIS_BYTES_MAX = 4 << 20
+SAMPLERS_TOGETHER_MAX = 16
+"""News of sent samplers in one heartbeat; the receiver may have to fetch their code."""
+DROPPED_TOGETHER_MAX = 1_000
+"""Names of dropped datasets in one heartbeat."""
+PROTOCOL = 2
+"""What nodes say to one another; raised where one of an older version would take it wrongly."""
+PROTOCOLS_UNDERSTOOD = (1, 2)
+"""Those of other nodes that this version understands, for upgrades of a node at a time."""
+
+_PATIENT = (messages.Digest,)
+
+log = logging.getLogger(__name__)
+
+TAGGED = TaggedJson(
+    [
+        *get_args(messages.Message),
+        model.Ccq,
+        model.Record,
+        model.Holder,
+        Window,
+        UsageStatistics,
+    ],
+    tags=messages.TAGS,
+)
+
+
+class _Peer:
+    """What waits for one peer, and which synopses it has."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.heartbeat_due = False
+        self.outbox: deque[bytes] = deque(maxlen=OUTBOX_MAX)
+        self.wake = asyncio.Event()
+        self.acknowledged: dict[tuple[str, int], Version] = {}
+        self.up_to_date: dict[str, PublishedCommits] = {}
+        self.epoch = 0
+        self.retentions: dict[str, int] = {}
+        self.dropped: dict[str, int] = {}
+        self.samplers: dict[str, float] = {}
+
+    def take_reply(
+        self, request: cluster_pb2.ExchangeRequest, reply: cluster_pb2.ExchangeReply
+    ) -> None:
+        """Notes what the peer has now; a peer that was restarted may have been restored."""
+        is_another = reply.epoch != self.epoch
+        if is_another:
+            self.epoch, self.retentions, self.dropped, self.samplers = reply.epoch, {}, {}, {}
+            self.acknowledged, self.up_to_date = {}, {}
+        for held in reply.synopses:
+            version = Version(held.epoch, held.version)
+            self.acknowledged[held.dataset, held.partition] = version
+        if is_another:
+            return
+        self.dropped |= {one.name: one.generations for one in request.heartbeat.dropped}
+        for one in request.heartbeat.retentions:
+            numbered = VersionedRetention.from_json(one.numbered_json)
+            self.retentions[one.dataset] = numbered.version
+        told = {one.digest: one.revoked_at for one in request.heartbeat.samplers}
+        self.samplers |= {digest: told[digest] for digest in reply.samplers if digest in told}
+
+
+class _Received(NamedTuple):
+    """What a peer has published of a dataset, as it arrived and decoded."""
+
+    encoded: bytes
+    published: PublishedCommits
+
+
+class PeerMessenger:
+    """Sends and receives what nodes tell one another.
+
+    Args:
+        node: whose state the heartbeats report.
+        peers: how to reach the others.
+        on_heartbeat: called with (node, epoch).
+        on_message: called with (node, message).
+        on_news: called with the datasets of which new commits were reported.
+    """
+
+    def __init__(
+        self,
+        node: StorageNode,
+        peers: GrpcPeers,
+        *,
+        on_heartbeat: Callable[[str, int], None],
+        on_message: Callable[[str, Any], None],
+        on_news: Callable[[Iterable[str]], None],
+    ) -> None:
+        self._node = node
+        self._peers = peers
+        self._on_heartbeat = on_heartbeat
+        self._on_message = on_message
+        self._on_news = on_news
+        others = [other.name for other in node.topology.nodes if other.name != node.name]
+        self._boxes = {name: _Peer(name) for name in others}
+        self._encoded: tuple[Any, bytes] = (None, b"")
+        self._sent: dict[str, tuple[PublishedCommits, cluster_pb2.DatasetSequences]] = {}
+        self._received: dict[str, dict[str, _Received]] = {name: {} for name in others}
+
+    def send(self, to: str, message: Any) -> None:
+        """Sends a message; one that is patient goes with the next heartbeat."""
+        box = self._boxes[to]
+        if self._encoded[0] is not message:  # What all peers are told is encoded once.
+            self._encoded = message, TAGGED.encode(message)
+        box.outbox.append(self._encoded[1])
+        if not isinstance(message, _PATIENT):
+            box.wake.set()
+
+    def send_heartbeat(self, to: str) -> None:
+        box = self._boxes[to]
+        box.heartbeat_due = True
+        box.wake.set()
+
+    def beat(self) -> None:
+        """Sends a heartbeat to every peer at once, with news that nobody should wait for."""
+        for name in self._boxes:
+            self.send_heartbeat(name)
+
+    def has_answered(self, node: str) -> bool:
+        """Whether the node has replied to mail since this one was started."""
+        return self._boxes[node].epoch > 0
+
+    async def run(self) -> None:
+        """Sends until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for box in self._boxes.values():
+                group.create_task(self._deliver(box))
+
+    async def _deliver(self, box: _Peer) -> None:
+        while True:
+            await box.wake.wait()
+            box.wake.clear()
+            while box.outbox or box.heartbeat_due:
+                request = self._request(box)
+                try:
+                    reply = await self._peers.exchange(box.name, request)
+                except ConfigError as error:
+                    log.error("%s refuses our mail: %s", box.name, error)
+                    continue
+                except GalileoError as error:
+                    log.debug("nothing reached %s: %s", box.name, error)
+                    continue
+                box.take_reply(request, reply)
+
+    def _request(self, box: _Peer) -> cluster_pb2.ExchangeRequest:
+        heartbeat = self._heartbeat(box) if box.heartbeat_due else None
+        box.heartbeat_due = False
+        return cluster_pb2.ExchangeRequest(
+            sender=self._node.name,
+            epoch=self._node.store.epoch,
+            topology_fingerprint=self._node.topology.fingerprint,
+            heartbeat=heartbeat,
+            messages=_taken(box.outbox),
+            protocol=PROTOCOL,
+            address=self._node.topology.by_name[self._node.name].address,
+        )
+
+    def _heartbeat(self, box: _Peer) -> cluster_pb2.Heartbeat:
+        shards = self._node.catalog.shards
+        retentions = [
+            cluster_pb2.DatasetRetention(dataset=dataset, numbered_json=numbered.to_json())
+            for dataset, numbered in self._node.catalog.retentions.items()
+            if numbered.version > box.retentions.get(dataset, 0)
+        ]
+        return cluster_pb2.Heartbeat(
+            sequences=self._sequences(),
+            synopses=self._changes(box),
+            datasets=list(shards),
+            dropped=self._dropped(box),
+            retentions=retentions,
+            samplers=self._sampler_news(box),
+            moves=[
+                cluster_pb2.MoveValue(partition=one.partition, number=one.number, node=one.node)
+                for one in self._node.moves.known
+            ],
+        )
+
+    def _sequences(self) -> list[cluster_pb2.DatasetSequences]:
+        """What is published of each dataset, encoded once for all peers and heartbeats."""
+        encoded: dict[str, tuple[PublishedCommits, cluster_pb2.DatasetSequences]] = {}
+        for dataset, shard in self._node.catalog.shards.items():
+            published, known = shard.own_published(), self._sent.get(dataset)
+            if known is None or known[0] is not published:
+                known = published, _sequences_to_pb(dataset, published)
+            encoded[dataset] = known
+        self._sent = encoded
+        return [message for _, message in encoded.values()]
+
+    def _dropped(self, box: _Peer) -> list[cluster_pb2.DroppedGenerations]:
+        """The latest first: the receiver has to hear of them before it misses their commits."""
+        unheard = [
+            cluster_pb2.DroppedGenerations(name=name, generations=generations)
+            for name, generations in reversed(self._node.catalog.generations.items())
+            if generations > box.dropped.get(name, 0)
+        ]
+        return unheard[:DROPPED_TOGETHER_MAX]
+
+    def _sampler_news(self, box: _Peer) -> list[cluster_pb2.SentSamplerNews]:
+        news = self._node.samplers.news()
+        unheard = [(d, at) for d, at in news.items() if box.samplers.get(d, -1.0) != at]
+        return [
+            cluster_pb2.SentSamplerNews(digest=digest, revoked_at=at)
+            for digest, at in unheard[:SAMPLERS_TOGETHER_MAX]
+        ]
+
+    def _changes(self, box: _Peer) -> list[cluster_pb2.SynopsisChange]:
+        changes, size = [], 0
+        for dataset, shard in self._node.catalog.shards.items():
+            published = shard.own_published()
+            if box.up_to_date.get(dataset) is published:
+                continue
+            is_up_to_date = True
+            for partition, synopsis in sorted(shard.synopses().items()):
+                known = box.acknowledged.get((dataset, partition))
+                if known == synopsis.version:
+                    continue
+                is_up_to_date = False
+                if size > SYNOPSIS_BYTES_MAX:
+                    continue
+                delta = synopsis.changes_since(known).to_bytes(shard.schema)
+                size += len(delta)
+                changes.append(cluster_pb2.SynopsisChange(dataset=dataset, delta=delta))
+            if is_up_to_date:
+                box.up_to_date[dataset] = published
+        return changes
+
+    # --- what arrives ------------------------------------------------------------------------
+
+    async def arrive(self, request: cluster_pb2.ExchangeRequest) -> cluster_pb2.ExchangeReply:
+        """Takes in what another node of this cluster sends.
+
+        Raises:
+            InputError: the sender is none of this cluster.
+            ConfigError: its topology is another, or it is of a version that speaks otherwise.
+        """
+        if request.sender not in self._boxes:
+            raise InputError(
+                f"expected mail from a node of {sorted(self._boxes)}, got {request.sender!r}; "
+                "check that all nodes have one topology"
+            )
+        if request.topology_fingerprint != self._node.topology.fingerprint:
+            raise ConfigError(
+                f"node {request.sender!r} places blocks by another topology than node "
+                f"{self._node.name!r}; give all nodes the same [cluster] table"
+            )
+        _check_protocol(request)
+        held: list[cluster_pb2.SynopsisVersion] = []
+        refused: GalileoError | None = None
+        if self._node.live.relocate(request.sender, request.address, epoch=request.epoch):
+            log.info("node %s runs at %s now", request.sender, request.address)
+        if request.HasField("heartbeat"):
+            self._on_heartbeat(request.sender, request.epoch)
+            refused = await self._learn_datasets(request)
+            moves = request.heartbeat.moves
+            told = [Move(one.partition, one.number, one.node) for one in moves]
+            self._node.moves.hear(request.sender, told)
+            held = self._take_heartbeat(request.heartbeat, sender=request.sender)
+            self._node.view.hear_node(request.sender)
+        for data in request.messages:
+            self._on_message(request.sender, TAGGED.decode(data))
+        for one in request.heartbeat.retentions:  # last: where the disk refuses, they come again
+            numbered = VersionedRetention.from_json(one.numbered_json)
+            self._node.catalog.adopt_retention(one.dataset, numbered)
+        if refused is not None:
+            raise refused
+        taken = [
+            one.digest
+            for one in request.heartbeat.samplers
+            if await self._node.samplers.hear(request.sender, one.digest, revoked_at=one.revoked_at)
+        ]
+        return cluster_pb2.ExchangeReply(
+            epoch=self._node.store.epoch, synopses=held, samplers=taken
+        )
+
+    async def _learn_datasets(self, request: cluster_pb2.ExchangeRequest) -> GalileoError | None:
+        """Learns which datasets there are and which were dropped; why that was refused, if it was.
+
+        An error of the disk about dropped ones is the sender's to know: they have to come again.
+        """
+        dropped = {one.name: one.generations for one in request.heartbeat.dropped}
+        try:
+            await self._node.learn_generations(dropped)
+        except GalileoError as error:
+            log.error("what %s says is dropped cannot be dropped: %s", request.sender, error)
+            return error
+        try:
+            await self._node.sync_datasets(request.sender, list(request.heartbeat.datasets))
+        except GalileoError as error:
+            log.warning("could not learn the datasets of %s: %s", request.sender, error)
+        return None
+
+    def _take_heartbeat(
+        self, heartbeat: cluster_pb2.Heartbeat, *, sender: str
+    ) -> list[cluster_pb2.SynopsisVersion]:
+        view, catalog = self._node.view, self._node.catalog
+        # The sender may not have heard yet that it is dropped.
+        living = [one for one in heartbeat.sequences if not catalog.is_dropped(one.dataset)]
+        received = self._decode(living, sender=sender)
+        for dataset, one in received.items():
+            view.hear_event_clock(dataset, one.published.clock)
+        told = {dataset: one.published.sequences for dataset, one in received.items()}
+        news = [dataset for dataset in told if view.hear_sequences(dataset, told[dataset])]
+        own = self._node.live.partitions(sender)
+        view.losses.hear(sender, own, told=told, heard=view.all_sequences)
+        if news:
+            self._on_news(news)
+        held = []
+        for change in heartbeat.synopses:
+            if not catalog.knows(change.dataset):
+                continue  # It was dropped, or could not be learnt yet; it comes again.
+            schema = catalog.schema(change.dataset)
+            delta = SynopsisDelta.from_bytes(schema, change.delta)
+            version = view.hear_synopsis(schema, delta)
+            held.append(
+                cluster_pb2.SynopsisVersion(
+                    dataset=change.dataset,
+                    partition=delta.partition,
+                    epoch=version.epoch,
+                    version=version.sequence,
+                )
+            )
+        return held
+
+    def _decode(
+        self, sequences: Iterable[cluster_pb2.DatasetSequences], *, sender: str
+    ) -> dict[str, _Received]:
+        """Decodes what is published of each dataset; what has not changed only once."""
+        decoded: dict[str, _Received] = {}
+        for message in sequences:
+            # The message itself would keep the memory of the whole request.
+            encoded = message.SerializeToString()
+            known = self._received[sender].get(message.dataset)
+            if known is None or known.encoded != encoded:
+                known = _Received(encoded, _sequences_from_pb(message))
+            decoded[message.dataset] = known
+        self._received[sender] = decoded
+        return decoded
+
+
+def _sequences_to_pb(dataset: str, published: PublishedCommits) -> cluster_pb2.DatasetSequences:
+    return cluster_pb2.DatasetSequences(
+        dataset=dataset,
+        sequences=cursor_to_pb(published.sequences),
+        clock=event_clock_to_pb(published.clock),
+    )
+
+
+def _sequences_from_pb(message: cluster_pb2.DatasetSequences) -> PublishedCommits:
+    return PublishedCommits(cursor_from_pb(message.sequences), event_clock_from_pb(message.clock))
+
+
+def _check_protocol(request: cluster_pb2.ExchangeRequest) -> None:
+    if request.protocol not in PROTOCOLS_UNDERSTOOD:
+        understood = ", ".join(map(str, PROTOCOLS_UNDERSTOOD))
+        raise ConfigError(
+            f"expected mail of protocol {understood}, got protocol {request.protocol} of node "
+            f"{request.sender!r}; run versions of Galileo on all nodes that understand each other"
+        )
+
+
+def _taken(outbox: deque[bytes]) -> list[bytes]:
+    """The oldest messages, as many as go together."""
+    taken: list[bytes] = []
+    size = 0
+    while outbox and len(taken) < MESSAGES_TOGETHER_MAX and size < MESSAGES_BYTES_MAX:
+        taken.append(outbox.popleft())
+        size += len(taken[-1])
+    return taken

@@ -1,0 +1,118 @@
+"""Spill files: cached results that were written to disk.
+
+They are worth nothing to another life of the node, so nothing is made durable, and whatever is
+found at the start is deleted. A file that cannot be written, or that is damaged, costs a rescan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from galileo.ccq import cache_events
+from galileo.ccq.pack_codec import from_bytes, to_bytes
+from galileo.ccq.packs import PackedLabels
+from galileo.errors import GalileoError
+from galileo.model.schema import Schema
+
+DIRECTORY = "spills"
+_NAME = re.compile(r"[0-9]{1,20}\.packs")
+
+Value = TypeVar("Value")
+
+log = logging.getLogger(__name__)
+
+
+class SpillFiles:
+    """The spill files of one node, named by their numbers; one thread works on them.
+
+    Args:
+        directory: of the node; the files are in a directory within.
+        schema: of a dataset.
+    """
+
+    def __init__(self, directory: Path, *, schema: Callable[[str], Schema]) -> None:
+        self._directory = directory / DIRECTORY
+        self._schema = schema
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spills")
+        self._clear()
+
+    async def write(self, effect: cache_events.SpillPacks) -> cache_events.PacksSpilled:
+        compressed = effect.ccq.compression == "lz4"
+        try:
+            size = await self._in_thread(
+                lambda: self._write(effect.number, effect.labels, compressed=compressed)
+            )
+        except Exception as error:  # Whatever it is: the machine waits for its answer.
+            name, told = effect.ccq.id, "labels of %s could not be spilled: %s"
+            log.warning(told, name, error, extra={"ccq": name}, exc_info=_unforeseen(error))
+            size = None
+        return cache_events.PacksSpilled(effect.number, size)
+
+    async def read(self, effect: cache_events.LoadPacks) -> cache_events.PacksLoaded:
+        try:
+            labels = await self._in_thread(lambda: self._read(effect.number, effect.ccq.dataset))
+        except Exception as error:  # As above.
+            name, told = effect.ccq.id, "labels of %s are rescanned, since their file is lost: %s"
+            log.warning(told, name, error, extra={"ccq": name}, exc_info=_unforeseen(error))
+            labels = None
+        return cache_events.PacksLoaded(effect.number, effect.ccq.id, labels)
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Deletes files, when the thread has time."""
+        self._thread.submit(self._drop, tuple(numbers))
+
+    def close(self) -> None:
+        """Waits for what is under way and deletes all files."""
+        self._thread.submit(self._clear)
+        self._thread.shutdown(wait=True)
+
+    # --- in the thread -------------------------------------------------------------------------
+
+    def _write(self, number: int, labels: PackedLabels, *, compressed: bool) -> int:
+        path = self._path(number)
+        data = to_bytes(labels, compressed=compressed)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+                file.write(data)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return len(data)
+
+    def _read(self, number: int, dataset: str) -> PackedLabels:
+        return from_bytes(self._path(number).read_bytes(), self._schema(dataset))
+
+    def _drop(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            try:
+                self._path(number).unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("spill file %d could not be deleted: %s", number, error)
+
+    def _clear(self) -> None:
+        """Deletes what an earlier life left."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self._directory.iterdir():
+            if _NAME.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"{number}.packs"
+
+    async def _in_thread(self, work: Callable[[], Value]) -> Value:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _unforeseen(error: Exception) -> Exception | None:
+    """An error whose trace is worth logging."""
+    return None if isinstance(error, OSError | GalileoError) else error

@@ -1,0 +1,421 @@
+"""Calls and the bytes of their requests are bounded before they are read, and given back after."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf import descriptor_pool
+
+from galileo.errors import GalileoError, InputError, MessageTooLarge, Overloaded
+from galileo.rpc import admission
+from galileo.rpc.admission import (
+    BETWEEN_NODES,
+    REQUEST_BYTES_MAX,
+    SMALL_REQUEST_BYTES_MAX,
+    AdmissionController,
+    AdmissionOptions,
+)
+from galileo.wire.channel import MESSAGE_BYTES_MAX, server_options
+from galileo.wire.pb import (
+    cluster_pb2,
+    continuous_pb2,
+    moves_pb2,
+    query_pb2,
+    samplers_pb2,
+    storage_pb2,
+)
+from galileo.wire.status import error_of_rpc
+from galileo.wire.zero_copy import has_more_fields
+
+FILES = (cluster_pb2, continuous_pb2, moves_pb2, query_pb2, samplers_pb2, storage_pb2)
+PACKAGE = "/galileo.wire.pb."
+TIMEOUT_S = 60.0
+INGEST, STATUS, LIST = (
+    f"{PACKAGE}{name}" for name in ("Storage/Ingest", "Cluster/Status", "Continuous/List")
+)
+WATCH, RUN, MANY, SELECT = (
+    f"{PACKAGE}{name}"
+    for name in ("Continuous/Watch", "Query/Run", "Continuous/SubmitMany", "Storage/Select")
+)
+
+
+@dataclass
+class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Calls that wait until they are let go, and answer with the length of their request."""
+
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: int = 0
+
+    def service(self, details: grpc.HandlerCallDetails) -> object:
+        if details.method == WATCH:
+            return grpc.stream_stream_rpc_method_handler(self.each)
+        if details.method == RUN:
+            return grpc.unary_stream_rpc_method_handler(self.stream)
+        if details.method == SELECT:
+            return grpc.unary_stream_rpc_method_handler(self.pour)
+        decode = continuous_pb2.SubmitManyRequest.FromString if details.method == MANY else None
+        return grpc.unary_unary_rpc_method_handler(self.answer, request_deserializer=decode)
+
+    async def answer(self, request: Any, context: object) -> bytes:
+        self.begun += 1
+        await self.go.wait()
+        return b"%d" % (len(request) if isinstance(request, bytes) else len(request.submissions))
+
+    async def stream(self, request: bytes, context: object) -> AsyncIterator[bytes]:
+        yield b"%d" % len(request)
+        await self.go.wait()
+
+    async def pour(self, request: bytes, context: object) -> AsyncIterator[bytes]:
+        """One with an empty request never comes to an end."""
+        self.begun += 1
+        while not (request and self.go.is_set()):
+            yield bytes(1 << 20)
+        yield b"last"
+
+    async def each(self, requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield b"%d" % len(request)
+
+
+async def looked_for(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0.005)
+
+
+@dataclass
+class Served:
+    limits: AdmissionController
+    handlers: Handlers
+    channel: grpc.aio.Channel
+    port: int
+
+    def call(self, method: str, request: bytes = b"") -> grpc.aio.UnaryUnaryCall:
+        return self.channel.unary_unary(method)(request, timeout=TIMEOUT_S)
+
+    async def refused(self, method: str, request: bytes = b"") -> GalileoError:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.call(method, request)
+        return error_of_rpc(caught.value, asked="the node")
+
+    async def refused_stream(self, method: str) -> GalileoError:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.channel.unary_stream(method)(b"", timeout=TIMEOUT_S).read()
+        return error_of_rpc(caught.value, asked="the node")
+
+    async def until(self, calls: int) -> None:
+        """So many are under way."""
+        await looked_for(lambda: self.limits.calls == calls)
+
+    async def begun(self, calls: int) -> None:
+        """So many handlers were called."""
+        await looked_for(lambda: self.handlers.begun >= calls)
+
+
+OPTIONS = AdmissionOptions(
+    calls_max=6,
+    requests_bytes_max=3 * SMALL_REQUEST_BYTES_MAX,
+    bulk_bytes_max=MESSAGE_BYTES_MAX,
+    room_within_s=0.2,
+)
+STAYS_AWAY = replace(OPTIONS, arrives_within_s=5.0)
+"""Others ask while a request is still expected."""
+READINGS = AdmissionOptions(readings_max=2, gives_way_s=0.1, room_within_s=TIMEOUT_S)
+READ = AdmissionOptions(readings_max=2, gives_way_s=2.0, room_within_s=4.0)
+"""Nobody who reads is kept from it for so long, on whatever machine."""
+
+
+@pytest.fixture
+async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    limits, handlers = AdmissionController(getattr(request, "param", OPTIONS)), Handlers()
+    server = grpc.aio.server(interceptors=[limits], options=server_options())
+    server.add_generic_rpc_handlers((handlers,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    options = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        yield Served(limits, handlers, channel, port)
+    await server.stop(None)
+
+
+async def test_calls_are_counted_and_refused_beyond_the_limit(served: Served) -> None:
+    calls = [served.call(STATUS) for _ in range(OPTIONS.calls_max)]
+    await served.begun(OPTIONS.calls_max)
+    error = await served.refused(STATUS)
+    assert isinstance(error, Overloaded)
+    assert "answers 6 calls at the moment" in error.message
+    assert error.details["after_s"] == admission.RETRY_AFTER_S
+    heartbeat = served.call(BETWEEN_NODES, b"12")
+    served.handlers.go.set()
+    assert await heartbeat == b"2"
+    assert await asyncio.gather(*calls) == [b"0"] * OPTIONS.calls_max
+    await served.until(0)
+    assert served.limits.requests_bytes == 0
+    assert await served.call(STATUS, b"123") == b"3"
+
+
+async def test_a_request_counts_with_what_it_has_to_the_end_of_its_call(served: Served) -> None:
+    size = 1_000_000
+    calls = [served.call(STATUS, bytes(size)) for _ in range(3)]
+    await served.begun(3)
+    assert served.limits.requests_bytes == 3 * size
+    error = await served.refused(LIST, bytes(200_000))
+    assert isinstance(error, Overloaded)
+    assert "no room for a request of 200,000 bytes" in error.message
+    calls[0].cancel()
+    await served.until(2)
+    fourth = served.call(LIST, bytes(200_000))
+    await served.begun(4)
+    served.handlers.go.set()
+    assert await fourth == b"200000"
+    assert await asyncio.gather(*calls[1:]) == [b"1000000"] * 2
+    await served.until(0)
+    assert served.limits.requests_bytes == 0
+
+
+@pytest.mark.parametrize("served", [STAYS_AWAY], indirect=True)
+async def test_uploads_that_never_end_keep_nobody_from_asking(served: Served) -> None:
+    """An ingest whose request stays away, over HTTP/2 by hand."""
+    with socket.create_connection(("127.0.0.1", served.port)) as connection:
+        connection.sendall(preface() + opened(INGEST) + data(b"\0\0\0\1\0" + b"x" * 10))
+        await served.until(1)
+        assert served.limits.requests_bytes == MESSAGE_BYTES_MAX
+        served.handlers.go.set()
+        assert await served.call(STATUS, b"1") == b"1"
+        assert isinstance(await served.refused(INGEST), Overloaded)
+        await served.until(0)
+        assert served.limits.requests_bytes == 0
+        assert await served.call(INGEST, b"12") == b"2"
+
+
+async def test_what_does_not_come_frees_its_room_when_the_caller_goes(served: Served) -> None:
+    with socket.create_connection(("127.0.0.1", served.port)) as connection:
+        connection.sendall(preface() + opened(INGEST))
+        await served.until(1)
+    await served.until(0)
+    assert served.limits.requests_bytes == 0
+
+
+@pytest.mark.parametrize("served", [AdmissionOptions()], indirect=True)
+@pytest.mark.parametrize(
+    ("method", "most"),
+    [(STATUS, SMALL_REQUEST_BYTES_MAX), (RUN, admission.QUERY_REQUEST_BYTES_MAX)],
+)
+async def test_requests_have_the_size_of_their_method(
+    served: Served, method: str, most: int
+) -> None:
+    served.handlers.go.set()
+    whole = message(most)
+    if method == RUN:
+        replies = served.channel.unary_stream(method)(whole, timeout=TIMEOUT_S)
+        assert [reply async for reply in replies] == [str(most).encode()]
+    else:
+        assert await served.call(method, whole) == str(most).encode()
+    error = await served.refused(method, bytes(most + 1))
+    assert isinstance(error, MessageTooLarge)
+    assert f"at most {most:,} bytes" in error.message
+
+
+async def test_each_request_of_a_stream_is_looked_at(served: Served) -> None:
+    async def sent() -> AsyncIterator[bytes]:
+        yield bytes(10)
+        yield message(admission.QUERY_REQUEST_BYTES_MAX)
+        yield bytes(admission.QUERY_REQUEST_BYTES_MAX + 1)
+
+    replies = served.channel.stream_stream(WATCH)(sent(), timeout=TIMEOUT_S)
+    assert [await replies.read() for _ in range(2)] == [b"10", b"8388608"]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await replies.read()
+    assert isinstance(error_of_rpc(caught.value, asked="the node"), MessageTooLarge)
+
+
+async def test_requests_of_very_many_parts_are_refused_before_they_are_decoded(
+    served: Served,
+) -> None:
+    served.handlers.go.set()
+    empty = continuous_pb2.SubmitManyRequest(submissions=[continuous_pb2.SubmitRequest()])
+    error = await served.refused(MANY, empty.SerializeToString() * (1 << 20))
+    assert isinstance(error, MessageTooLarge)
+    assert "at most 262,144 parts" in error.message
+    long = continuous_pb2.SubmitManyRequest(
+        submissions=[continuous_pb2.SubmitRequest(query="x" * 3_000)] * 1_000
+    )
+    assert await served.call(MANY, long.SerializeToString()) == b"1000"
+
+
+async def test_what_is_no_message_is_an_error_of_the_caller(served: Served) -> None:
+    error = await served.refused(MANY, b"\xff\xff\xff")
+    assert isinstance(error, InputError)
+    assert "expected a message of protobuf" in error.message
+    assert isinstance(await served.refused(MANY, b"\xff" * (2 << 20)), InputError)
+
+
+@pytest.mark.parametrize("served", [READINGS], indirect=True)
+async def test_a_reader_that_takes_nothing_gives_way_to_one_that_waits(served: Served) -> None:
+    def select(request: bytes = b"") -> grpc.aio.UnaryStreamCall:
+        return served.channel.unary_stream(SELECT)(request, timeout=TIMEOUT_S)
+
+    slow = [select() for _ in range(READINGS.readings_max)]
+    await served.begun(2)
+    first = [await one.read() for one in slow]
+    assert [len(one) for one in first] == [1 << 20] * 2
+    await asyncio.sleep(2 * READINGS.gives_way_s)
+    third = select(b"ends")
+    assert len(await third.read()) == 1 << 20
+    await served.until(2)
+    served.handlers.go.set()
+    assert await drained(third)
+    await served.until(1)
+    for one in slow:
+        one.cancel()
+    await served.until(0)
+
+
+async def test_one_reader_gives_way_to_one_however_long_its_end_takes() -> None:
+    readings = admission.StreamSlots(2, gives_way_s=0.05)
+
+    async def stalled() -> None:
+        reading = await readings.begin(within_s=TIMEOUT_S)
+        assert reading is not None
+        reading.stalled_at = asyncio.get_running_loop().time()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.5)
+
+    slow = [asyncio.create_task(stalled()) for _ in range(2)]
+    await asyncio.sleep(0)
+    third = asyncio.create_task(readings.begin(within_s=TIMEOUT_S))
+    assert await third is not None
+    assert [one.cancelling() for one in slow] == [1, 0]
+    slow[1].cancel()
+    await asyncio.wait(slow)
+
+
+async def test_who_waits_for_longest_reads_first() -> None:
+    readings, order = admission.StreamSlots(1, gives_way_s=0.5), list[str]()
+
+    async def read(name: str) -> None:
+        assert await readings.begin(within_s=60.0) is not None
+        order.append(name)
+
+    async def busy() -> None:
+        assert await readings.begin(within_s=60.0) is not None
+        await asyncio.sleep(0.6)
+
+    calls = [asyncio.create_task(busy())]
+    await asyncio.sleep(0)
+    for name in ("first", "second"):
+        calls.append(asyncio.create_task(read(name)))
+        await asyncio.sleep(0.2)
+    await asyncio.gather(*calls)
+    assert order == ["first", "second"]
+
+
+async def test_room_that_comes_with_the_end_of_the_wait_is_not_lost() -> None:
+    room = admission._WeightedSemaphore(1)
+    assert room.take_now(1)
+    waiting = asyncio.create_task(room.take(1, within_s=0.0))
+    await asyncio.sleep(0)  # It waits by now, and what ends its wait is next but one.
+    room.give_back(1)
+    for _ in range(int(await waiting)):
+        room.give_back(1)
+    assert room.taken == 0
+
+
+async def drained(call: grpc.aio.UnaryStreamCall) -> bool:
+    """Whether it came to its end."""
+    last = b""
+    try:
+        while (reply := await call.read()) is not grpc.aio.EOF:
+            last = reply
+    except grpc.aio.AioRpcError:
+        return False
+    return last == b"last"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served", [READ], indirect=True)
+async def test_readers_that_read_are_not_ended_for_others(served: Served) -> None:
+    calls = [served.channel.unary_stream(SELECT)(b"ends", timeout=TIMEOUT_S) for _ in range(2)]
+    reading = [asyncio.create_task(drained(call)) for call in calls]
+    await served.begun(2)
+    error = await served.refused_stream(SELECT)
+    assert isinstance(error, Overloaded)
+    assert "answers too many readers" in error.message
+    served.handlers.go.set()
+    assert await asyncio.gather(*reading) == [True, True]
+
+
+async def test_compressed_messages_are_refused(served: Served) -> None:
+    """64 MiB of zeros would travel in 64 KiB."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.channel.unary_unary(STATUS)(
+            bytes(1_000), timeout=TIMEOUT_S, compression=grpc.Compression.Gzip
+        )
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_the_table_names_methods_that_there_are() -> None:
+    pool = descriptor_pool.Default()
+    there = {
+        f"/{service.full_name}/{method.name}"
+        for file in FILES
+        for service in pool.FindFileByName(file.DESCRIPTOR.name).services_by_name.values()
+        for method in service.methods
+    }
+    assert set(REQUEST_BYTES_MAX) <= there
+    assert {BETWEEN_NODES, INGEST, WATCH} <= there
+    assert max(REQUEST_BYTES_MAX.values()) == MESSAGE_BYTES_MAX
+
+
+def test_fields_are_counted_as_far_as_it_matters() -> None:
+    made = cluster_pb2.ListDatasetsReply(schemas_json=["a", "", "b" * 300]).SerializeToString()
+    assert has_more_fields(made, 2)
+    assert not has_more_fields(made, 3)
+    assert has_more_fields(made + b"\xff", 2)
+
+
+def message(size: int) -> bytes:
+    """One of so many bytes, with one field."""
+    head = query_pb2.QueryRequest(query="x" * size).ByteSize() - size
+    return query_pb2.QueryRequest(query="x" * (size - head)).SerializeToString()
+
+
+# --- HTTP/2 by hand: frames of length, type, flags and stream -----------------------------------
+
+
+def frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+    head = len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
+    return head + content
+
+
+def preface() -> bytes:
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
+
+
+def opened(method: str) -> bytes:
+    named = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": method,
+        ":authority": "x",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    block = b"".join(
+        bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in named.items()
+    )
+    return frame(1, 4, 1, block)
+
+
+def data(content: bytes) -> bytes:
+    return frame(0, 0, 1, content)

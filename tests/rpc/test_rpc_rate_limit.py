@@ -1,0 +1,173 @@
+"""What callers use over time, by a clock that is turned by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.errors import Throttled
+from galileo.model.quotas import NO_RATE, Quotas
+from galileo.rpc import rate_limit
+from galileo.rpc.access import ANY_CLIENT, EVERYBODY, Principal, Role
+from galileo.rpc.quotas import QuotaResolver
+from galileo.rpc.rate_limit import WAIT_MAX_S, Metering, TokenBucket, size_of
+from galileo.wire.pb import continuous_pb2, query_pb2, storage_pb2
+from galileo.wire.zero_copy import Bulk
+
+ANN = Principal("ann", frozenset({Role.READER}), ("*",))
+NODE = Principal("node-1", frozenset({Role.NODE}), ("*",))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def metering_of(quotas: Quotas) -> tuple[Metering, Clock]:
+    clock = Clock()
+    return Metering(QuotaResolver(quotas), monotonic=clock), clock
+
+
+@given(
+    st.floats(0.5, 1e6),
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0, 1e6)), min_size=1, max_size=40),
+)
+def test_who_waits_as_told_never_exceeds_its_rate(
+    rate: float, taken: list[tuple[float, float]]
+) -> None:
+    clock = Clock()
+    bucket = TokenBucket(rate, clock)
+    begun, amount = [], 0.0
+    for pause_s, size in taken:
+        clock.now += pause_s
+        clock.now += bucket.wait_s()
+        begun.append((clock.now, amount))
+        bucket.take(size)
+        amount += size
+    for now, before in begun:
+        # A second's worth beforehand; then by the rate. The last one may overdraw.
+        assert before <= rate * (now + 1) * (1 + 1e-9) + 1e-6
+
+
+def test_calls_at_once_are_bounded_and_said_so() -> None:
+    found, _ = metering_of(Quotas(calls_max=2))
+    meter = found.meter(ANN)
+    assert [meter.begin(None), meter.begin(None)] == [0.0, 0.0]
+    with pytest.raises(Throttled) as told:
+        meter.begin(None)
+    assert str(told.value).startswith(
+        "expected at most 2 calls at a time of 'ann' at a node (quota calls_max), got more; "
+        "try again in 0.5 s"
+    )
+    assert told.value.details == {"after_s": 0.5, "quota": "calls_max", "bound": 2}
+    meter.end()
+    assert meter.begin(None) == 0.0
+    assert found.meter(replace(ANN, name="bob")).begin(None) == 0.0
+
+
+def test_calls_wait_for_a_moment_and_are_then_refused() -> None:
+    found, clock = metering_of(Quotas(calls_per_s=10))
+    meter = found.meter(ANN)
+    waits = [meter.begin(None) for _ in range(20)]
+    assert waits[:11] == [0.0] * 11
+    assert waits[-1] == pytest.approx(0.9)
+    while True:
+        try:
+            waits.append(meter.begin(None))
+        except Throttled as error:
+            refused = error
+            break
+    assert max(waits) <= WAIT_MAX_S < refused.details["after_s"]
+    assert refused.details["quota"] == "calls_per_s"
+    before = meter.calls
+    clock.now += refused.details["after_s"]
+    assert meter.begin(None) == 0.0, "who comes back when told is let in"
+    assert meter.calls == before + 1
+
+
+def test_bytes_are_those_of_requests_and_of_answers() -> None:
+    found, clock = metering_of(Quotas(bytes_in_per_s=1000, bytes_out_per_s=500))
+    meter = found.meter(ANN)
+    big = query_pb2.QueryRequest(query="x" * 3000)
+    assert meter.begin(big) == 0.0, "its size is known only when it is there"
+    with pytest.raises(Throttled, match=r"1,000 bytes of requests a second of 'ann'") as told:
+        meter.begin(big)
+    clock.now += told.value.details["after_s"]
+    assert meter.answer(query_pb2.QueryPart(labels=b"y" * 400)) == 0.0
+    assert meter.answer(query_pb2.QueryPart(labels=b"y" * 400)) > 0.5
+    clock.now += 0.7
+    assert meter.begin(query_pb2.QueryRequest()) == 0.0
+
+
+def test_sizes_are_those_of_encoded_messages() -> None:
+    request = storage_pb2.IngestRequest(dataset="nam", producer="p")
+    bulk = Bulk(request, pa.py_buffer(b"z" * 1000))
+    assert size_of(bulk) == len(request.SerializeToString()) + 1000
+    assert size_of(request) == len(request.SerializeToString())
+    assert size_of(None) == 0
+
+
+def test_nothing_is_counted_where_there_is_no_rate() -> None:
+    found, _ = metering_of(Quotas(calls_per_s=NO_RATE))
+    assert found.meter(ANN).buckets == {}
+
+
+def test_nodes_are_not_counted_even_where_nobody_proves_anything() -> None:
+    found, _ = metering_of(Quotas())
+
+    def is_counted(who: Principal, method: str, request: Any) -> bool:
+        return found.meter_of(who, method, request) is not None
+
+    fetch = continuous_pb2.FetchRequest(ccq_id="q")
+    forwarded = continuous_pb2.FetchRequest(ccq_id="q", forwarded=True)
+    commit = Bulk(storage_pb2.CommitRequest(), pa.py_buffer(b""))
+    ingest = Bulk(storage_pb2.IngestRequest(), pa.py_buffer(b""))
+    assert is_counted(EVERYBODY, "Continuous/Fetch", fetch)
+    assert is_counted(EVERYBODY, "Storage/Ingest", ingest)
+    assert is_counted(EVERYBODY, "Continuous/Watch", object())
+    assert not is_counted(EVERYBODY, "Continuous/Fetch", forwarded)
+    assert not is_counted(EVERYBODY, "Storage/Commit", commit)
+    assert not is_counted(EVERYBODY, "Storage/Scan", storage_pb2.ScanRequest())
+    # Who proves itself to be a client is one, whatever it says.
+    assert is_counted(ANY_CLIENT, "Continuous/Fetch", forwarded)
+    assert not is_counted(NODE, "Continuous/Fetch", fetch)
+
+
+def test_changed_quotas_count_from_the_next_call_on() -> None:
+    found, _ = metering_of(Quotas())
+    meter = found.meter(ANN)
+    meter.begin(None)
+    narrower = replace(ANN, quotas=(("calls_max", 1), ("calls_per_s", 5.0)))
+    assert found.meter(narrower) is meter
+    assert list(meter.buckets) == ["calls_per_s"]
+    with pytest.raises(Throttled, match="at most 1 calls at a time"):
+        meter.begin(None)
+
+
+def test_those_who_use_nothing_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limit, "METERS_MAX", 4)
+    found, _ = metering_of(Quotas(calls_max=1))
+    busy = found.meter(ANN)
+    busy.begin(None)
+    for number in range(20):
+        found.meter(replace(ANN, name=f"user-{number}"))
+    assert found.meter(ANN) is busy
+    assert len(found._meters) <= 4
+
+
+def test_whoever_came_last_is_forgotten_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one who calls all the time would get a full bucket whenever there are many others."""
+    monkeypatch.setattr(rate_limit, "METERS_MAX", 4)
+    found, _ = metering_of(Quotas(calls_max=1))
+    known = [found.meter(replace(ANN, name=name)) for name in ("a", "b", "c", "d")]
+    assert found.meter(replace(ANN, name="a")) is known[0]
+    found.meter(replace(ANN, name="e"))
+    assert found.meter(replace(ANN, name="a")) is known[0]
+    assert found.meter(replace(ANN, name="b")) is not known[1]

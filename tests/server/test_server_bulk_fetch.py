@@ -1,0 +1,289 @@
+"""Fetching for many queries from the production machine, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from simulator.logs import SCHEMA, to_labels
+
+from galileo.ccq import events as ccq
+from galileo.ccq.batch_events import BatchItem, BatchSubmitted
+from galileo.ccq.machine import Continuous
+from galileo.ccq.model import Ccq
+from galileo.ccq.options import ContinuousOptions
+from galileo.ccq.pack_many import pack_many
+from galileo.clock import SystemClock
+from galileo.config import LimitsSection
+from galileo.cursor import Cursor
+from galileo.election.messages import UsageStatistics
+from galileo.errors import InputError, SamplerRevoked
+from galileo.packing import unpack
+from galileo.rpc.bulk_codec import ManyFetched
+from galileo.server import bulk_fetch as module
+from galileo.server.bulk_fetch import BulkFetches
+
+COUNT = 40
+IDS = [f"q{number}" for number in range(COUNT)]
+LABELS = 3
+
+
+@dataclass
+class Stage:
+    """One node that coordinates all; a cycle finds `LABELS` labels of each, in one pack."""
+
+    machine: Continuous = field(
+        default_factory=lambda: Continuous("a", ContinuousOptions(ordinal=0, groups=(("a",),)))
+    )
+    now: float = 0.0
+    asked: int = 0
+    over: asyncio.Future[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.step(ccq.RecordsLoaded((), 0.0))
+        self.step(ccq.UsageMeasured(UsageStatistics(memory_free_bytes=8 << 30)))
+        items = tuple(BatchItem(Ccq(i, SCHEMA.name, "", 1.0, 1e9)) for i in IDS)
+        self.step(BatchSubmitted(1, items))
+
+    def step(self, event: Any) -> list[Any]:
+        effects = self.machine.step(event, self.now)
+        self.machine.check()
+        return effects
+
+    def cycle(self, sequence: int) -> None:
+        self.now += 2.0
+        reached = Cursor({0: sequence})
+        self.step(ccq.CommitsObserved(SCHEMA.name, reached))
+        (start,) = [e for e in self.step(ccq.Ticked(0.0)) if isinstance(e, ccq.StartCycle)]
+        paths = [[(0, sequence, row, 7) for row in range(LABELS)] for _ in start.items]
+        tables = [found.labels().table for found in map(to_labels, paths) if found is not None]
+        starts = np.arange(len(paths)) * LABELS
+        packs = pack_many(SCHEMA, pa.concat_tables(tables), starts, compressed=False)
+        results = tuple(
+            ccq.CycleResult(item.ccq.id, item.term, item.after, labels, reached)
+            for item, labels in zip(start.items, packs, strict=True)
+        )
+        self.step(ccq.CycleFinished(start.cycle_id, results))
+        if self.over is not None:
+            self.over.set_result(None)
+            self.over = None
+
+    async def ask_many(self, make: Any, count: int, *, timeout_s: float) -> list[Any]:
+        self.asked += count
+        effects = self.step(make(1000))
+        answers = {effect.request: effect for effect in effects if hasattr(effect, "request")}
+        return [answers[1000 + number] for number in range(count)]
+
+    def next_cycle(self) -> asyncio.Future[None]:
+        self.over = self.over or asyncio.get_running_loop().create_future()
+        return self.over
+
+
+@dataclass
+class Many:
+    stage: Stage
+    fetches: BulkFetches
+    revoked: set[str]
+    dropped: set[str]
+
+    async def __call__(
+        self, tokens: dict[str, str], *, wait_s: float = 0.0, labels_max: int = 0
+    ) -> ManyFetched:
+        return await self.fetches.fetch(
+            list(tokens),
+            list(tokens.values()),
+            wait_s=wait_s,
+            labels_max=labels_max,
+            names_queries=False,
+        )
+
+
+@pytest.fixture
+def many() -> Many:
+    stage, revoked, dropped = Stage(), set[str](), set[str]()
+
+    def check(ccq_id: str) -> None:
+        if ccq_id in revoked:
+            raise SamplerRevoked("its sampler was revoked")
+
+    catalog = SimpleNamespace(
+        schema=lambda _: SCHEMA,
+        knows=lambda dataset: dataset not in dropped,
+        is_dropped=lambda dataset: dataset in dropped,
+    )
+    fetches = BulkFetches(
+        SimpleNamespace(catalog=catalog),  # type: ignore[arg-type]
+        stage,  # type: ignore[arg-type]
+        peers=SimpleNamespace(address=lambda name: f"{name}:1"),  # type: ignore[arg-type]
+        clock=SystemClock(),
+        limits=LimitsSection(),
+        check=check,
+    )
+    return Many(stage, fetches, revoked, dropped)
+
+
+def rows(fetched: ManyFetched) -> dict[str, int]:
+    """Labels of each query, as a reader unpacks them."""
+    found = {}
+    for update in fetched.updates:
+        tables = [unpack(piece.data, SCHEMA.label_schema) for piece in update.pieces]
+        kept = [
+            table.num_rows if piece.rows is None else sum(piece.rows[1])
+            for piece, table in zip(update.pieces, tables, strict=True)
+        ]
+        found[update.ccq_id] = sum(kept)
+    return found
+
+
+def tokens_after(fetched: ManyFetched, tokens: dict[str, str]) -> dict[str, str]:
+    return {**tokens, **{one.ccq_id: one.token for one in fetched.updates}}
+
+
+async def test_a_pack_that_most_readers_of_are_asked_for_is_given_as_it_is(many: Many) -> None:
+    many.stage.cycle(1)
+    fetched = await many(dict.fromkeys(IDS, ""))
+    assert rows(fetched) == dict.fromkeys(IDS, LABELS)
+    assert len({id(piece.data) for one in fetched.updates for piece in one.pieces}) == 1
+
+
+async def test_of_a_pack_that_is_mostly_others_only_what_belongs_to_the_reader_is_given(
+    many: Many,
+) -> None:
+    many.stage.cycle(1)
+    fetched = await many({"q3": "", "q9": ""})
+    assert rows(fetched) == {"q3": LABELS, "q9": LABELS}
+    for update in fetched.updates:
+        (piece,) = update.pieces
+        assert piece.rows is not None
+        assert piece.rows[1] == (LABELS,)
+        assert unpack(piece.data, SCHEMA.label_schema).num_rows == 2 * LABELS
+    alone = await many({"q5": ""})
+    (piece,) = alone.updates[0].pieces
+    assert piece.rows is None
+    assert unpack(piece.data, SCHEMA.label_schema).num_rows == LABELS
+
+
+async def test_only_what_has_news_is_told_and_each_label_once(many: Many) -> None:
+    many.stage.cycle(1)
+    tokens = dict.fromkeys(IDS, "")
+    first = await many(tokens)
+    tokens = tokens_after(first, tokens)
+    assert (await many(tokens)).updates == ()
+    many.stage.cycle(2)
+    second = await many(tokens)
+    assert rows(second) == dict.fromkeys(IDS, LABELS)
+    assert {one.cursor for one in second.updates} == {Cursor({0: 2})}
+
+
+async def test_a_token_says_the_same_whether_it_is_remembered_or_read(many: Many) -> None:
+    many.stage.cycle(1)
+    tokens = tokens_after(await many(dict.fromkeys(IDS, "")), {})
+    many.stage.cycle(2)
+    remembered = await many(tokens)
+    many.fetches._issued.clear()
+    read = await many(tokens)
+    assert [(o.ccq_id, o.token) for o in read.updates] == [
+        (o.ccq_id, o.token) for o in remembered.updates
+    ]
+    swapped = await many({"q1": tokens["q2"]})
+    assert [one.error.kind for one in swapped.updates if one.error] == ["invalid_token"]
+
+
+async def test_an_answer_is_bounded_and_the_rest_is_asked_for_again(
+    many: Many, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FETCHES_PER_STEP", 5)
+    many.stage.cycle(1)
+    tokens, got = dict.fromkeys(IDS, ""), dict[str, int]()
+    for _ in range(COUNT):
+        fetched = await many(tokens, labels_max=20)
+        found = rows(fetched)
+        assert sum(found.values()) <= 20 + 5 * LABELS
+        assert not set(found) & set(got)
+        got |= found
+        tokens = tokens_after(fetched, tokens)
+        if not fetched.is_cut:
+            break
+    assert got == dict.fromkeys(IDS, LABELS)
+
+
+async def test_who_waits_is_told_when_a_cycle_is_over(many: Many) -> None:
+    waiting = asyncio.create_task(many(dict.fromkeys(IDS, ""), wait_s=60.0))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    many.stage.cycle(1)
+    async with asyncio.timeout(60):
+        assert rows(await waiting) == dict.fromkeys(IDS, LABELS)
+
+
+async def test_who_waits_in_vain_has_the_machine_asked_once(many: Many) -> None:
+    tokens = dict.fromkeys(IDS, "")
+    assert (await many(tokens, wait_s=0.05)).updates == ()
+    assert many.stage.asked == COUNT
+
+
+async def test_one_that_may_not_be_fetched_does_not_keep_the_others(many: Many) -> None:
+    many.stage.cycle(1)
+    many.revoked.add("q1")
+    fetched = await many({"q1": "", "q2": ""})
+    assert {one.ccq_id: one.error and one.error.kind for one in fetched.updates} == {
+        "q1": "sampler_revoked",
+        "q2": None,
+    }
+
+
+async def test_there_is_a_token_for_each(many: Many) -> None:
+    with pytest.raises(InputError, match="as many tokens"):
+        await many.fetches.fetch(IDS, [], wait_s=0, labels_max=0, names_queries=False)
+
+
+async def in_sheets(many: Many, given: dict[str, str | Cursor]) -> ManyFetched:
+    return await many.fetches.fetch(
+        list(given),
+        list(given.values()),
+        wait_s=0.0,
+        labels_max=0,
+        names_queries=False,
+        takes_sheets=True,
+    )
+
+
+async def test_those_that_have_most_in_common_come_in_sheets(many: Many) -> None:
+    many.stage.cycle(1)
+    told = await in_sheets(many, dict.fromkeys(IDS, ""))
+    (sheet,) = told.sheets
+    assert told.updates == ()
+    assert (sheet.places, sheet.counts) == (list(range(COUNT)), [LABELS] * COUNT)
+    assert sheet.starts == [LABELS * number for number in range(COUNT)]
+    assert len(set(map(id, sheet.packs))) == 1
+    again = await in_sheets(many, dict.fromkeys(IDS, Cursor(dict(sheet.cursor))))
+    assert (again.updates, again.sheets) == ((), ())
+    led = many.stage.machine.coordinated
+    assert all(led[i].retrieved is sheet.cursor for i in IDS), "equal cursors are one object"
+    many.stage.cycle(2)
+    (later,) = (await in_sheets(many, dict.fromkeys(IDS, sheet.cursor))).sheets
+    assert later.cursor == Cursor({0: 2})
+    assert later.counts == [LABELS] * COUNT
+
+
+async def test_errors_and_redirections_come_beside_the_sheets(many: Many) -> None:
+    many.stage.cycle(1)
+    told = await in_sheets(many, {"q0": "", "nobody": "x", "q1": "wrong"})
+    assert [update.ccq_id for update in told.updates] == ["nobody", "q1"]
+    assert [sheet.places for sheet in told.sheets] == [[0]]
+
+
+async def test_those_of_a_dataset_that_was_just_dropped_get_that_error(many: Many) -> None:
+    many.stage.cycle(1)
+    many.dropped.add(SCHEMA.name)  # The machine has not heard of it yet.
+    fetched = await many(dict.fromkeys(IDS, ""))
+    kinds = {update.error.kind for update in fetched.updates if update.error}
+    assert (len(fetched.updates), kinds) == (COUNT, {"ccq_dropped"})
+    many.stage.step(ccq.DatasetDropped(SCHEMA.name, 1))
+    fetched = await many(dict.fromkeys(IDS, ""))
+    assert {update.error.kind for update in fetched.updates if update.error} == kinds

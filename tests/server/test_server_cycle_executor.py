@@ -1,0 +1,328 @@
+"""Cycles in columns: what is asked, and how answers come back to each CCQ."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from generated import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.ccq import events as ccq
+from galileo.ccq.model import Ccq, Failure
+from galileo.cursor import ORIGIN, Cursor
+from galileo.dht.topology import Group, NodeInfo, Topology
+from galileo.errors import SamplerFailed, Unavailable
+from galileo.labels import LabelSet
+from galileo.matches import Answered, Matches, from_bytes, to_bytes
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import times_from_micros
+from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.query.index.query_digest import digest, unpacked_digests
+from galileo.query.index.requests import NOT_REQUESTED
+from galileo.samplers import SamplerSpec
+from galileo.server import cycle_executor as module
+from galileo.server.cycle_executor import CycleExecutor
+from galileo.storage.store import Store
+from galileo.wire.match_codec import part_to_pb, sequences_from_bytes
+from galileo.wire.pb import evaluator_pb2, storage_pb2
+from galileo.wire.status import error_to_pb
+
+SCHEMA = Schema("air", [Feature("t", "K")], geohash_precision=2)
+EVERYWHERE = ""
+WEST = '{"op":"like","args":[{"property":"geohash"},"9%"]}'
+EAST = '{"op":"like","args":[{"property":"geohash"},"w%"]}'
+KNOWN = Cursor(dict.fromkeys(range(4), 10))
+
+
+class Evaluator:
+    """Takes requests down, and answers each item with the commits past its cursor up to 10."""
+
+    def __init__(self) -> None:
+        self.requests: list[evaluator_pb2.EvaluateRequest] = []
+        self.stood: list[tuple[str, str, list[str]]] = []
+        self.unknown: set[bytes] = set()
+        self.failing: set[bytes] = set()
+        self.dropped = ORIGIN
+        self.away = False
+
+    async def stand(self, node: str, dataset: str, texts: list[str]) -> None:
+        if self.away:
+            raise Unavailable("away")
+        self.stood.append((node, dataset, texts))
+
+    async def evaluate(self, request: evaluator_pb2.EvaluateRequest) -> evaluator_pb2.EvaluateReply:
+        self.requests.append(request)
+        return evaluator_pb2.EvaluateReply(
+            answers=[self._answer(group, request.nodes) for group in request.groups]
+        )
+
+    def _answer(self, group, nodes) -> evaluator_pb2.EvaluateAnswer:
+        answer = evaluator_pb2.EvaluateAnswer()
+        names = unpacked_digests(group.digests)
+        for node in nodes:
+            columns = [i for i, p in enumerate(group.partitions) if p in node.partitions]
+            if columns:
+                answer.parts.append(part_to_pb(self._part(group, columns, names)))
+        lost = [i for i, name in enumerate(names) if name in self.unknown]
+        answer.unknown.append(to_bytes(np.array(lost, dtype=np.uint32)))
+        failed = np.array([i for i, name in enumerate(names) if name in self.failing], np.uint32)
+        error = error_to_pb(SamplerFailed("no"))
+        answer.failures.append(storage_pb2.MatchFailure(items=to_bytes(failed), error=error))
+        return answer
+
+    def _part(self, group, columns, names) -> Answered:
+        after = sequences_from_bytes(group.after, partitions=len(group.partitions))
+        cursors = from_bytes(group.cursors)
+        partitions = [group.partitions[i] for i in columns]
+        rows = labels({p: range(1, 11) for p in partitions})
+        pairs = [
+            (item, row)
+            for item, cursor in enumerate(cursors.tolist())
+            if names[item] not in self.unknown
+            for row, (p, s) in enumerate(
+                zip(rows.partitions.tolist(), rows.sequences.tolist(), strict=True)
+            )
+            if s > max(after[cursor, list(group.partitions).index(p)], self.dropped[p])
+        ]
+        answered = [
+            item
+            for item, cursor in enumerate(cursors.tolist())
+            if (after[cursor, columns] != NOT_REQUESTED).any() and names[item] not in self.unknown
+        ]
+        items, places = np.array([*pairs, (0, 0)], dtype=np.uint32)[:-1].T
+        return Answered(
+            np.array(answered, dtype=np.uint32),
+            Cursor(dict.fromkeys(partitions, 10)),
+            Matches.of(items, places, rows.table),
+            self.dropped,
+        )
+
+
+def labels(commits: dict[int, range]) -> LabelSet:
+    """One label in each commit."""
+    pairs = [(p, s) for p, sequences in commits.items() for s in sequences]
+    partitions, sequences = np.array(pairs).T
+    count = len(pairs)
+    arrays = [
+        pa.array(np.arange(count), pa.uint64()),
+        times_from_micros(np.arange(count)),
+        pa.array(np.arange(count) / 2),
+        pa.array(np.arange(count), pa.int32()),
+        pa.array(np.ones(count), pa.int32()),
+        pa.array(partitions, pa.int32()),
+        pa.array(sequences, pa.int64()),
+    ]
+    return LabelSet(SCHEMA, pa.Table.from_arrays(arrays, schema=SCHEMA.label_schema))
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    """Node a of two; a owns the west (partitions 0 and 1), b the east (2 and 3)."""
+    directory: Path = tmp_path_factory.mktemp("cycling")
+    a, b = (NodeInfo(name, f"127.0.0.1:{port}") for port, name in enumerate("ab", start=1))
+    topology = Topology("test", (Group("one", (a,)), Group("two", (b,))), (("", 0), ("h", 1)), 2)
+    store = Store.open(directory, wall=lambda: 1e9)
+    node = StorageNode("a", topology, store=store, peers=SimpleNamespace(), options=NodeOptions())
+    node.catalog.adopt(SCHEMA)
+    node.view.hear_sequences("air", KNOWN)
+    return node
+
+
+def cycling(node, evaluator, *, dead=()) -> CycleExecutor:
+    return CycleExecutor(
+        node,
+        evaluate=evaluator.evaluate,
+        stand=evaluator.stand,
+        is_dead=lambda name: name in dead,
+        failure_of=lambda error: Failure(error.kind, error.message),
+    )
+
+
+def item(number: int, query: str, after: Cursor = ORIGIN, **changes) -> ccq.CycleItem:
+    made = Ccq(f"c{number}", "air", query, 1.0, 1e12, **changes)
+    news = tuple(p for p, s in KNOWN.items() if s > after[p])
+    return ccq.CycleItem(made, number + 1, after, news)
+
+
+async def cycle(made: CycleExecutor, *items: ccq.CycleItem) -> list[ccq.CycleResult]:
+    finished = await made.run(ccq.StartCycle(7, items))
+    assert finished.cycle_id == 7
+    assert [(one.ccq_id, one.term, one.after) for one in finished.results] == [
+        (one.ccq.id, one.term, one.after) for one in items
+    ]
+    return list(finished.results)
+
+
+def found(result: ccq.CycleResult) -> list[tuple[int, int]]:
+    if result.labels is None:
+        return []
+    own = result.labels.labels()
+    return list(zip(own.partitions.tolist(), own.sequences.tolist(), strict=True))
+
+
+def commits(after: Cursor, partitions) -> list[tuple[int, int]]:
+    return [(p, s) for p in sorted(partitions) for s in range(after[p] + 1, 11)]
+
+
+CURSORS = st.builds(Cursor, st.dictionaries(st.integers(0, 3), st.integers(0, 10), max_size=4))
+
+
+@examples(20)
+@given(
+    asked=st.lists(
+        st.tuples(st.sampled_from([EVERYWHERE, WEST, EAST]), CURSORS, st.booleans()),
+        min_size=1,
+        max_size=12,
+    ),
+    spared_max=st.sampled_from([0, 1_000]),
+)
+def test_each_gets_what_is_new_for_it(node, asked, spared_max):
+    owned = {EVERYWHERE: range(4), WEST: range(2), EAST: range(2, 4)}
+    items = [
+        item(n, query, after, compression="lz4" if lz4 else "")
+        for n, (query, after, lz4) in enumerate(asked)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SPARED_ITEMS_MAX", spared_max)
+        results = asyncio.run(cycle(cycling(node, Evaluator()), *items))
+    for (query, after, _), result in zip(asked, results, strict=True):
+        assert found(result) == commits(after, owned[query])
+        assert after.join(result.reached) == KNOWN
+        assert (result.failure, result.gone) == (None, ORIGIN)
+
+
+async def test_queries_travel_once_and_cursors_are_shared(node, monkeypatch):
+    monkeypatch.setattr(module, "SPARED_ITEMS_MAX", 0)
+    evaluator = Evaluator()
+    made = cycling(node, evaluator)
+    after = Cursor(dict.fromkeys(range(4), 9))
+    items = [item(n, (WEST, EAST, EVERYWHERE)[n % 3], after) for n in range(30)]
+    results = await cycle(made, *items)
+    (group,) = evaluator.requests[0].groups
+    assert len(sequences_from_bytes(group.after, partitions=4)) == 3
+    assert len({id(result.reached) for result in results}) == 3
+    assert Counter(node for node, _, _ in evaluator.stood) == {"a": 1, "b": 1}
+    assert {(n, t) for n, _, texts in evaluator.stood for t in texts} == {
+        ("a", WEST), ("a", EVERYWHERE), ("b", EAST), ("b", EVERYWHERE)
+    }  # fmt: skip
+    await cycle(made, *items)
+    assert len(evaluator.stood) == 2, "they are known by now"
+
+
+async def test_what_a_node_forgot_is_introduced_again(node):
+    evaluator = Evaluator()
+    made = cycling(node, evaluator)
+    evaluator.unknown = {digest(WEST)}
+    unknown, other = await cycle(made, item(0, WEST), item(1, EVERYWHERE))
+    assert (found(unknown), found(other)) == ([], commits(ORIGIN, range(4)))
+    assert unknown.reached == Cursor({2: 10, 3: 10}), "its partitions stand still"
+    evaluator.unknown, evaluator.stood = set(), []
+    (again,) = await cycle(made, item(0, WEST))
+    assert found(again) == commits(ORIGIN, range(2))
+    assert evaluator.stood == [("a", "air", [WEST])]
+
+
+async def test_a_node_that_cannot_be_told_is_told_later(node):
+    evaluator = Evaluator()
+    made = cycling(node, evaluator)
+    evaluator.away = True
+    await cycle(made, item(0, WEST))
+    evaluator.away = False
+    await cycle(made, item(0, WEST))
+    assert evaluator.stood == [("a", "air", [WEST])]
+
+
+async def test_texts_travel_in_messages_of_bounded_size(node, monkeypatch):
+    monkeypatch.setattr(module, "STAND_BYTES_MAX", 150)
+    evaluator = Evaluator()
+    queries = [WEST.replace("9%", f"9{letter}%") for letter in "bcdefgh"]
+    await cycle(cycling(node, evaluator), *(item(n, query) for n, query in enumerate(queries)))
+    assert [len(texts) for _, _, texts in evaluator.stood] == [3, 3, 1]
+
+
+async def test_a_failure_is_its_items_alone(node):
+    evaluator = Evaluator()
+    evaluator.failing = {digest(WEST)}
+    failed, other = await cycle(cycling(node, evaluator), item(0, WEST), item(1, EVERYWHERE))
+    assert failed.failure is not None
+    assert (failed.failure.kind, failed.labels) == ("sampler_failed", None)
+    assert found(other) == commits(ORIGIN, range(4))
+
+
+async def test_what_retention_dropped_is_named(node):
+    evaluator = Evaluator()
+    evaluator.dropped = Cursor({0: 4, 2: 6})
+    behind, past = await cycle(
+        cycling(node, evaluator), item(0, WEST), item(1, WEST, Cursor({0: 5, 1: 5}))
+    )
+    assert behind.gone == Cursor({0: 4})
+    assert found(behind) == commits(Cursor({0: 4}), range(2))
+    assert past.gone == ORIGIN
+
+
+async def test_dead_nodes_are_not_asked(node):
+    evaluator = Evaluator()
+    (result,) = await cycle(cycling(node, evaluator, dead={"b"}), item(0, EVERYWHERE))
+    assert [node.name for node in evaluator.requests[0].nodes] == ["a"]
+    assert found(result) == commits(ORIGIN, range(2))
+    assert result.reached == Cursor({0: 10, 1: 10})
+
+
+async def test_nothing_is_asked_where_placement_rules_everything_out(node):
+    evaluator = Evaluator()
+    after = Cursor({0: 10, 1: 10})
+    (result,) = await cycle(cycling(node, evaluator), item(0, WEST, after))
+    assert not evaluator.requests
+    assert result.reached == Cursor({2: 10, 3: 10})
+
+
+async def test_samplers_are_named_once(node):
+    evaluator = Evaluator()
+    one, other = (SamplerSpec("uniform", {"fraction": f}, 1) for f in (0.1, 0.2))
+    items = [item(n, WEST, sampler=spec) for n, spec in enumerate([None, one, other, one])]
+    await cycle(cycling(node, evaluator), *items)
+    (group,) = evaluator.requests[0].groups
+    assert group.samplers_json == [one.to_json(), other.to_json()]
+    assert from_bytes(group.samplers).tolist() == [0, 1, 2, 1]
+
+
+async def test_items_of_two_datasets_share_no_row(node, monkeypatch):
+    monkeypatch.setattr(module, "SPARED_ITEMS_MAX", 0)
+    sea = Schema("sea", SCHEMA.features, geohash_precision=SCHEMA.geohash_precision)
+    node.catalog.adopt(sea)
+    node.view.hear_sequences("sea", Cursor(dict.fromkeys(range(4), 20)))
+    air = item(0, WEST)
+    other = replace(air, ccq=replace(air.ccq, id="c1", dataset="sea"), term=2)
+    results = await cycle(cycling(node, Evaluator()), air, other)
+    assert [one.reached[3] for one in results] == [10, 20], "what placement rules out is certain"
+
+
+async def test_what_lies_past_the_answer_is_left_to_the_next_cycle(node, monkeypatch):
+    evaluator = Evaluator()
+    answered = evaluator._part
+
+    def part(group, columns, names):
+        return replace(answered(group, columns, names), reached=Cursor(dict.fromkeys(range(4), 7)))
+
+    monkeypatch.setattr(evaluator, "_part", part)
+    (result,) = await cycle(cycling(node, evaluator), item(0, EVERYWHERE, Cursor({0: 2})))
+    assert found(result) == [(p, s) for p in range(4) for s in range(3 if p == 0 else 1, 8)]
+
+
+async def test_a_dataset_that_is_not_there_is_left_out_of_the_cycle(node):
+    """It was dropped, or has not been heard of; the queries of others go on."""
+    gone, known = item(0, EVERYWHERE), item(1, EVERYWHERE)
+    gone = replace(gone, ccq=replace(gone.ccq, dataset="air@7"))
+    made = cycling(node, Evaluator())
+    finished = await made.run(ccq.StartCycle(7, (gone, known)))
+    assert [one.ccq_id for one in finished.results] == ["c1"]
+    assert found(finished.results[0]) == commits(ORIGIN, range(4))
+    assert (await made.run(ccq.StartCycle(8, (gone,)))).results == ()

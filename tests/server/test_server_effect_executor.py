@@ -1,0 +1,31 @@
+"""What is done for the continuous machine always comes back to it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+
+from galileo.ccq.events import CompactPacks, PacksCompacted
+from galileo.ccq.model import Ccq
+from galileo.errors import DataDamaged
+from galileo.server.effect_executor import EffectExecutor
+
+
+@pytest.mark.parametrize("error", [DataDamaged("rot"), RuntimeError("no memory")])
+async def test_packs_that_cannot_be_put_together_come_back_as_they_are(error: Exception) -> None:
+    def fail(*, compressed: bool) -> NoReturn:
+        raise error
+
+    work = EffectExecutor(
+        SimpleNamespace(name="a"),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        evaluate=None,  # type: ignore[arg-type]
+        is_dead=lambda name: False,
+        spills=None,  # type: ignore[arg-type]
+    )
+    made = Ccq("q", "nam", "true", interval_s=1.0, expires_at=1e9)
+    labels = SimpleNamespace(gathered=fail)
+    answer = await work(CompactPacks(made, 3, labels))  # type: ignore[arg-type]
+    assert answer == PacksCompacted("q", 3, None)

@@ -1,0 +1,186 @@
+"""Allocators: what nodes tell them, and when free memory is given back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+import galileo
+from galileo.config import NODE_ENVIRONMENT
+from galileo.server.malloc_tuning import (
+    APART_S,
+    BUSY_MAX_S,
+    QUIET_SHARE,
+    WORTH_S,
+    IdleDetector,
+    give_back,
+)
+
+SETTLES = """
+import os, subprocess, sys
+from galileo.server.malloc_tuning import settle
+import pyarrow as pa
+settle()
+show = "import os, pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+child = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True).stdout
+print(pa.default_memory_pool().backend_name, os.environ["MALLOC_ARENA_MAX"], child.strip())
+"""
+ARENAS = """
+import ctypes, re, threading
+from galileo.server.malloc_tuning import settle
+settle()
+held, go = [], threading.Barrier(9)
+def hold():
+    go.wait()
+    held.append(bytearray(100_000))
+    go.wait()
+threads = [threading.Thread(target=hold) for _ in range(8)]
+[thread.start() for thread in threads]
+go.wait()
+go.wait()
+[thread.join() for thread in threads]
+heap = 64 << 20
+maps = [line.split()[:2] for line in open("/proc/self/maps")]
+areas = [(*(int(end, 16) for end in area.split("-")), rights) for area, rights in maps]
+# A heap of an arena beside the first one: aligned, what is used of it, then what is reserved.
+print(sum(
+    start % heap == 0 and rights.startswith("rw") and end == next_start
+    and next_rights.startswith("---") and next_end == start + heap
+    for (start, end, rights), (next_start, next_end, next_rights) in zip(areas, areas[1:])
+))
+"""
+GIVES_BACK = """
+import sys
+import psutil
+from galileo.server.malloc_tuning import give_back
+held = [bytes(4_000) for _ in range(30_000)]
+last = bytes(4_000)
+del held[:-1]
+before = psutil.Process().memory_info().rss
+give_back()
+print(before - psutil.Process().memory_info().rss)
+"""
+GIVES_BACK_OF_THREADS = """
+import threading
+
+import psutil
+
+from galileo.server.malloc_tuning import give_back
+
+
+def work():
+    kept = [bytes(100_000) for _ in range(80)]
+    together.wait()
+    kept.clear()
+
+
+together = threading.Barrier(6)
+# After a large piece was freed, the C library keeps more of what is free at a heap's end.
+large = bytes(30_000_000)
+del large
+threads = [threading.Thread(target=work) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+before = psutil.Process().memory_info().rss
+give_back()
+print(before - psutil.Process().memory_info().rss)
+"""
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {
+        name: value for name, value in os.environ.items() if name not in NODE_ENVIRONMENT
+    } | more
+
+
+def run(directory: Path, code: str, **more: str) -> str:
+    program = directory / "program.py"
+    program.write_text(code)
+    command = [sys.executable, str(program)]
+    done = subprocess.run(
+        command, env=environment(**more), capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.strip()
+
+
+def test_a_program_that_nobody_told_and_its_children_use_arrows_system_pool(tmp_path: Path) -> None:
+    assert run(tmp_path, SETTLES) == "system 1 system"
+
+
+def test_what_the_environment_says_already_stays(tmp_path: Path) -> None:
+    more = {"MALLOC_ARENA_MAX": "7", "ARROW_DEFAULT_MEMORY_POOL": "mimalloc"}
+    assert run(tmp_path, SETTLES, **more) == "mimalloc 7 mimalloc"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C heap is glibc's")
+def test_threads_share_few_arenas(tmp_path: Path) -> None:
+    assert int(run(tmp_path, ARENAS)) <= 2
+    assert int(run(tmp_path, ARENAS, MALLOC_ARENA_MAX="8")) > 2
+
+
+def test_nodes_of_a_local_cluster_run_with_the_settings(tmp_path: Path) -> None:
+    with galileo.LocalCluster(1, 1, tmp_path) as running:
+        found = psutil.Process(running.nodes[0].pid).environ()
+    assert {name: found[name] for name in NODE_ENVIRONMENT} == dict(NODE_ENVIRONMENT)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C heap is glibc's")
+def test_what_is_free_in_the_middle_of_the_heap_is_given_back(tmp_path: Path) -> None:
+    given = int(run(tmp_path, GIVES_BACK, **NODE_ENVIRONMENT))
+    assert given > 60_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C heap is glibc's")
+def test_what_other_threads_have_freed_is_given_back_to_its_end(tmp_path: Path) -> None:
+    given = int(run(tmp_path, GIVES_BACK_OF_THREADS, **NODE_ENVIRONMENT))
+    assert given > 27_000_000
+
+
+def test_giving_back_where_nothing_is_free_is_harmless() -> None:
+    give_back()
+    give_back()
+
+
+# --- when ------------------------------------------------------------------------------------
+
+
+def looks(*shares: float, step_s: float = 1.0) -> list[bool]:
+    """What is due at each look, where these shares of a core were used before it."""
+    repose, now, used = IdleDetector(now=0.0, used_s=0.0), 0.0, 0.0
+    found = []
+    for share in shares:
+        now, used = now + step_s, used + share * step_s
+        found.append(repose.look(now=now, used_s=used))
+    return found
+
+
+def test_a_node_gives_back_when_it_rests_after_work() -> None:
+    found = looks(0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.01, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert [at for at, due in enumerate(found) if due] == [6]
+
+
+def test_work_that_is_little_at_a_time_counts_too() -> None:
+    share = QUIET_SHARE / 2
+    found = looks(*[share] * 10)
+    assert [at + 1 for at, due in enumerate(found) if due] == [APART_S, 2 * APART_S]
+
+
+def test_a_node_that_did_next_to_nothing_has_nothing_to_give_back() -> None:
+    assert not any(looks(*[WORTH_S / 201] * 200))
+
+
+def test_a_node_that_never_rests_gives_back_every_now_and_then() -> None:
+    found = looks(*[1.0] * 130)
+    assert [at + 1 for at, due in enumerate(found) if due] == [BUSY_MAX_S, 2 * BUSY_MAX_S]
+
+
+def test_a_look_that_comes_late_judges_the_whole_time() -> None:
+    assert looks(0.5, step_s=30.0) == [False]
+    assert looks(0.5, 0.01, step_s=30.0) == [False, True]

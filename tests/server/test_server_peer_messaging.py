@@ -1,0 +1,417 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from galileo.ccq.messages import AssignmentAccepted, Digest, RecordRequest
+from galileo.cursor import ORIGIN
+from galileo.election.messages import Poll
+from galileo.errors import ConfigError, InputError, PartitionStopped
+from galileo.model.retention import Retention
+from galileo.query import parse
+from galileo.server import peer_messaging as mail_module
+from galileo.server.peer_messaging import PROTOCOL, PeerMessenger
+from galileo.wire.pb import cluster_pb2
+
+TIMEOUT_S = 60
+
+
+@dataclass
+class Post:
+    """The mail rooms of a and b, and what came out of them."""
+
+    wire: Any
+    heartbeats: list[tuple[str, str, int]] = field(default_factory=list)
+    messages: list[tuple[str, str, Any]] = field(default_factory=list)
+    news: list[tuple[str, list[str]]] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open(self, name: str) -> None:
+        def heard(node: str, epoch: int) -> None:
+            self.heartbeats.append((name, node, epoch))
+            self.arrived.set()
+
+        def received(node: str, message: Any) -> None:
+            self.messages.append((name, node, message))
+            self.arrived.set()
+
+        self.wire.rooms[name] = PeerMessenger(
+            self.wire.nodes[name],
+            self.wire,
+            on_heartbeat=heard,
+            on_message=received,
+            on_news=lambda datasets: self.news.append((name, list(datasets))),
+        )
+
+    def __getitem__(self, name: str) -> PeerMessenger:
+        room: PeerMessenger = self.wire.rooms[name]
+        return room
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not condition():
+                self.arrived.clear()
+                await self.arrived.wait()
+
+    async def beat(self, sender: str, receiver: str) -> cluster_pb2.ExchangeRequest:
+        """One heartbeat, once its reply has been taken in."""
+        before = len(self.wire.sent)
+        self[sender].send_heartbeat(receiver)
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(self.wire.sent) == before:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        request: cluster_pb2.ExchangeRequest = self.wire.sent[before][1]
+        return request
+
+
+@pytest.fixture
+async def post(wire: Any, schema: Any) -> AsyncIterator[Post]:
+    made = Post(wire)
+    for name in "ab":
+        made.open(name)
+        wire.nodes[name].catalog.adopt(schema)
+    running = [asyncio.create_task(room.run()) for room in wire.rooms.values()]
+    yield made
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    """Returns when threads of the nodes have brought it about."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_messages_arrive_once_and_in_order(post: Post) -> None:
+    sent = [Poll(f"election-{number}") for number in range(50)] + [AssignmentAccepted("c", 3)]
+    for message in sent:
+        post["a"].send("b", message)
+    await post.until(lambda: len(post.messages) >= len(sent))
+    assert post.messages == [("b", "a", message) for message in sent]
+    assert post.heartbeats == []
+
+
+async def test_many_messages_travel_in_few_requests(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail_module, "MESSAGES_TOGETHER_MAX", 20)
+    for number in range(50):
+        post["a"].send("b", Poll(str(number)))
+    await post.until(lambda: len(post.messages) == 50)
+    assert [len(request.messages) for _, request in post.wire.sent] == [20, 20, 10]
+
+
+async def test_a_message_to_a_peer_that_is_away_is_lost_and_delays_nothing(post: Post) -> None:
+    post.wire.away.add("b")
+    post["a"].send("b", Poll("lost"))
+    await post.beat("a", "b")
+    post.wire.away.clear()
+    post["a"].send("b", Poll("found"))
+    await post.until(lambda: bool(post.messages))
+    assert post.messages == [("b", "a", Poll("found"))]
+
+
+async def test_the_outbox_is_bounded_and_drops_the_oldest(
+    wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail_module, "OUTBOX_MAX", 5)
+    post = Post(wire)
+    post.open("a")
+    post.open("b")
+    for number in range(12):
+        post["a"].send("b", Poll(str(number)))
+    running = asyncio.create_task(post["a"].run())
+    await post.until(lambda: len(post.messages) >= 5)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert [message.election for _, _, message in post.messages] == ["7", "8", "9", "10", "11"]
+
+
+async def test_a_heartbeat_tells_epoch_commits_and_datasets(
+    post: Post, make_observations: Callable[[int], pa.Table]
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
+    await post.beat("a", "b")
+    assert post.heartbeats == [("b", "a", a.store.epoch)]
+    assert post.news == [("b", ["nam"])]
+    assert b.view.sequences("nam") == a.catalog.shard("nam").published()
+    assert sorted(b.view.event_clock("nam")) == sorted(a.catalog.shard("nam").event_clock())
+    assert len(b.view.event_clock("nam")) == len(b.view.sequences("nam"))
+    assert (b.view.heard("a"), a.view.heard("b")) == (True, False)
+    await post.beat("a", "b")
+    assert post.news == [("b", ["nam"])], "the second told nothing new"
+    assert len(post.heartbeats) == 2
+
+
+async def test_a_heartbeat_brings_datasets_that_the_peer_lacks(post: Post, schema: Any) -> None:
+    other = type(schema)("gfs", schema.features)
+    post.wire.nodes["a"].catalog.adopt(other)
+    await post.beat("a", "b")
+    assert post.wire.nodes["b"].catalog.schema("gfs") == other
+
+
+async def test_a_dropped_dataset_is_told_until_the_peer_has_dropped_it(post: Post) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    await post.beat("a", "b")  # The first reply of a life says only which life it is.
+    await a.drop("nam", 1)
+    post.wire.away.add("b")
+    assert len((await post.beat("a", "b")).heartbeat.dropped) == 1
+    post.wire.away.clear()
+    assert len((await post.beat("a", "b")).heartbeat.dropped) == 1
+    await settled(lambda: not b.catalog.keys)
+    assert b.catalog.generations == {"nam": 1}
+    async with asyncio.timeout(TIMEOUT_S):
+        while (await post.beat("a", "b")).heartbeat.dropped:
+            pass
+    await post.beat("b", "a")
+    assert a.catalog.keys == [], "b's heartbeats do not bring it back"
+
+
+async def test_heartbeats_of_a_node_that_missed_a_drop_tell_nothing_of_it(
+    post: Post, make_observations: Callable[[int], pa.Table], schema: Any
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    other = type(schema)("gfs", schema.features)
+    for node in (a, b):
+        node.catalog.adopt(other)
+    for dataset in ("nam", "gfs"):
+        await b.ingest.ingest(dataset, make_observations(300), producer="p", batch=0)
+    await a.drop("nam", 1)
+    a.catalog.create(schema)
+    for _ in range(4):
+        await post.beat("b", "a")
+    await post.until(lambda: len(post.heartbeats) >= 4)
+    assert a.catalog.keys == ["gfs", "nam@1"]
+    assert {dataset for _, told in post.news for dataset in told} == {"gfs"}
+    assert a.view.sequences("gfs") == b.catalog.shard("gfs").published(), "others arrive"
+    assert (a.view.sequences("nam"), a.view.sequences("nam@1")) == (ORIGIN, ORIGIN)
+    assert a.view.losses.known == []
+
+
+async def test_a_disk_that_refuses_a_drop_is_told_again_and_delays_nothing(
+    post: Post, schema: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    await post.beat("a", "b")
+    await a.drop("nam", 1)
+
+    def refuse(*_: object) -> list[str]:
+        raise PartitionStopped("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(b.store, "drop_dataset", refuse)
+        post["a"].send("b", Poll("news"))
+        await post.beat("a", "b")
+        await post.until(lambda: bool(post.messages))
+        assert b.catalog.keys == ["nam"]
+    assert (await post.beat("a", "b")).heartbeat.dropped
+    await settled(lambda: not b.catalog.keys)
+    assert b.catalog.generations == {"nam": 1}
+
+
+async def test_a_retention_is_told_until_the_peer_has_it(post: Post) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    first = a.catalog.set_retention("nam", Retention("30d"))
+    post.wire.away.add("b")
+    assert len((await post.beat("a", "b")).heartbeat.retentions) == 1
+    post.wire.away.clear()
+    post.wire.replies_lost.add("b")
+    assert len((await post.beat("a", "b")).heartbeat.retentions) == 1
+    assert b.catalog.retention("nam") == first
+    post.wire.replies_lost.clear()
+    # The first word of a life says only which life it is.
+    told = [len((await post.beat("a", "b")).heartbeat.retentions) for _ in range(4)]
+    assert told == [1, 1, 0, 0]
+    second = a.catalog.set_retention("nam", None)
+    assert len((await post.beat("a", "b")).heartbeat.retentions) == 1
+    assert b.catalog.retention("nam") == second
+    assert len((await post.beat("a", "b")).heartbeat.retentions) == 0
+    # b does not know that a has it.
+    assert len((await post.beat("b", "a")).heartbeat.retentions) == 1
+    assert a.catalog.retention("nam") == second
+
+
+async def test_a_revocation_is_told_until_the_peer_has_it(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail_module, "SAMPLERS_TOGETHER_MAX", 2)
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    digests = [f"{number:064x}" for number in range(3)]
+    for digest in digests:
+        await a.samplers.revoke_here(digest)
+    post.wire.away.add("b")
+    assert len((await post.beat("a", "b")).heartbeat.samplers) == 2
+    post.wire.away.clear()
+    told = []
+    async with asyncio.timeout(TIMEOUT_S):
+        while post["a"]._boxes["b"].samplers.keys() != set(digests):
+            told.append(len((await post.beat("a", "b")).heartbeat.samplers))
+            await asyncio.sleep(0.01)
+    assert max(told) == 2
+    assert len((await post.beat("a", "b")).heartbeat.samplers) == 0
+    assert b.samplers.news() == a.samplers.news()
+    b.store.epoch += 1  # as after a restart, perhaps of an older copy of its directory
+    await post.beat("a", "b")
+    assert len((await post.beat("a", "b")).heartbeat.samplers) == 2
+
+
+async def test_news_that_cannot_be_taken_in_come_again(post: Post) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    request = cluster_pb2.ExchangeRequest(
+        sender="a",
+        topology_fingerprint=a.topology.fingerprint,
+        protocol=PROTOCOL,
+        heartbeat=cluster_pb2.Heartbeat(
+            samplers=[cluster_pb2.SentSamplerNews(digest="no digest", revoked_at=1.0)]
+        ),
+    )
+    reply = await post["b"].arrive(request)
+    assert list(reply.samplers) == []
+    request.heartbeat.samplers[0].digest = "0" * 64
+    assert list((await post["b"].arrive(request)).samplers) == ["0" * 64]
+    assert b.samplers.news() == {"0" * 64: 1.0}
+
+
+async def test_synopses_travel_until_they_are_acknowledged(
+    post: Post, make_observations: Callable[[int], pa.Table], schema: Any
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
+    mine = set(a.catalog.shard("nam").journals)
+    post.wire.away.add("b")
+    assert len((await post.beat("a", "b")).heartbeat.synopses) == len(mine)
+    post.wire.away.clear()
+    post.wire.replies_lost.add("b")
+    assert len((await post.beat("a", "b")).heartbeat.synopses) == len(mine)
+    post.wire.replies_lost.clear()
+    assert len((await post.beat("a", "b")).heartbeat.synopses) == len(mine)
+    assert len((await post.beat("a", "b")).heartbeat.synopses) == 0
+    nothing = parse("temperature > 1000", schema)
+    published = a.catalog.shard("nam").published()
+    assert b.view.spared(nothing, frozenset(mine)) == published
+    await a.ingest.ingest("nam", make_observations(10), producer="p", batch=1)
+    later = (await post.beat("a", "b")).heartbeat.synopses
+    assert 0 < len(later) <= len(mine)
+
+
+async def test_synopses_travel_again_to_a_peer_that_was_restarted(
+    post: Post, make_observations: Callable[[int], pa.Table]
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
+    mine = set(a.catalog.shard("nam").journals)
+    told = [len((await post.beat("a", "b")).heartbeat.synopses) for _ in range(2)]
+    assert told == [len(mine), 0]
+    b.store.epoch += 1
+    told = [len((await post.beat("a", "b")).heartbeat.synopses) for _ in range(3)]
+    assert told == [0, len(mine), 0], "the first reply of a life says that it is another one"
+
+
+async def test_synopses_of_one_heartbeat_are_bounded(
+    post: Post,
+    make_observations: Callable[[int], pa.Table],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mail_module, "SYNOPSIS_BYTES_MAX", 1)
+    a = post.wire.nodes["a"]
+    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
+    count = len(a.catalog.shard("nam").journals)
+    sizes = [len((await post.beat("a", "b")).heartbeat.synopses) for _ in range(count + 1)]
+    assert sizes == [1] * count + [0], "each takes its turn"
+
+
+async def test_mail_of_a_stranger_is_refused(post: Post) -> None:
+    with pytest.raises(InputError, match=r"node of \['b'\], got 'z'; check that all nodes"):
+        await post["a"].arrive(cluster_pb2.ExchangeRequest(sender="z"))
+    with pytest.raises(InputError, match="got 'a'"):
+        await post["a"].arrive(cluster_pb2.ExchangeRequest(sender="a"))
+
+
+async def test_mail_of_a_node_with_another_topology_is_refused(post: Post) -> None:
+    request = cluster_pb2.ExchangeRequest(sender="b", topology_fingerprint=1)
+    with pytest.raises(ConfigError, match="'b' places blocks by another topology than node 'a'"):
+        await post["a"].arrive(request)
+
+
+@pytest.mark.parametrize("protocol", [0, PROTOCOL + 1])
+async def test_mail_of_a_version_that_speaks_otherwise_is_refused(
+    post: Post, protocol: int
+) -> None:
+    request = cluster_pb2.ExchangeRequest(
+        sender="b",
+        topology_fingerprint=post.wire.nodes["a"].topology.fingerprint,
+        protocol=protocol,
+        heartbeat=cluster_pb2.Heartbeat(),
+    )
+    with pytest.raises(ConfigError, match=f"protocol 1, 2, got protocol {protocol} of node 'b'"):
+        await post["a"].arrive(request)
+    assert post.heartbeats == []
+
+
+async def test_a_node_that_runs_elsewhere_says_so(post: Post) -> None:
+    """Nobody's file needs to be changed first; a late packet of its earlier life says nothing."""
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    before = a.topology.by_name["b"].address
+    b.store.epoch += 1
+    b.live.relocate("b", "127.0.0.1:99", epoch=b.store.epoch)
+    await post.beat("b", "a")
+    assert a.topology.by_name["b"].address == "127.0.0.1:99"
+    late = cluster_pb2.ExchangeRequest(
+        sender="b",
+        epoch=b.store.epoch - 1,
+        topology_fingerprint=a.topology.fingerprint,
+        protocol=PROTOCOL,
+        address=before,
+    )
+    await post["a"].arrive(late)
+    assert a.topology.by_name["b"].address == "127.0.0.1:99"
+
+
+async def test_a_message_that_cannot_be_read_is_refused(post: Post) -> None:
+    request = cluster_pb2.ExchangeRequest(
+        sender="b",
+        topology_fingerprint=post.wire.nodes["a"].topology.fingerprint,
+        protocol=PROTOCOL,
+        messages=[b'{"$":"Popen"}'],
+    )
+    with pytest.raises(InputError, match="expected a tagged JSON value"):
+        await post["a"].arrive(request)
+    assert post.messages == []
+    post["b"].send("a", RecordRequest(("c",)))
+    await post.until(lambda: bool(post.messages))
+    assert post.messages == [("a", "b", RecordRequest(("c",)))]
+
+
+async def test_a_digest_waits_for_the_next_heartbeat(post: Post) -> None:
+    """It comes every second from everybody, and has time."""
+    digest = Digest(7, 1)
+    post["a"].send("b", digest)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert post.wire.sent == []
+    request = await post.beat("a", "b")
+    assert len(request.messages) == 1
+    assert post.messages == [("b", "a", digest)]
+    post["a"].send("b", digest)
+    post["a"].send("b", Poll("urgent"))
+    await post.until(lambda: len(post.messages) == 3)
+
+
+def test_messages_that_go_together_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_module, "MESSAGES_BYTES_MAX", 10)
+    outbox = mail_module.deque([b"12345", b"123456", b"1", b"2"])
+    assert mail_module._taken(outbox) == [b"12345", b"123456"]
+    assert mail_module._taken(outbox) == [b"1", b"2"]
+    assert mail_module._taken(mail_module.deque([b"more than the bound"])) == [
+        b"more than the bound"
+    ]
