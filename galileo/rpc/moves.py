@@ -89,7 +89,7 @@ class MovesServicer(moves_pb2_grpc.MovesServicer):
 
 
 class GrpcMigrationPeer:
-    """What `node.migration.protocol.Movers` promises, over gRPC."""
+    """Implements `node.migration.protocol.MigrationPeer` over gRPC."""
 
     def __init__(self, peers: GrpcPeers) -> None:
         self._peers = peers

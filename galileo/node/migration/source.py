@@ -33,7 +33,7 @@ class _Fence:
 
 
 class PartitionSource:
-    """Answers the calls of `Movers` about this node's partitions.
+    """Answers the calls of `MigrationPeer` about this node's partitions.
 
     Args:
         name: of this node.
