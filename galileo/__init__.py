@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from galileo.query.builder import geohash as geohash
     from galileo.query.builder import near as near
     from galileo.query.builder import within as within
-    from galileo.sampler_archives import SamplerArchive as SamplerArchive
-    from galileo.sampler_archives import sampler_archive as sampler_archive
+    from galileo.sampler_package import SamplerArchive as SamplerArchive
+    from galileo.sampler_package import sampler_archive as sampler_archive
     from galileo.samplers import SamplerSpec as SamplerSpec
     from galileo.samplers import sampler as sampler
 
@@ -76,7 +76,7 @@ _HOMES = {
     **dict.fromkeys(
         ("Condition", "during", "f", "geohash", "near", "within"), "galileo.query.builder"
     ),
-    **dict.fromkeys(("SamplerArchive", "sampler_archive"), "galileo.sampler_archives"),
+    **dict.fromkeys(("SamplerArchive", "sampler_archive"), "galileo.sampler_package"),
     "SamplerSpec": "galileo.samplers",
     "sampler": "galileo.samplers",
 }

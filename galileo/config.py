@@ -19,7 +19,7 @@ from typing import Any
 
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges, is_address
 from galileo.errors import ConfigError, GalileoError
-from galileo.logs import AuditSection
+from galileo.logging_setup import AuditSection
 from galileo.model.quotas import Quotas
 from galileo.model.schema import nearest_name
 from galileo.redaction import redacted

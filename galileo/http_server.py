@@ -1,8 +1,8 @@
 """The standard library's threading HTTP server, with a bound for everything a client may take.
 
-A thread for each connection, as many as there are seats (`galileo.http_seats`). A request has to
-come within a time and its head within a size, both in all and not for each read: a byte now and
-then makes no request. Where nobody can give way, who comes is told to come back.
+A thread for each connection, as many as there are seats (`galileo.connection_limits`). A request
+has to come within a time and its head within a size, both in all and not for each read: a byte now
+and then makes no request. Where nobody can give way, who comes is told to come back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from galileo.http_seats import Seats
+from galileo.connection_limits import ConnectionLimiter
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -104,7 +104,7 @@ class BoundedServer(ThreadingHTTPServer):
         if ":" in host:
             self.address_family = socket.AF_INET6
         self.idle_timeout_s = idle_timeout_s
-        self.seats = Seats(connections_max, held_bytes_max=held_bytes_max)
+        self.seats = ConnectionLimiter(connections_max, held_bytes_max=held_bytes_max)
         super().__init__((host, port), handler)
 
     def begin(self, name: str) -> None:

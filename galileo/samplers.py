@@ -38,7 +38,7 @@ from galileo.geo import geohash
 from galileo.hashing import mix64
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema, nearest_name
-from galileo.sampler_archives import SamplerArchive
+from galileo.sampler_package import SamplerArchive
 
 ENTRY_POINTS = "galileo.samplers"
 

@@ -16,7 +16,7 @@ from galileo.redaction import redacted
 KEY = "-----BEGIN PRIVATE KEY-----\nMIGHplanted+/\nAgEA==\n-----END PRIVATE KEY-----\n"
 CRASH = """
 import sys, threading
-from galileo.logs import start_logging
+from galileo.logging_setup import start_logging
 start_logging(sys.argv[1])
 def fail():
     raise RuntimeError(sys.argv[2])

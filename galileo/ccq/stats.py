@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from galileo.timings import LAG_BOUNDS_S, Timings
+from galileo.histogram import LAG_BOUNDS_S, Timings
 
 ENDED_MAX = 256
 

@@ -6,16 +6,14 @@ from pathlib import Path
 
 import click
 
-from galileo import certificates
-from galileo.certificates import Subject
+from galileo import private_ca
 from galileo.cli.lazy import Group
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
+from galileo.private_ca import Subject
 
 _authority = click.argument("authority", type=click.Path(file_okay=False, path_type=Path))
-_days = click.option(
-    "--days", default=certificates.DAYS, show_default=True, help="Validity in days."
-)
+_days = click.option("--days", default=private_ca.DAYS, show_default=True, help="Validity in days.")
 _target = click.option(
     "--target",
     type=click.Path(file_okay=False, path_type=Path),
@@ -40,7 +38,7 @@ def certs() -> None:
 @click.option("--cluster", default="galileo", show_default=True, help="Name of the cluster.")
 @click.option(
     "--days",
-    default=certificates.AUTHORITY_DAYS,
+    default=private_ca.AUTHORITY_DAYS,
     show_default=True,
     help="Validity in days.",
 )
@@ -54,9 +52,9 @@ def init(session: Session, *, authority: Path, cluster: str, days: int) -> None:
     Example:
       galileo certs init authority --cluster plains
     """
-    made = certificates.make_authority(authority, cluster=cluster, days=days)
+    made = private_ca.make_authority(authority, cluster=cluster, days=days)
     session.output.value(
-        {"authority": str(made), "key": str(authority / certificates.AUTHORITY_KEY)},
+        {"authority": str(made), "key": str(authority / private_ca.AUTHORITY_KEY)},
         words=f"Wrote the authority of {cluster} to {authority}. Anyone with its key can make "
         "certificates of nodes.",
     )
@@ -114,12 +112,12 @@ def client(session: Session, *, authority: Path, name: str, target: Path | None,
 
 
 def _issue(session: Session, authority: Path, subject: Subject, *, target: Path | None) -> None:
-    made = certificates.issue(authority, subject, target=target or authority / subject.name)
+    made = private_ca.issue(authority, subject, target=target or authority / subject.name)
     session.output.value(
         {
-            "certificate": str(made / certificates.CERTIFICATE),
-            "key": str(made / certificates.KEY),
-            "authority": str(made / certificates.AUTHORITY),
+            "certificate": str(made / private_ca.CERTIFICATE),
+            "key": str(made / private_ca.KEY),
+            "authority": str(made / private_ca.AUTHORITY),
         },
         words=f"Wrote {subject.kind} certificate for {subject.name} to {made} "
         f"(valid {subject.days} days)",

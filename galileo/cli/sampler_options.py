@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from galileo.errors import InputError
-from galileo.sampler_archives import sampler_archive
+from galileo.sampler_package import sampler_archive
 from galileo.samplers import SamplerSpec, sampler
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -17,7 +17,7 @@ from galileo.cli.sampler_options import option_of, option_option
 from galileo.cli.sampler_template import write_template
 from galileo.cli.session import Session, json_option
 from galileo.client import UploadedSampler
-from galileo.sampler_archives import sampler_archive
+from galileo.sampler_package import sampler_archive
 from galileo.samplers import SamplerSpec, installed
 from galileo.testing.conformance import verdicts
 

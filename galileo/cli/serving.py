@@ -9,7 +9,7 @@ import click
 from galileo import config as configuration
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session
-from galileo.logs import start_logging
+from galileo.logging_setup import start_logging
 from galileo.server.evaluator_client import evaluator_options
 from galileo.server.main import serve as serve_node
 from galileo.server.malloc_tuning import configure_malloc

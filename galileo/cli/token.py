@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from galileo.certificates import DAYS_MAX, write_secret
 from galileo.cli.lazy import Group
 from galileo.cli.output import failing_well
 from galileo.cli.session import Session, json_option
 from galileo.errors import ConfigError, InputError
 from galileo.model.quotas import KINDS, parse_quotas
 from galileo.model.schema import nearest_name
+from galileo.private_ca import DAYS_MAX, write_secret
 from galileo.rpc import token_store
 from galileo.rpc.access import EVERY_DATASET, Principal, Role
 

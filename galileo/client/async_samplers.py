@@ -14,7 +14,7 @@ from galileo.client.async_datasets import AsyncDatasets
 from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.results import RevokedSampler, UploadedSampler
 from galileo.errors import InputError
-from galileo.sampler_archives import SamplerArchive
+from galileo.sampler_package import SamplerArchive
 from galileo.samplers import SamplerSpec, sampler
 from galileo.wire.pb import samplers_pb2, samplers_pb2_grpc
 

@@ -54,7 +54,7 @@ from galileo.model.times import Duration
 from galileo.model.windows import Window
 from galileo.query.builder import QueryLike
 from galileo.rdf.incremental_graph import LABELS_MAX
-from galileo.sampler_archives import SamplerArchive
+from galileo.sampler_package import SamplerArchive
 
 
 class BlockingCalls(BlockingBase):

@@ -23,7 +23,7 @@ from galileo.errors import AskElsewhere, GalileoError, TryAgain
 from galileo.model.times import Duration, seconds
 from galileo.model.windows import Window
 from galileo.query.builder import QueryLike, query_text
-from galileo.sampler_archives import SamplerArchive
+from galileo.sampler_package import SamplerArchive
 from galileo.samplers import SamplerSpec
 from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
 from galileo.wire.status import error_from_pb

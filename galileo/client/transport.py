@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from galileo import requests, spans
+from galileo import request_id, spans
 from galileo.client.backoff import PAUSE_S as PAUSE_S
 from galileo.client.backoff import Backoff, BackoffClock
 from galileo.dht.topology import Topology, is_address, with_port
@@ -91,7 +91,7 @@ class Transport:
         """
         patience_s = self.patience_s if patience_s is None else patience_s
         pauses = Backoff(self.timing, patience_s=patience_s)
-        with requests.serving(), spans.span("request"):
+        with request_id.serving(), spans.span("request"):
             while True:
                 try:
                     return await self._once(attempt)

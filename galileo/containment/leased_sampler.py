@@ -11,7 +11,7 @@ from galileo.containment.pool import ContainedSamplers
 from galileo.containment.sampler import ContainedSampler
 from galileo.errors import GalileoError
 from galileo.labels import LabelSet
-from galileo.sampler_archives import SamplerArchive
+from galileo.sampler_package import SamplerArchive
 from galileo.samplers import Mask, SamplerSpec
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from galileo.containment.limits import ContainmentLimits
 from galileo.containment.sampler import DEFAULT_LIMITS, ContainedSampler
 from galileo.errors import Overloaded
-from galileo.sampler_archives import SamplerArchive
+from galileo.sampler_package import SamplerArchive
 from galileo.samplers import SamplerSpec
 
 SAMPLERS_MAX = 8

@@ -14,7 +14,7 @@ from galileo.containment.response_pipe import Ended
 from galileo.containment.sandbox import PROGRAM, program
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
-from galileo.sampler_archives import archive_of
+from galileo.sampler_package import archive_of
 from galileo.samplers import SamplerSpec
 
 _LABELS = 9

@@ -30,7 +30,7 @@ from galileo.containment.response_pipe import (
 )
 from galileo.containment.shared_memory import SharedMemory
 from galileo.labels import LabelSet
-from galileo.sampler_archives import SamplerArchive
+from galileo.sampler_package import SamplerArchive
 from galileo.samplers import Mask, SamplerSpec, Scope
 
 START_S = 60.0

@@ -16,7 +16,7 @@ from galileo.containment.process import ContainedProcess, Raised, Traits
 from galileo.containment.response_pipe import Ended
 from galileo.errors import Bug, InputError, NotContained, SamplerFailed
 from galileo.labels import LabelSet
-from galileo.sampler_archives import SamplerArchive
+from galileo.sampler_package import SamplerArchive
 from galileo.samplers import Mask, SamplerSpec, Scope, shown
 
 DEFAULT_LIMITS = ContainmentLimits()

@@ -30,7 +30,7 @@ from galileo.errors import (
     UnknownSampler,
 )
 from galileo.node.peers import Peers, UploadedSampler
-from galileo.sampler_archives import SamplerArchive
+from galileo.sampler_package import SamplerArchive
 from galileo.samplers import Sampler, SamplerSpec
 from galileo.storage.store import Store
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from galileo import config
 from galileo.errors import GalileoError
-from galileo.logs import start_logging
+from galileo.logging_setup import start_logging
 from galileo.redaction import redacted
 from galileo.server.main import serve
 from galileo.server.malloc_tuning import configure_malloc

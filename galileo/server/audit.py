@@ -1,6 +1,6 @@
 """What an audit log tells: administrative acts, sampler code that is sent and run, refusals.
 
-A line has `time`, `node`, `request` (see `galileo.requests`), `principal`, `roles`, `peer`,
+A line has `time`, `node`, `request` (see `galileo.request_id`), `principal`, `roles`, `peer`,
 `action`, `object`, `outcome` ("done" or the kind of the error), and where it says more, `times`:
 of refusals alike only the first is told at once, the others together after a while, so that who
 knocks without end cannot push everything else out of the log. No line has what a caller wrote,
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from galileo import requests
+from galileo import request_id
 from galileo.clock import Clock
 from galileo.errors import GalileoError
 from galileo.model.schema import Schema, name_of_key
@@ -169,7 +169,7 @@ class Audit:
     def _when(self) -> dict[str, Any]:
         at = dt.datetime.fromtimestamp(self._clock.wall(), tz=dt.UTC)
         time = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        return {"time": time, "node": self._node, "request": requests.current()}
+        return {"time": time, "node": self._node, "request": request_id.current()}
 
     def _write(self, event: Mapping[str, Any]) -> None:
         self._log.write(event)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
-from galileo import requests, spans
+from galileo import request_id, spans
 from galileo.ccq import batch_events, cache_events
 from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
@@ -371,7 +371,7 @@ class Driver:
     async def _run_cycle(self, effect: ccq.StartCycle) -> None:
         late_s = self._late_s.pop(effect.cycle_id, 0.0)
         tick = spans.span("tick", waited_s=late_s, ccqs=len(effect.items))
-        with requests.serving(), tick:
+        with request_id.serving(), tick:
             log.debug("cycle %d of %d CCQs", effect.cycle_id, len(effect.items))
             spans.record("due", parent=spans.current(), took_s=late_s)
             answer = await self._work(effect)

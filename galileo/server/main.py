@@ -28,6 +28,7 @@ from galileo.dht.topology import Topology
 from galileo.election.machine import ElectionOptions
 from galileo.election.ranking import Suitability
 from galileo.errors import ConfigError
+from galileo.histogram import LOOP_BOUNDS_S, Timings
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.compaction_runner import CompactionRunnerOptions
 from galileo.node.retention_plan import ReaderProgress
@@ -63,7 +64,6 @@ from galileo.server.usage import Usage
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
-from galileo.timings import LOOP_BOUNDS_S, Timings
 from galileo.version import VERSION
 from galileo.wire.channel import server_options
 from galileo.wire.pb import (

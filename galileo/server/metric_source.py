@@ -18,13 +18,13 @@ from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.machine import Continuous
 from galileo.ccq.stats import LabelCounts
 from galileo.config import Config
+from galileo.histogram import Timings
 from galileo.model.schema import name_of_key
 from galileo.node.storage_node import StorageNode
 from galileo.server.audit import Audit
 from galileo.server.cgroup_memory import memory
 from galileo.server.driver import Driver
 from galileo.server.metrics import Measured
-from galileo.timings import Timings
 
 
 class Calls(Protocol):

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from galileo.timings import Timings
+from galileo.histogram import Timings
 
 Kind: TypeAlias = Literal["gauge", "counter", "histogram", "summary"]
 Value: TypeAlias = "float | Timings | tuple[int, float]"

@@ -10,7 +10,7 @@ import logging
 import sys
 
 from galileo.errors import GalileoError
-from galileo.logs import start_logging
+from galileo.logging_setup import start_logging
 from galileo.spark.evaluator import main
 from galileo.spark.options import EvaluatorOptions
 from galileo.tracing import tracing

@@ -79,7 +79,7 @@ class EvaluatorOptions:
         keys: the files with which it proves to nodes that it is one; on a Spark cluster they
             are at the same place on each host.
         tracing: where it and its workers tell their spans.
-        log_format, log_level: see `galileo.logs`.
+        log_format, log_level: see `galileo.logging_setup`.
     """
 
     runtime_dir: Path

@@ -18,7 +18,7 @@ import grpc
 from galileo.containment import ContainedSamplers
 from galileo.containment.leased_sampler import LeasedSampler
 from galileo.errors import GalileoError, InputError, SamplerRevoked
-from galileo.sampler_archives import SamplerArchive
+from galileo.sampler_package import SamplerArchive
 from galileo.samplers import Sampler, SamplerSpec
 from galileo.wire.channel import open_blocking_channel
 from galileo.wire.pb import samplers_pb2, samplers_pb2_grpc

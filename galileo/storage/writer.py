@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Literal
 
 from galileo.errors import ConfigError, PartitionStopped
+from galileo.histogram import DISK_BOUNDS_S, Timings
 from galileo.storage.disk import REAL_DISK, Disk, write_all
 from galileo.storage.frame import Buffer
 from galileo.storage.segment import segment_name
-from galileo.timings import DISK_BOUNDS_S, Timings
 
 SEGMENT_BYTES_MAX = 64 << 20
 RETRY_AFTER_S = 5.0

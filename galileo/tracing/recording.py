@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode
 
-from galileo import requests, spans
+from galileo import request_id, spans
 from galileo.spans import Fact, Kind
 from galileo.version import VERSION
 
@@ -90,7 +90,7 @@ class Recording:
         self, name: str, *, parent: str, kind: Kind, begun_ns: int | None, facts: dict[str, Fact]
     ) -> _Span:
         attributes = {f"galileo.{key}": fact for key, fact in facts.items()}
-        if request := requests.current():
+        if request := request_id.current():
             attributes["galileo.request"] = request
         context = trace.set_span_in_context(_parent(parent)) if parent else Context()
         made = self._tracer.start_span(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from galileo import requests, spans
+from galileo import request_id, spans
 
 Origin: TypeAlias = tuple[tuple[str, str], ...]
 """Pairs of a call's metadata; may be kept, and sent to where the work is gone on with."""
@@ -14,7 +14,7 @@ Origin: TypeAlias = tuple[tuple[str, str], ...]
 
 def outgoing_metadata() -> Origin:
     """Of what this task does; a new request where it serves none."""
-    carried = ((requests.METADATA_KEY, requests.current() or requests.new_id()),)
+    carried = ((request_id.METADATA_KEY, request_id.current() or request_id.new_id()),)
     traceparent = spans.current()
     return (*carried, (spans.METADATA_KEY, traceparent)) if traceparent else carried
 
@@ -24,7 +24,7 @@ def going_on(with_: Origin) -> Iterator[None]:
     """Within, this task serves the request of an origin, in its span."""
     told = dict(with_)
     with (
-        requests.serving(told.get(requests.METADATA_KEY, "")),
+        request_id.serving(told.get(request_id.METADATA_KEY, "")),
         spans.inside(told.get(spans.METADATA_KEY, "")),
     ):
         yield
@@ -36,5 +36,5 @@ def take_over(metadata: Mapping[str, Any]) -> str:
     Returns:
         The `traceparent` that the caller names; empty where it names none.
     """
-    requests.begin(requests.sound(metadata.get(requests.METADATA_KEY)))
+    request_id.begin(request_id.sound(metadata.get(request_id.METADATA_KEY)))
     return spans.sound(metadata.get(spans.METADATA_KEY))

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from galileo import errors, requests
+from galileo import errors, request_id
 from galileo.wire.pb import common_pb2
 
 METADATA_KEY = "galileo-error-bin"
@@ -75,8 +75,8 @@ def error_to_pb(error: errors.GalileoError) -> common_pb2.ErrorValue:
 
     It names the request that is being served, if there is one.
     """
-    request = requests.current()
-    told = {requests.DETAIL: request, **error.details} if request else error.details
+    request = request_id.current()
+    told = {request_id.DETAIL: request, **error.details} if request else error.details
     details = json.dumps(told, default=str)
     return common_pb2.ErrorValue(
         kind=error.kind,

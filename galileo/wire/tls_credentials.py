@@ -18,8 +18,8 @@ from typing import TypeAlias
 
 import grpc
 
-from galileo.certificates import AUTHORITY, CERTIFICATE, KEY
 from galileo.errors import ConfigError
+from galileo.private_ca import AUTHORITY, CERTIFICATE, KEY
 
 TOKEN_VARIABLE = "GALILEO_TOKEN"
 """Of a client's environment. No process that serves needs it, so none is given it."""

@@ -20,7 +20,7 @@ from benchmarks.sizes import Bench, NotInstalled
 from galileo import samplers
 from galileo.containment import ContainedSampler, obstacle
 from galileo.labels import LabelSet
-from galileo.sampler_archives import sampler_archive
+from galileo.sampler_package import sampler_archive
 
 SAMPLERS = Path(__file__).resolve().parents[2] / "plugins" / "samplers"
 SPEC = samplers.sampler("uniform", fraction=0.1, seed=7)

@@ -23,7 +23,7 @@ from fault_injection.requirements import SIGNALS
 from faults.bystanders import DATASET, PATIENCE, asked, fill, p99_ms, weighed
 from faults.registry import Scenario, Trial
 from galileo.cluster import LocalCluster
-from galileo.sampler_archives import MANIFEST
+from galileo.sampler_package import MANIFEST
 from galileo.wire.pb import (
     cluster_pb2,
     continuous_pb2,

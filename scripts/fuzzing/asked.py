@@ -27,7 +27,7 @@ from galileo.rdf.protocol import (
     parse_request,
 )
 from galileo.rpc.matching import match_task_from_pb
-from galileo.sampler_archives import MANIFEST, SamplerArchive, archive_of
+from galileo.sampler_package import MANIFEST, SamplerArchive, archive_of
 from galileo.testing.conformance import sample_labels
 from galileo.wire.codec import cursor_from_pb, event_clock_from_pb, kept_rows, windows_from_pb
 from galileo.wire.match_codec import cursors_from_bytes

@@ -28,7 +28,7 @@ from galileo.containment import (
 )
 from galileo.errors import Bug, InputError, NotContained, SamplerFailed
 from galileo.labels import LabelSet
-from galileo.sampler_archives import SamplerArchive, archive_of
+from galileo.sampler_package import SamplerArchive, archive_of
 from galileo.samplers import MergingSampler, SamplerSpec
 from galileo.testing.conformance import SamplerConformance, sample_labels
 
@@ -436,7 +436,7 @@ def test_both_ways_contain(as_root: bool) -> None:
 PARENT = """
 import sys
 from galileo.containment import ContainedSampler
-from galileo.sampler_archives import SamplerArchive
+from galileo.sampler_package import SamplerArchive
 from galileo.samplers import SamplerSpec
 from galileo.testing.conformance import sample_labels
 

@@ -10,7 +10,7 @@ import pytest
 
 from galileo.containment import ContainedSamplers, obstacle
 from galileo.errors import InputError, Overloaded
-from galileo.sampler_archives import archive_of
+from galileo.sampler_package import archive_of
 from galileo.samplers import SamplerSpec
 from galileo.testing.conformance import sample_labels
 

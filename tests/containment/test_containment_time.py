@@ -19,7 +19,7 @@ from galileo.containment import (
     response_pipe,
 )
 from galileo.errors import SamplerFailed
-from galileo.sampler_archives import archive_of
+from galileo.sampler_package import archive_of
 from galileo.testing.conformance import sample_labels
 
 SLEEPY = b"""

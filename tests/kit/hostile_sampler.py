@@ -6,7 +6,7 @@ import textwrap
 
 from hostile import ATTEMPTS
 
-from galileo.sampler_archives import SamplerArchive, archive_of
+from galileo.sampler_package import SamplerArchive, archive_of
 
 _TOOLS = """
 import ctypes, fcntl, mmap, os, pickle, resource, socket, stat, struct, subprocess, sys

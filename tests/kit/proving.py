@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from galileo.certificates import AUTHORITY, CERTIFICATE, KEY, Subject, issue, make_authority
 from galileo.client import Credentials
+from galileo.private_ca import AUTHORITY, CERTIFICATE, KEY, Subject, issue, make_authority
 from galileo.rpc import token_store
 from galileo.rpc.access import EVERY_DATASET, Principal, Role
 from galileo.wire.tls_credentials import TlsFiles

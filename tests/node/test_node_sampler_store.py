@@ -30,7 +30,7 @@ from galileo.node.sampler_store import UploadOptions
 from galileo.node.scans import ScanEnd
 from galileo.node.storage_node import NodeOptions
 from galileo.query import parse
-from galileo.sampler_archives import SamplerArchive, sampler_archive
+from galileo.sampler_package import SamplerArchive, sampler_archive
 from galileo.samplers import SamplerSpec, sampler
 from galileo.testing.conformance import identities
 

@@ -6,7 +6,7 @@ import pytest
 
 from galileo.containment import ContainedSamplers, obstacle
 from galileo.errors import InputError, SamplerRevoked, Unavailable, UnknownSampler
-from galileo.sampler_archives import sampler_archive
+from galileo.sampler_package import sampler_archive
 from galileo.samplers import apply, sampler
 from galileo.spark import sent_samplers
 from galileo.spark.sent_samplers import IDLE_S, SentCode

@@ -13,7 +13,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 
 from collecting import Collector
 
-from galileo import requests, spans
+from galileo import request_id, spans
 from galileo.cluster import free_ports
 from galileo.tracing import Tracing, TracingOptions, start_tracing
 from galileo.tracing.recording import CLOSE_TIMEOUT_S, EXPORT_TIMEOUT_S, QUEUE_MAX
@@ -47,7 +47,7 @@ def start() -> Iterator[Start]:
 
 def test_spans_arrive_with_their_family_and_facts(collector: Collector, start: Start) -> None:
     tracing = start(collector.endpoint, 1.0)
-    with requests.serving("r-1"), spans.span("a", kind="server", dataset="nam"):
+    with request_id.serving("r-1"), spans.span("a", kind="server", dataset="nam"):
         first = spans.current()
         spans.record("b", parent=first, took_s=0.25, commits=2)
     with spans.inside(first), pytest.raises(ValueError, match="no"), spans.child("c"):

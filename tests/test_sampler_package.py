@@ -20,10 +20,10 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo import sampler_archives
+from galileo import sampler_package
 from galileo.cli.sampler_template import write_template
 from galileo.errors import InvalidArchive
-from galileo.sampler_archives import MANIFEST, SamplerArchive, archive_of, sampler_archive
+from galileo.sampler_package import MANIFEST, SamplerArchive, archive_of, sampler_archive
 
 SOURCE = (
     b"class Tenth:\n    def sample(self, labels, *, seed):\n        return labels.rows % 10 == 0\n"
@@ -349,7 +349,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 def test_a_directory_that_is_too_large_is_not_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler_archives, "MEMBERS_MAX", 3)
+    monkeypatch.setattr(sampler_package, "MEMBERS_MAX", 3)
     for at in range(6):
         (tmp_path / f"m{at}.py").write_bytes(b"")
     with pytest.raises(InvalidArchive, match="at most 3 members"):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from galileo.certificates import Subject, issue, make_authority
 from galileo.errors import InputError
+from galileo.private_ca import Subject, issue, make_authority
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.timings import DISK_BOUNDS_S, LAG_BOUNDS_S, LOOP_BOUNDS_S, Timings
+from galileo.histogram import DISK_BOUNDS_S, LAG_BOUNDS_S, LOOP_BOUNDS_S, Timings
 
 
 @given(st.lists(st.floats(-1.0, 4000.0), max_size=50))

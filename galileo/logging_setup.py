@@ -1,7 +1,7 @@
 """How a process logs: one line an event, to standard error, as text or as JSON.
 
 Each line of JSON is one object: `time` (UTC), `level`, `logger`, `message`, `node`, and where they
-are known `request` (see `galileo.requests`), `trace` (see `galileo.spans`), `ccq`, further facts,
+are known `request` (see `galileo.request_id`), `trace` (see `galileo.spans`), `ccq`, further facts,
 and `error`, a traceback. No line has a secret, not even of an exception that nobody foresaw.
 """
 
@@ -15,7 +15,7 @@ import threading
 from dataclasses import dataclass
 from types import TracebackType
 
-from galileo import requests, spans
+from galileo import request_id, spans
 from galileo.redaction import redacted
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -54,7 +54,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             "node": self._node,
         }
-        told["request"] = requests.current()
+        told["request"] = request_id.current()
         told["trace"] = spans.trace_id()
         told |= {fact: getattr(record, fact, "") for fact in FACTS}
         if record.exc_info:

@@ -23,7 +23,7 @@ LEAVE_WITHIN_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class Connection:
     """One connection.
 
     Attributes:
@@ -40,7 +40,7 @@ class Seat:
     held_bytes: int = 0
 
 
-class Seats:
+class ConnectionLimiter:
     """Safe to use by all threads of a server.
 
     Args:
@@ -65,7 +65,7 @@ class Seats:
         self._grace_s = grace_s
         self._leave_within_s = leave_within_s
         self._lock = threading.Condition()
-        self._seats: dict[socket.socket, Seat] = {}
+        self._seats: dict[socket.socket, Connection] = {}
         """In the order in which they got on."""
         self._leaving: set[socket.socket] = set()
 
@@ -78,7 +78,7 @@ class Seats:
         with self._lock:
             if not self._has_room():
                 return False
-            self._seats[connection] = Seat(connection, host, time.monotonic())
+            self._seats[connection] = Connection(connection, host, time.monotonic())
             return True
 
     def _has_room(self) -> bool:
@@ -152,14 +152,14 @@ class Seats:
             if held_bytes is not None:
                 seat.held_bytes = held_bytes
 
-    def _send_away(self, seat: Seat) -> None:
+    def _send_away(self, seat: Connection) -> None:
         del self._seats[seat.connection]
         self._leaving.add(seat.connection)
         with contextlib.suppress(OSError):  # it may have hung up
             seat.connection.shutdown(socket.SHUT_RDWR)
 
 
-def first_to_go(seats: Iterable[Seat]) -> Seat | None:
+def first_to_go(seats: Iterable[Connection]) -> Connection | None:
     """Of seats in the order in which they got on; None where all are worked for."""
     all_seats = list(seats)
     of_host = Counter(seat.host for seat in all_seats)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.http_seats import Seat, Seats, first_to_go
+from galileo.connection_limits import Connection, ConnectionLimiter, first_to_go
 
 HOSTS = ("a", "b", "c")
 
@@ -92,7 +92,7 @@ steps = st.tuples(
 @given(st.integers(1, 4), st.lists(steps, max_size=60))
 def test_it_does_what_a_plain_list_would(seats_max: int, what: list[tuple]) -> None:
     seats, model = (
-        Seats(seats_max, held_bytes_max=8, grace_s=0.0, leave_within_s=0.0),
+        ConnectionLimiter(seats_max, held_bytes_max=8, grace_s=0.0, leave_within_s=0.0),
         Model(seats_max, 8),
     )
     lines: list[Line] = []
@@ -113,7 +113,7 @@ def test_it_does_what_a_plain_list_would(seats_max: int, what: list[tuple]) -> N
         assert len(seats) == len(model.all) <= seats_max
 
 
-def act(seats: Seats, model: Model, step: str, line: Line, held: int) -> None:
+def act(seats: ConnectionLimiter, model: Model, step: str, line: Line, held: int) -> None:
     known = model.find(line)
     if step == "leave":
         seats.leave(line)  # type: ignore[arg-type]
@@ -140,15 +140,15 @@ def lines() -> Iterator[Line]:
 
 
 def test_somebody_of_the_host_that_has_most_goes_first(lines: Iterator[Line]) -> None:
-    first = Seat(next(lines), "calm", 0.0)  # type: ignore[arg-type]
-    many = [Seat(next(lines), "greedy", 0.0) for _ in range(3)]  # type: ignore[arg-type]
+    first = Connection(next(lines), "calm", 0.0)  # type: ignore[arg-type]
+    many = [Connection(next(lines), "greedy", 0.0) for _ in range(3)]  # type: ignore[arg-type]
     assert first_to_go([first, *many]) is many[0]
     many[0].is_worked_for = True
     assert first_to_go([first, *many]) is many[1]
 
 
 def test_a_newcomer_waits_for_who_was_sent_away() -> None:
-    seats = Seats(1, held_bytes_max=1, leave_within_s=60.0)
+    seats = ConnectionLimiter(1, held_bytes_max=1, leave_within_s=60.0)
     first, second, third = Line(), Line(), Line()
     assert seats.take(first, "a")  # type: ignore[arg-type]
     assert seats.take(second, "a")  # type: ignore[arg-type]
@@ -160,7 +160,7 @@ def test_a_newcomer_waits_for_who_was_sent_away() -> None:
 
 
 def test_nobody_goes_who_has_just_come() -> None:
-    seats = Seats(1, held_bytes_max=1, grace_s=0.2, leave_within_s=60.0)
+    seats = ConnectionLimiter(1, held_bytes_max=1, grace_s=0.2, leave_within_s=60.0)
     first, second = Line(), Line()
     started = time.monotonic()
     assert seats.take(first, "a")  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ def test_nobody_goes_who_has_just_come() -> None:
 
 
 def test_nobody_goes_who_is_worked_for(lines: Iterator[Line]) -> None:
-    seats = Seats(1, held_bytes_max=1)
+    seats = ConnectionLimiter(1, held_bytes_max=1)
     one = next(lines)
     assert seats.take(one, "a")  # type: ignore[arg-type]
     seats.note_request(one)  # type: ignore[arg-type]

@@ -17,9 +17,9 @@ import pandas as pd
 import pytest
 
 import galileo
-from galileo import requests
+from galileo import request_id
 from galileo.errors import GalileoError, InputError
-from galileo.logs import FACTS, JsonFormatter
+from galileo.logging_setup import FACTS, JsonFormatter
 from galileo.wire.status import error_from_pb, error_to_pb
 
 DEBUG = {
@@ -69,35 +69,35 @@ def test_an_error_brings_its_traceback(logged: Any) -> None:
 
 def test_a_line_names_the_request_that_is_served(logged: Any) -> None:
     log, lines = logged
-    with requests.serving("r-1"):
+    with request_id.serving("r-1"):
         log.warning("inside")
-        with requests.serving():
+        with request_id.serving():
             log.warning("still")
     log.warning("outside")
     assert [one.get("request") for one in lines()] == ["r-1", "r-1", None]
 
 
 async def test_tasks_and_threads_serve_what_began_them() -> None:
-    with requests.serving() as request:
-        task = asyncio.create_task(asyncio.to_thread(requests.current))
-    assert requests.current() == ""
+    with request_id.serving() as request:
+        task = asyncio.create_task(asyncio.to_thread(request_id.current))
+    assert request_id.current() == ""
     assert await task == request
 
 
 @pytest.mark.parametrize("given", [None, "", "a b", "x" * 65, '"', "a\nb"])
 def test_an_id_that_could_disturb_a_log_is_not_taken(given: str | None) -> None:
-    taken = requests.sound(given)
+    taken = request_id.sound(given)
     assert taken != given
-    assert requests.sound(taken) == taken
+    assert request_id.sound(taken) == taken
 
 
 def test_errors_bring_the_id_back() -> None:
     error = InputError("no", place=3)
     assert error_from_pb(error_to_pb(error)).details == {"place": 3}
-    with requests.serving("r-1"):
+    with request_id.serving("r-1"):
         packed = error_to_pb(error)
     assert error_from_pb(packed).details == {"place": 3, "request": "r-1"}
-    with requests.serving("r-2"):
+    with request_id.serving("r-2"):
         assert error_from_pb(error_to_pb(error_from_pb(packed))).details["request"] == "r-1"
 
 
@@ -177,7 +177,7 @@ def test_a_call_about_a_query_names_it(pair: galileo.LocalCluster) -> None:
 
 def test_text_stays_text() -> None:
     code = (
-        "import logging; from galileo.logs import start_logging\n"
+        "import logging; from galileo.logging_setup import start_logging\n"
         "start_logging(); logging.getLogger('a').info('b'); logging.getLogger('a').debug('c')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
