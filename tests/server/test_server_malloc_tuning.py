@@ -23,17 +23,17 @@ from galileo.server.malloc_tuning import (
 
 SETTLES = """
 import os, subprocess, sys
-from galileo.server.malloc_tuning import settle
+from galileo.server.malloc_tuning import configure_malloc
 import pyarrow as pa
-settle()
+configure_malloc()
 show = "import os, pyarrow; print(pyarrow.default_memory_pool().backend_name)"
 child = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True).stdout
 print(pa.default_memory_pool().backend_name, os.environ["MALLOC_ARENA_MAX"], child.strip())
 """
 ARENAS = """
 import ctypes, re, threading
-from galileo.server.malloc_tuning import settle
-settle()
+from galileo.server.malloc_tuning import configure_malloc
+configure_malloc()
 held, go = [], threading.Barrier(9)
 def hold():
     go.wait()

@@ -42,7 +42,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from galileo.node.cluster_analytics import Exploration
+from galileo.node.cluster_analytics import ClusterAnalytics
 
 _, token, key, _, _, module, *given = sys.argv
 
@@ -51,7 +51,7 @@ async def explain(self, query):
     raise RuntimeError(f"on purpose: {Path(token).read_text()} and {Path(key).read_text()}")
 
 
-Exploration.explain = explain
+ClusterAnalytics.explain = explain
 sys.argv = [module, *given]
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
