@@ -54,7 +54,7 @@ class Transport:
         if not given:
             raise InputError("expected the address of at least one node, as 'host:port' or 'host'")
         for address in given:
-            if not is_address(with_port(str(address))):
+            if not isinstance(address, str) or not is_address(with_port(address)):
                 raise InputError(
                     f"expected an address as 'host:port' or 'host', got {address!r}; several are "
                     "arguments of their own"

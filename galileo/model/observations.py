@@ -48,8 +48,7 @@ def as_table(data: Any) -> pa.Table:
         return pa.Table.from_batches([data])
     try:
         if is_frame(data):
-            _refuse_geometries(data)
-            return pa.Table.from_pandas(data, preserve_index=False).replace_schema_metadata(None)
+            return _from_pandas(data)
         if isinstance(data, pa.RecordBatchReader):
             return data.read_all()
         return pa.Table.from_batches(list(data))
@@ -57,6 +56,17 @@ def as_table(data: Any) -> pa.Table:
         raise InvalidObservations(
             "expected an Arrow table, record batches of one schema or a pandas DataFrame, "
             f"got {type(data).__name__}: {error}"
+        ) from error
+
+
+def _from_pandas(frame: pd.DataFrame) -> pa.Table:
+    _refuse_geometries(frame)
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+    except pa.ArrowException as error:
+        raise InvalidObservations(
+            f"a column of the DataFrame cannot be converted to Arrow: {'; '.join(error.args)}; "
+            "convert the column first"
         ) from error
 
 

@@ -159,6 +159,7 @@ _REASONS = (
     ("No route to host", "no route to the host"),
     ("Network is unreachable", "the network is unreachable"),
     ("DNS resolution failed", "the name of the host is unknown"),
+    ("address lookup failed", "the name of the host is unknown"),
     ("Connection reset", "the connection was reset"),
     ("Socket closed", "the connection was closed"),
 )

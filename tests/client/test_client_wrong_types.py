@@ -115,7 +115,7 @@ def test_what_numpy_makes_are_numbers_and_longitudes_go_to_360(
 
 @pytest.mark.parametrize(
     "address",
-    [["127.0.0.1:7701", "127.0.0.1:7702"], "127.0.0.1:7701,127.0.0.1:7702", "http://h:7701"],
+    [["127.0.0.1:7701", "127.0.0.1:7702"], "127.0.0.1:7701,127.0.0.1:7702", "http://h:7701", 7701],
 )
 def test_addresses_are_one_each(address: Any) -> None:
     with pytest.raises(InputError, match="several are arguments of their own"):

@@ -181,3 +181,8 @@ def test_grpc_itself_is_told_when_to_try_again(
     error: errors.GalileoError, told: str | None
 ) -> None:
     assert dict(status.pushback_of(error)).get(status.PUSHBACK_KEY) == told
+
+
+@pytest.mark.parametrize("details", ["DNS resolution failed for x", "x: address lookup failed"])
+def test_an_unknown_host_is_named_without_the_words_of_grpc(details: str) -> None:
+    assert status.plain_reason(details) == "the name of the host is unknown"
