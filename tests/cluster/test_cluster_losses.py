@@ -52,4 +52,5 @@ def test_a_node_on_an_empty_disk_is_told_of_by_the_others(tmp_path: Path) -> Non
 def lost(address: str) -> tuple[str, ...]:
     """What the node at an address has heard of, and others have no more."""
     reports = asyncio.run(conditions([address], patience_s=60.0))
-    return next(one.lost for one in reports if one.address == address)
+    status = next(one.status for one in reports if one.address == address)
+    return () if status is None else status.lost
