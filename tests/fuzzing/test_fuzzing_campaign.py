@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,10 @@ def test_no_run_is_begun_once_a_campaign_is_cancelled(
 
 @pytest.mark.parametrize("status", [72, 130, -signal.SIGINT])
 def test_a_fuzzer_that_met_ctrl_c_found_nothing(status: int, tmp_path: Path) -> None:
-    end = f"exit {status}" if status > 0 else f"kill -{-status} $$; sleep 600"
-    (tmp_path / "guided").write_text(f"#!/bin/sh\n{end}\n")
+    # Where the tests run in the background of a script, their children ignore SIGINT.
+    end = f"signal.signal({-status}, signal.SIG_DFL); os.kill(os.getpid(), {-status})"
+    end = f"sys.exit({status})" if status > 0 else end
+    (tmp_path / "guided").write_text(f"#!{sys.executable}\nimport os, signal, sys\n{end}\n")
     (tmp_path / "guided").chmod(0o700)
     with pytest.raises(KeyboardInterrupt):
         running._guided(TARGETS[0], [], scratch=tmp_path)
