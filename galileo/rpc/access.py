@@ -19,6 +19,9 @@ from google.protobuf.message import Message
 
 from galileo.errors import Forbidden
 from galileo.model.schema import Schema, name_of_key
+from galileo.rpc.policy import INTERNAL, POLICIES, used_nodes_only_fields
+from galileo.wire.channel import short_name
+from galileo.wire.pb import policy_pb2
 from galileo.wire.zero_copy import Bulk
 
 EVERY_DATASET = ("*",)
@@ -35,96 +38,31 @@ class Role(StrEnum):
     NODE = "node"
 
 
-_READ = frozenset({Role.READER, Role.WRITER, Role.SAMPLER_AUTHOR, Role.ADMIN})
-_WRITE = frozenset({Role.WRITER, Role.ADMIN})
-_SEND = frozenset({Role.SAMPLER_AUTHOR, Role.ADMIN})
-_RULE = frozenset({Role.ADMIN})
-_AMONG_NODES = frozenset({Role.NODE})
-_NOBODY: frozenset[Role] = frozenset()
-
-_PACKAGE = "galileo.wire.pb"
-
+_CLIENTS: Mapping[Any, frozenset[Role]] = MappingProxyType(
+    {
+        policy_pb2.READERS: frozenset(Role) - {Role.NODE},
+        policy_pb2.WRITERS: frozenset({Role.WRITER, Role.ADMIN}),
+        policy_pb2.SAMPLER_AUTHORS: frozenset({Role.SAMPLER_AUTHOR, Role.ADMIN}),
+        policy_pb2.ADMINS: frozenset({Role.ADMIN}),
+        policy_pb2.NO_CLIENT: frozenset(),
+    }
+)
 PUBLIC = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
-"""Methods that need no proof: they tell whether the node serves, and nothing else."""
-
+"""Methods that need no token: they report only whether the node serves."""
 RULES: Mapping[str, frozenset[Role]] = MappingProxyType(
     {
-        f"/{_PACKAGE}.{method}": roles
-        for method, roles in {
-            "Storage/Ingest": _WRITE,
-            "Storage/Commit": _AMONG_NODES,
-            "Storage/Read": _READ | _AMONG_NODES,
-            "Storage/Select": _READ,
-            "Storage/Scan": _READ | _AMONG_NODES,
-            "Storage/Stand": _AMONG_NODES,
-            "Storage/Match": _AMONG_NODES,
-            "Query/Run": _READ,
-            "Explore/Explain": _READ | _AMONG_NODES,
-            "Explore/Summarise": _READ | _AMONG_NODES,
-            "Explore/Estimate": _READ,
-            "Explore/Children": _READ | _AMONG_NODES,
-            "Explore/Nearest": _READ | _AMONG_NODES,
-            "Explore/Describe": _READ | _AMONG_NODES,
-            "Continuous/Submit": _READ,
-            "Continuous/SubmitMany": _READ,
-            "Continuous/Fetch": _READ | _AMONG_NODES,
-            "Continuous/FetchMany": _READ,
-            "Continuous/Watch": _READ,
-            "Continuous/Held": _AMONG_NODES,
-            "Continuous/List": _READ,
-            "Continuous/Cancel": _READ,
-            "Cluster/CreateDataset": _WRITE | _AMONG_NODES,
-            "Cluster/DropDataset": _WRITE | _AMONG_NODES,
-            "Cluster/ListDatasets": _READ | _AMONG_NODES,
-            "Cluster/Status": _READ | _AMONG_NODES,
-            "Cluster/Topology": _READ | _AMONG_NODES,
-            "Cluster/Drain": _RULE | _AMONG_NODES,
-            "Cluster/SetRetention": _RULE | _AMONG_NODES,
-            "Cluster/GetRetention": _READ,
-            "Cluster/ApplyRetention": _RULE | _AMONG_NODES,
-            "Cluster/Exchange": _AMONG_NODES,
-            "Moves/Move": _RULE | _AMONG_NODES,
-            "Moves/ListPartition": _AMONG_NODES,
-            "Moves/ReadFile": _AMONG_NODES,
-            "Moves/SumFile": _AMONG_NODES,
-            "Moves/Fence": _AMONG_NODES,
-            "Moves/Release": _AMONG_NODES,
-            "Moves/HandOver": _AMONG_NODES,
-            "Samplers/Send": _SEND | _AMONG_NODES,
-            "Samplers/List": _READ,
-            "Samplers/Revoke": _RULE | _AMONG_NODES,
-            "Samplers/Get": _AMONG_NODES,
-            # Served by the evaluator alone, on a loopback address, to who has its own token.
-            "Evaluator/Evaluate": _NOBODY,
-            "Evaluator/Ping": _NOBODY,
-        }.items()
+        method: _CLIENTS[policy.clients] | ({Role.NODE} if policy.nodes else set())
+        for method, policy in POLICIES.items()
     }
-    | {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _READ}
-)
-
-_OF_NODES = {
-    *(method.rpartition(".")[2] for method, roles in RULES.items() if roles == _AMONG_NODES),
-    "Storage/Scan",
-}
-
-NODE_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "CreateDatasetRequest": ("replicate",),
-        "DropDatasetRequest": ("generations",),
-        "ApplyRetentionRequest": ("local", "numbered_json"),
-        "ReadRequest": ("local", "digest"),
-        "FetchRequest": ("forwarded",),
-        "ExplainRequest": ("share",),
-        "SummariseRequest": ("share",),
-        "NearestRequest": ("share",),
-        "DescribeRequest": ("share",),
-        "ChildrenRequest": ("local",),
-        "SendSamplerRequest": ("kept",),
-        "RevokeSamplerRequest": ("local",),
-        "GetSamplerRequest": ("local",),
+    | {
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _CLIENTS[
+            policy_pb2.READERS
+        ]
     }
 )
-"""What only nodes set in a request that others may send, too: it would pass what is checked."""
+"""Roles that may call each method, "/package.Service/Method"."""
+
+_OF_NODES = {short_name(method) for method in INTERNAL} | {"Storage/Scan"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +132,7 @@ ANY_CLIENT = Principal("", frozenset(Role) - {Role.NODE}, EVERY_DATASET)
 
 def check_method(principal: Principal, method: str) -> None:
     """Raises Forbidden unless a rule allows a method, "/package.Service/Method"."""
-    allowed = RULES.get(method, _NOBODY)
+    allowed = RULES.get(method, frozenset())
     if not principal.roles & allowed:
         roles = ", ".join(sorted(principal.roles)) or "none"
         needed = f"one of the roles {', '.join(sorted(allowed))}" if allowed else "a rule for it"
@@ -209,12 +147,11 @@ def check_request(principal: Principal, request: Any) -> None:
     message = request.head if isinstance(request, Bulk) else request
     if principal.is_node or not isinstance(message, Message):
         return
-    for name in NODE_FIELDS.get(message.DESCRIPTOR.name, ()):
-        if _is_set(message, name):
-            raise Forbidden(
-                f"expected no {name!r} in the request of {principal.name!r}, which is for calls "
-                "between nodes"
-            )
+    for name in used_nodes_only_fields(message):
+        raise Forbidden(
+            f"expected no {name!r} in the request of {principal.name!r}, which is for calls "
+            "between nodes"
+        )
     if not principal.may_use_all:
         for dataset in datasets_of(message):
             principal.check_use(dataset)
@@ -222,13 +159,7 @@ def check_request(principal: Principal, request: Any) -> None:
 
 def is_between_nodes(method: str, request: Any) -> bool:
     """Whether only a node sends such a request, "Service/Method", where nobody proves anything."""
-    if method in _OF_NODES:
-        return True
-    message = request.head if isinstance(request, Bulk) else request
-    if not isinstance(message, Message):
-        return False
-    fields = NODE_FIELDS.get(message.DESCRIPTOR.name, ())
-    return any(_is_set(message, name) for name in fields)
+    return method in _OF_NODES or bool(used_nodes_only_fields(request))
 
 
 def datasets_of(message: Message) -> Iterator[str]:
@@ -269,8 +200,3 @@ def _names_datasets(field: Any, *, within: Collection[str]) -> bool:
         return False
     inside = (*within, below.full_name)
     return any(_names_datasets(one, within=inside) for one in below.fields)
-
-
-def _is_set(message: Message, name: str) -> bool:
-    field = message.DESCRIPTOR.fields_by_name[name]
-    return bool(message.HasField(name) if field.has_presence else getattr(message, name))

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import grpc
@@ -25,13 +24,16 @@ from google.protobuf.message import DecodeError
 from galileo.errors import GalileoError, InputError, MessageTooLarge, Overloaded
 from galileo.rpc.call_log import OWN_SERVICES
 from galileo.rpc.error_mapping import refuse
+from galileo.rpc.policy import POLICIES
 from galileo.wire.channel import MESSAGE_BYTES_MAX
+from galileo.wire.pb import policy_pb2
+from galileo.wire.pb.policy_pb2 import Policy
 from galileo.wire.zero_copy import has_more_fields
 
 CALLS_MAX = 16_384
 """Calls of one process at a time; a reader that watches is one of them."""
 SMALL_REQUEST_BYTES_MAX = 1 << 20
-"""Of a request, where the table below says nothing else."""
+"""Of a request whose method's policy names no other size."""
 QUERY_REQUEST_BYTES_MAX = 8 << 20
 """Of one with a query, which has a million characters at most, a token, or an archive."""
 FIELDS_MAX = 262_144
@@ -52,52 +54,12 @@ READINGS_MAX = 64
 GIVES_WAY_S = 10.0
 """A reader that takes nothing for so long gives way to one that waits."""
 
-_PACKAGE = "/galileo.wire.pb."
-_BULK = frozenset(
-    {
-        f"{_PACKAGE}{name}"
-        for name in (
-            "Storage/Ingest",
-            "Storage/Commit",
-            "Storage/Read",
-            "Storage/Scan",
-            "Storage/Stand",
-            "Storage/Match",
-            "Continuous/FetchMany",
-            "Continuous/SubmitMany",
-            "Moves/HandOver",
-        )
-    }
-)
-_QUERIES = frozenset(
-    {
-        f"{_PACKAGE}{name}"
-        for name in (
-            "Storage/Select",
-            "Query/Run",
-            "Explore/Explain",
-            "Explore/Summarise",
-            "Explore/Estimate",
-            "Explore/Nearest",
-            "Continuous/Submit",
-            "Continuous/Fetch",
-            "Continuous/Watch",
-            "Samplers/Send",
-        )
-    }
-)
-BETWEEN_NODES = f"{_PACKAGE}Cluster/Exchange"
-"""Heartbeats and the machines' mail come through whatever else there is."""
-REQUEST_BYTES_MAX: Mapping[str, int] = MappingProxyType(
-    {
-        **dict.fromkeys(_BULK, MESSAGE_BYTES_MAX),
-        **dict.fromkeys(_QUERIES, QUERY_REQUEST_BYTES_MAX),
-        BETWEEN_NODES: MESSAGE_BYTES_MAX,
-    }
-)
-_RUN = f"{_PACKAGE}Query/Run"
-_READINGS = frozenset({f"{_PACKAGE}Storage/Select", f"{_PACKAGE}Storage/Read"})
-_IN_ONE_FIELD = frozenset({f"{_PACKAGE}Storage/{name}" for name in ("Ingest", "Commit", "Read")})
+_REQUEST_BYTES_MAX = {
+    policy_pb2.SMALL: SMALL_REQUEST_BYTES_MAX,
+    policy_pb2.QUERY: QUERY_REQUEST_BYTES_MAX,
+    policy_pb2.BULK: MESSAGE_BYTES_MAX,
+}
+_DEFAULT = policy_pb2.Policy()
 
 Handler = Any
 """A `grpc.RpcMethodHandler`: a named tuple whose type grpc keeps to itself."""
@@ -289,9 +251,10 @@ class AdmissionController(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             _WeightedSemaphore(chosen.requests_bytes_max),
             _WeightedSemaphore(chosen.bulk_bytes_max),
         )
-        readings = StreamSlots(chosen.readings_max, gives_way_s=chosen.gives_way_s)
-        self._answers = dict.fromkeys(_READINGS, readings)
-        self._answers[_RUN] = StreamSlots(chosen.answers_max, gives_way_s=chosen.gives_way_s)
+        self._slots = {
+            policy_pb2.READ_SLOT: StreamSlots(chosen.readings_max, gives_way_s=chosen.gives_way_s),
+            policy_pb2.QUERY_SLOT: StreamSlots(chosen.answers_max, gives_way_s=chosen.gives_way_s),
+        }
         self._calls = 0
 
     @property
@@ -313,19 +276,20 @@ class AdmissionController(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if not method.startswith(OWN_SERVICES):
             # Health checks and reflection: they write their streams in another way.
             return await continuation(handler_call_details)
-        if method == BETWEEN_NODES:
+        policy = POLICIES.get(method, _DEFAULT)
+        if policy.heartbeat:
             return _bounded(await continuation(handler_call_details), method, None)
         if self._calls >= self._options.calls_max:
             return _refusing(f"answers {self._options.calls_max:,} calls at the moment")
         self._count()
         within_s, reading = self._options.room_within_s, None
-        if method in self._answers:
-            reading = await self._answers[method].begin(within_s=within_s)
+        if policy.slot:
+            reading = await self._slots[policy.slot].begin(within_s=within_s)
             if reading is None:
                 return _refusing("answers too many readers at the moment")
         room, size = self._small, 0
-        if method in _BULK:
-            room, size = self._bulk, REQUEST_BYTES_MAX[method]
+        if policy.size == policy_pb2.BULK:
+            room, size = self._bulk, MESSAGE_BYTES_MAX
             if not await room.take(size, within_s=within_s):
                 return _refusing(f"has no room for another request of up to {size:,} bytes")
         charge = _charged(room, size, arrives_within_s=self._options.arrives_within_s)
@@ -377,14 +341,15 @@ def _bounded(
 def _decoder(
     decode: Callable[[bytes], Any] | None, method: str
 ) -> Callable[[bytes], _Read | _Unreadable]:
-    most = REQUEST_BYTES_MAX.get(method, SMALL_REQUEST_BYTES_MAX)
+    policy = POLICIES.get(method, _DEFAULT)
+    most = _REQUEST_BYTES_MAX[policy.size]
 
     def decoded(data: bytes) -> _Read | _Unreadable:
         if len(data) > most:
             told = f"expected a request of at most {most:,} bytes, got {len(data):,}"
             return _Unreadable(MessageTooLarge(told))
         try:
-            if _is_inflated(data, method):
+            if _is_inflated(data, policy):
                 told = f"expected a request of at most {FIELDS_MAX:,} parts, got more"
                 return _Unreadable(MessageTooLarge(told))
             return _Read(decode(data) if decode is not None else data, len(data))
@@ -395,10 +360,10 @@ def _decoder(
     return decoded
 
 
-def _is_inflated(data: bytes, method: str) -> bool:
+def _is_inflated(data: bytes, policy: Policy) -> bool:
     """Whether a request has so many parts that they would take far more memory than it did."""
     is_small = len(data) <= SMALL_REQUEST_BYTES_MAX
-    return not is_small and method not in _IN_ONE_FIELD and has_more_fields(data, FIELDS_MAX)
+    return not is_small and not policy.single_field and has_more_fields(data, FIELDS_MAX)
 
 
 def _unary(inner: Callable[..., Awaitable[Any]], charge: _Reservation | None) -> Callable[..., Any]:

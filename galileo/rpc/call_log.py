@@ -17,6 +17,7 @@ import grpc.aio
 from galileo import spans
 from galileo.errors import Forbidden, NotPermitted, QuotaExceeded, Throttled, Unauthenticated
 from galileo.rpc.access import EVERYBODY
+from galileo.rpc.policy import HEARTBEATS
 from galileo.rpc.rate_limit import Metering, PrincipalUsage, metered, metered_stream
 from galileo.wire.channel import short_name
 from galileo.wire.context_propagation import take_over
@@ -32,8 +33,8 @@ REFUSALS = frozenset(
     kind.kind for kind in (NotPermitted, Unauthenticated, Forbidden, QuotaExceeded, Throttled)
 )
 """Kinds of the errors with which callers are told that they may not, or not so much."""
-_REGULAR = frozenset({"Cluster/Exchange"})
-"""Heartbeats and the machines' mail are not logged: there are some in each second."""
+_HEARTBEATS = frozenset(map(short_name, HEARTBEATS))
+"""They are not logged: each node sends some every second."""
 _NEWS = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -173,7 +174,7 @@ def _spanned(name: str, parent: str) -> Iterator[None]:
 
 def _traced(name: str, parent: str) -> contextlib.AbstractContextManager[None]:
     """A span of the call; heartbeats begin no traces."""
-    if not spans.is_on() or (name in _REGULAR and not parent):
+    if not spans.is_on() or (name in _HEARTBEATS and not parent):
         return _NO_SPAN
     return _spanned(name, parent)
 
@@ -222,7 +223,7 @@ def _refusal(context: Any) -> ErrorValue | None:
 
 def _tell(ended: CallRecord, *, took_s: float, failure: str) -> None:
     level = _level(ended.code, failure)
-    if ended.name in _REGULAR or not log.isEnabledFor(level):
+    if ended.name in _HEARTBEATS or not log.isEnabledFor(level):
         return
     outcome = "OK" if not failure else getattr(ended.code, "name", "") or failure
     took_ms = round(1e3 * took_s, 3)

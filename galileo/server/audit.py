@@ -22,9 +22,10 @@ from galileo.clock import Clock
 from galileo.errors import GalileoError
 from galileo.model.schema import Schema, name_of_key
 from galileo.redaction import redacted
-from galileo.rpc.access import NODE_FIELDS, Principal
+from galileo.rpc.access import Principal
 from galileo.rpc.call_log import REFUSALS, CallRecord
 from galileo.rpc.identity import CALLER
+from galileo.rpc.policy import used_nodes_only_fields
 from galileo.samplers import SamplerSpec
 from galileo.server.audit_log import AuditLog
 
@@ -148,7 +149,7 @@ class Audit:
                 yield "cancel-ccq", ended.request.ccq_id
             return
         find = _ACTS.get(ended.name)
-        if find is None or _is_among_nodes(ended.request):
+        if find is None or used_nodes_only_fields(ended.request):
             return
         if ended.name in _OF_NODES_MOSTLY and not _is_client(_caller()):
             return
@@ -183,16 +184,6 @@ def _caller() -> Principal:
 def _is_client(caller: Principal) -> bool:
     """Whether it has proved to be one."""
     return bool(caller.roles) and not caller.is_node
-
-
-def _is_among_nodes(request: Any) -> bool:
-    """Nodes pass on what was told of where a client asked for it."""
-    fields = NODE_FIELDS.get(request.DESCRIPTOR.name, ())
-    described = request.DESCRIPTOR.fields_by_name
-    return any(
-        request.HasField(name) if described[name].has_presence else getattr(request, name)
-        for name in fields
-    )
 
 
 def _object(ended: CallRecord) -> str:

@@ -45,6 +45,7 @@ from galileo.rpc.continuous import ContinuousServicer
 from galileo.rpc.moves import GrpcMigrationPeer, MovesServicer
 from galileo.rpc.ownership import Ownership
 from galileo.rpc.peers import GrpcPeers
+from galileo.rpc.policy import service_names
 from galileo.rpc.query import QueryServicer
 from galileo.rpc.samplers import SamplersServicer
 from galileo.rpc.storage import StorageServicer, add_storage
@@ -69,15 +70,10 @@ from galileo.wire.channel import server_options
 from galileo.wire.pb import (
     cluster_pb2,
     cluster_pb2_grpc,
-    continuous_pb2,
     continuous_pb2_grpc,
-    moves_pb2,
     moves_pb2_grpc,
-    query_pb2,
     query_pb2_grpc,
-    samplers_pb2,
     samplers_pb2_grpc,
-    storage_pb2,
 )
 
 USAGE_INTERVAL_S = 1.0
@@ -247,7 +243,9 @@ class NodeProcess:
             ),
             server,
         )
-        reflection.enable_server_reflection(_service_names(), server)
+        reflection.enable_server_reflection(
+            [*service_names(), health.SERVICE_NAME, reflection.SERVICE_NAME], server
+        )
         keys = self._config.keys
         try:
             if keys.is_tls:
@@ -495,11 +493,3 @@ async def _watch_parent(parent: int, stop: asyncio.Event) -> None:
     while os.getppid() == parent:  # noqa: ASYNC110
         await asyncio.sleep(PARENT_CHECK_S)
     stop.set()
-
-
-def _service_names() -> list[str]:
-    files = (storage_pb2, query_pb2, continuous_pb2, cluster_pb2, moves_pb2, samplers_pb2)
-    names = [
-        service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()
-    ]
-    return [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]

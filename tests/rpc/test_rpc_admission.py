@@ -11,35 +11,26 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from google.protobuf import descriptor_pool
 
 from galileo.errors import GalileoError, InputError, MessageTooLarge, Overloaded
 from galileo.rpc import admission
 from galileo.rpc.admission import (
-    BETWEEN_NODES,
-    REQUEST_BYTES_MAX,
     SMALL_REQUEST_BYTES_MAX,
     AdmissionController,
     AdmissionOptions,
 )
-from galileo.wire.channel import MESSAGE_BYTES_MAX, server_options
-from galileo.wire.pb import (
-    cluster_pb2,
-    continuous_pb2,
-    moves_pb2,
-    query_pb2,
-    samplers_pb2,
-    storage_pb2,
-)
+from galileo.rpc.policy import HEARTBEATS, POLICIES
+from galileo.wire.channel import MESSAGE_BYTES_MAX, server_options, short_name
+from galileo.wire.pb import cluster_pb2, continuous_pb2, policy_pb2, query_pb2
 from galileo.wire.status import error_of_rpc
 from galileo.wire.zero_copy import has_more_fields
 
-FILES = (cluster_pb2, continuous_pb2, moves_pb2, query_pb2, samplers_pb2, storage_pb2)
 PACKAGE = "/galileo.wire.pb."
 TIMEOUT_S = 60.0
 INGEST, STATUS, LIST = (
     f"{PACKAGE}{name}" for name in ("Storage/Ingest", "Cluster/Status", "Continuous/List")
 )
+HEARTBEAT = f"{PACKAGE}Cluster/Exchange"
 WATCH, RUN, MANY, SELECT = (
     f"{PACKAGE}{name}"
     for name in ("Continuous/Watch", "Query/Run", "Continuous/SubmitMany", "Storage/Select")
@@ -152,7 +143,7 @@ async def test_calls_are_counted_and_refused_beyond_the_limit(served: Served) ->
     assert isinstance(error, Overloaded)
     assert "answers 6 calls at the moment" in error.message
     assert error.details["after_s"] == admission.RETRY_AFTER_S
-    heartbeat = served.call(BETWEEN_NODES, b"12")
+    heartbeat = served.call(HEARTBEAT, b"12")
     served.handlers.go.set()
     assert await heartbeat == b"2"
     assert await asyncio.gather(*calls) == [b"0"] * OPTIONS.calls_max
@@ -363,17 +354,30 @@ async def test_compressed_messages_are_refused(served: Served) -> None:
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_the_table_names_methods_that_there_are() -> None:
-    pool = descriptor_pool.Default()
-    there = {
-        f"/{service.full_name}/{method.name}"
-        for file in FILES
-        for service in pool.FindFileByName(file.DESCRIPTOR.name).services_by_name.values()
-        for method in service.methods
-    }
-    assert set(REQUEST_BYTES_MAX) <= there
-    assert {BETWEEN_NODES, INGEST, WATCH} <= there
-    assert max(REQUEST_BYTES_MAX.values()) == MESSAGE_BYTES_MAX
+# Written out once more, so that an option that is lost by mistake fails here.
+BULK = """
+    Storage/Ingest Storage/Commit Storage/Read Storage/Scan Storage/Stand Storage/Match
+    Continuous/FetchMany Continuous/SubmitMany Moves/HandOver Cluster/Exchange
+"""
+QUERIES = """
+    Storage/Select Query/Run Explore/Explain Explore/Summarise Explore/Estimate Explore/Nearest
+    Continuous/Submit Continuous/Fetch Continuous/Watch Samplers/Send
+"""
+
+
+@pytest.mark.parametrize(("size", "names"), [(policy_pb2.BULK, BULK), (policy_pb2.QUERY, QUERIES)])
+def test_policies_of_larger_requests_are_the_expected_ones(size: int, names: str) -> None:
+    sized = {short_name(method) for method, policy in POLICIES.items() if policy.size == size}
+    assert sized == set(names.split())
+
+
+def test_policies_of_slots_heartbeats_and_single_fields_are_the_expected_ones() -> None:
+    reads = {short_name(m) for m, p in POLICIES.items() if p.slot == policy_pb2.READ_SLOT}
+    assert reads == {"Storage/Select", "Storage/Read"}
+    assert {m for m, p in POLICIES.items() if p.slot == policy_pb2.QUERY_SLOT} == {RUN}
+    single = {short_name(m) for m, p in POLICIES.items() if p.single_field}
+    assert single == {"Storage/Ingest", "Storage/Commit", "Storage/Read"}
+    assert frozenset({HEARTBEAT}) == HEARTBEATS
 
 
 def test_fields_are_counted_as_far_as_it_matters() -> None:

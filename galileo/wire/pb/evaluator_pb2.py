@@ -23,29 +23,30 @@ _sym_db = _symbol_database.Default()
 
 
 from galileo.wire.pb import storage_pb2 as galileo_dot_wire_dot_pb_dot_storage__pb2
+from galileo.wire.pb import policy_pb2 as galileo_dot_wire_dot_pb_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgalileo/wire/pb/evaluator.proto\x12\x0fgalileo.wire.pb\x1a\x1dgalileo/wire/pb/storage.proto\"@\n\x0bNodeAddress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\r\"\xa3\x01\n\rEvaluateGroup\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x13\n\x0bschema_json\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\r\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\x0c\x12\x0f\n\x07\x63ursors\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x06 \x01(\x0c\x12\x15\n\rsamplers_json\x18\x07 \x03(\t\x12\x10\n\x08samplers\x18\x08 \x01(\x0c\"n\n\x0f\x45valuateRequest\x12+\n\x05nodes\x18\x01 \x03(\x0b\x32\x1c.galileo.wire.pb.NodeAddress\x12.\n\x06groups\x18\x02 \x03(\x0b\x32\x1e.galileo.wire.pb.EvaluateGroup\"}\n\x0e\x45valuateAnswer\x12)\n\x05parts\x18\x01 \x03(\x0b\x32\x1a.galileo.wire.pb.MatchPart\x12\x0f\n\x07unknown\x18\x02 \x03(\x0c\x12/\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\x1d.galileo.wire.pb.MatchFailure\"P\n\rEvaluateReply\x12\x30\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1f.galileo.wire.pb.EvaluateAnswer\x12\r\n\x05job_s\x18\x02 \x01(\x01\"\r\n\x0bPingRequest\"H\n\tPingReply\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04warm\x18\x02 \x01(\x08\x12\x0c\n\x04jobs\x18\x03 \x01(\x04\x12\x12\n\nempty_jobs\x18\x04 \x01(\x04\x32\x9b\x01\n\tEvaluator\x12L\n\x08\x45valuate\x12 .galileo.wire.pb.EvaluateRequest\x1a\x1e.galileo.wire.pb.EvaluateReply\x12@\n\x04Ping\x12\x1c.galileo.wire.pb.PingRequest\x1a\x1a.galileo.wire.pb.PingReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgalileo/wire/pb/evaluator.proto\x12\x0fgalileo.wire.pb\x1a\x1dgalileo/wire/pb/storage.proto\x1a\x1cgalileo/wire/pb/policy.proto\"@\n\x0bNodeAddress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\r\"\xa3\x01\n\rEvaluateGroup\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x13\n\x0bschema_json\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\r\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\x0c\x12\x0f\n\x07\x63ursors\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x06 \x01(\x0c\x12\x15\n\rsamplers_json\x18\x07 \x03(\t\x12\x10\n\x08samplers\x18\x08 \x01(\x0c\"n\n\x0f\x45valuateRequest\x12+\n\x05nodes\x18\x01 \x03(\x0b\x32\x1c.galileo.wire.pb.NodeAddress\x12.\n\x06groups\x18\x02 \x03(\x0b\x32\x1e.galileo.wire.pb.EvaluateGroup\"}\n\x0e\x45valuateAnswer\x12)\n\x05parts\x18\x01 \x03(\x0b\x32\x1a.galileo.wire.pb.MatchPart\x12\x0f\n\x07unknown\x18\x02 \x03(\x0c\x12/\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\x1d.galileo.wire.pb.MatchFailure\"P\n\rEvaluateReply\x12\x30\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1f.galileo.wire.pb.EvaluateAnswer\x12\r\n\x05job_s\x18\x02 \x01(\x01\"\r\n\x0bPingRequest\"H\n\tPingReply\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04warm\x18\x02 \x01(\x08\x12\x0c\n\x04jobs\x18\x03 \x01(\x04\x12\x12\n\nempty_jobs\x18\x04 \x01(\x04\x32\x9b\x01\n\tEvaluator\x12L\n\x08\x45valuate\x12 .galileo.wire.pb.EvaluateRequest\x1a\x1e.galileo.wire.pb.EvaluateReply\x12@\n\x04Ping\x12\x1c.galileo.wire.pb.PingRequest\x1a\x1a.galileo.wire.pb.PingReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'galileo.wire.pb.evaluator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODEADDRESS']._serialized_start=83
-  _globals['_NODEADDRESS']._serialized_end=147
-  _globals['_EVALUATEGROUP']._serialized_start=150
-  _globals['_EVALUATEGROUP']._serialized_end=313
-  _globals['_EVALUATEREQUEST']._serialized_start=315
-  _globals['_EVALUATEREQUEST']._serialized_end=425
-  _globals['_EVALUATEANSWER']._serialized_start=427
-  _globals['_EVALUATEANSWER']._serialized_end=552
-  _globals['_EVALUATEREPLY']._serialized_start=554
-  _globals['_EVALUATEREPLY']._serialized_end=634
-  _globals['_PINGREQUEST']._serialized_start=636
-  _globals['_PINGREQUEST']._serialized_end=649
-  _globals['_PINGREPLY']._serialized_start=651
-  _globals['_PINGREPLY']._serialized_end=723
-  _globals['_EVALUATOR']._serialized_start=726
-  _globals['_EVALUATOR']._serialized_end=881
+  _globals['_NODEADDRESS']._serialized_start=113
+  _globals['_NODEADDRESS']._serialized_end=177
+  _globals['_EVALUATEGROUP']._serialized_start=180
+  _globals['_EVALUATEGROUP']._serialized_end=343
+  _globals['_EVALUATEREQUEST']._serialized_start=345
+  _globals['_EVALUATEREQUEST']._serialized_end=455
+  _globals['_EVALUATEANSWER']._serialized_start=457
+  _globals['_EVALUATEANSWER']._serialized_end=582
+  _globals['_EVALUATEREPLY']._serialized_start=584
+  _globals['_EVALUATEREPLY']._serialized_end=664
+  _globals['_PINGREQUEST']._serialized_start=666
+  _globals['_PINGREQUEST']._serialized_end=679
+  _globals['_PINGREPLY']._serialized_start=681
+  _globals['_PINGREPLY']._serialized_end=753
+  _globals['_EVALUATOR']._serialized_start=756
+  _globals['_EVALUATOR']._serialized_end=911
 # @@protoc_insertion_point(module_scope)

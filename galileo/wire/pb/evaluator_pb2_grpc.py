@@ -50,13 +50,15 @@ class EvaluatorServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Evaluate(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """no rule: served on a loopback address alone
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Ping(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """no rule: served on a loopback address alone
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -22,43 +22,58 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from galileo.wire.pb import policy_pb2 as galileo_dot_wire_dot_pb_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgalileo/wire/pb/moves.proto\x12\x0fgalileo.wire.pb\",\n\x0bMoveRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\n\n\x02to\x18\x02 \x01(\t\"F\n\x0cMoveProgress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x12\n\nbytes_done\x18\x02 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x03 \x01(\x04\"9\n\tFileValue\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"s\n\rContentsValue\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05paths\x18\x05 \x01(\x04\x12\x0c\n\x04mark\x18\x06 \x01(\x0c\")\n\x14ListPartitionRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\"\x94\x01\n\x12ListPartitionReply\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\r\x12)\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x1a.galileo.wire.pb.FileValue\x12\x30\n\x08\x63ontents\x18\x04 \x03(\x0b\x32\x1e.galileo.wire.pb.ContentsValue\"l\n\x0fReadFileRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12(\n\x04\x66ile\x18\x02 \x01(\x0b\x32\x1a.galileo.wire.pb.FileValue\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04size\x18\x04 \x01(\x04\"*\n\rReadFileReply\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x02 \x01(\r\"M\n\x0eSumFileRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12(\n\x04\x66ile\x18\x02 \x01(\x0b\x32\x1a.galileo.wire.pb.FileValue\"\x1b\n\x0cSumFileReply\x12\x0b\n\x03\x63rc\x18\x01 \x01(\r\"-\n\x0c\x46\x65nceRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\n\n\x02to\x18\x02 \x01(\t\"\x0e\n\x0cReleaseReply\"r\n\x0fHandOverRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\n\n\x02to\x18\x03 \x01(\t\x12\x30\n\x08\x63ontents\x18\x04 \x03(\x0b\x32\x1e.galileo.wire.pb.ContentsValue\"\x0f\n\rHandOverReply2\xa8\x04\n\x05Moves\x12\x45\n\x04Move\x12\x1c.galileo.wire.pb.MoveRequest\x1a\x1d.galileo.wire.pb.MoveProgress0\x01\x12[\n\rListPartition\x12%.galileo.wire.pb.ListPartitionRequest\x1a#.galileo.wire.pb.ListPartitionReply\x12L\n\x08ReadFile\x12 .galileo.wire.pb.ReadFileRequest\x1a\x1e.galileo.wire.pb.ReadFileReply\x12I\n\x07SumFile\x12\x1f.galileo.wire.pb.SumFileRequest\x1a\x1d.galileo.wire.pb.SumFileReply\x12K\n\x05\x46\x65nce\x12\x1d.galileo.wire.pb.FenceRequest\x1a#.galileo.wire.pb.ListPartitionReply\x12G\n\x07Release\x12\x1d.galileo.wire.pb.FenceRequest\x1a\x1d.galileo.wire.pb.ReleaseReply\x12L\n\x08HandOver\x12 .galileo.wire.pb.HandOverRequest\x1a\x1e.galileo.wire.pb.HandOverReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgalileo/wire/pb/moves.proto\x12\x0fgalileo.wire.pb\x1a\x1cgalileo/wire/pb/policy.proto\",\n\x0bMoveRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\n\n\x02to\x18\x02 \x01(\t\"F\n\x0cMoveProgress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x12\n\nbytes_done\x18\x02 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x03 \x01(\x04\"9\n\tFileValue\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"s\n\rContentsValue\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05paths\x18\x05 \x01(\x04\x12\x0c\n\x04mark\x18\x06 \x01(\x0c\")\n\x14ListPartitionRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\"\x94\x01\n\x12ListPartitionReply\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\r\x12)\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x1a.galileo.wire.pb.FileValue\x12\x30\n\x08\x63ontents\x18\x04 \x03(\x0b\x32\x1e.galileo.wire.pb.ContentsValue\"l\n\x0fReadFileRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12(\n\x04\x66ile\x18\x02 \x01(\x0b\x32\x1a.galileo.wire.pb.FileValue\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04size\x18\x04 \x01(\x04\"*\n\rReadFileReply\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x02 \x01(\r\"M\n\x0eSumFileRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12(\n\x04\x66ile\x18\x02 \x01(\x0b\x32\x1a.galileo.wire.pb.FileValue\"\x1b\n\x0cSumFileReply\x12\x0b\n\x03\x63rc\x18\x01 \x01(\r\"-\n\x0c\x46\x65nceRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\n\n\x02to\x18\x02 \x01(\t\"\x0e\n\x0cReleaseReply\"r\n\x0fHandOverRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\n\n\x02to\x18\x03 \x01(\t\x12\x30\n\x08\x63ontents\x18\x04 \x03(\x0b\x32\x1e.galileo.wire.pb.ContentsValue\"\x0f\n\rHandOverReply2\xe4\x04\n\x05Moves\x12O\n\x04Move\x12\x1c.galileo.wire.pb.MoveRequest\x1a\x1d.galileo.wire.pb.MoveProgress\"\x08\x8a\xb5\x18\x04\x08\x04\x10\x01\x30\x01\x12\x63\n\rListPartition\x12%.galileo.wire.pb.ListPartitionRequest\x1a#.galileo.wire.pb.ListPartitionReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12T\n\x08ReadFile\x12 .galileo.wire.pb.ReadFileRequest\x1a\x1e.galileo.wire.pb.ReadFileReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12Q\n\x07SumFile\x12\x1f.galileo.wire.pb.SumFileRequest\x1a\x1d.galileo.wire.pb.SumFileReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12S\n\x05\x46\x65nce\x12\x1d.galileo.wire.pb.FenceRequest\x1a#.galileo.wire.pb.ListPartitionReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12O\n\x07Release\x12\x1d.galileo.wire.pb.FenceRequest\x1a\x1d.galileo.wire.pb.ReleaseReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12V\n\x08HandOver\x12 .galileo.wire.pb.HandOverRequest\x1a\x1e.galileo.wire.pb.HandOverReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'galileo.wire.pb.moves_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MOVEREQUEST']._serialized_start=48
-  _globals['_MOVEREQUEST']._serialized_end=92
-  _globals['_MOVEPROGRESS']._serialized_start=94
-  _globals['_MOVEPROGRESS']._serialized_end=164
-  _globals['_FILEVALUE']._serialized_start=166
-  _globals['_FILEVALUE']._serialized_end=223
-  _globals['_CONTENTSVALUE']._serialized_start=225
-  _globals['_CONTENTSVALUE']._serialized_end=340
-  _globals['_LISTPARTITIONREQUEST']._serialized_start=342
-  _globals['_LISTPARTITIONREQUEST']._serialized_end=383
-  _globals['_LISTPARTITIONREPLY']._serialized_start=386
-  _globals['_LISTPARTITIONREPLY']._serialized_end=534
-  _globals['_READFILEREQUEST']._serialized_start=536
-  _globals['_READFILEREQUEST']._serialized_end=644
-  _globals['_READFILEREPLY']._serialized_start=646
-  _globals['_READFILEREPLY']._serialized_end=688
-  _globals['_SUMFILEREQUEST']._serialized_start=690
-  _globals['_SUMFILEREQUEST']._serialized_end=767
-  _globals['_SUMFILEREPLY']._serialized_start=769
-  _globals['_SUMFILEREPLY']._serialized_end=796
-  _globals['_FENCEREQUEST']._serialized_start=798
-  _globals['_FENCEREQUEST']._serialized_end=843
-  _globals['_RELEASEREPLY']._serialized_start=845
-  _globals['_RELEASEREPLY']._serialized_end=859
-  _globals['_HANDOVERREQUEST']._serialized_start=861
-  _globals['_HANDOVERREQUEST']._serialized_end=975
-  _globals['_HANDOVERREPLY']._serialized_start=977
-  _globals['_HANDOVERREPLY']._serialized_end=992
-  _globals['_MOVES']._serialized_start=995
-  _globals['_MOVES']._serialized_end=1547
+  _globals['_MOVES'].methods_by_name['Move']._loaded_options = None
+  _globals['_MOVES'].methods_by_name['Move']._serialized_options = b'\212\265\030\004\010\004\020\001'
+  _globals['_MOVES'].methods_by_name['ListPartition']._loaded_options = None
+  _globals['_MOVES'].methods_by_name['ListPartition']._serialized_options = b'\212\265\030\002\020\001'
+  _globals['_MOVES'].methods_by_name['ReadFile']._loaded_options = None
+  _globals['_MOVES'].methods_by_name['ReadFile']._serialized_options = b'\212\265\030\002\020\001'
+  _globals['_MOVES'].methods_by_name['SumFile']._loaded_options = None
+  _globals['_MOVES'].methods_by_name['SumFile']._serialized_options = b'\212\265\030\002\020\001'
+  _globals['_MOVES'].methods_by_name['Fence']._loaded_options = None
+  _globals['_MOVES'].methods_by_name['Fence']._serialized_options = b'\212\265\030\002\020\001'
+  _globals['_MOVES'].methods_by_name['Release']._loaded_options = None
+  _globals['_MOVES'].methods_by_name['Release']._serialized_options = b'\212\265\030\002\020\001'
+  _globals['_MOVES'].methods_by_name['HandOver']._loaded_options = None
+  _globals['_MOVES'].methods_by_name['HandOver']._serialized_options = b'\212\265\030\004\020\001\030\002'
+  _globals['_MOVEREQUEST']._serialized_start=78
+  _globals['_MOVEREQUEST']._serialized_end=122
+  _globals['_MOVEPROGRESS']._serialized_start=124
+  _globals['_MOVEPROGRESS']._serialized_end=194
+  _globals['_FILEVALUE']._serialized_start=196
+  _globals['_FILEVALUE']._serialized_end=253
+  _globals['_CONTENTSVALUE']._serialized_start=255
+  _globals['_CONTENTSVALUE']._serialized_end=370
+  _globals['_LISTPARTITIONREQUEST']._serialized_start=372
+  _globals['_LISTPARTITIONREQUEST']._serialized_end=413
+  _globals['_LISTPARTITIONREPLY']._serialized_start=416
+  _globals['_LISTPARTITIONREPLY']._serialized_end=564
+  _globals['_READFILEREQUEST']._serialized_start=566
+  _globals['_READFILEREQUEST']._serialized_end=674
+  _globals['_READFILEREPLY']._serialized_start=676
+  _globals['_READFILEREPLY']._serialized_end=718
+  _globals['_SUMFILEREQUEST']._serialized_start=720
+  _globals['_SUMFILEREQUEST']._serialized_end=797
+  _globals['_SUMFILEREPLY']._serialized_start=799
+  _globals['_SUMFILEREPLY']._serialized_end=826
+  _globals['_FENCEREQUEST']._serialized_start=828
+  _globals['_FENCEREQUEST']._serialized_end=873
+  _globals['_RELEASEREPLY']._serialized_start=875
+  _globals['_RELEASEREPLY']._serialized_end=889
+  _globals['_HANDOVERREQUEST']._serialized_start=891
+  _globals['_HANDOVERREQUEST']._serialized_end=1005
+  _globals['_HANDOVERREPLY']._serialized_start=1007
+  _globals['_HANDOVERREPLY']._serialized_end=1022
+  _globals['_MOVES']._serialized_start=1025
+  _globals['_MOVES']._serialized_end=1637
 # @@protoc_insertion_point(module_scope)

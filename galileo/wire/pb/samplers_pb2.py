@@ -22,33 +22,48 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from galileo.wire.pb import policy_pb2 as galileo_dot_wire_dot_pb_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egalileo/wire/pb/samplers.proto\x12\x0fgalileo.wire.pb\"\x95\x01\n\x10SentSamplerValue\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x65ntry\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x0f\n\x07sent_by\x18\x05 \x01(\t\x12\x0f\n\x07sent_at\x18\x06 \x01(\x01\x12\x0f\n\x07\x63\x63q_ids\x18\x07 \x03(\t\x12\x12\n\nrevoked_at\x18\x08 \x01(\x01\"g\n\x12SendSamplerRequest\x12\x0f\n\x07\x61rchive\x18\x01 \x01(\x0c\x12\x0f\n\x07sent_by\x18\x02 \x01(\t\x12/\n\x04kept\x18\x03 \x01(\x0b\x32!.galileo.wire.pb.SentSamplerValue\"F\n\x10SendSamplerReply\x12\x32\n\x07sampler\x18\x01 \x01(\x0b\x32!.galileo.wire.pb.SentSamplerValue\"\x15\n\x13ListSamplersRequest\"H\n\x11ListSamplersReply\x12\x33\n\x08samplers\x18\x01 \x03(\x0b\x32!.galileo.wire.pb.SentSamplerValue\"5\n\x14RevokeSamplerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05local\x18\x02 \x01(\x08\"V\n\x12RevokeSamplerReply\x12\x32\n\x07sampler\x18\x01 \x01(\x0b\x32!.galileo.wire.pb.SentSamplerValue\x12\x0c\n\x04\x61way\x18\x02 \x03(\t\"F\n\x11GetSamplerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05local\x18\x02 \x01(\x08\x12\x12\n\nfacts_only\x18\x03 \x01(\x08\"V\n\x0fGetSamplerReply\x12\x32\n\x07sampler\x18\x01 \x01(\x0b\x32!.galileo.wire.pb.SentSamplerValue\x12\x0f\n\x07\x61rchive\x18\x02 \x01(\x0c\x32\xcf\x02\n\x08Samplers\x12N\n\x04Send\x12#.galileo.wire.pb.SendSamplerRequest\x1a!.galileo.wire.pb.SendSamplerReply\x12P\n\x04List\x12$.galileo.wire.pb.ListSamplersRequest\x1a\".galileo.wire.pb.ListSamplersReply\x12T\n\x06Revoke\x12%.galileo.wire.pb.RevokeSamplerRequest\x1a#.galileo.wire.pb.RevokeSamplerReply\x12K\n\x03Get\x12\".galileo.wire.pb.GetSamplerRequest\x1a .galileo.wire.pb.GetSamplerReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egalileo/wire/pb/samplers.proto\x12\x0fgalileo.wire.pb\x1a\x1cgalileo/wire/pb/policy.proto\"\x95\x01\n\x10SentSamplerValue\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x65ntry\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x0f\n\x07sent_by\x18\x05 \x01(\t\x12\x0f\n\x07sent_at\x18\x06 \x01(\x01\x12\x0f\n\x07\x63\x63q_ids\x18\x07 \x03(\t\x12\x12\n\nrevoked_at\x18\x08 \x01(\x01\"m\n\x12SendSamplerRequest\x12\x0f\n\x07\x61rchive\x18\x01 \x01(\x0c\x12\x0f\n\x07sent_by\x18\x02 \x01(\t\x12\x35\n\x04kept\x18\x03 \x01(\x0b\x32!.galileo.wire.pb.SentSamplerValueB\x04\x90\xb5\x18\x01\"F\n\x10SendSamplerReply\x12\x32\n\x07sampler\x18\x01 \x01(\x0b\x32!.galileo.wire.pb.SentSamplerValue\"\x15\n\x13ListSamplersRequest\"H\n\x11ListSamplersReply\x12\x33\n\x08samplers\x18\x01 \x03(\x0b\x32!.galileo.wire.pb.SentSamplerValue\";\n\x14RevokeSamplerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x13\n\x05local\x18\x02 \x01(\x08\x42\x04\x90\xb5\x18\x01\"V\n\x12RevokeSamplerReply\x12\x32\n\x07sampler\x18\x01 \x01(\x0b\x32!.galileo.wire.pb.SentSamplerValue\x12\x0c\n\x04\x61way\x18\x02 \x03(\t\"L\n\x11GetSamplerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x13\n\x05local\x18\x02 \x01(\x08\x42\x04\x90\xb5\x18\x01\x12\x12\n\nfacts_only\x18\x03 \x01(\x08\"V\n\x0fGetSamplerReply\x12\x32\n\x07sampler\x18\x01 \x01(\x0b\x32!.galileo.wire.pb.SentSamplerValue\x12\x0f\n\x07\x61rchive\x18\x02 \x01(\x0c\x32\xf5\x02\n\x08Samplers\x12Z\n\x04Send\x12#.galileo.wire.pb.SendSamplerRequest\x1a!.galileo.wire.pb.SendSamplerReply\"\n\x8a\xb5\x18\x06\x08\x03\x10\x01\x18\x01\x12X\n\x04List\x12$.galileo.wire.pb.ListSamplersRequest\x1a\".galileo.wire.pb.ListSamplersReply\"\x06\x8a\xb5\x18\x02\x08\x01\x12^\n\x06Revoke\x12%.galileo.wire.pb.RevokeSamplerRequest\x1a#.galileo.wire.pb.RevokeSamplerReply\"\x08\x8a\xb5\x18\x04\x08\x04\x10\x01\x12S\n\x03Get\x12\".galileo.wire.pb.GetSamplerRequest\x1a .galileo.wire.pb.GetSamplerReply\"\x06\x8a\xb5\x18\x02\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'galileo.wire.pb.samplers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SENTSAMPLERVALUE']._serialized_start=52
-  _globals['_SENTSAMPLERVALUE']._serialized_end=201
-  _globals['_SENDSAMPLERREQUEST']._serialized_start=203
-  _globals['_SENDSAMPLERREQUEST']._serialized_end=306
-  _globals['_SENDSAMPLERREPLY']._serialized_start=308
-  _globals['_SENDSAMPLERREPLY']._serialized_end=378
-  _globals['_LISTSAMPLERSREQUEST']._serialized_start=380
-  _globals['_LISTSAMPLERSREQUEST']._serialized_end=401
-  _globals['_LISTSAMPLERSREPLY']._serialized_start=403
-  _globals['_LISTSAMPLERSREPLY']._serialized_end=475
-  _globals['_REVOKESAMPLERREQUEST']._serialized_start=477
-  _globals['_REVOKESAMPLERREQUEST']._serialized_end=530
-  _globals['_REVOKESAMPLERREPLY']._serialized_start=532
-  _globals['_REVOKESAMPLERREPLY']._serialized_end=618
-  _globals['_GETSAMPLERREQUEST']._serialized_start=620
-  _globals['_GETSAMPLERREQUEST']._serialized_end=690
-  _globals['_GETSAMPLERREPLY']._serialized_start=692
-  _globals['_GETSAMPLERREPLY']._serialized_end=778
-  _globals['_SAMPLERS']._serialized_start=781
-  _globals['_SAMPLERS']._serialized_end=1116
+  _globals['_SENDSAMPLERREQUEST'].fields_by_name['kept']._loaded_options = None
+  _globals['_SENDSAMPLERREQUEST'].fields_by_name['kept']._serialized_options = b'\220\265\030\001'
+  _globals['_REVOKESAMPLERREQUEST'].fields_by_name['local']._loaded_options = None
+  _globals['_REVOKESAMPLERREQUEST'].fields_by_name['local']._serialized_options = b'\220\265\030\001'
+  _globals['_GETSAMPLERREQUEST'].fields_by_name['local']._loaded_options = None
+  _globals['_GETSAMPLERREQUEST'].fields_by_name['local']._serialized_options = b'\220\265\030\001'
+  _globals['_SAMPLERS'].methods_by_name['Send']._loaded_options = None
+  _globals['_SAMPLERS'].methods_by_name['Send']._serialized_options = b'\212\265\030\006\010\003\020\001\030\001'
+  _globals['_SAMPLERS'].methods_by_name['List']._loaded_options = None
+  _globals['_SAMPLERS'].methods_by_name['List']._serialized_options = b'\212\265\030\002\010\001'
+  _globals['_SAMPLERS'].methods_by_name['Revoke']._loaded_options = None
+  _globals['_SAMPLERS'].methods_by_name['Revoke']._serialized_options = b'\212\265\030\004\010\004\020\001'
+  _globals['_SAMPLERS'].methods_by_name['Get']._loaded_options = None
+  _globals['_SAMPLERS'].methods_by_name['Get']._serialized_options = b'\212\265\030\002\020\001'
+  _globals['_SENTSAMPLERVALUE']._serialized_start=82
+  _globals['_SENTSAMPLERVALUE']._serialized_end=231
+  _globals['_SENDSAMPLERREQUEST']._serialized_start=233
+  _globals['_SENDSAMPLERREQUEST']._serialized_end=342
+  _globals['_SENDSAMPLERREPLY']._serialized_start=344
+  _globals['_SENDSAMPLERREPLY']._serialized_end=414
+  _globals['_LISTSAMPLERSREQUEST']._serialized_start=416
+  _globals['_LISTSAMPLERSREQUEST']._serialized_end=437
+  _globals['_LISTSAMPLERSREPLY']._serialized_start=439
+  _globals['_LISTSAMPLERSREPLY']._serialized_end=511
+  _globals['_REVOKESAMPLERREQUEST']._serialized_start=513
+  _globals['_REVOKESAMPLERREQUEST']._serialized_end=572
+  _globals['_REVOKESAMPLERREPLY']._serialized_start=574
+  _globals['_REVOKESAMPLERREPLY']._serialized_end=660
+  _globals['_GETSAMPLERREQUEST']._serialized_start=662
+  _globals['_GETSAMPLERREQUEST']._serialized_end=738
+  _globals['_GETSAMPLERREPLY']._serialized_start=740
+  _globals['_GETSAMPLERREPLY']._serialized_end=826
+  _globals['_SAMPLERS']._serialized_start=829
+  _globals['_SAMPLERS']._serialized_end=1202
 # @@protoc_insertion_point(module_scope)

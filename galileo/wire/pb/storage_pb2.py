@@ -23,53 +23,72 @@ _sym_db = _symbol_database.Default()
 
 
 from galileo.wire.pb import common_pb2 as galileo_dot_wire_dot_pb_dot_common__pb2
+from galileo.wire.pb import policy_pb2 as galileo_dot_wire_dot_pb_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dgalileo/wire/pb/storage.proto\x12\x0fgalileo.wire.pb\x1a\x1cgalileo/wire/pb/common.proto\"W\n\rIngestRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x10\n\x08producer\x18\x02 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x04\x12\x14\n\x0cobservations\x18\x04 \x01(\x0c\"q\n\x0bIngestReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05paths\x18\x02 \x01(\x04\x12-\n\x07reached\x18\x03 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x16\n\x0e\x64uplicate_rows\x18\x04 \x01(\x04\"j\n\rCommitRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x10\n\x08producer\x18\x03 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\x04\x12\x14\n\x0cobservations\x18\x05 \x01(\x0c\"O\n\x0b\x43ommitReply\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\r\n\x05paths\x18\x03 \x01(\x04\x12\x11\n\tduplicate\x18\x04 \x01(\x08\"\xb3\x01\n\x0bReadRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05parts\x18\x02 \x01(\x0c\x12\x12\n\nquery_json\x18\x03 \x01(\t\x12\r\n\x05local\x18\x04 \x01(\x08\x12\x10\n\x08numbered\x18\x05 \x01(\x08\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12\x0f\n\x07\x63olumns\x18\x07 \x03(\t\x12\x12\n\x05limit\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08order_by\x18\t \x01(\tB\x08\n\x06_limit\" \n\x08ReadPart\x12\x14\n\x0cobservations\x18\x01 \x01(\x0c\"\xc4\x01\n\rSelectRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x03 \x03(\t\x12\x12\n\ncount_only\x18\x04 \x01(\x08\x12-\n\x07\x63ommits\x18\x05 \x01(\x0b\x32\x1c.galileo.wire.pb.CommitRange\x12\x12\n\x05limit\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08order_by\x18\x07 \x01(\t\x12\x0f\n\x07partial\x18\x08 \x01(\x08\x42\x08\n\x06_limit\"{\n\x0b\x43ommitRange\x12\x12\n\npartitions\x18\x01 \x03(\r\x12+\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12+\n\x05until\x18\x03 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\"O\n\nSelectPart\x12\x14\n\x0cobservations\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x0f\n\x07missing\x18\x04 \x03(\r\"\xe6\x01\n\x08ScanItem\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x12\n\nquery_json\x18\x03 \x01(\t\x12+\n\x05\x61\x66ter\x18\x04 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12+\n\x05until\x18\x05 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0f\n\x07\x62ounded\x18\x06 \x01(\x08\x12\x12\n\npartitions\x18\x07 \x03(\r\x12\x12\n\nlabels_max\x18\x08 \x01(\x04\x12\x14\n\x0csampler_json\x18\t \x01(\t\"7\n\x0bScanRequest\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.galileo.wire.pb.ScanItem\"\xbd\x01\n\x08ScanPart\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x10\n\x06labels\x18\x02 \x01(\x0cH\x00\x12/\n\x07reached\x18\x03 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValueH\x00\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1b.galileo.wire.pb.ErrorValueH\x00\x12*\n\x04gone\x18\x05 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValueB\x06\n\x04part\"5\n\tScanReply\x12(\n\x05parts\x18\x01 \x03(\x0b\x32\x19.galileo.wire.pb.ScanPart\"5\n\x0cStandRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x14\n\x0cqueries_json\x18\x02 \x03(\t\"\x0c\n\nStandReply\"d\n\x0cMatchRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63ursors\x18\x04 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x05 \x01(\x0c\"\xaa\x01\n\tMatchPart\x12\x10\n\x08\x61nswered\x18\x01 \x01(\x0c\x12-\n\x07reached\x18\x02 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0e\n\x06labels\x18\x03 \x03(\x0c\x12\r\n\x05items\x18\x04 \x01(\x0c\x12\x0e\n\x06places\x18\x05 \x01(\x0c\x12-\n\x07\x64ropped\x18\x06 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\"I\n\x0cMatchFailure\x12\r\n\x05items\x18\x01 \x01(\x0c\x12*\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1b.galileo.wire.pb.ErrorValue\"\x98\x01\n\nMatchReply\x12\x10\n\x06labels\x18\x01 \x01(\x0cH\x00\x12*\n\x04part\x18\x02 \x01(\x0b\x32\x1a.galileo.wire.pb.MatchPartH\x00\x12\x11\n\x07unknown\x18\x03 \x01(\x0cH\x00\x12\x30\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1d.galileo.wire.pb.MatchFailureH\x00\x42\x07\n\x05reply2\xf5\x03\n\x07Storage\x12\x46\n\x06Ingest\x12\x1e.galileo.wire.pb.IngestRequest\x1a\x1c.galileo.wire.pb.IngestReply\x12\x46\n\x06\x43ommit\x12\x1e.galileo.wire.pb.CommitRequest\x1a\x1c.galileo.wire.pb.CommitReply\x12\x41\n\x04Read\x12\x1c.galileo.wire.pb.ReadRequest\x1a\x19.galileo.wire.pb.ReadPart0\x01\x12G\n\x06Select\x12\x1e.galileo.wire.pb.SelectRequest\x1a\x1b.galileo.wire.pb.SelectPart0\x01\x12\x42\n\x04Scan\x12\x1c.galileo.wire.pb.ScanRequest\x1a\x1a.galileo.wire.pb.ScanReply0\x01\x12\x43\n\x05Stand\x12\x1d.galileo.wire.pb.StandRequest\x1a\x1b.galileo.wire.pb.StandReply\x12\x45\n\x05Match\x12\x1d.galileo.wire.pb.MatchRequest\x1a\x1b.galileo.wire.pb.MatchReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dgalileo/wire/pb/storage.proto\x12\x0fgalileo.wire.pb\x1a\x1cgalileo/wire/pb/common.proto\x1a\x1cgalileo/wire/pb/policy.proto\"W\n\rIngestRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x10\n\x08producer\x18\x02 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x04\x12\x14\n\x0cobservations\x18\x04 \x01(\x0c\"q\n\x0bIngestReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05paths\x18\x02 \x01(\x04\x12-\n\x07reached\x18\x03 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x16\n\x0e\x64uplicate_rows\x18\x04 \x01(\x04\"j\n\rCommitRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x10\n\x08producer\x18\x03 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\x04\x12\x14\n\x0cobservations\x18\x05 \x01(\x0c\"O\n\x0b\x43ommitReply\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\r\n\x05paths\x18\x03 \x01(\x04\x12\x11\n\tduplicate\x18\x04 \x01(\x08\"\xbf\x01\n\x0bReadRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05parts\x18\x02 \x01(\x0c\x12\x12\n\nquery_json\x18\x03 \x01(\t\x12\x13\n\x05local\x18\x04 \x01(\x08\x42\x04\x90\xb5\x18\x01\x12\x10\n\x08numbered\x18\x05 \x01(\x08\x12\x14\n\x06\x64igest\x18\x06 \x01(\x0c\x42\x04\x90\xb5\x18\x01\x12\x0f\n\x07\x63olumns\x18\x07 \x03(\t\x12\x12\n\x05limit\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08order_by\x18\t \x01(\tB\x08\n\x06_limit\" \n\x08ReadPart\x12\x14\n\x0cobservations\x18\x01 \x01(\x0c\"\xc4\x01\n\rSelectRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x03 \x03(\t\x12\x12\n\ncount_only\x18\x04 \x01(\x08\x12-\n\x07\x63ommits\x18\x05 \x01(\x0b\x32\x1c.galileo.wire.pb.CommitRange\x12\x12\n\x05limit\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08order_by\x18\x07 \x01(\t\x12\x0f\n\x07partial\x18\x08 \x01(\x08\x42\x08\n\x06_limit\"{\n\x0b\x43ommitRange\x12\x12\n\npartitions\x18\x01 \x03(\r\x12+\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12+\n\x05until\x18\x03 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\"O\n\nSelectPart\x12\x14\n\x0cobservations\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x0f\n\x07missing\x18\x04 \x03(\r\"\xe6\x01\n\x08ScanItem\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x12\n\nquery_json\x18\x03 \x01(\t\x12+\n\x05\x61\x66ter\x18\x04 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12+\n\x05until\x18\x05 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0f\n\x07\x62ounded\x18\x06 \x01(\x08\x12\x12\n\npartitions\x18\x07 \x03(\r\x12\x12\n\nlabels_max\x18\x08 \x01(\x04\x12\x14\n\x0csampler_json\x18\t \x01(\t\"7\n\x0bScanRequest\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.galileo.wire.pb.ScanItem\"\xbd\x01\n\x08ScanPart\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x10\n\x06labels\x18\x02 \x01(\x0cH\x00\x12/\n\x07reached\x18\x03 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValueH\x00\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1b.galileo.wire.pb.ErrorValueH\x00\x12*\n\x04gone\x18\x05 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValueB\x06\n\x04part\"5\n\tScanReply\x12(\n\x05parts\x18\x01 \x03(\x0b\x32\x19.galileo.wire.pb.ScanPart\"5\n\x0cStandRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x14\n\x0cqueries_json\x18\x02 \x03(\t\"\x0c\n\nStandReply\"d\n\x0cMatchRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63ursors\x18\x04 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x05 \x01(\x0c\"\xaa\x01\n\tMatchPart\x12\x10\n\x08\x61nswered\x18\x01 \x01(\x0c\x12-\n\x07reached\x18\x02 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\x12\x0e\n\x06labels\x18\x03 \x03(\x0c\x12\r\n\x05items\x18\x04 \x01(\x0c\x12\x0e\n\x06places\x18\x05 \x01(\x0c\x12-\n\x07\x64ropped\x18\x06 \x01(\x0b\x32\x1c.galileo.wire.pb.CursorValue\"I\n\x0cMatchFailure\x12\r\n\x05items\x18\x01 \x01(\x0c\x12*\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1b.galileo.wire.pb.ErrorValue\"\x98\x01\n\nMatchReply\x12\x10\n\x06labels\x18\x01 \x01(\x0cH\x00\x12*\n\x04part\x18\x02 \x01(\x0b\x32\x1a.galileo.wire.pb.MatchPartH\x00\x12\x11\n\x07unknown\x18\x03 \x01(\x0cH\x00\x12\x30\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1d.galileo.wire.pb.MatchFailureH\x00\x42\x07\n\x05reply2\xc9\x04\n\x07Storage\x12R\n\x06Ingest\x12\x1e.galileo.wire.pb.IngestRequest\x1a\x1c.galileo.wire.pb.IngestReply\"\n\x8a\xb5\x18\x06\x08\x02\x18\x02 \x01\x12R\n\x06\x43ommit\x12\x1e.galileo.wire.pb.CommitRequest\x1a\x1c.galileo.wire.pb.CommitReply\"\n\x8a\xb5\x18\x06\x10\x01\x18\x02 \x01\x12Q\n\x04Read\x12\x1c.galileo.wire.pb.ReadRequest\x1a\x19.galileo.wire.pb.ReadPart\"\x0e\x8a\xb5\x18\n\x08\x01\x10\x01\x18\x02 \x01(\x02\x30\x01\x12S\n\x06Select\x12\x1e.galileo.wire.pb.SelectRequest\x1a\x1b.galileo.wire.pb.SelectPart\"\n\x8a\xb5\x18\x06\x08\x01\x18\x01(\x02\x30\x01\x12N\n\x04Scan\x12\x1c.galileo.wire.pb.ScanRequest\x1a\x1a.galileo.wire.pb.ScanReply\"\n\x8a\xb5\x18\x06\x08\x01\x10\x01\x18\x02\x30\x01\x12M\n\x05Stand\x12\x1d.galileo.wire.pb.StandRequest\x1a\x1b.galileo.wire.pb.StandReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x12O\n\x05Match\x12\x1d.galileo.wire.pb.MatchRequest\x1a\x1b.galileo.wire.pb.MatchReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'galileo.wire.pb.storage_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INGESTREQUEST']._serialized_start=80
-  _globals['_INGESTREQUEST']._serialized_end=167
-  _globals['_INGESTREPLY']._serialized_start=169
-  _globals['_INGESTREPLY']._serialized_end=282
-  _globals['_COMMITREQUEST']._serialized_start=284
-  _globals['_COMMITREQUEST']._serialized_end=390
-  _globals['_COMMITREPLY']._serialized_start=392
-  _globals['_COMMITREPLY']._serialized_end=471
-  _globals['_READREQUEST']._serialized_start=474
-  _globals['_READREQUEST']._serialized_end=653
-  _globals['_READPART']._serialized_start=655
-  _globals['_READPART']._serialized_end=687
-  _globals['_SELECTREQUEST']._serialized_start=690
-  _globals['_SELECTREQUEST']._serialized_end=886
-  _globals['_COMMITRANGE']._serialized_start=888
-  _globals['_COMMITRANGE']._serialized_end=1011
-  _globals['_SELECTPART']._serialized_start=1013
-  _globals['_SELECTPART']._serialized_end=1092
-  _globals['_SCANITEM']._serialized_start=1095
-  _globals['_SCANITEM']._serialized_end=1325
-  _globals['_SCANREQUEST']._serialized_start=1327
-  _globals['_SCANREQUEST']._serialized_end=1382
-  _globals['_SCANPART']._serialized_start=1385
-  _globals['_SCANPART']._serialized_end=1574
-  _globals['_SCANREPLY']._serialized_start=1576
-  _globals['_SCANREPLY']._serialized_end=1629
-  _globals['_STANDREQUEST']._serialized_start=1631
-  _globals['_STANDREQUEST']._serialized_end=1684
-  _globals['_STANDREPLY']._serialized_start=1686
-  _globals['_STANDREPLY']._serialized_end=1698
-  _globals['_MATCHREQUEST']._serialized_start=1700
-  _globals['_MATCHREQUEST']._serialized_end=1800
-  _globals['_MATCHPART']._serialized_start=1803
-  _globals['_MATCHPART']._serialized_end=1973
-  _globals['_MATCHFAILURE']._serialized_start=1975
-  _globals['_MATCHFAILURE']._serialized_end=2048
-  _globals['_MATCHREPLY']._serialized_start=2051
-  _globals['_MATCHREPLY']._serialized_end=2203
-  _globals['_STORAGE']._serialized_start=2206
-  _globals['_STORAGE']._serialized_end=2707
+  _globals['_READREQUEST'].fields_by_name['local']._loaded_options = None
+  _globals['_READREQUEST'].fields_by_name['local']._serialized_options = b'\220\265\030\001'
+  _globals['_READREQUEST'].fields_by_name['digest']._loaded_options = None
+  _globals['_READREQUEST'].fields_by_name['digest']._serialized_options = b'\220\265\030\001'
+  _globals['_STORAGE'].methods_by_name['Ingest']._loaded_options = None
+  _globals['_STORAGE'].methods_by_name['Ingest']._serialized_options = b'\212\265\030\006\010\002\030\002 \001'
+  _globals['_STORAGE'].methods_by_name['Commit']._loaded_options = None
+  _globals['_STORAGE'].methods_by_name['Commit']._serialized_options = b'\212\265\030\006\020\001\030\002 \001'
+  _globals['_STORAGE'].methods_by_name['Read']._loaded_options = None
+  _globals['_STORAGE'].methods_by_name['Read']._serialized_options = b'\212\265\030\n\010\001\020\001\030\002 \001(\002'
+  _globals['_STORAGE'].methods_by_name['Select']._loaded_options = None
+  _globals['_STORAGE'].methods_by_name['Select']._serialized_options = b'\212\265\030\006\010\001\030\001(\002'
+  _globals['_STORAGE'].methods_by_name['Scan']._loaded_options = None
+  _globals['_STORAGE'].methods_by_name['Scan']._serialized_options = b'\212\265\030\006\010\001\020\001\030\002'
+  _globals['_STORAGE'].methods_by_name['Stand']._loaded_options = None
+  _globals['_STORAGE'].methods_by_name['Stand']._serialized_options = b'\212\265\030\004\020\001\030\002'
+  _globals['_STORAGE'].methods_by_name['Match']._loaded_options = None
+  _globals['_STORAGE'].methods_by_name['Match']._serialized_options = b'\212\265\030\004\020\001\030\002'
+  _globals['_INGESTREQUEST']._serialized_start=110
+  _globals['_INGESTREQUEST']._serialized_end=197
+  _globals['_INGESTREPLY']._serialized_start=199
+  _globals['_INGESTREPLY']._serialized_end=312
+  _globals['_COMMITREQUEST']._serialized_start=314
+  _globals['_COMMITREQUEST']._serialized_end=420
+  _globals['_COMMITREPLY']._serialized_start=422
+  _globals['_COMMITREPLY']._serialized_end=501
+  _globals['_READREQUEST']._serialized_start=504
+  _globals['_READREQUEST']._serialized_end=695
+  _globals['_READPART']._serialized_start=697
+  _globals['_READPART']._serialized_end=729
+  _globals['_SELECTREQUEST']._serialized_start=732
+  _globals['_SELECTREQUEST']._serialized_end=928
+  _globals['_COMMITRANGE']._serialized_start=930
+  _globals['_COMMITRANGE']._serialized_end=1053
+  _globals['_SELECTPART']._serialized_start=1055
+  _globals['_SELECTPART']._serialized_end=1134
+  _globals['_SCANITEM']._serialized_start=1137
+  _globals['_SCANITEM']._serialized_end=1367
+  _globals['_SCANREQUEST']._serialized_start=1369
+  _globals['_SCANREQUEST']._serialized_end=1424
+  _globals['_SCANPART']._serialized_start=1427
+  _globals['_SCANPART']._serialized_end=1616
+  _globals['_SCANREPLY']._serialized_start=1618
+  _globals['_SCANREPLY']._serialized_end=1671
+  _globals['_STANDREQUEST']._serialized_start=1673
+  _globals['_STANDREQUEST']._serialized_end=1726
+  _globals['_STANDREPLY']._serialized_start=1728
+  _globals['_STANDREPLY']._serialized_end=1740
+  _globals['_MATCHREQUEST']._serialized_start=1742
+  _globals['_MATCHREQUEST']._serialized_end=1842
+  _globals['_MATCHPART']._serialized_start=1845
+  _globals['_MATCHPART']._serialized_end=2015
+  _globals['_MATCHFAILURE']._serialized_start=2017
+  _globals['_MATCHFAILURE']._serialized_end=2090
+  _globals['_MATCHREPLY']._serialized_start=2093
+  _globals['_MATCHREPLY']._serialized_end=2245
+  _globals['_STORAGE']._serialized_start=2248
+  _globals['_STORAGE']._serialized_end=2833
 # @@protoc_insertion_point(module_scope)

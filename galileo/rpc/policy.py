@@ -1,0 +1,72 @@
+"""Policies of methods, as the protocol's options state them.
+
+`proto/galileo/wire/pb/policy.proto` defines the options. A new method needs no other table: access,
+admission, call log and audit read its policy here. A method without the option may not be called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from google.protobuf.message import Message
+
+from galileo.wire.pb import (
+    cluster_pb2,
+    continuous_pb2,
+    moves_pb2,
+    query_pb2,
+    samplers_pb2,
+    storage_pb2,
+)
+from galileo.wire.pb.policy_pb2 import Policy, nodes_only, policy
+from galileo.wire.zero_copy import Bulk
+
+FILES = (storage_pb2, query_pb2, continuous_pb2, cluster_pb2, moves_pb2, samplers_pb2)
+"""The modules whose services a node serves."""
+
+
+def service_names() -> list[str]:
+    """Full names of the services that a node serves."""
+    return [
+        service.full_name for file in FILES for service in file.DESCRIPTOR.services_by_name.values()
+    ]
+
+
+def _policies() -> Iterator[tuple[str, Policy]]:
+    for file in FILES:
+        for service in file.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                options = method.GetOptions()
+                if options.HasExtension(policy):
+                    yield f"/{service.full_name}/{method.name}", options.Extensions[policy]
+
+
+POLICIES: Mapping[str, Policy] = MappingProxyType(dict(_policies()))
+"""By method, "/package.Service/Method"."""
+HEARTBEATS = frozenset(method for method, p in POLICIES.items() if p.heartbeat)
+INTERNAL = frozenset(method for method, p in POLICIES.items() if p.nodes and not p.clients)
+"""Methods that only nodes call."""
+
+
+@cache
+def nodes_only_fields(descriptor: Any) -> tuple[str, ...]:
+    """Names of the fields of a message that only nodes may set."""
+    return tuple(
+        field.name for field in descriptor.fields if field.GetOptions().Extensions[nodes_only]
+    )
+
+
+def used_nodes_only_fields(request: Any) -> list[str]:
+    """Names of those fields that a request sets; a stream of requests has none."""
+    message = request.head if isinstance(request, Bulk) else request
+    if not isinstance(message, Message):
+        return []
+    return [name for name in nodes_only_fields(message.DESCRIPTOR) if _is_set(message, name)]
+
+
+def _is_set(message: Message, name: str) -> bool:
+    field = message.DESCRIPTOR.fields_by_name[name]
+    return bool(message.HasField(name) if field.has_presence else getattr(message, name))
