@@ -23,6 +23,8 @@ MESSAGE_BYTES_MAX = 64 << 20
 KEEPALIVE_MS = 10_000
 PING_TIMEOUT_MS = 5_000
 RECONNECT_BACKOFF_MS = 300
+CONNECT_TIMEOUT_S = 3.0
+"""Of one attempt to connect, with the handshakes of TLS and HTTP/2."""
 STREAMS_MAX = 1_024
 CONNECTIONS_MAX = 4_096
 """Of one process; at most half of the files that it may open, for the store needs some, too."""
@@ -57,7 +59,7 @@ _COMMON: list[tuple[str, Any]] = [
 _OPENED = [
     *_COMMON,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", int(1000 * CONNECT_TIMEOUT_S)),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS),
     ("grpc.use_local_subchannel_pool", 1),
 ]

@@ -14,6 +14,7 @@ from galileo.wire.pb import query_pb2, query_pb2_grpc
 
 QUICK_MS = 1_000
 IDLE_S = 3.6
+HTTP2_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
 
 class Thoughtful(query_pb2_grpc.QueryServicer):
@@ -48,3 +49,20 @@ async def test_a_stream_on_which_nothing_comes_for_long_is_kept(
         ]
     await server.stop(None)
     assert [part.labels for part in parts] == [b"at once", b"at last"]
+
+
+class Slow(asyncio.Protocol):
+    """Answers the handshake of HTTP/2 after half a second."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        asyncio.get_running_loop().call_later(0.5, transport.write, HTTP2_SETTINGS)
+
+
+async def test_a_connection_with_a_handshake_of_half_a_second_is_made() -> None:
+    """With TLS, three or four round trips over a long way take as long."""
+    server = await asyncio.get_running_loop().create_server(Slow, "127.0.0.1", 0)
+    async with server:
+        address = "{}:{}".format(*server.sockets[0].getsockname())
+        async with open_channel(address) as line, asyncio.timeout(60):
+            await line.channel_ready()
