@@ -149,7 +149,10 @@ def test_a_request_is_followed_from_node_to_node(pair: galileo.LocalCluster) -> 
         assert time.monotonic() < deadline
         assert len(client.query("rain", "rain > 0")) == 5
         client.status()
-    for asked, passed_on in (("Query/Run", "Storage/Scan"), ("Storage/Ingest", "Storage/Commit")):
+    for asked, passed_on in (
+        ("Query/Run", "Storage/Scan"),
+        ("Storage/Ingest", "PeerStorage/Commit"),
+    ):
         first = found(pair, method=asked, outcome="OK")[0]
         [other] = found(pair, method=passed_on, request=first["request"])
         assert {first["node"], other["node"]} == {"node-1", "node-2"}
@@ -157,7 +160,7 @@ def test_a_request_is_followed_from_node_to_node(pair: galileo.LocalCluster) -> 
     for node in pair.nodes:
         lines = lines_of(node.log)
         assert {line["node"] for line in lines} == {node.name}
-        assert not [line for line in lines if line.get("method") == "Cluster/Exchange"]
+        assert not [line for line in lines if line.get("method") == "PeerCluster/Gossip"]
 
 
 def test_an_error_names_its_request_and_so_does_the_log(pair: galileo.LocalCluster) -> None:

@@ -333,7 +333,7 @@ class LabelCache:
         if self._gathering or count <= LABELS_FEW:
             return None
         alone = newest[0].packed if len(newest) == 1 else None
-        if alone is not None and alone.is_quick(leaves_out=True):
+        if alone is not None and alone.is_quick(allow_row_filters=True):
             return None
         return self._handed_out(newest)
 

@@ -200,20 +200,20 @@ class PackedLabels:
         """What `galileo.packing.unpack` takes; packs that hold more are packed anew."""
         return self.to_pieces(compressed=compressed)[0]
 
-    def is_quick(self, *, leaves_out: bool) -> bool:
+    def is_quick(self, *, allow_row_filters: bool) -> bool:
         """Whether `to_pieces` packs nothing anew."""
-        return all(one.is_whole or (leaves_out and one.is_mostly_kept) for one in self.packs)
+        return all(one.is_whole or (allow_row_filters and one.is_mostly_kept) for one in self.packs)
 
     def to_pieces(
-        self, *, compressed: bool = False, leaves_out: bool = False
+        self, *, compressed: bool = False, allow_row_filters: bool = False
     ) -> tuple[list[bytes], dict[int, Ranges]]:
         """What `galileo.packing.unpack` takes, and which of its rows are these labels.
 
         Args:
             compressed: whether what is packed anew is compressed; else it is not even compacted,
                 since a reader waits for it.
-            leaves_out: whether packs that hold some more may be given as they are; others are
-                packed anew.
+            allow_row_filters: whether packs that hold some more may be given as they are;
+                others are packed anew.
 
         Returns:
             The bytes, and by their number the rows, where not all of them count.
@@ -222,7 +222,7 @@ class PackedLabels:
         for number, one in enumerate(self.packs):
             if one.is_whole:
                 pieces.append(one.data)
-            elif leaves_out and one.is_mostly_kept:
+            elif allow_row_filters and one.is_mostly_kept:
                 pieces.append(one.data)
                 kept[number] = one.ranges()
             else:

@@ -29,7 +29,7 @@ from galileo.errors import InputError, Unavailable
 from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.codec import cursor_from_pb
-from galileo.wire.pb import query_pb2, query_pb2_grpc
+from galileo.wire.v1 import analytics_pb2, analytics_pb2_grpc
 from galileo.wire.value_json import values_from_json, values_to_json
 
 TIMEOUT_S = 120.0
@@ -41,7 +41,7 @@ CHILDREN = 10_000
 async def explain(
     transport: Transport, dataset: str, query: str, *, require_complete: bool
 ) -> QueryExplanation:
-    request = query_pb2.ExplainRequest(dataset=dataset, query=query)
+    request = analytics_pb2.ExplainRequest(dataset=dataset, query=query)
 
     async def attempt(channel: grpc.aio.Channel) -> QueryExplanation:
         reply = await _stub(channel).Explain(request, timeout=TIMEOUT_S)
@@ -59,7 +59,7 @@ async def explain(
     return await completeness.call(transport, attempt, require_complete=require_complete)
 
 
-def _node(value: query_pb2.ExplainedNode) -> NodeExplanation:
+def _node(value: analytics_pb2.ExplainedNode) -> NodeExplanation:
     who = (value.node, value.group, tuple(value.partitions))
     if value.HasField("error"):
         told = f"{value.error.message} [{value.error.kind}]"
@@ -84,7 +84,7 @@ def _node(value: query_pb2.ExplainedNode) -> NodeExplanation:
 
 
 async def nearest(
-    transport: Transport, request: query_pb2.NearestRequest, *, require_complete: bool
+    transport: Transport, request: analytics_pb2.NearestRequest, *, require_complete: bool
 ) -> NearestResult:
     async def attempt(channel: grpc.aio.Channel) -> NearestResult:
         head, table, tail = await _collect(_stub(channel).Nearest(request, timeout=TIMEOUT_S))
@@ -102,12 +102,12 @@ def nearest_request(
     longitude: float,
     k: int,
     within_m: float | None,
-) -> query_pb2.NearestRequest:
+) -> analytics_pb2.NearestRequest:
     """Raises `InputError` for what does not fit the message; the node says the rest."""
     if not isinstance(k, int | np.integer) or not 0 <= k < 1 << 32:
         raise InputError(f"expected a number k of observations, got {k!r}")
     east = _number(longitude, "a longitude")
-    request = query_pb2.NearestRequest(
+    request = analytics_pb2.NearestRequest(
         dataset=dataset,
         query=query,
         latitude=_number(latitude, "a latitude"),
@@ -142,7 +142,7 @@ async def summarise(
     bins: int | Sequence[float] | None,
     require_complete: bool,
 ) -> FeatureSummary:
-    request = query_pb2.SummariseRequest(dataset=dataset, query=query, feature=feature)
+    request = analytics_pb2.SummariseRequest(dataset=dataset, query=query, feature=feature)
     if isinstance(bins, int | np.integer):
         if not 0 <= bins < 1 << 32:
             raise InputError(f"expected a number of bins, got {bins}")
@@ -157,7 +157,7 @@ async def summarise(
     return await completeness.call(transport, attempt, require_complete=require_complete)
 
 
-def _summary(reply: query_pb2.SummariseReply, feature: str) -> FeatureSummary:
+def _summary(reply: analytics_pb2.SummariseReply, feature: str) -> FeatureSummary:
     return FeatureSummary(
         feature=feature,
         query=reply.query_json,
@@ -183,7 +183,7 @@ async def estimate(
     quantiles: Sequence[float],
     require_complete: bool,
 ) -> Estimate:
-    request = query_pb2.EstimateRequest(
+    request = analytics_pb2.EstimateRequest(
         dataset=dataset,
         query=query,
         feature=feature or "",
@@ -242,7 +242,7 @@ class Tree:
         """A page of the children of a vertex."""
         if not 1 <= limit < 1 << 32:
             raise InputError(f"expected a limit of at least 1 child, got {limit!r}")
-        request = query_pb2.ChildrenRequest(
+        request = analytics_pb2.ChildrenRequest(
             dataset=self.schema.key,
             prefix_json=values_to_json(prefix),
             order=self.order,
@@ -305,14 +305,14 @@ def _text(value: Any, schema: Schema, level: str) -> str:
 
 
 def _stub(channel: grpc.aio.Channel) -> Any:
-    return query_pb2_grpc.ExploreStub(channel)
+    return analytics_pb2_grpc.AnalyticsStub(channel)
 
 
 async def _collect(
     call: Any,
-) -> tuple[query_pb2.ExploreHead, pa.Table, query_pb2.ExploreTail]:
+) -> tuple[analytics_pb2.AnalyticsHead, pa.Table, analytics_pb2.AnalyticsTail]:
     """The parts of a stream; a call that nobody waits for any more is ended at its node."""
-    head, tables = query_pb2.ExploreHead(), []
+    head, tables = analytics_pb2.AnalyticsHead(), []
     try:
         async for part in call:
             kind = part.WhichOneof("part")

@@ -33,10 +33,7 @@ from galileo.model.times import Duration, seconds
 from galileo.model.windows import Window
 from galileo.query.builder import QueryLike, query_text
 from galileo.rdf.incremental_graph import LABELS_MAX
-from galileo.wire.pb import (
-    continuous_pb2,
-    continuous_pb2_grpc,
-)
+from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,7 @@ from galileo.client.transport import Transport
 from galileo.errors import Unavailable
 from galileo.model.schema import Schema
 from galileo.model.times import Duration, seconds
-from galileo.wire.pb import (
-    cluster_pb2,
-    cluster_pb2_grpc,
-)
+from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 RETRY_TIMEOUT_S = 15.0
 INGEST_TIMEOUT_S = 60.0

@@ -12,7 +12,7 @@ from galileo.client.results import Caller, DroppedDataset, RetentionReport
 from galileo.errors import GalileoError, InputError, UnknownDataset
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema, unknown_dataset
-from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
+from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 
 class AsyncDatasets(AsyncAnalytics):

@@ -36,7 +36,7 @@ from galileo.model.rows import check_limit, row_options
 from galileo.model.times import Duration
 from galileo.query.builder import QueryLike, query_text
 from galileo.samplers import SamplerSpec
-from galileo.wire.pb import query_pb2
+from galileo.wire.v1 import query_pb2
 
 
 class AsyncObservations(AsyncCcqs):

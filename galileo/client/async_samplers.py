@@ -16,7 +16,7 @@ from galileo.client.results import RevokedSampler, UploadedSampler
 from galileo.errors import InputError
 from galileo.sampler_package import SamplerArchive
 from galileo.samplers import SamplerSpec, sampler
-from galileo.wire.pb import samplers_pb2, samplers_pb2_grpc
+from galileo.wire.v1 import samplers_pb2, samplers_pb2_grpc
 
 SamplerLike: TypeAlias = SamplerSpec | SamplerArchive
 """An archive stands for the sampler in it, without options and with a random seed."""
@@ -49,9 +49,9 @@ class AsyncSamplers(AsyncDatasets):
             'thin'
         """
         instance_of(SamplerArchive, archive, "an archive as galileo.sampler_archive(path) makes it")
-        request = samplers_pb2.SendSamplerRequest(archive=archive.data, sent_by=_sender())
+        request = samplers_pb2.UploadSamplerRequest(archive=archive.data, sent_by=_sender())
         reply = await self._transport.call(
-            lambda channel: samplers_pb2_grpc.SamplersStub(channel).Send(
+            lambda channel: samplers_pb2_grpc.SamplersStub(channel).Upload(
                 request, timeout=ANSWER_TIMEOUT_S
             )
         )

@@ -30,8 +30,8 @@ from galileo.model.schema import Schema
 from galileo.packing import FORMAT_VERSION, unpack
 from galileo.wire import token as resume
 from galileo.wire.codec import cursor_from_pb, kept_rows, stretches_from_pb
-from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
 from galileo.wire.status import error_from_pb
+from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
 COORDINATORS_MAX = 200_000
 """Continuous queries of which coordinator and text are remembered."""
@@ -84,7 +84,7 @@ class _SharedUpdate:
     """Queries of one answer that have all but their labels in common."""
 
     def __init__(
-        self, value: continuous_pb2.ManySheet, ccq_ids: Sequence[str], answer: _Answer
+        self, value: continuous_pb2.SharedUpdate, ccq_ids: Sequence[str], answer: _Answer
     ) -> None:
         self.answer = answer
         self.schema = answer.schema(value.schema)
@@ -414,8 +414,8 @@ class BulkFetcher:
             wait_s=wait_s,
             labels_max=labels_max,
             packing=FORMAT_VERSION,
-            names_queries=any(ccq_id not in self._queries for ccq_id in ccq_ids),
-            takes_sheets=True,
+            include_query=any(ccq_id not in self._queries for ccq_id in ccq_ids),
+            accept_shared_updates=True,
         )
         # A node that has sent none may not know how to read cursors in place of tokens.
         encode_positions(request, reading.stands, spelled_out=address not in self._send_sheets)

@@ -25,8 +25,8 @@ from galileo.model.windows import Window
 from galileo.query.builder import QueryLike, query_text
 from galileo.sampler_package import SamplerArchive
 from galileo.samplers import SamplerSpec
-from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
 from galileo.wire.status import error_from_pb
+from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
 SUBMISSIONS_PER_CALL = 500
 CALL_BYTES_MAX = 4 << 20

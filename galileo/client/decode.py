@@ -37,8 +37,8 @@ from galileo.wire.codec import (
     table_of,
     windows_from_pb,
 )
-from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2, samplers_pb2
 from galileo.wire.status import error_of_rpc
+from galileo.wire.v1 import cluster_pb2, common_pb2, continuous_pb2, samplers_pb2
 
 TIMEOUT_S = 40.0
 ANSWER_TIMEOUT_S = 300.0
@@ -176,9 +176,7 @@ async def ended(call: Any) -> Exception:
     return error
 
 
-def _labels(
-    head: _Head, chunks: list[bytes], frontier: common_pb2.CursorValue, missing: Any
-) -> Labels:
+def _labels(head: _Head, chunks: list[bytes], frontier: common_pb2.Cursor, missing: Any) -> Labels:
     schema = schema_of(head.schema_json)
     return Labels(
         schema,
@@ -193,7 +191,7 @@ def watch_error(error: grpc.RpcError) -> GalileoError:
     return error_of_rpc(error, asked="the watched node")
 
 
-def held_back(value: cluster_pb2.HeldBackValue) -> dict[str, Any]:
+def held_back(value: cluster_pb2.RetentionHold) -> dict[str, Any]:
     return {
         "partition": value.partition,
         "bytes": value.bytes,
@@ -222,7 +220,7 @@ def retention_report(value: cluster_pb2.RetentionReport) -> RetentionReport:
     )
 
 
-def ccq_info(value: continuous_pb2.CcqValue) -> CcqInfo:
+def ccq_info(value: continuous_pb2.Ccq) -> CcqInfo:
     return CcqInfo(
         id=value.id,
         dataset=name_of_key(value.dataset),
@@ -241,7 +239,7 @@ def ccq_info(value: continuous_pb2.CcqValue) -> CcqInfo:
     )
 
 
-def caller(value: cluster_pb2.CallerValue) -> Caller:
+def caller(value: cluster_pb2.Caller) -> Caller:
     quotas = {
         one.name: QuotaUse(one.bound, one.used if one.used >= 0 else None, one.counted)
         for one in value.quotas
@@ -287,7 +285,7 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
     )
 
 
-def sent_sampler(value: samplers_pb2.SentSamplerValue) -> UploadedSampler:
+def sent_sampler(value: samplers_pb2.UploadedSampler) -> UploadedSampler:
     return UploadedSampler(
         digest=value.digest,
         name=value.name,

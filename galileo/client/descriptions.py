@@ -16,7 +16,7 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.windows import instant
 from galileo.optional_imports import library
 from galileo.wire.codec import cursor_from_pb
-from galileo.wire.pb import query_pb2, query_pb2_grpc
+from galileo.wire.v1 import analytics_pb2, analytics_pb2_grpc
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,17 +140,17 @@ async def describe(
     transport: Transport, schema: Schema, *, require_complete: bool
 ) -> DatasetDescription:
     """See `AsyncClient.describe`."""
-    request = query_pb2.DescribeRequest(dataset=schema.key)
+    request = analytics_pb2.DescribeRequest(dataset=schema.key)
 
     async def attempt(channel: grpc.aio.Channel) -> DatasetDescription:
-        stub = query_pb2_grpc.ExploreStub(channel)
-        reply: query_pb2.DescribeReply = await stub.Describe(request, timeout=TIMEOUT_S)
+        stub = analytics_pb2_grpc.AnalyticsStub(channel)
+        reply: analytics_pb2.DescribeReply = await stub.Describe(request, timeout=TIMEOUT_S)
         return _description(reply, schema)
 
     return await completeness.call(transport, attempt, require_complete=require_complete)
 
 
-def _description(reply: query_pb2.DescribeReply, schema: Schema) -> DatasetDescription:
+def _description(reply: analytics_pb2.DescribeReply, schema: Schema) -> DatasetDescription:
     values = {value.name: value for value in reply.features}
     extent = reply.extent if reply.HasField("extent") else None
     return DatasetDescription(
@@ -171,7 +171,7 @@ def _description(reply: query_pb2.DescribeReply, schema: Schema) -> DatasetDescr
 
 
 def _feature(
-    feature: Feature, value: query_pb2.FeatureStatistics | None, observations: int
+    feature: Feature, value: analytics_pb2.FeatureStatistics | None, observations: int
 ) -> FeatureDescription:
     named = (feature.name, feature.unit, feature.type, feature.indexed)
     if value is None:

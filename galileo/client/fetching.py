@@ -21,7 +21,7 @@ from galileo.client.decode import ANSWER_TIMEOUT_S
 from galileo.client.results import Update
 from galileo.client.transport import Transport
 from galileo.errors import AskElsewhere, DeadlineExceeded, TryAgain
-from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
+from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
 DIRECT_WITHIN_S = 0.5
 """Within so long a coordinator that is asked directly begins its answer, else others are asked."""

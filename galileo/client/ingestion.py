@@ -32,7 +32,7 @@ from galileo.model.observations import normalise
 from galileo.model.schema import Schema
 from galileo.optional_imports import is_frame, is_series
 from galileo.wire.codec import cursor_from_pb
-from galileo.wire.pb import storage_pb2
+from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
 
 BATCHES_IN_FLIGHT_MIN = 2

@@ -12,8 +12,8 @@ from galileo.client.results import NodeStatus
 from galileo.client.transport import TOPOLOGY_TIMEOUT_S, Transport
 from galileo.dht.topology import NodeInfo, Topology
 from galileo.errors import GalileoError, NotPermitted
-from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 CONDITION_TIMEOUT_S = 30.0
 """A node tries out Java and containment, which takes seconds on a busy host."""

@@ -11,8 +11,8 @@ import grpc.aio
 from galileo.client.backoff import Backoff
 from galileo.client.transport import Transport
 from galileo.errors import GalileoError, TryAgain, Unavailable
-from galileo.wire.pb import moves_pb2, moves_pb2_grpc
 from galileo.wire.status import error_of_rpc
+from galileo.wire.v1 import partitions_pb2, partitions_pb2_grpc
 
 STREAM_TIMEOUT_S = 86_400.0
 
@@ -38,7 +38,7 @@ async def move(
 ) -> AsyncGenerator[MoveProgress, None]:
     """See `AsyncClient.move`."""
     pauses = Backoff(transport.timing, patience_s=transport.patience_s)
-    request = moves_pb2.MoveRequest(partition=partition, to=to)
+    request = partitions_pb2.MoveRequest(partition=partition, to=to)
     furthest = -1
     while True:
         try:
@@ -62,8 +62,10 @@ async def move(
             await pauses.after(meant)
 
 
-async def _opened(channel: grpc.aio.Channel, request: moves_pb2.MoveRequest) -> tuple[Any, Any]:
-    call = moves_pb2_grpc.MovesStub(channel).Move(request, timeout=STREAM_TIMEOUT_S)
+async def _opened(
+    channel: grpc.aio.Channel, request: partitions_pb2.MoveRequest
+) -> tuple[Any, Any]:
+    call = partitions_pb2_grpc.PartitionsStub(channel).Move(request, timeout=STREAM_TIMEOUT_S)
     try:
         return call, await call.read()
     except BaseException:

@@ -30,8 +30,8 @@ from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
 from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.codec import cursor_from_pb, table_chunks, table_of
-from galileo.wire.pb import query_pb2, query_pb2_grpc, storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_of_rpc
+from galileo.wire.v1 import query_pb2, query_pb2_grpc, storage_pb2, storage_pb2_grpc
 
 PARTS_PER_READ = 100_000
 PART_TIMEOUT_S = 60.0

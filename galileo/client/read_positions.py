@@ -8,7 +8,7 @@ from typing import TypeAlias
 from galileo.cursor import Cursor
 from galileo.wire import token as resume
 from galileo.wire.codec import cursor_to_pb
-from galileo.wire.pb import continuous_pb2
+from galileo.wire.v1 import continuous_pb2
 
 Stand: TypeAlias = str | Cursor
 """A token, or the cursor that it is made of when somebody asks for it."""

@@ -18,7 +18,7 @@ from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
 from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.codec import table_of
-from galileo.wire.pb import storage_pb2, storage_pb2_grpc
+from galileo.wire.v1 import storage_pb2, storage_pb2_grpc
 
 
 async def select(

@@ -20,9 +20,9 @@ from galileo.dht.topology import Topology, is_address, with_port
 from galileo.errors import ConfigError, GalileoError, InputError, TryAgain, Unavailable
 from galileo.wire import forks, tls_probe
 from galileo.wire.channel import Channels
-from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
 from galileo.wire.status import REFUSED, error_of_rpc, plain_reason
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 TOPOLOGY_TIMEOUT_S = 5.0
 

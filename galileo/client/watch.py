@@ -12,7 +12,7 @@ from galileo.client.results import Update
 from galileo.cursor import Cursor
 from galileo.errors import DeadlineExceeded, InputError
 from galileo.packing import FORMAT_VERSION
-from galileo.wire.pb import continuous_pb2
+from galileo.wire.v1 import continuous_pb2
 
 WAIT_S = 10.0
 PAUSE_S = 0.2
@@ -33,7 +33,7 @@ def request(
         wait_s=wait_s,
         labels_max=labels_max,
         packing=FORMAT_VERSION,
-        leaves_out=True,
+        allow_row_filters=True,
     )
 
 

@@ -21,7 +21,7 @@ from galileo.errors import Forbidden
 from galileo.model.schema import Schema, name_of_key
 from galileo.rpc.policy import INTERNAL, POLICIES, used_nodes_only_fields
 from galileo.wire.channel import short_name
-from galileo.wire.pb import policy_pb2
+from galileo.wire.v1 import policy_pb2
 from galileo.wire.zero_copy import Bulk
 
 EVERY_DATASET = ("*",)

@@ -26,8 +26,8 @@ from galileo.rpc.call_log import OWN_SERVICES
 from galileo.rpc.error_mapping import refuse
 from galileo.rpc.policy import POLICIES
 from galileo.wire.channel import MESSAGE_BYTES_MAX
-from galileo.wire.pb import policy_pb2
-from galileo.wire.pb.policy_pb2 import Policy
+from galileo.wire.v1 import policy_pb2
+from galileo.wire.v1.policy_pb2 import Policy
 from galileo.wire.zero_copy import has_more_fields
 
 CALLS_MAX = 16_384

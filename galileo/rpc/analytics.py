@@ -24,8 +24,8 @@ from galileo.rpc.analytics_client import described_to_pb, share_from_pb
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.quotas import QuotaResolver
 from galileo.wire.codec import ROWS_PER_MESSAGE, cursor_to_pb, table_chunks
-from galileo.wire.pb import query_pb2, query_pb2_grpc
 from galileo.wire.status import error_to_pb
+from galileo.wire.v1 import analytics_pb2, analytics_pb2_grpc
 from galileo.wire.value_json import values_from_json
 
 CHILDREN = 10_000
@@ -33,15 +33,15 @@ CHILDREN = 10_000
 DISTANCE = "distance_m"
 
 _Asking: TypeAlias = (
-    query_pb2.ExplainRequest
-    | query_pb2.SummariseRequest
-    | query_pb2.EstimateRequest
-    | query_pb2.NearestRequest
+    analytics_pb2.ExplainRequest
+    | analytics_pb2.SummariseRequest
+    | analytics_pb2.EstimateRequest
+    | analytics_pb2.NearestRequest
 )
-_Parts = AsyncGenerator[query_pb2.ExplorePart, None]
+_Parts = AsyncGenerator[analytics_pb2.AnalyticsPart, None]
 
 
-class ExploreServicer(query_pb2_grpc.ExploreServicer):
+class ExploreServicer(analytics_pb2_grpc.AnalyticsServicer):
     def __init__(
         self,
         node: StorageNode,
@@ -54,16 +54,16 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
 
     @unary
     async def Explain(  # noqa: N802
-        self, request: query_pb2.ExplainRequest, context: Context
-    ) -> query_pb2.ExplainReply:
+        self, request: analytics_pb2.ExplainRequest, context: Context
+    ) -> analytics_pb2.ExplainReply:
         query = await self._query(request, context)
         if request.HasField("share"):
             share = share_from_pb(request.share)
             local = await self._exploration.local.explain(query, share)
-            alone = query_pb2.ExplainedNode(node=self._node.name, scan=_scan(local.explanation))
-            return query_pb2.ExplainReply(nodes=[alone], reached=cursor_to_pb(local.reached))
+            alone = analytics_pb2.ExplainedNode(node=self._node.name, scan=_scan(local.explanation))
+            return analytics_pb2.ExplainReply(nodes=[alone], reached=cursor_to_pb(local.reached))
         told = await self._exploration.explain(query)
-        return query_pb2.ExplainReply(
+        return analytics_pb2.ExplainReply(
             query_json=query.to_json(),
             groups=told.groups,
             partitions=sorted(told.partitions),
@@ -75,8 +75,8 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
 
     @unary
     async def Summarise(  # noqa: N802
-        self, request: query_pb2.SummariseRequest, context: Context
-    ) -> query_pb2.SummariseReply:
+        self, request: analytics_pb2.SummariseRequest, context: Context
+    ) -> analytics_pb2.SummariseReply:
         query = await self._query(request, context)
         question = SummaryRequest(query, request.feature, _bins(request))
         if request.HasField("share"):
@@ -87,8 +87,8 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
 
     @unary
     async def Describe(  # noqa: N802
-        self, request: query_pb2.DescribeRequest, context: Context
-    ) -> query_pb2.DescribeReply:
+        self, request: analytics_pb2.DescribeRequest, context: Context
+    ) -> analytics_pb2.DescribeReply:
         schema = await self._node.schema(request.dataset)
         if request.HasField("share"):
             share = share_from_pb(request.share)
@@ -100,18 +100,18 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
 
     @unary
     async def Estimate(  # noqa: N802
-        self, request: query_pb2.EstimateRequest, context: Context
-    ) -> query_pb2.EstimateReply:
+        self, request: analytics_pb2.EstimateRequest, context: Context
+    ) -> analytics_pb2.EstimateReply:
         query = await self._query(request, context)
         told = self._exploration.estimate(
             query, feature=request.feature or None, shares=list(request.quantiles)
         )
-        return query_pb2.EstimateReply(
+        return analytics_pb2.EstimateReply(
             query_json=query.to_json(),
             low=told.count.low,
             high=told.count.high,
             quantiles=[
-                query_pb2.QuantileValue(share=q.share, low=q.low, high=q.high, value=q.value)
+                analytics_pb2.Quantile(share=q.share, low=q.low, high=q.high, value=q.value)
                 for q in told.quantiles
             ],
             covered=cursor_to_pb(told.count.covered),
@@ -122,7 +122,7 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
 
     @streaming
     async def Children(  # noqa: N802
-        self, request: query_pb2.ChildrenRequest, context: Context
+        self, request: analytics_pb2.ChildrenRequest, context: Context
     ) -> _Parts:
         schema = await self._node.schema(request.dataset)
         question = _children_of(schema, request)
@@ -134,12 +134,12 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
         yield _head(schema, order=question.order)
         for part in _rows(page.table):
             yield part
-        tail = query_pb2.ExploreTail(missing=sorted(missing), more=page.more)
-        yield query_pb2.ExplorePart(tail=tail)
+        tail = analytics_pb2.AnalyticsTail(missing=sorted(missing), more=page.more)
+        yield analytics_pb2.AnalyticsPart(tail=tail)
 
     @streaming
     async def Nearest(  # noqa: N802
-        self, request: query_pb2.NearestRequest, context: Context
+        self, request: analytics_pb2.NearestRequest, context: Context
     ) -> _Parts:
         query = await self._query(request, context)
         sought = NearestTo(
@@ -159,11 +159,11 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
         yield _head(query.schema, query_json=query.to_json())
         for part in _rows(table):
             yield part
-        tail = query_pb2.ExploreTail(frontier=cursor_to_pb(frontier), missing=sorted(missing))
-        yield query_pb2.ExplorePart(tail=tail)
+        tail = analytics_pb2.AnalyticsTail(frontier=cursor_to_pb(frontier), missing=sorted(missing))
+        yield analytics_pb2.AnalyticsPart(tail=tail)
 
     async def _query(self, request: _Asking, context: Context) -> Query:
-        is_by_node = not isinstance(request, query_pb2.EstimateRequest) and request.HasField(
+        is_by_node = not isinstance(request, analytics_pb2.EstimateRequest) and request.HasField(
             "share"
         )
         schema = self._node.schema if is_by_node else self._node.named
@@ -174,16 +174,18 @@ class ExploreServicer(query_pb2_grpc.ExploreServicer):
 
 def _head(
     schema: Schema, *, query_json: str = "", order: Sequence[str] = ()
-) -> query_pb2.ExplorePart:
-    head = query_pb2.ExploreHead(schema_json=schema.to_json(), query_json=query_json, order=order)
-    return query_pb2.ExplorePart(head=head)
+) -> analytics_pb2.AnalyticsPart:
+    head = analytics_pb2.AnalyticsHead(
+        schema_json=schema.to_json(), query_json=query_json, order=order
+    )
+    return analytics_pb2.AnalyticsPart(head=head)
 
 
-def _rows(table: pa.Table) -> Iterator[query_pb2.ExplorePart]:
+def _rows(table: pa.Table) -> Iterator[analytics_pb2.AnalyticsPart]:
     """At least one, so that the columns are known."""
     chunks = table_chunks(table, ROWS_PER_MESSAGE) if len(table) else [to_ipc(table)]
     for chunk in chunks:
-        yield query_pb2.ExplorePart(rows=chunk)
+        yield analytics_pb2.AnalyticsPart(rows=chunk)
 
 
 def _measured(found: Neighbours) -> pa.Table:
@@ -195,7 +197,7 @@ def _measured(found: Neighbours) -> pa.Table:
     return found.observations.append_column(distances, pa.array(found.distance_m))
 
 
-def _children_of(schema: Schema, request: query_pb2.ChildrenRequest) -> ChildrenRequest:
+def _children_of(schema: Schema, request: analytics_pb2.ChildrenRequest) -> ChildrenRequest:
     after = values_from_json(request.after_json)
     return ChildrenRequest(
         schema,
@@ -207,15 +209,15 @@ def _children_of(schema: Schema, request: query_pb2.ChildrenRequest) -> Children
     )
 
 
-def _bins(request: query_pb2.SummariseRequest) -> int | tuple[float, ...] | None:
+def _bins(request: analytics_pb2.SummariseRequest) -> int | tuple[float, ...] | None:
     kind = request.WhichOneof("bins")
     if kind is None:
         return None
     return request.count if kind == "count" else tuple(request.edges.edges)
 
 
-def _explained(answer: NodeAnswer) -> query_pb2.ExplainedNode:
-    made = query_pb2.ExplainedNode(
+def _explained(answer: NodeAnswer) -> analytics_pb2.ExplainedNode:
+    made = analytics_pb2.ExplainedNode(
         node=answer.node,
         group=answer.group,
         partitions=sorted(answer.partitions),
@@ -228,8 +230,8 @@ def _explained(answer: NodeAnswer) -> query_pb2.ExplainedNode:
     return made
 
 
-def _scan(told: Explanation) -> query_pb2.ScanValue:
-    return query_pb2.ScanValue(
+def _scan(told: Explanation) -> analytics_pb2.GraphScan:
+    return analytics_pb2.GraphScan(
         runs=told.runs,
         runs_pruned=told.runs_pruned,
         zones=told.zones,
@@ -242,7 +244,7 @@ def _scan(told: Explanation) -> query_pb2.ScanValue:
         sift_s=told.sift_s,
         gather_s=told.gather_s,
         steps=[
-            query_pb2.ExplainStep(condition=s.condition, tested=s.tested, passed=s.passed)
+            analytics_pb2.ExplainStep(condition=s.condition, tested=s.tested, passed=s.passed)
             for s in told.steps
         ],
     )
@@ -250,9 +252,9 @@ def _scan(told: Explanation) -> query_pb2.ScanValue:
 
 def _summary(
     told: Summary, query: Query, *, frontier: Cursor = ORIGIN, missing: frozenset[int] = frozenset()
-) -> query_pb2.SummariseReply:
+) -> analytics_pb2.SummariseReply:
     histogram = told.histogram
-    return query_pb2.SummariseReply(
+    return analytics_pb2.SummariseReply(
         query_json=query.to_json(),
         paths=told.paths,
         observations=told.observations,

@@ -30,7 +30,7 @@ from galileo.query import Query
 from galileo.query.nearest import NearestTo
 from galileo.rpc.peers import GrpcPeers
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, table_of
-from galileo.wire.pb import query_pb2
+from galileo.wire.v1 import analytics_pb2
 from galileo.wire.value_json import values_to_json
 
 
@@ -41,17 +41,17 @@ class GrpcAnalyticsPeer:
         self._peers = peers
 
     async def explain(self, node: str, query: Query, share: PartitionScope) -> ExplainResult:
-        request = query_pb2.ExplainRequest(
+        request = analytics_pb2.ExplainRequest(
             dataset=query.schema.key, query=query.to_json(), share=share_to_pb(share)
         )
-        reply: query_pb2.ExplainReply = await self._peers.explore(node, "Explain", request)
+        reply: analytics_pb2.ExplainReply = await self._peers.explore(node, "Explain", request)
         scan = reply.nodes[0].scan
         return ExplainResult(_explanation(scan), cursor_from_pb(reply.reached))
 
     async def summarise(
         self, node: str, question: SummaryRequest, share: PartitionScope
     ) -> SummaryResult:
-        request = query_pb2.SummariseRequest(
+        request = analytics_pb2.SummariseRequest(
             dataset=question.query.schema.key,
             query=question.query.to_json(),
             feature=question.feature,
@@ -61,11 +61,11 @@ class GrpcAnalyticsPeer:
             request.count = question.bins
         elif question.bins is not None:
             request.edges.edges.extend(question.bins)
-        reply: query_pb2.SummariseReply = await self._peers.explore(node, "Summarise", request)
+        reply: analytics_pb2.SummariseReply = await self._peers.explore(node, "Summarise", request)
         return SummaryResult(_summary(reply), cursor_from_pb(reply.frontier))
 
     async def children(self, node: str, question: ChildrenRequest) -> Children:
-        request = query_pb2.ChildrenRequest(
+        request = analytics_pb2.ChildrenRequest(
             dataset=question.schema.key,
             prefix_json=values_to_json(question.prefix),
             order=question.order,
@@ -81,7 +81,7 @@ class GrpcAnalyticsPeer:
         )
 
     async def nearest(self, node: str, sought: NearestTo, share: PartitionScope) -> NearestRows:
-        request = query_pb2.NearestRequest(
+        request = analytics_pb2.NearestRequest(
             dataset=sought.schema.key,
             query=sought.among.to_json(),
             latitude=sought.latitude,
@@ -95,13 +95,13 @@ class GrpcAnalyticsPeer:
         return NearestRows(table, cursor_from_pb(tail.frontier))
 
     async def describe(self, node: str, schema: Schema, share: PartitionScope) -> Described:
-        request = query_pb2.DescribeRequest(dataset=schema.key, share=share_to_pb(share))
-        reply: query_pb2.DescribeReply = await self._peers.explore(node, "Describe", request)
+        request = analytics_pb2.DescribeRequest(dataset=schema.key, share=share_to_pb(share))
+        reply: analytics_pb2.DescribeReply = await self._peers.explore(node, "Describe", request)
         return described_from_pb(reply, schema)
 
     async def _parts(
         self, node: str, method: str, request: Any
-    ) -> tuple[list[bytes], query_pb2.ExploreTail]:
+    ) -> tuple[list[bytes], analytics_pb2.AnalyticsTail]:
         chunks: list[bytes] = []
         async with aclosing(self._peers.explore_parts(node, method, request)) as parts:
             async for part in parts:
@@ -112,8 +112,8 @@ class GrpcAnalyticsPeer:
         raise Unavailable(f"node {node} ended its answer before it was complete", node=node)
 
 
-def share_to_pb(share: PartitionScope) -> query_pb2.Share:
-    return query_pb2.Share(
+def share_to_pb(share: PartitionScope) -> analytics_pb2.PartitionScope:
+    return analytics_pb2.PartitionScope(
         partitions=sorted(share.partitions),
         after=cursor_to_pb(share.after),
         until=cursor_to_pb(share.until or ORIGIN),
@@ -121,7 +121,7 @@ def share_to_pb(share: PartitionScope) -> query_pb2.Share:
     )
 
 
-def share_from_pb(value: query_pb2.Share) -> PartitionScope:
+def share_from_pb(value: analytics_pb2.PartitionScope) -> PartitionScope:
     return PartitionScope(
         frozenset(value.partitions),
         cursor_from_pb(value.after),
@@ -129,7 +129,7 @@ def share_from_pb(value: query_pb2.Share) -> PartitionScope:
     )
 
 
-def _explanation(value: query_pb2.ScanValue) -> Explanation:
+def _explanation(value: analytics_pb2.GraphScan) -> Explanation:
     return Explanation(
         runs=value.runs,
         runs_pruned=value.runs_pruned,
@@ -146,7 +146,7 @@ def _explanation(value: query_pb2.ScanValue) -> Explanation:
     )
 
 
-def _summary(value: query_pb2.SummariseReply) -> Summary:
+def _summary(value: analytics_pb2.SummariseReply) -> Summary:
     valued = value.observations - value.nulls
     return Summary(
         paths=value.paths,
@@ -166,9 +166,9 @@ def _summary(value: query_pb2.SummariseReply) -> Summary:
 
 def described_to_pb(
     told: Described, schema: Schema, *, missing: frozenset[int] = frozenset()
-) -> query_pb2.DescribeReply:
+) -> analytics_pb2.DescribeReply:
     description, extent = told.description, told.description.extent
-    reply = query_pb2.DescribeReply(
+    reply = analytics_pb2.DescribeReply(
         observations=description.observations,
         paths=description.paths,
         bytes=told.bytes,
@@ -176,7 +176,7 @@ def described_to_pb(
         missing=sorted(missing),
     )
     if extent is not None:
-        reply.extent.CopyFrom(query_pb2.ExtentValue(**dataclasses.asdict(extent)))
+        reply.extent.CopyFrom(analytics_pb2.Extent(**dataclasses.asdict(extent)))
     for feature in schema.indexed:
         value = reply.features.add(name=feature.name)
         if feature.type == "text":
@@ -192,7 +192,7 @@ def described_to_pb(
     return reply
 
 
-def described_from_pb(reply: query_pb2.DescribeReply, schema: Schema) -> Described:
+def described_from_pb(reply: analytics_pb2.DescribeReply, schema: Schema) -> Described:
     extent = reply.extent
     values = {value.name: value for value in reply.features}
     description = Description(
@@ -221,7 +221,7 @@ def described_from_pb(reply: query_pb2.DescribeReply, schema: Schema) -> Describ
     return Described(description, reply.bytes, cursor_from_pb(reply.frontier))
 
 
-def _numbers(value: query_pb2.FeatureStatistics, reply: query_pb2.DescribeReply) -> Summary:
+def _numbers(value: analytics_pb2.FeatureStatistics, reply: analytics_pb2.DescribeReply) -> Summary:
     valued = reply.observations - value.nulls
     return Summary(
         paths=reply.paths,

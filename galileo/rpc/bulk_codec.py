@@ -15,8 +15,8 @@ from galileo.wire.codec import (
     stretches_to_pb,
     windows_to_pb,
 )
-from galileo.wire.pb import continuous_pb2
 from galileo.wire.status import error_to_pb
+from galileo.wire.v1 import continuous_pb2
 
 PART_BYTES = 1 << 20
 UPDATES_PER_PART = 2_000
@@ -113,9 +113,9 @@ class ManyParts:
         self._part.is_cut = fetched.is_cut
         yield self._part
 
-    def _sheet(self, sheet: Sheet) -> continuous_pb2.ManySheet:
+    def _sheet(self, sheet: Sheet) -> continuous_pb2.SharedUpdate:
         self._size += ENTRY_BYTES * len(sheet.places)
-        return continuous_pb2.ManySheet(
+        return continuous_pb2.SharedUpdate(
             schema=self._schema(sheet.schema_json),
             cursor=self._cursor(sheet.cursor),
             frontier=self._cursor(sheet.frontier),

@@ -21,8 +21,8 @@ from galileo.rpc.policy import HEARTBEATS
 from galileo.rpc.rate_limit import Metering, PrincipalUsage, metered, metered_stream
 from galileo.wire.channel import short_name
 from galileo.wire.context_propagation import take_over
-from galileo.wire.pb.common_pb2 import ErrorValue
 from galileo.wire.status import METADATA_KEY
+from galileo.wire.v1 import common_pb2
 
 Handler = Any
 """A `grpc.RpcMethodHandler`: a named tuple whose type grpc keeps to itself."""
@@ -68,7 +68,7 @@ class CallRecord:
     request: Any
     peer: str
     code: Any
-    error: ErrorValue | None
+    error: common_pb2.Error | None
     reply: Any = None
 
 
@@ -213,11 +213,11 @@ class _Call:
         self._span.__exit__(kind, *error)
 
 
-def _refusal(context: Any) -> ErrorValue | None:
+def _refusal(context: Any) -> common_pb2.Error | None:
     """The error with which a handler has ended a call; None where it has ended in another way."""
     for key, value in context.trailing_metadata() or ():
         if key == METADATA_KEY:
-            return ErrorValue.FromString(value)
+            return common_pb2.Error.FromString(value)
     return None
 
 

@@ -16,13 +16,14 @@ from galileo.rpc.error_mapping import Context, unary
 from galileo.rpc.identity import Identify, everybody
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.retention import report_to_pb
-from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc
+from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 
 class PeerInbox(Protocol):
     """Where heartbeats and machines' messages arrive; `server.peer_messaging` implements it."""
 
-    async def arrive(self, request: cluster_pb2.ExchangeRequest) -> cluster_pb2.ExchangeReply: ...
+    async def arrive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply: ...
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
@@ -36,7 +37,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         drain: Callable[[bool], None],
         identify: Identify = everybody,
         condition: Callable[[], Awaitable[cluster_pb2.NodeCondition]] | None = None,
-        describe: Callable[[Principal], cluster_pb2.CallerValue] | None = None,
+        describe: Callable[[Principal], cluster_pb2.Caller] | None = None,
         ccqs_of: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._node = node
@@ -148,9 +149,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         )
 
     @unary
-    async def Exchange(  # noqa: N802
-        self, request: cluster_pb2.ExchangeRequest, context: Context
-    ) -> cluster_pb2.ExchangeReply:
+    async def Gossip(  # noqa: N802
+        self, request: peers_pb2.GossipRequest, context: Context
+    ) -> peers_pb2.GossipReply:
         return await self._mail.arrive(request)
 
     async def _status_of(self, name: str) -> cluster_pb2.NodeStatus:
@@ -177,8 +178,8 @@ def _check_admin(caller: Principal) -> None:
         )
 
 
-def _name_of(caller: Principal) -> cluster_pb2.CallerValue:
-    return cluster_pb2.CallerValue(name=caller.name)
+def _name_of(caller: Principal) -> cluster_pb2.Caller:
+    return cluster_pb2.Caller(name=caller.name)
 
 
 def _visible(status: cluster_pb2.NodeStatus, caller: Principal) -> cluster_pb2.NodeStatus:

@@ -28,8 +28,9 @@ from galileo.wire.codec import (
     stretches_to_pb,
     windows_to_pb,
 )
-from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.status import error_to_pb
+from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
 WAIT_MAX_S = 60.0
 PART_BYTES = 1 << 20
@@ -159,8 +160,8 @@ class CcqApi(Protocol):
         *,
         wait_s: float,
         labels_max: int,
-        names_queries: bool,
-        takes_sheets: bool,
+        include_query: bool,
+        accept_shared_updates: bool,
     ) -> ManyFetched: ...
 
     async def fetch(
@@ -171,7 +172,7 @@ class CcqApi(Protocol):
         wait_s: float,
         labels_max: int,
         forwarded: bool,
-        leaves_out: bool,
+        allow_row_filters: bool,
     ) -> Fetched: ...
 
     async def held(
@@ -232,9 +233,9 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
                 yield part
 
     @streaming
-    async def Held(  # noqa: N802
-        self, request: continuous_pb2.HeldRequest, context: Context
-    ) -> AsyncIterator[continuous_pb2.HeldPart]:
+    async def ReadHandedOffCache(  # noqa: N802
+        self, request: peers_pb2.ReadHandedOffCacheRequest, context: Context
+    ) -> AsyncIterator[peers_pb2.HandedOffCachePart]:
         held = await self._face.held(
             request.ccq_id,
             term=request.term,
@@ -242,14 +243,14 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
             labels_max=request.labels_max,
         )
         if held is None:
-            yield continuous_pb2.HeldPart(tail=continuous_pb2.HeldTail(is_held=False))
+            yield peers_pb2.HandedOffCachePart(tail=peers_pb2.HandedOffCacheTail(is_held=False))
             return
         for start in range(0, len(held.data), PART_BYTES):
-            yield continuous_pb2.HeldPart(data=held.data[start : start + PART_BYTES])
-        tail = continuous_pb2.HeldTail(
+            yield peers_pb2.HandedOffCachePart(data=held.data[start : start + PART_BYTES])
+        tail = peers_pb2.HandedOffCacheTail(
             is_held=True, reached=cursor_to_pb(held.reached), gone=stretches_to_pb(held.gone)
         )
-        yield continuous_pb2.HeldPart(tail=tail)
+        yield peers_pb2.HandedOffCachePart(tail=tail)
 
     @unary
     async def SubmitMany(  # noqa: N802
@@ -282,8 +283,8 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
             given_tokens(request),
             wait_s=request.wait_s,
             labels_max=request.labels_max,
-            names_queries=request.names_queries,
-            takes_sheets=request.takes_sheets,
+            include_query=request.include_query,
+            accept_shared_updates=request.accept_shared_updates,
         )
         for part in ManyParts().parts(fetched):
             yield part
@@ -312,7 +313,7 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
             wait_s=request.wait_s,
             labels_max=request.labels_max,
             forwarded=request.forwarded,
-            leaves_out=request.leaves_out or request.packing < FORMAT_VERSION,
+            allow_row_filters=request.allow_row_filters or request.packing < FORMAT_VERSION,
         )
         if request.packing >= FORMAT_VERSION:
             parts = list(_packed_parts(fetched))
@@ -356,8 +357,8 @@ def _outcome(outcome: SubmittedLater | GalileoError) -> continuous_pb2.SubmitOut
     return continuous_pb2.SubmitOutcome(ccq=facts_to_pb(outcome.ccq), token=outcome.token)
 
 
-def facts_to_pb(facts: CcqInfo) -> continuous_pb2.CcqValue:
-    return continuous_pb2.CcqValue(
+def facts_to_pb(facts: CcqInfo) -> continuous_pb2.Ccq:
+    return continuous_pb2.Ccq(
         id=facts.id,
         dataset=facts.dataset,
         query_json=facts.query_json,
@@ -375,7 +376,7 @@ def facts_to_pb(facts: CcqInfo) -> continuous_pb2.CcqValue:
     )
 
 
-def _windows(changes: WindowChanges | None) -> continuous_pb2.WindowsValue | None:
+def _windows(changes: WindowChanges | None) -> continuous_pb2.Windows | None:
     return None if changes is None else windows_to_pb(changes)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from galileo.errors import GalileoError, Unavailable
 from galileo.node.peers import Removed
-from galileo.wire.pb import cluster_pb2
+from galileo.wire.v1 import cluster_pb2
 
 
 def removed_to_pb(

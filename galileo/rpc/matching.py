@@ -7,14 +7,14 @@ import numpy as np
 from galileo.errors import InputError
 from galileo.node.standing_queries import MatchTask
 from galileo.query.index.query_digest import DIGEST_BYTES
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import cursors_from_bytes, sequences_from_bytes
-from galileo.wire.pb import storage_pb2
 
 MATCH_ITEMS_MAX = 1_000_000
 PARTITION_MAX = 2**31 - 1
 
 
-def match_task_from_pb(request: storage_pb2.MatchRequest) -> MatchTask:
+def match_task_from_pb(request: peers_pb2.MatchRequest) -> MatchTask:
     """The task of a request.
 
     Raises:

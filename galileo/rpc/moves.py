@@ -19,10 +19,11 @@ from galileo.node.storage_node import StorageNode
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.peers import GrpcPeers
 from galileo.storage.frame import checksum
-from galileo.wire.pb import moves_pb2, moves_pb2_grpc
+from galileo.wire.internal.v1 import migration_pb2, migration_pb2_grpc
+from galileo.wire.v1 import partitions_pb2
 
 
-class MovesServicer(moves_pb2_grpc.MovesServicer):
+class MovesServicer(migration_pb2_grpc.MigrationServicer):
     def __init__(self, node: StorageNode, taking: PartitionTarget, *, peers: GrpcPeers) -> None:
         self._node = node
         self._taking = taking
@@ -30,8 +31,8 @@ class MovesServicer(moves_pb2_grpc.MovesServicer):
 
     @streaming
     async def Move(  # noqa: N802
-        self, request: moves_pb2.MoveRequest, context: Context
-    ) -> AsyncGenerator[moves_pb2.MoveProgress, None]:
+        self, request: partitions_pb2.MoveRequest, context: Context
+    ) -> AsyncGenerator[partitions_pb2.MoveProgress, None]:
         names = sorted(self._node.topology.by_name)
         if request.to not in names:
             raise InputError(f"node {request.to!r} does not exist; nodes: {', '.join(names)}")
@@ -46,46 +47,46 @@ class MovesServicer(moves_pb2_grpc.MovesServicer):
 
     @unary
     async def ListPartition(  # noqa: N802
-        self, request: moves_pb2.ListPartitionRequest, context: Context
-    ) -> moves_pb2.ListPartitionReply:
+        self, request: migration_pb2.ListPartitionRequest, context: Context
+    ) -> migration_pb2.ListPartitionReply:
         return _listing_to_pb(await self._node.giving.listing(request.partition))
 
     @unary
     async def ReadFile(  # noqa: N802
-        self, request: moves_pb2.ReadFileRequest, context: Context
-    ) -> moves_pb2.ReadFileReply:
+        self, request: migration_pb2.ReadFileRequest, context: Context
+    ) -> migration_pb2.ReadFileReply:
         data = await self._node.giving.piece(
             request.partition, _file(request.file), offset=request.offset, size=request.size
         )
-        return moves_pb2.ReadFileReply(data=data, crc=checksum([data]))
+        return migration_pb2.ReadFileReply(data=data, crc=checksum([data]))
 
     @unary
-    async def SumFile(  # noqa: N802
-        self, request: moves_pb2.SumFileRequest, context: Context
-    ) -> moves_pb2.SumFileReply:
+    async def Checksum(  # noqa: N802
+        self, request: migration_pb2.ChecksumRequest, context: Context
+    ) -> migration_pb2.ChecksumReply:
         found = await self._node.giving.checksum(request.partition, _file(request.file))
-        return moves_pb2.SumFileReply(crc=found)
+        return migration_pb2.ChecksumReply(crc=found)
 
     @unary
     async def Fence(  # noqa: N802
-        self, request: moves_pb2.FenceRequest, context: Context
-    ) -> moves_pb2.ListPartitionReply:
+        self, request: migration_pb2.FenceRequest, context: Context
+    ) -> migration_pb2.ListPartitionReply:
         return _listing_to_pb(await self._node.giving.fence(request.partition, to=request.to))
 
     @unary
     async def Release(  # noqa: N802
-        self, request: moves_pb2.FenceRequest, context: Context
-    ) -> moves_pb2.ReleaseReply:
+        self, request: migration_pb2.FenceRequest, context: Context
+    ) -> migration_pb2.ReleaseReply:
         await self._node.giving.release(request.partition, to=request.to)
-        return moves_pb2.ReleaseReply()
+        return migration_pb2.ReleaseReply()
 
     @unary
     async def HandOver(  # noqa: N802
-        self, request: moves_pb2.HandOverRequest, context: Context
-    ) -> moves_pb2.HandOverReply:
+        self, request: migration_pb2.HandOverRequest, context: Context
+    ) -> migration_pb2.HandOverReply:
         move = Move(request.partition, request.number, request.to)
         await self._node.giving.hand_over(Handoff(move, _contents(request.contents)))
-        return moves_pb2.HandOverReply()
+        return migration_pb2.HandOverReply()
 
 
 class GrpcMigrationPeer:
@@ -98,13 +99,13 @@ class GrpcMigrationPeer:
         return await self._peers.topology(node)
 
     async def listing(self, node: str, partition: int) -> PartitionManifest:
-        request = moves_pb2.ListPartitionRequest(partition=partition)
+        request = migration_pb2.ListPartitionRequest(partition=partition)
         return _listing(await self._peers.moving(node, "ListPartition", request))
 
     async def piece(
         self, node: str, partition: int, file: File, *, offset: int, size: int
     ) -> bytes:
-        request = moves_pb2.ReadFileRequest(
+        request = migration_pb2.ReadFileRequest(
             partition=partition, file=_file_to_pb(file), offset=offset, size=size
         )
         reply = await self._peers.moving(node, "ReadFile", request)
@@ -113,19 +114,19 @@ class GrpcMigrationPeer:
         return bytes(reply.data)
 
     async def checksum(self, node: str, partition: int, file: File) -> int:
-        request = moves_pb2.SumFileRequest(partition=partition, file=_file_to_pb(file))
-        return int((await self._peers.moving(node, "SumFile", request)).crc)
+        request = migration_pb2.ChecksumRequest(partition=partition, file=_file_to_pb(file))
+        return int((await self._peers.moving(node, "Checksum", request)).crc)
 
     async def fence(self, node: str, partition: int, *, to: str) -> PartitionManifest:
-        request = moves_pb2.FenceRequest(partition=partition, to=to)
+        request = migration_pb2.FenceRequest(partition=partition, to=to)
         return _listing(await self._peers.moving(node, "Fence", request))
 
     async def release(self, node: str, partition: int, *, to: str) -> None:
-        request = moves_pb2.FenceRequest(partition=partition, to=to)
+        request = migration_pb2.FenceRequest(partition=partition, to=to)
         await self._peers.moving(node, "Release", request)
 
     async def hand_over(self, node: str, asked: Handoff) -> Move:
-        request = moves_pb2.HandOverRequest(
+        request = migration_pb2.HandOverRequest(
             partition=asked.move.partition,
             number=asked.move.number,
             to=asked.move.node,
@@ -135,29 +136,29 @@ class GrpcMigrationPeer:
         return asked.move
 
 
-def _progress_to_pb(step: Progress) -> moves_pb2.MoveProgress:
-    return moves_pb2.MoveProgress(
+def _progress_to_pb(step: Progress) -> partitions_pb2.MoveProgress:
+    return partitions_pb2.MoveProgress(
         stage=step.stage, bytes_done=step.bytes_done, bytes_total=step.bytes_total
     )
 
 
-def _file(value: moves_pb2.FileValue) -> File:
+def _file(value: migration_pb2.PartitionFile) -> File:
     return File(value.dataset, value.name, value.bytes)
 
 
-def _file_to_pb(file: File) -> moves_pb2.FileValue:
-    return moves_pb2.FileValue(dataset=file.dataset, name=file.name, bytes=file.bytes)
+def _file_to_pb(file: File) -> migration_pb2.PartitionFile:
+    return migration_pb2.PartitionFile(dataset=file.dataset, name=file.name, bytes=file.bytes)
 
 
-def _contents(values: Iterable[moves_pb2.ContentsValue]) -> tuple[DatasetManifest, ...]:
+def _contents(values: Iterable[migration_pb2.DatasetContents]) -> tuple[DatasetManifest, ...]:
     return tuple(
         DatasetManifest(one.dataset, one.last_sequence, one.dropped, one.rows, one.paths)
         for one in values
     )
 
 
-def _contents_to_pb(one: DatasetManifest, mark: bytes) -> moves_pb2.ContentsValue:
-    return moves_pb2.ContentsValue(
+def _contents_to_pb(one: DatasetManifest, mark: bytes) -> migration_pb2.DatasetContents:
+    return migration_pb2.DatasetContents(
         dataset=one.dataset,
         last_sequence=one.last_sequence,
         dropped=one.dropped,
@@ -167,7 +168,7 @@ def _contents_to_pb(one: DatasetManifest, mark: bytes) -> moves_pb2.ContentsValu
     )
 
 
-def _listing(reply: moves_pb2.ListPartitionReply) -> PartitionManifest:
+def _listing(reply: migration_pb2.ListPartitionReply) -> PartitionManifest:
     return PartitionManifest(
         partition=reply.partition,
         number=reply.number,
@@ -177,9 +178,9 @@ def _listing(reply: moves_pb2.ListPartitionReply) -> PartitionManifest:
     )
 
 
-def _listing_to_pb(listing: PartitionManifest) -> moves_pb2.ListPartitionReply:
+def _listing_to_pb(listing: PartitionManifest) -> migration_pb2.ListPartitionReply:
     marks = dict(listing.marks)
-    return moves_pb2.ListPartitionReply(
+    return migration_pb2.ListPartitionReply(
         partition=listing.partition,
         number=listing.number,
         files=[_file_to_pb(one) for one in listing.files],

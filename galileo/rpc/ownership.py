@@ -9,7 +9,7 @@ from galileo.errors import UnknownCcq
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context
 from galileo.rpc.identity import Identify, everybody
-from galileo.wire.pb import continuous_pb2
+from galileo.wire.v1 import continuous_pb2
 
 
 async def _unused(ccq_id: str) -> Ccq:
@@ -63,8 +63,8 @@ class Ownership:
             caller.check_use(made.dataset)
 
     def visible(
-        self, context: Context, values: Sequence[continuous_pb2.CcqValue]
-    ) -> list[continuous_pb2.CcqValue]:
+        self, context: Context, values: Sequence[continuous_pb2.Ccq]
+    ) -> list[continuous_pb2.Ccq]:
         """Those that the caller may know of."""
         caller = self._identify(context)
         return [one for one in values if caller.owns(one.owner) and caller.may_use(one.dataset)]

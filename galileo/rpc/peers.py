@@ -37,22 +37,23 @@ from galileo.rpc.samplers import sampler_from_pb, sampler_to_pb
 from galileo.samplers import observed_schema
 from galileo.wire.channel import Channels
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
-from galileo.wire.pb import (
+from galileo.wire.internal.v1 import migration_pb2_grpc, peers_pb2, peers_pb2_grpc
+from galileo.wire.status import error_from_pb, error_of_rpc
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+from galileo.wire.v1 import (
+    analytics_pb2,
+    analytics_pb2_grpc,
     cluster_pb2,
     cluster_pb2_grpc,
     continuous_pb2,
     continuous_pb2_grpc,
-    moves_pb2,
-    moves_pb2_grpc,
-    query_pb2,
-    query_pb2_grpc,
+    partitions_pb2,
+    partitions_pb2_grpc,
     samplers_pb2,
     samplers_pb2_grpc,
     storage_pb2,
     storage_pb2_grpc,
 )
-from galileo.wire.status import error_from_pb, error_of_rpc
-from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
 
 COMMIT_TIMEOUT_S = 30.0
@@ -108,7 +109,7 @@ class GrpcPeers:
         return found.address
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
-        head = storage_pb2.CommitRequest(
+        head = peers_pb2.CommitRequest(
             dataset=task.dataset, partition=task.partition, producer=task.producer, batch=task.batch
         )
         request = Bulk(head, stream_of(task.observations))
@@ -147,8 +148,10 @@ class GrpcPeers:
 
     async def stand(self, node: str, dataset: str, texts: Sequence[str]) -> None:
         """Has a node index standing queries."""
-        request = storage_pb2.StandRequest(dataset=dataset, queries_json=texts)
-        await self._call(node, storage_pb2_grpc.StorageStub, "Stand", request, STAND_TIMEOUT_S)
+        request = peers_pb2.RegisterQueriesRequest(dataset=dataset, queries_json=texts)
+        await self._call(
+            node, peers_pb2_grpc.PeerStorageStub, "RegisterQueries", request, STAND_TIMEOUT_S
+        )
 
     async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> Schema:
         request = cluster_pb2.CreateDatasetRequest(
@@ -204,15 +207,15 @@ class GrpcPeers:
         return report_from_pb(reply.reports[0])
 
     async def get_sampler(self, node: str, digest: str) -> tuple[UploadedSampler, bytes]:
-        request = samplers_pb2.GetSamplerRequest(digest=digest, local=True)
-        stub = samplers_pb2_grpc.SamplersStub
+        request = peers_pb2.GetSamplerRequest(digest=digest, local=True)
+        stub = peers_pb2_grpc.PeerSamplersStub
         reply = await self._call(node, stub, "Get", request, SAMPLER_TIMEOUT_S)
         return sampler_from_pb(reply.sampler), reply.archive
 
     async def keep_sampler(self, node: str, sampler: UploadedSampler, data: bytes) -> None:
-        request = samplers_pb2.SendSamplerRequest(archive=data, kept=sampler_to_pb(sampler))
+        request = samplers_pb2.UploadSamplerRequest(archive=data, kept=sampler_to_pb(sampler))
         stub = samplers_pb2_grpc.SamplersStub
-        await self._call(node, stub, "Send", request, SAMPLER_TIMEOUT_S)
+        await self._call(node, stub, "Upload", request, SAMPLER_TIMEOUT_S)
 
     async def revoke_sampler(self, node: str, digest: str) -> None:
         request = samplers_pb2.RevokeSamplerRequest(digest=digest, local=True)
@@ -239,26 +242,28 @@ class GrpcPeers:
         return Topology.from_json(reply.topology_json)
 
     async def move(
-        self, node: str, request: moves_pb2.MoveRequest
-    ) -> AsyncGenerator[moves_pb2.MoveProgress, None]:
+        self, node: str, request: partitions_pb2.MoveRequest
+    ) -> AsyncGenerator[partitions_pb2.MoveProgress, None]:
         """Has a node take a partition over."""
-        stream = self._stream(node, moves_pb2_grpc.MovesStub, "Move", request, MOVE_SILENT_S)
+        stream = self._stream(
+            node, partitions_pb2_grpc.PartitionsStub, "Move", request, MOVE_SILENT_S
+        )
         async with aclosing(stream) as parts:
             async for part in parts:
                 yield part
 
     async def moving(self, node: str, method: str, request: Any) -> Any:
         """The reply of a node to a call about one of its partitions."""
-        return await self._call(node, moves_pb2_grpc.MovesStub, method, request, MOVE_TIMEOUT_S)
+        return await self._call(
+            node, migration_pb2_grpc.MigrationStub, method, request, MOVE_TIMEOUT_S
+        )
 
-    async def exchange(
-        self, node: str, request: cluster_pb2.ExchangeRequest
-    ) -> cluster_pb2.ExchangeReply:
+    async def exchange(self, node: str, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
         """Heartbeats and machines' messages; also to a node held dead, to find it alive."""
-        reply: cluster_pb2.ExchangeReply = await self._call(
+        reply: peers_pb2.GossipReply = await self._call(
             node,
-            cluster_pb2_grpc.ClusterStub,
-            "Exchange",
+            peers_pb2_grpc.PeerClusterStub,
+            "Gossip",
             request,
             EXCHANGE_TIMEOUT_S,
             even_dead=True,
@@ -274,24 +279,24 @@ class GrpcPeers:
             yield part
 
     async def held(
-        self, node: str, request: continuous_pb2.HeldRequest
-    ) -> AsyncIterator[continuous_pb2.HeldPart]:
+        self, node: str, request: peers_pb2.ReadHandedOffCacheRequest
+    ) -> AsyncIterator[peers_pb2.HandedOffCachePart]:
         """What a node keeps of a CCQ that it gave away."""
-        stub = continuous_pb2_grpc.ContinuousStub
-        async for part in self._stream(node, stub, "Held", request, CALL_TIMEOUT_S):
+        stub = peers_pb2_grpc.PeerContinuousStub
+        async for part in self._stream(node, stub, "ReadHandedOffCache", request, CALL_TIMEOUT_S):
             yield part
 
     async def explore(self, node: str, method: str, request: Any) -> Any:
         """The reply of the exploration service to a call that has one."""
         return await self._call(
-            node, query_pb2_grpc.ExploreStub, method, request, EXPLORE_TIMEOUT_S
+            node, analytics_pb2_grpc.AnalyticsStub, method, request, EXPLORE_TIMEOUT_S
         )
 
     async def explore_parts(
         self, node: str, method: str, request: Any
-    ) -> AsyncGenerator[query_pb2.ExplorePart, None]:
+    ) -> AsyncGenerator[analytics_pb2.AnalyticsPart, None]:
         """Its replies to a call that has several."""
-        stub = query_pb2_grpc.ExploreStub
+        stub = analytics_pb2_grpc.AnalyticsStub
         stream = self._stream(node, stub, method, request, EXPLORE_TIMEOUT_S)
         async with aclosing(stream) as parts:
             async for part in parts:

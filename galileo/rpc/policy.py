@@ -1,6 +1,6 @@
 """Policies of methods, as the protocol's options state them.
 
-`proto/galileo/wire/pb/policy.proto` defines the options. A new method needs no other table: access,
+`proto/galileo/wire/v1/policy.proto` defines the options. A new method needs no other table: access,
 admission, call log and audit read its policy here. A method without the option may not be called.
 """
 
@@ -13,18 +13,23 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from galileo.wire.pb import (
+from galileo.wire.internal.v1 import migration_pb2, peers_pb2
+from galileo.wire.v1 import (
+    analytics_pb2,
     cluster_pb2,
     continuous_pb2,
-    moves_pb2,
+    partitions_pb2,
     query_pb2,
     samplers_pb2,
     storage_pb2,
 )
-from galileo.wire.pb.policy_pb2 import Policy, nodes_only, policy
+from galileo.wire.v1.policy_pb2 import Policy, nodes_only, policy
 from galileo.wire.zero_copy import Bulk
 
-FILES = (storage_pb2, query_pb2, continuous_pb2, cluster_pb2, moves_pb2, samplers_pb2)
+FILES = (
+    *(storage_pb2, query_pb2, analytics_pb2, continuous_pb2, cluster_pb2, partitions_pb2),
+    *(samplers_pb2, peers_pb2, migration_pb2),
+)
 """The modules whose services a node serves."""
 
 

@@ -17,7 +17,7 @@ from galileo.rpc.error_mapping import Context, streaming
 from galileo.rpc.quotas import QuotaResolver
 from galileo.samplers import SamplerSpec
 from galileo.wire.codec import cursor_to_pb
-from galileo.wire.pb import query_pb2, query_pb2_grpc
+from galileo.wire.v1 import query_pb2, query_pb2_grpc
 
 ANSWERS_MAX = 256
 """Answers that one node streams at a time; each holds a few pieces while its reader is slow."""

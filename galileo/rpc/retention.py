@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from galileo.node.peers import HeldBack, RetentionReport
-from galileo.wire.pb import cluster_pb2
+from galileo.wire.v1 import cluster_pb2
 
 
-def held_to_pb(held: Sequence[HeldBack]) -> list[cluster_pb2.HeldBackValue]:
+def held_to_pb(held: Sequence[HeldBack]) -> list[cluster_pb2.RetentionHold]:
     return [
-        cluster_pb2.HeldBackValue(partition=one.partition, bytes=one.bytes, ccq_ids=one.ccq_ids)
+        cluster_pb2.RetentionHold(partition=one.partition, bytes=one.bytes, ccq_ids=one.ccq_ids)
         for one in held
     ]
 

@@ -9,7 +9,8 @@ from galileo.node.sampler_store import SamplerStore
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context, unary
 from galileo.rpc.identity import Identify, everybody
-from galileo.wire.pb import samplers_pb2, samplers_pb2_grpc
+from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.v1 import samplers_pb2, samplers_pb2_grpc
 
 InUse = Callable[[Principal], Mapping[str, Sequence[str]]]
 
@@ -31,20 +32,20 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
         self._identify = identify
 
     @unary
-    async def Send(  # noqa: N802
-        self, request: samplers_pb2.SendSamplerRequest, context: Context
-    ) -> samplers_pb2.SendSamplerReply:
+    async def Upload(  # noqa: N802
+        self, request: samplers_pb2.UploadSamplerRequest, context: Context
+    ) -> samplers_pb2.UploadSamplerReply:
         if not request.HasField("kept"):
             # Who has proved a name does not choose another.
             sent_by = self._identify(context).name or request.sent_by
             sent = await self._samplers.send(request.archive, sent_by=sent_by)
-            return samplers_pb2.SendSamplerReply(sampler=self._described(sent, context))
+            return samplers_pb2.UploadSamplerReply(sampler=self._described(sent, context))
         facts = sampler_from_pb(request.kept)
         if request.archive:
             await self._samplers.keep(facts, request.archive)
         else:
             await self._samplers.would_keep(facts)
-        return samplers_pb2.SendSamplerReply(sampler=request.kept)
+        return samplers_pb2.UploadSamplerReply(sampler=request.kept)
 
     @unary
     async def List(  # noqa: N802
@@ -68,27 +69,27 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
 
     @unary
     async def Get(  # noqa: N802
-        self, request: samplers_pb2.GetSamplerRequest, context: Context
-    ) -> samplers_pb2.GetSamplerReply:
+        self, request: peers_pb2.GetSamplerRequest, context: Context
+    ) -> peers_pb2.GetSamplerReply:
         if request.facts_only:
-            return samplers_pb2.GetSamplerReply(
+            return peers_pb2.GetSamplerReply(
                 sampler=sampler_to_pb(self._samplers.facts(request.digest))
             )
         archive = await self._samplers.archive(request.digest, only_here=request.local)
         facts = self._samplers.facts(request.digest)
-        return samplers_pb2.GetSamplerReply(sampler=sampler_to_pb(facts), archive=archive.data)
+        return peers_pb2.GetSamplerReply(sampler=sampler_to_pb(facts), archive=archive.data)
 
     def _described(
         self, sampler: UploadedSampler, context: Context
-    ) -> samplers_pb2.SentSamplerValue:
+    ) -> samplers_pb2.UploadedSampler:
         in_use = self._in_use(self._identify(context))
         return sampler_to_pb(sampler, in_use.get(sampler.digest, ()))
 
 
 def sampler_to_pb(
     sampler: UploadedSampler, ccq_ids: Sequence[str] = ()
-) -> samplers_pb2.SentSamplerValue:
-    return samplers_pb2.SentSamplerValue(
+) -> samplers_pb2.UploadedSampler:
+    return samplers_pb2.UploadedSampler(
         digest=sampler.digest,
         name=sampler.name,
         entry=sampler.entry,
@@ -100,7 +101,7 @@ def sampler_to_pb(
     )
 
 
-def sampler_from_pb(value: samplers_pb2.SentSamplerValue) -> UploadedSampler:
+def sampler_from_pb(value: samplers_pb2.UploadedSampler) -> UploadedSampler:
     return UploadedSampler(
         digest=value.digest,
         name=value.name,

@@ -31,10 +31,11 @@ from galileo.rpc.matching import match_task_from_pb
 from galileo.rpc.peers import scan_task_from_pb
 from galileo.rpc.quotas import QuotaResolver, check_vertices
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
+from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
 from galileo.wire.match_codec import replies_of
-from galileo.wire.pb import storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_to_pb
-from galileo.wire.zero_copy import SERVICE, Bulk, bulk_handlers
+from galileo.wire.v1 import storage_pb2, storage_pb2_grpc
+from galileo.wire.zero_copy import Bulk, add_bulk_handlers
 
 _NOTHING = pa.py_buffer(b"")
 SCAN_ITEMS_MAX = 100_000
@@ -45,7 +46,8 @@ SCAN_REPLY_BYTES = 64 << 10
 def add_storage(servicer: StorageServicer, server: grpc.aio.Server) -> None:
     """Has a server answer the service; methods with much in a message take it as a `Bulk`."""
     storage_pb2_grpc.add_StorageServicer_to_server(servicer, server)
-    server.add_registered_method_handlers(SERVICE, bulk_handlers(servicer))
+    peers_pb2_grpc.add_PeerStorageServicer_to_server(servicer, server)
+    add_bulk_handlers(servicer, server)
 
 
 class StorageServicer(storage_pb2_grpc.StorageServicer):
@@ -76,8 +78,8 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
 
     @unary
     async def Commit(  # noqa: N802
-        self, request: Bulk[storage_pb2.CommitRequest], context: Context
-    ) -> storage_pb2.CommitReply:
+        self, request: Bulk[peers_pb2.CommitRequest], context: Context
+    ) -> peers_pb2.CommitReply:
         head = request.head
         schema = await self._node.schema(head.dataset)
         task = CommitTask(
@@ -88,7 +90,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             observations=from_ipc(request.observations, schema.observation_schema),
         )
         answer = await self._node.ingest.commit(task)
-        return storage_pb2.CommitReply(
+        return peers_pb2.CommitReply(
             sequence=answer.sequence,
             rows=answer.rows,
             paths=answer.paths,
@@ -173,17 +175,17 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             check_vertices(query, quotas)
 
     @unary
-    async def Stand(  # noqa: N802
-        self, request: storage_pb2.StandRequest, context: Context
-    ) -> storage_pb2.StandReply:
+    async def RegisterQueries(  # noqa: N802
+        self, request: peers_pb2.RegisterQueriesRequest, context: Context
+    ) -> peers_pb2.RegisterQueriesReply:
         await self._node.schema(request.dataset)
         await self._node.matching.stand(request.dataset, request.queries_json)
-        return storage_pb2.StandReply()
+        return peers_pb2.RegisterQueriesReply()
 
     @streaming
     async def Match(  # noqa: N802
-        self, request: storage_pb2.MatchRequest, context: Context
-    ) -> AsyncGenerator[storage_pb2.MatchReply, None]:
+        self, request: peers_pb2.MatchRequest, context: Context
+    ) -> AsyncGenerator[peers_pb2.MatchReply, None]:
         await self._node.schema(request.dataset)
         answer = await self._node.matching.match(match_task_from_pb(request))
         for reply in replies_of(answer):

@@ -8,7 +8,7 @@ from math import inf
 from galileo.model.quotas import KINDS
 from galileo.rpc.access import EVERYBODY, Principal, Role
 from galileo.rpc.rate_limit import Metering, PrincipalUsage
-from galileo.wire.pb.cluster_pb2 import CallerValue, QuotaValue
+from galileo.wire.v1 import cluster_pb2
 
 UNCOUNTED = -1.0
 COUNTED = {"ccqs_max": "cluster", **dict.fromkeys(("calls_max", "calls_per_s"), "node")}
@@ -28,10 +28,10 @@ class Callers:
         self._metering = metering
         self._owned_by = owned_by
 
-    def describe(self, principal: Principal) -> CallerValue:
+    def describe(self, principal: Principal) -> cluster_pb2.Caller:
         """With quotas, unless it is a node, which has none."""
         is_named = principal is not EVERYBODY
-        told = CallerValue(
+        told = cluster_pb2.Caller(
             name=principal.name,
             roles=sorted(principal.roles) if is_named else (),
             datasets=principal.datasets,
@@ -41,12 +41,12 @@ class Callers:
             told.quotas.extend(self._quotas(principal))
         return told
 
-    def _quotas(self, principal: Principal) -> Iterator[QuotaValue]:
+    def _quotas(self, principal: Principal) -> Iterator[cluster_pb2.Quota]:
         meter = self._metering.meter(principal)
         for name in KINDS:
             bound, used = getattr(meter.quotas, name), self._used(name, principal, meter)
             counted = COUNTED.get(name, "query")
-            yield QuotaValue(name=name, bound=bound, used=used, counted=counted)
+            yield cluster_pb2.Quota(name=name, bound=bound, used=used, counted=counted)
 
     def _used(self, name: str, principal: Principal, meter: PrincipalUsage) -> float:
         if name == "ccqs_max":

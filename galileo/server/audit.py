@@ -230,13 +230,15 @@ _ACTS: Mapping[str, Callable[[Any], Iterator[_Act]]] = {
     "Cluster/SetRetention": lambda request: iter([("set-retention", request.dataset)]),
     "Cluster/ApplyRetention": lambda request: iter([("apply-retention", request.dataset)]),
     "Cluster/Drain": lambda request: iter([("undrain" if request.undo else "drain", request.node)]),
-    "Samplers/Send": lambda request: iter([("send-sampler", _digest(request.archive))]),
+    "Samplers/Upload": lambda request: iter([("send-sampler", _digest(request.archive))]),
     "Samplers/Revoke": lambda request: iter([("revoke-sampler", request.digest)]),
     "Continuous/Submit": lambda request: _run(request.sampler_json),
     "Continuous/SubmitMany": lambda request: _run_many(request.submissions),
     "Query/Run": lambda request: _run(request.sampler_json),
     "Storage/Scan": lambda request: _run_many(request.items),
-    "Moves/Move": lambda request: iter([("move-partition", f"{request.partition} {request.to}")]),
+    "Partitions/Move": lambda request: iter(
+        [("move-partition", f"{request.partition} {request.to}")]
+    ),
 }
 _OF_NODES_MOSTLY = frozenset({"Storage/Scan"})
 """What nodes ask of each other with every cycle, and clients may ask, too."""

@@ -104,8 +104,8 @@ class BulkFetches:
         *,
         wait_s: float,
         labels_max: int,
-        names_queries: bool,
-        takes_sheets: bool = False,
+        include_query: bool,
+        accept_shared_updates: bool = False,
     ) -> ManyFetched:
         """What is new past the tokens, of those CCQs that have news or whose tokens move.
 
@@ -127,9 +127,9 @@ class BulkFetches:
         deadline = self._clock.monotonic() + wait_s
         answers, is_cut = await self._until_news(asks, wanted, deadline)
         wrong = [ManyUpdate(ask.place, ask.ccq_id, error=ask.error) for ask in asks if ask.error]
-        sheets = SharedUpdates() if takes_sheets and not names_queries else None
+        sheets = SharedUpdates() if accept_shared_updates and not include_query else None
         updates = await asyncio.to_thread(
-            self._updates, answers, names_queries=names_queries, sheets=sheets
+            self._updates, answers, include_query=include_query, sheets=sheets
         )
         for one in updates:
             if one.windows is not None:
@@ -221,10 +221,10 @@ class BulkFetches:
         return closing_us is not None and closing_us <= effect.clock_us
 
     def _updates(
-        self, answers: Sequence[_Answer], *, names_queries: bool, sheets: SharedUpdates | None
+        self, answers: Sequence[_Answer], *, include_query: bool, sheets: SharedUpdates | None
     ) -> list[ManyUpdate]:
         """Those that go into no sheet. Takes some microseconds for each; belongs into a thread."""
-        making = _Making(_Shares(answers), names_queries)
+        making = _Making(_Shares(answers), include_query)
         if sheets is not None:
             answers = [one for one in answers if not self._is_in_sheet(one, making, sheets)]
         made = (self._update(one, making) for one in answers)
@@ -293,7 +293,7 @@ class BulkFetches:
             gone=effect.gone,
             windows=windows,
             schema_json=making.schema_of(made.dataset, self._node),
-            query_json=made.query if making.names_queries else "",
+            query_json=made.query if making.include_query else "",
         )
 
     def _issue(
@@ -355,7 +355,7 @@ class _Making:
     """What the updates of one answer have in common."""
 
     shares: _Shares
-    names_queries: bool
+    include_query: bool
     tokens: tokens.Encoder = field(default_factory=tokens.Encoder)
     schemas: dict[str, str] = field(default_factory=dict)
 

@@ -53,7 +53,7 @@ from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor, gathered
 from galileo.server.fetch_response import apply_windows, check_told, forwarded, pieces_of
 from galileo.wire import token as tokens
-from galileo.wire.pb import continuous_pb2
+from galileo.wire.v1 import continuous_pb2
 
 SUBMIT_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 30.0
@@ -244,11 +244,11 @@ class ContinuousQueries:
         wait_s: float,
         labels_max: int,
         forwarded: bool,
-        leaves_out: bool,
+        allow_row_filters: bool,
     ) -> Fetched:
         """What is new past the token, from this node or from the coordinator through it.
 
-        With `leaves_out` packs may hold more than what is new; `Fetched.kept` then says what.
+        With `allow_row_filters` packs may hold more than what is new; `Fetched.kept` says what.
         """
         cursor, told = tokens.read(token, ccq_id=ccq_id) if token else (ORIGIN, WindowProgress())
         self._check_not_revoked(ccq_id)
@@ -274,11 +274,11 @@ class ContinuousQueries:
                     labels_max=labels_max,
                     forwarded=True,
                     packing=FORMAT_VERSION,
-                    leaves_out=leaves_out,
+                    allow_row_filters=allow_row_filters,
                 ),
                 forwarded=forwarded,
             )
-        return await self._fetched(answer, told, leaves_out=leaves_out)
+        return await self._fetched(answer, told, allow_row_filters=allow_row_filters)
 
     def _check_not_revoked(self, ccq_id: str) -> None:
         record = self._driver.machine.state.record_table.records.get(ccq_id)
@@ -293,8 +293,8 @@ class ContinuousQueries:
         *,
         wait_s: float,
         labels_max: int,
-        names_queries: bool,
-        takes_sheets: bool,
+        include_query: bool,
+        accept_shared_updates: bool,
     ) -> ManyFetched:
         """See `BulkFetches.fetch`."""
         return await self._many.fetch(
@@ -302,8 +302,8 @@ class ContinuousQueries:
             given,
             wait_s=wait_s,
             labels_max=labels_max,
-            names_queries=names_queries,
-            takes_sheets=takes_sheets,
+            include_query=include_query,
+            accept_shared_updates=accept_shared_updates,
         )
 
     def _until_clock_us(self, ccq_id: str, told: WindowProgress) -> int | None:
@@ -315,7 +315,7 @@ class ContinuousQueries:
         return record.ccq.window.next_close_us(told)
 
     async def _fetched(
-        self, answer: ccq.AnswerFetch, told: WindowProgress, *, leaves_out: bool
+        self, answer: ccq.AnswerFetch, told: WindowProgress, *, allow_row_filters: bool
     ) -> Fetched:
         record = self._driver.machine.state.record_table.records.get(answer.ccq_id)
         if record is None:
@@ -327,7 +327,7 @@ class ContinuousQueries:
         if windows is not None:
             self._driver.note_late(made.id, windows.late)
         packed, kept = await pieces_of(
-            answer.labels, compressed=made.compression == "lz4", leaves_out=leaves_out
+            answer.labels, compressed=made.compression == "lz4", allow_row_filters=allow_row_filters
         )
         return Fetched(
             schema_json=self._schema(made).to_json(),

@@ -31,8 +31,8 @@ from galileo.node.storage_node import StorageNode
 from galileo.query import parse
 from galileo.query.index.query_digest import digest
 from galileo.query.index.requests import NOT_REQUESTED
+from galileo.wire.internal.v1 import evaluator_pb2
 from galileo.wire.match_codec import part_from_pb, sequences_to_bytes
-from galileo.wire.pb import evaluator_pb2
 from galileo.wire.status import error_from_pb
 
 QUERIES_KEPT = 200_000

@@ -12,7 +12,7 @@ from galileo.clock import Clock
 from galileo.server.host_checks import OPEN_FILES_COUNTED_MAX, host_condition
 from galileo.server.metric_source import NodeView
 from galileo.server.readiness import Readiness
-from galileo.wire.pb import cluster_pb2
+from galileo.wire.v1 import cluster_pb2
 
 TROUBLED_MAX = 20
 FRESH_S = 2.0

@@ -40,7 +40,7 @@ from galileo.samplers import (
 from galileo.server.cycle_executor import CycleExecutor, Evaluate
 from galileo.server.spill_files import SpillFiles
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_from_pb
-from galileo.wire.pb import continuous_pb2
+from galileo.wire.internal.v1 import peers_pb2
 
 QUERIES_KEPT = 4_096
 
@@ -229,13 +229,13 @@ class EffectExecutor:
         self, effect: cache_events.ReadHandedOffCache
     ) -> cache_events.CacheReadAnswered | cache_events.CacheReadFailed:
         """Asks a node for what it holds, over the network though it were this one."""
-        request = continuous_pb2.HeldRequest(
+        request = peers_pb2.ReadHandedOffCacheRequest(
             ccq_id=effect.ccq.id,
             term=effect.term,
             after=cursor_to_pb(effect.after),
             labels_max=effect.labels_max,
         )
-        parts, tail = [], continuous_pb2.HeldTail()
+        parts, tail = [], peers_pb2.HandedOffCacheTail()
         try:
             async for part in self._peers.held(effect.node, request):
                 parts.append(part.data)

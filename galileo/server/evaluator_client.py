@@ -10,7 +10,7 @@ from galileo.config import Config
 from galileo.errors import GalileoError
 from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.options import EvaluatorOptions, SparkOptions
-from galileo.wire.pb import evaluator_pb2
+from galileo.wire.internal.v1 import evaluator_pb2
 
 LOOK_S = 5.0
 

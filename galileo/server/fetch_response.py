@@ -14,11 +14,11 @@ from galileo.errors import InvalidToken
 from galileo.model.windows import Window, WindowChanges, WindowProgress, advance_windows
 from galileo.rpc.continuous import Fetched
 from galileo.wire.codec import KeptRows, cursor_from_pb, stretches_from_pb, windows_from_pb
-from galileo.wire.pb import continuous_pb2
+from galileo.wire.v1 import continuous_pb2
 
 
 async def pieces_of(
-    labels: PackedLabels | None, *, compressed: bool, leaves_out: bool
+    labels: PackedLabels | None, *, compressed: bool, allow_row_filters: bool
 ) -> tuple[list[bytes], dict[int, KeptRows]]:
     """What the cache has packed, as it is, and which rows count where not all of them do.
 
@@ -26,8 +26,14 @@ async def pieces_of(
     """
     if labels is None:
         return [], {}
-    pieces = functools.partial(labels.to_pieces, compressed=compressed, leaves_out=leaves_out)
-    return pieces() if labels.is_quick(leaves_out=leaves_out) else await asyncio.to_thread(pieces)
+    pieces = functools.partial(
+        labels.to_pieces, compressed=compressed, allow_row_filters=allow_row_filters
+    )
+    return (
+        pieces()
+        if labels.is_quick(allow_row_filters=allow_row_filters)
+        else await asyncio.to_thread(pieces)
+    )
 
 
 def forwarded(parts: list[continuous_pb2.FetchPart], *, address: str) -> Fetched:

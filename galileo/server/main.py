@@ -67,11 +67,13 @@ from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 from galileo.version import VERSION
 from galileo.wire.channel import server_options
-from galileo.wire.pb import (
+from galileo.wire.internal.v1 import migration_pb2_grpc, peers_pb2_grpc
+from galileo.wire.v1 import (
+    analytics_pb2_grpc,
     cluster_pb2,
     cluster_pb2_grpc,
     continuous_pb2_grpc,
-    moves_pb2_grpc,
+    partitions_pb2_grpc,
     query_pb2_grpc,
     samplers_pb2_grpc,
 )
@@ -202,47 +204,38 @@ class NodeProcess:
         server = grpc.aio.server(options=server_options(), interceptors=self._interceptors())
         healthy = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-        add_storage(StorageServicer(self.node, self._security.allowances), server)
-        query_pb2_grpc.add_QueryServicer_to_server(
-            QueryServicer(self.node, self._security.allowances), server
+        allowances, identify = self._security.allowances, self._security.identify
+        add_storage(StorageServicer(self.node, allowances), server)
+        query_pb2_grpc.add_QueryServicer_to_server(QueryServicer(self.node, allowances), server)
+        analytics_pb2_grpc.add_AnalyticsServicer_to_server(
+            ExploreServicer(self.node, self._exploration, allowances), server
         )
-        query_pb2_grpc.add_ExploreServicer_to_server(
-            ExploreServicer(self.node, self._exploration, self._security.allowances), server
+        ownership = Ownership(identify, self._queries.find)
+        continuous = ContinuousServicer(self._queries, ownership, allowances)
+        continuous_pb2_grpc.add_ContinuousServicer_to_server(continuous, server)
+        peers_pb2_grpc.add_PeerContinuousServicer_to_server(continuous, server)
+        cluster = ClusterServicer(
+            self.node,
+            peers=self._peers,
+            mail=self.mail,
+            own_status=self._status,
+            drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
+            identify=identify,
+            condition=self._watch.conditions.ask,
+            ccqs_of=self._ccqs_of,
+            describe=Callers(self._security.metering, owned_by=self.machine.owned_by).describe,
         )
-        continuous_pb2_grpc.add_ContinuousServicer_to_server(
-            ContinuousServicer(
-                self._queries,
-                Ownership(self._security.identify, self._queries.find),
-                self._security.allowances,
-            ),
-            server,
+        cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
+        peers_pb2_grpc.add_PeerClusterServicer_to_server(cluster, server)
+        target = self.node.taking(GrpcMigrationPeer(self._peers))
+        moves = MovesServicer(self.node, target, peers=self._peers)
+        partitions_pb2_grpc.add_PartitionsServicer_to_server(moves, server)
+        migration_pb2_grpc.add_MigrationServicer_to_server(moves, server)
+        samplers = SamplersServicer(
+            self.node.samplers, in_use=self._samplers_in_use, identify=identify
         )
-        cluster_pb2_grpc.add_ClusterServicer_to_server(
-            ClusterServicer(
-                self.node,
-                peers=self._peers,
-                mail=self.mail,
-                own_status=self._status,
-                drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
-                identify=self._security.identify,
-                condition=self._watch.conditions.ask,
-                ccqs_of=self._ccqs_of,
-                describe=Callers(self._security.metering, owned_by=self.machine.owned_by).describe,
-            ),
-            server,
-        )
-        moves_pb2_grpc.add_MovesServicer_to_server(
-            MovesServicer(
-                self.node, self.node.taking(GrpcMigrationPeer(self._peers)), peers=self._peers
-            ),
-            server,
-        )
-        samplers_pb2_grpc.add_SamplersServicer_to_server(
-            SamplersServicer(
-                self.node.samplers, in_use=self._samplers_in_use, identify=self._security.identify
-            ),
-            server,
-        )
+        samplers_pb2_grpc.add_SamplersServicer_to_server(samplers, server)
+        peers_pb2_grpc.add_PeerSamplersServicer_to_server(samplers, server)
         reflection.enable_server_reflection(
             [*service_names(), health.SERVICE_NAME, reflection.SERVICE_NAME], server
         )

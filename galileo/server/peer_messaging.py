@@ -29,7 +29,7 @@ from galileo.wire.codec import (
     event_clock_from_pb,
     event_clock_to_pb,
 )
-from galileo.wire.pb import cluster_pb2
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.tagged_json import TaggedJson
 
 OUTBOX_MAX = 10_000
@@ -78,9 +78,7 @@ class _Peer:
         self.dropped: dict[str, int] = {}
         self.samplers: dict[str, float] = {}
 
-    def take_reply(
-        self, request: cluster_pb2.ExchangeRequest, reply: cluster_pb2.ExchangeReply
-    ) -> None:
+    def take_reply(self, request: peers_pb2.GossipRequest, reply: peers_pb2.GossipReply) -> None:
         """Notes what the peer has now; a peer that was restarted may have been restored."""
         is_another = reply.epoch != self.epoch
         if is_another:
@@ -134,7 +132,7 @@ class PeerMessenger:
         others = [other.name for other in node.topology.nodes if other.name != node.name]
         self._boxes = {name: _Peer(name) for name in others}
         self._encoded: tuple[Any, bytes] = (None, b"")
-        self._sent: dict[str, tuple[PublishedCommits, cluster_pb2.DatasetSequences]] = {}
+        self._sent: dict[str, tuple[PublishedCommits, peers_pb2.DatasetSequences]] = {}
         self._received: dict[str, dict[str, _Received]] = {name: {} for name in others}
 
     def send(self, to: str, message: Any) -> None:
@@ -182,10 +180,10 @@ class PeerMessenger:
                     continue
                 box.take_reply(request, reply)
 
-    def _request(self, box: _Peer) -> cluster_pb2.ExchangeRequest:
+    def _request(self, box: _Peer) -> peers_pb2.GossipRequest:
         heartbeat = self._heartbeat(box) if box.heartbeat_due else None
         box.heartbeat_due = False
-        return cluster_pb2.ExchangeRequest(
+        return peers_pb2.GossipRequest(
             sender=self._node.name,
             epoch=self._node.store.epoch,
             topology_fingerprint=self._node.topology.fingerprint,
@@ -195,14 +193,14 @@ class PeerMessenger:
             address=self._node.topology.by_name[self._node.name].address,
         )
 
-    def _heartbeat(self, box: _Peer) -> cluster_pb2.Heartbeat:
+    def _heartbeat(self, box: _Peer) -> peers_pb2.Heartbeat:
         shards = self._node.catalog.shards
         retentions = [
-            cluster_pb2.DatasetRetention(dataset=dataset, numbered_json=numbered.to_json())
+            peers_pb2.DatasetRetention(dataset=dataset, numbered_json=numbered.to_json())
             for dataset, numbered in self._node.catalog.retentions.items()
             if numbered.version > box.retentions.get(dataset, 0)
         ]
-        return cluster_pb2.Heartbeat(
+        return peers_pb2.Heartbeat(
             sequences=self._sequences(),
             synopses=self._changes(box),
             datasets=list(shards),
@@ -210,14 +208,14 @@ class PeerMessenger:
             retentions=retentions,
             samplers=self._sampler_news(box),
             moves=[
-                cluster_pb2.MoveValue(partition=one.partition, number=one.number, node=one.node)
+                peers_pb2.PartitionMove(partition=one.partition, number=one.number, node=one.node)
                 for one in self._node.moves.known
             ],
         )
 
-    def _sequences(self) -> list[cluster_pb2.DatasetSequences]:
+    def _sequences(self) -> list[peers_pb2.DatasetSequences]:
         """What is published of each dataset, encoded once for all peers and heartbeats."""
-        encoded: dict[str, tuple[PublishedCommits, cluster_pb2.DatasetSequences]] = {}
+        encoded: dict[str, tuple[PublishedCommits, peers_pb2.DatasetSequences]] = {}
         for dataset, shard in self._node.catalog.shards.items():
             published, known = shard.own_published(), self._sent.get(dataset)
             if known is None or known[0] is not published:
@@ -226,24 +224,24 @@ class PeerMessenger:
         self._sent = encoded
         return [message for _, message in encoded.values()]
 
-    def _dropped(self, box: _Peer) -> list[cluster_pb2.DroppedGenerations]:
+    def _dropped(self, box: _Peer) -> list[peers_pb2.DroppedGenerations]:
         """The latest first: the receiver has to hear of them before it misses their commits."""
         unheard = [
-            cluster_pb2.DroppedGenerations(name=name, generations=generations)
+            peers_pb2.DroppedGenerations(name=name, generations=generations)
             for name, generations in reversed(self._node.catalog.generations.items())
             if generations > box.dropped.get(name, 0)
         ]
         return unheard[:DROPPED_TOGETHER_MAX]
 
-    def _sampler_news(self, box: _Peer) -> list[cluster_pb2.SentSamplerNews]:
+    def _sampler_news(self, box: _Peer) -> list[peers_pb2.SamplerNotice]:
         news = self._node.samplers.news()
         unheard = [(d, at) for d, at in news.items() if box.samplers.get(d, -1.0) != at]
         return [
-            cluster_pb2.SentSamplerNews(digest=digest, revoked_at=at)
+            peers_pb2.SamplerNotice(digest=digest, revoked_at=at)
             for digest, at in unheard[:SAMPLERS_TOGETHER_MAX]
         ]
 
-    def _changes(self, box: _Peer) -> list[cluster_pb2.SynopsisChange]:
+    def _changes(self, box: _Peer) -> list[peers_pb2.SynopsisChange]:
         changes, size = [], 0
         for dataset, shard in self._node.catalog.shards.items():
             published = shard.own_published()
@@ -259,14 +257,14 @@ class PeerMessenger:
                     continue
                 delta = synopsis.changes_since(known).to_bytes(shard.schema)
                 size += len(delta)
-                changes.append(cluster_pb2.SynopsisChange(dataset=dataset, delta=delta))
+                changes.append(peers_pb2.SynopsisChange(dataset=dataset, delta=delta))
             if is_up_to_date:
                 box.up_to_date[dataset] = published
         return changes
 
     # --- what arrives ------------------------------------------------------------------------
 
-    async def arrive(self, request: cluster_pb2.ExchangeRequest) -> cluster_pb2.ExchangeReply:
+    async def arrive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
         """Takes in what another node of this cluster sends.
 
         Raises:
@@ -284,7 +282,7 @@ class PeerMessenger:
                 f"{self._node.name!r}; give all nodes the same [cluster] table"
             )
         _check_protocol(request)
-        held: list[cluster_pb2.SynopsisVersion] = []
+        held: list[peers_pb2.SynopsisVersion] = []
         refused: GalileoError | None = None
         if self._node.live.relocate(request.sender, request.address, epoch=request.epoch):
             log.info("node %s runs at %s now", request.sender, request.address)
@@ -308,11 +306,9 @@ class PeerMessenger:
             for one in request.heartbeat.samplers
             if await self._node.samplers.hear(request.sender, one.digest, revoked_at=one.revoked_at)
         ]
-        return cluster_pb2.ExchangeReply(
-            epoch=self._node.store.epoch, synopses=held, samplers=taken
-        )
+        return peers_pb2.GossipReply(epoch=self._node.store.epoch, synopses=held, samplers=taken)
 
-    async def _learn_datasets(self, request: cluster_pb2.ExchangeRequest) -> GalileoError | None:
+    async def _learn_datasets(self, request: peers_pb2.GossipRequest) -> GalileoError | None:
         """Learns which datasets there are and which were dropped; why that was refused, if it was.
 
         An error of the disk about dropped ones is the sender's to know: they have to come again.
@@ -330,8 +326,8 @@ class PeerMessenger:
         return None
 
     def _take_heartbeat(
-        self, heartbeat: cluster_pb2.Heartbeat, *, sender: str
-    ) -> list[cluster_pb2.SynopsisVersion]:
+        self, heartbeat: peers_pb2.Heartbeat, *, sender: str
+    ) -> list[peers_pb2.SynopsisVersion]:
         view, catalog = self._node.view, self._node.catalog
         # The sender may not have heard yet that it is dropped.
         living = [one for one in heartbeat.sequences if not catalog.is_dropped(one.dataset)]
@@ -352,7 +348,7 @@ class PeerMessenger:
             delta = SynopsisDelta.from_bytes(schema, change.delta)
             version = view.hear_synopsis(schema, delta)
             held.append(
-                cluster_pb2.SynopsisVersion(
+                peers_pb2.SynopsisVersion(
                     dataset=change.dataset,
                     partition=delta.partition,
                     epoch=version.epoch,
@@ -362,7 +358,7 @@ class PeerMessenger:
         return held
 
     def _decode(
-        self, sequences: Iterable[cluster_pb2.DatasetSequences], *, sender: str
+        self, sequences: Iterable[peers_pb2.DatasetSequences], *, sender: str
     ) -> dict[str, _Received]:
         """Decodes what is published of each dataset; what has not changed only once."""
         decoded: dict[str, _Received] = {}
@@ -377,19 +373,19 @@ class PeerMessenger:
         return decoded
 
 
-def _sequences_to_pb(dataset: str, published: PublishedCommits) -> cluster_pb2.DatasetSequences:
-    return cluster_pb2.DatasetSequences(
+def _sequences_to_pb(dataset: str, published: PublishedCommits) -> peers_pb2.DatasetSequences:
+    return peers_pb2.DatasetSequences(
         dataset=dataset,
         sequences=cursor_to_pb(published.sequences),
         clock=event_clock_to_pb(published.clock),
     )
 
 
-def _sequences_from_pb(message: cluster_pb2.DatasetSequences) -> PublishedCommits:
+def _sequences_from_pb(message: peers_pb2.DatasetSequences) -> PublishedCommits:
     return PublishedCommits(cursor_from_pb(message.sequences), event_clock_from_pb(message.clock))
 
 
-def _check_protocol(request: cluster_pb2.ExchangeRequest) -> None:
+def _check_protocol(request: peers_pb2.GossipRequest) -> None:
     if request.protocol not in PROTOCOLS_UNDERSTOOD:
         understood = ", ".join(map(str, PROTOCOLS_UNDERSTOOD))
         raise ConfigError(

@@ -13,7 +13,7 @@ from galileo.node.storage_node import StorageNode
 from galileo.rpc.retention import held_to_pb
 from galileo.server.cgroup_memory import memory
 from galileo.wire.codec import cursor_to_pb
-from galileo.wire.pb import cluster_pb2
+from galileo.wire.v1 import cluster_pb2
 
 LOSSES_MAX = 20
 """That a status names."""

@@ -32,7 +32,7 @@ from galileo.spark.session import open_engine
 from galileo.spark.tick import TickLimits, work_of
 from galileo.wire.channel import server_options
 from galileo.wire.context_propagation import outgoing_metadata, take_over
-from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
+from galileo.wire.internal.v1 import evaluator_pb2, evaluator_pb2_grpc
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
 EXIT_OK = 0

@@ -25,7 +25,7 @@ from galileo.spark.tick import (
     Work,
     outcomes_of,
 )
-from galileo.wire.pb import storage_pb2
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.status import error_to_pb
 
 WARM_UP_JOBS = 4
@@ -153,7 +153,7 @@ def _fatal(group: Group, error: Exception) -> Outcome:
     found: GalileoError = Bug(f"a cycle's job failed: {brief(error)}; see the evaluator's log")
     if group.samplers.any():
         found = SamplerFailed(f"the process that ran the sampler failed: {brief(error)}")
-    failure = storage_pb2.MatchFailure(
+    failure = peers_pb2.MatchFailure(
         items=to_bytes(np.zeros(1, dtype=np.uint32)), error=error_to_pb(found)
     )
     return Outcome(failures=[failure])

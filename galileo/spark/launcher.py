@@ -23,7 +23,7 @@ from galileo.errors import DeadlineExceeded, GalileoError, TryAgain, Unavailable
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime import TOKEN_KEY, Record, RuntimeDir
 from galileo.wire.channel import open_channel
-from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
+from galileo.wire.internal.v1 import evaluator_pb2, evaluator_pb2_grpc
 from galileo.wire.status import error_of_rpc
 from galileo.wire.tls_credentials import without_token
 

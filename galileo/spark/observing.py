@@ -10,9 +10,9 @@ import pyarrow as pa
 from galileo.labels import LabelSet, from_ipc, to_ipc
 from galileo.samplers import numbered_parts, observed_schema
 from galileo.wire.channel import open_blocking_channel
-from galileo.wire.pb import storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_of_rpc
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+from galileo.wire.v1 import storage_pb2, storage_pb2_grpc
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from galileo.model.schema import Schema
 from galileo.spark.tick import Ask, Group, Share
 from galileo.wire.channel import Channels
 from galileo.wire.context_propagation import going_on
+from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
 from galileo.wire.match_codec import MatchReplies, sequences_to_bytes
-from galileo.wire.pb import storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_of_rpc
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
@@ -85,7 +85,7 @@ async def fetch(
     """What one node says about one group; of an answer that breaks off, what is complete."""
     schema = Schema.from_json(group.schema_json)
     replies = MatchReplies(schema.label_schema)
-    stub = storage_pb2_grpc.StorageStub(channel)
+    stub = peers_pb2_grpc.PeerStorageStub(channel)
     with going_on(group.origin):
         call = stub.Match(_request(ask, group), timeout=timeout_s)
     failure: GalileoError | None = None
@@ -140,9 +140,9 @@ def _renumbered(answer: MatchAnswer, ask: Ask) -> MatchAnswer:
     return MatchAnswer(parts, items[answer.unknown], errors)
 
 
-def _request(ask: Ask, group: Group) -> storage_pb2.MatchRequest:
+def _request(ask: Ask, group: Group) -> peers_pb2.MatchRequest:
     rows, cursors = np.unique(group.cursors[ask.items], return_inverse=True)
-    return storage_pb2.MatchRequest(
+    return peers_pb2.MatchRequest(
         dataset=group.dataset,
         partitions=group.partitions[ask.columns].tolist(),
         after=sequences_to_bytes(group.after[np.ix_(rows, ask.columns)]),

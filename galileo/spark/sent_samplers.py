@@ -21,7 +21,7 @@ from galileo.errors import GalileoError, InputError, SamplerRevoked
 from galileo.sampler_package import SamplerArchive
 from galileo.samplers import Sampler, SamplerSpec
 from galileo.wire.channel import open_blocking_channel
-from galileo.wire.pb import samplers_pb2, samplers_pb2_grpc
+from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
 from galileo.wire.status import error_of_rpc
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
@@ -30,7 +30,7 @@ LOOK_S = 2.0
 """A revoked sampler's processes end so soon after the node has heard of it."""
 IDLE_S = 120.0
 
-Get = Callable[[str, samplers_pb2.GetSamplerRequest], samplers_pb2.GetSamplerReply]
+Get = Callable[[str, peers_pb2.GetSamplerRequest], peers_pb2.GetSamplerReply]
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class SentCode:
     def _archive(self, digest: str, address: str) -> SamplerArchive:
         held = self._held.get(digest)
         if held is None:
-            reply = self._get(address, samplers_pb2.GetSamplerRequest(digest=digest))
+            reply = self._get(address, peers_pb2.GetSamplerRequest(digest=digest))
             archive = SamplerArchive.from_bytes(reply.archive)
             if archive.digest != digest:
                 raise InputError(f"expected the archive {digest}, got {archive.digest}")
@@ -114,7 +114,7 @@ class SentCode:
         return held.archive
 
     def _is_revoked(self, digest: str, address: str) -> bool:
-        request = samplers_pb2.GetSamplerRequest(digest=digest, facts_only=True)
+        request = peers_pb2.GetSamplerRequest(digest=digest, facts_only=True)
         try:
             self._get(address, request)
         except SamplerRevoked:
@@ -132,12 +132,12 @@ class SentCode:
 
 
 def get_over_grpc(
-    address: str, request: samplers_pb2.GetSamplerRequest, *, keys: TlsFiles = NO_TLS_FILES
-) -> samplers_pb2.GetSamplerReply:
+    address: str, request: peers_pb2.GetSamplerRequest, *, keys: TlsFiles = NO_TLS_FILES
+) -> peers_pb2.GetSamplerReply:
     """Asks a node, over a channel of its own: it is rare, and threads share none."""
     with open_blocking_channel(address, keys) as channel:
         try:
-            reply: samplers_pb2.GetSamplerReply = samplers_pb2_grpc.SamplersStub(channel).Get(
+            reply: peers_pb2.GetSamplerReply = peers_pb2_grpc.PeerSamplersStub(channel).Get(
                 request, timeout=FETCH_TIMEOUT_S
             )
         except grpc.RpcError as error:

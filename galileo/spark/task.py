@@ -34,8 +34,8 @@ from galileo.spark.tick import Outcome, Row, Tick, packed
 from galileo.spark.vouched import alone, fitted, vouched
 from galileo.tracing import Tracing, TracingOptions, start_tracing
 from galileo.wire.context_propagation import going_on
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import part_to_pb
-from galileo.wire.pb import storage_pb2
 from galileo.wire.status import error_to_pb
 from galileo.wire.tls_credentials import TlsFiles
 
@@ -142,7 +142,7 @@ def _encoded(part: Answered, *, bytes_max: int) -> Outcome:
 
 
 def _failure(items: Numbers, error: GalileoError) -> Outcome:
-    failure = storage_pb2.MatchFailure(items=to_bytes(items), error=error_to_pb(error))
+    failure = peers_pb2.MatchFailure(items=to_bytes(items), error=error_to_pb(error))
     return Outcome(failures=[failure])
 
 

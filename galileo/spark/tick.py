@@ -22,8 +22,8 @@ from galileo.query.index.query_digest import DIGEST_BYTES
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.tracing import NO_TRACING, TracingOptions
 from galileo.wire.context_propagation import Origin
+from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2
 from galileo.wire.match_codec import cursors_from_bytes, sequences_from_bytes
-from galileo.wire.pb import evaluator_pb2, storage_pb2
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 RESULT_BYTES_MAX = 32 << 20
@@ -219,7 +219,7 @@ def shifted(outcome: Outcome, by: int) -> Outcome:
     """The same about items that are numbered from `by` on."""
     return Outcome(
         parts=[
-            storage_pb2.MatchPart(
+            peers_pb2.MatchPart(
                 answered=_shifted(part.answered, by),
                 reached=part.reached,
                 labels=part.labels,
@@ -231,7 +231,7 @@ def shifted(outcome: Outcome, by: int) -> Outcome:
         ],
         unknown=[_shifted(items, by) for items in outcome.unknown],
         failures=[
-            storage_pb2.MatchFailure(items=_shifted(one.items, by), error=one.error)
+            peers_pb2.MatchFailure(items=_shifted(one.items, by), error=one.error)
             for one in outcome.failures
         ],
     )

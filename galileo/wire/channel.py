@@ -146,7 +146,7 @@ def _recorded(
 
 
 def short_name(method: str) -> str:
-    """`/galileo.wire.pb.Query/Run` as `Query/Run`."""
+    """`/galileo.v1.Query/Run` as `Query/Run`."""
     service, _, name = method.rpartition("/")
     return f"{service.rpartition('.')[2]}/{name}"
 

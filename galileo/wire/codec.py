@@ -12,7 +12,8 @@ from galileo.cursor import Cursor, Stretch
 from galileo.errors import InputError
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.windows import STATES, ClockStep, WindowChanges
-from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2
+from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.v1 import common_pb2, continuous_pb2
 
 KeptRows: TypeAlias = tuple[Sequence[int], Sequence[int]]
 """First rows and row counts of what counts, ascending; none is negative."""
@@ -22,11 +23,11 @@ ROWS_PER_MESSAGE = 65_536
 CHUNK_BYTES_MAX = 16 << 20
 
 
-def cursor_to_pb(cursor: Cursor) -> common_pb2.CursorValue:
-    return common_pb2.CursorValue(partitions=list(cursor), sequences=list(cursor.values()))
+def cursor_to_pb(cursor: Cursor) -> common_pb2.Cursor:
+    return common_pb2.Cursor(partitions=list(cursor), sequences=list(cursor.values()))
 
 
-def cursor_from_pb(value: common_pb2.CursorValue) -> Cursor:
+def cursor_from_pb(value: common_pb2.Cursor) -> Cursor:
     """Raises InputError where the two lists do not pair up."""
     if len(value.partitions) != len(value.sequences):
         raise InputError(
@@ -36,26 +37,26 @@ def cursor_from_pb(value: common_pb2.CursorValue) -> Cursor:
     return Cursor(dict(zip(value.partitions, value.sequences, strict=True)))
 
 
-def stretches_to_pb(stretches: Iterable[Stretch]) -> list[common_pb2.StretchValue]:
+def stretches_to_pb(stretches: Iterable[Stretch]) -> list[common_pb2.SequenceRange]:
     return [
-        common_pb2.StretchValue(partition=one.partition, first=one.first, last=one.last)
+        common_pb2.SequenceRange(partition=one.partition, first=one.first, last=one.last)
         for one in stretches
     ]
 
 
-def stretches_from_pb(values: Iterable[common_pb2.StretchValue]) -> tuple[Stretch, ...]:
+def stretches_from_pb(values: Iterable[common_pb2.SequenceRange]) -> tuple[Stretch, ...]:
     return tuple(Stretch(one.partition, one.first, one.last) for one in values)
 
 
-def event_clock_to_pb(steps: Sequence[ClockStep]) -> cluster_pb2.EventClockValue:
-    return cluster_pb2.EventClockValue(
+def event_clock_to_pb(steps: Sequence[ClockStep]) -> peers_pb2.EventClock:
+    return peers_pb2.EventClock(
         partitions=[one.partition for one in steps],
         sequences=[one.sequence for one in steps],
         buckets_us=[one.bucket_us for one in steps],
     )
 
 
-def event_clock_from_pb(value: cluster_pb2.EventClockValue) -> tuple[ClockStep, ...]:
+def event_clock_from_pb(value: peers_pb2.EventClock) -> tuple[ClockStep, ...]:
     """Raises InputError where the three lists do not fit each other."""
     columns = (value.partitions, value.sequences, value.buckets_us)
     if len({len(column) for column in columns}) != 1:
@@ -66,8 +67,8 @@ def event_clock_from_pb(value: cluster_pb2.EventClockValue) -> tuple[ClockStep, 
     return tuple(ClockStep(*one) for one in zip(*columns, strict=True))
 
 
-def windows_to_pb(changes: WindowChanges) -> continuous_pb2.WindowsValue:
-    return continuous_pb2.WindowsValue(
+def windows_to_pb(changes: WindowChanges) -> continuous_pb2.Windows:
+    return continuous_pb2.Windows(
         clock_us=changes.clock_us,
         size_us=changes.size_us,
         starts=changes.starts.astype("<i8").tobytes(),
@@ -76,7 +77,7 @@ def windows_to_pb(changes: WindowChanges) -> continuous_pb2.WindowsValue:
     )
 
 
-def windows_from_pb(value: continuous_pb2.WindowsValue) -> WindowChanges:
+def windows_from_pb(value: continuous_pb2.Windows) -> WindowChanges:
     """Raises InputError where the lists do not fit each other, or a state is none."""
     states = np.frombuffer(value.states, dtype=np.uint8)
     if {len(value.starts), len(value.labels)} != {8 * len(states)} or (states >= len(STATES)).any():

@@ -12,7 +12,7 @@ from galileo.errors import InputError
 from galileo.labels import from_ipc
 from galileo.matches import Answered, MatchAnswer, Matches, from_bytes, to_bytes
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, label_chunks
-from galileo.wire.pb import storage_pb2
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.status import error_from_pb, error_to_pb
 
 _SEQUENCE = np.dtype("<i8")
@@ -49,9 +49,9 @@ def cursors_from_bytes(data: bytes, *, rows: int) -> npt.NDArray[np.int32]:
     return cursors.astype(np.int32)
 
 
-def part_to_pb(part: Answered, *, labels: Sequence[bytes] | None = None) -> storage_pb2.MatchPart:
+def part_to_pb(part: Answered, *, labels: Sequence[bytes] | None = None) -> peers_pb2.MatchPart:
     """One message; `labels` in place of the part's own where they travel by themselves."""
-    return storage_pb2.MatchPart(
+    return peers_pb2.MatchPart(
         answered=to_bytes(part.items),
         reached=cursor_to_pb(part.reached),
         labels=label_chunks(part.matches.rows) if labels is None else labels,
@@ -62,7 +62,7 @@ def part_to_pb(part: Answered, *, labels: Sequence[bytes] | None = None) -> stor
 
 
 def part_from_pb(
-    part: storage_pb2.MatchPart, schema: pa.Schema, *, labels: Iterable[bytes] = ()
+    part: peers_pb2.MatchPart, schema: pa.Schema, *, labels: Iterable[bytes] = ()
 ) -> Answered:
     """The inverse; `labels` came before it.
 
@@ -80,17 +80,17 @@ def part_from_pb(
     )
 
 
-def replies_of(answer: MatchAnswer) -> Iterator[storage_pb2.MatchReply]:
+def replies_of(answer: MatchAnswer) -> Iterator[peers_pb2.MatchReply]:
     """An answer as a stream of messages of bounded size."""
     for part in answer.parts:
         for chunk in label_chunks(part.matches.rows):
-            yield storage_pb2.MatchReply(labels=chunk)
-        yield storage_pb2.MatchReply(part=part_to_pb(part, labels=()))
+            yield peers_pb2.MatchReply(labels=chunk)
+        yield peers_pb2.MatchReply(part=part_to_pb(part, labels=()))
     if len(answer.unknown):
-        yield storage_pb2.MatchReply(unknown=to_bytes(answer.unknown))
+        yield peers_pb2.MatchReply(unknown=to_bytes(answer.unknown))
     for items, error in answer.errors:
-        failure = storage_pb2.MatchFailure(items=to_bytes(items), error=error_to_pb(error))
-        yield storage_pb2.MatchReply(failure=failure)
+        failure = peers_pb2.MatchFailure(items=to_bytes(items), error=error_to_pb(error))
+        yield peers_pb2.MatchReply(failure=failure)
 
 
 class MatchReplies:
@@ -105,7 +105,7 @@ class MatchReplies:
         self._labels: list[bytes] = []
         self.answer = MatchAnswer()
 
-    def take(self, reply: storage_pb2.MatchReply) -> int:
+    def take(self, reply: peers_pb2.MatchReply) -> int:
         """Adds a reply; its size in bytes.
 
         Raises:

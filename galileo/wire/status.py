@@ -15,7 +15,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from galileo import errors, request_id
-from galileo.wire.pb import common_pb2
+from galileo.wire.v1 import common_pb2
 
 METADATA_KEY = "galileo-error-bin"
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
@@ -70,7 +70,7 @@ def code_of(error: errors.GalileoError) -> Code:
     return Code.UNKNOWN
 
 
-def error_to_pb(error: errors.GalileoError) -> common_pb2.ErrorValue:
+def error_to_pb(error: errors.GalileoError) -> common_pb2.Error:
     """The error as it travels; a long message is cut, details beyond a bound are left out.
 
     It names the request that is being served, if there is one.
@@ -78,7 +78,7 @@ def error_to_pb(error: errors.GalileoError) -> common_pb2.ErrorValue:
     request = request_id.current()
     told = {request_id.DETAIL: request, **error.details} if request else error.details
     details = json.dumps(told, default=str)
-    return common_pb2.ErrorValue(
+    return common_pb2.Error(
         kind=error.kind,
         message=_cut(error.message, _MESSAGE_BYTES_MAX),
         details_json=details if len(details) <= _DETAILS_BYTES_MAX else "{}",
@@ -104,7 +104,7 @@ def _cut(text: str, size: int) -> str:
     return text.encode(errors="replace")[:size].decode(errors="ignore")
 
 
-def error_from_pb(value: common_pb2.ErrorValue) -> errors.GalileoError:
+def error_from_pb(value: common_pb2.Error) -> errors.GalileoError:
     """The error again; an unknown kind (of a newer node) becomes the root class."""
     cls = errors.by_kind().get(value.kind, errors.GalileoError)
     error = cls(value.message)
@@ -177,7 +177,7 @@ def _carried(error: grpc.RpcError) -> errors.GalileoError | None:
     for key, value in trailing:
         if key == METADATA_KEY:
             try:
-                found = common_pb2.ErrorValue.FromString(value)
+                found = common_pb2.Error.FromString(value)
             except DecodeError:
                 return None
             return error_from_pb(found) if found.kind else None

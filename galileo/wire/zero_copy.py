@@ -17,10 +17,11 @@ import grpc.aio
 import pyarrow as pa
 from google.protobuf.message import DecodeError, Message
 
-from galileo.wire.pb import storage_pb2
+from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.v1 import storage_pb2
 
 FIELD = "observations"
-SERVICE = "galileo.wire.pb.Storage"
+STORAGE, PEER_STORAGE = "galileo.v1.Storage", "galileo.internal.v1.PeerStorage"
 
 HEAD_FIELDS_MAX = 100
 """Of a message beside its observations; it is taken apart here, and not in C."""
@@ -102,26 +103,26 @@ def has_more_fields(data: bytes, most: int) -> bool:
     return count > most
 
 
-def bulk_handlers(servicer: Any) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-    """The methods of the storage service with bulk; for `add_registered_method_handlers`."""
-    kinds: dict[str, tuple[type[Message], type[Message]]] = {
-        "Ingest": (storage_pb2.IngestRequest, storage_pb2.IngestReply),
-        "Commit": (storage_pb2.CommitRequest, storage_pb2.CommitReply),
-    }
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        method: grpc.unary_unary_rpc_method_handler(
-            getattr(servicer, method),
-            request_deserializer=decoder(request),
-            response_serializer=reply.SerializeToString,
-        )
-        for method, (request, reply) in kinds.items()
-    }
-    handlers["Select"] = grpc.unary_stream_rpc_method_handler(
+def add_bulk_handlers(servicer: Any, server: grpc.aio.Server) -> None:
+    """Serves the storage methods whose messages have observations as `Bulk`."""
+    ingest = _unary(servicer.Ingest, storage_pb2.IngestRequest, storage_pb2.IngestReply)
+    commit = _unary(servicer.Commit, peers_pb2.CommitRequest, peers_pb2.CommitReply)
+    select = grpc.unary_stream_rpc_method_handler(
         servicer.Select,
         request_deserializer=storage_pb2.SelectRequest.FromString,
         response_serializer=encode,
     )
-    return handlers
+    handlers = {"Ingest": ingest, "Select": select}
+    server.add_registered_method_handlers(STORAGE, handlers)
+    server.add_registered_method_handlers(PEER_STORAGE, {"Commit": commit})
+
+
+def _unary(
+    handler: Any, request: type[Message], reply: type[Message]
+) -> grpc.RpcMethodHandler[Any, Any]:
+    return grpc.unary_unary_rpc_method_handler(
+        handler, request_deserializer=decoder(request), response_serializer=reply.SerializeToString
+    )
 
 
 class BulkStub:
@@ -132,15 +133,15 @@ class BulkStub:
 
     @property
     def Ingest(self) -> Any:  # noqa: N802
-        return self._call("Ingest", storage_pb2.IngestReply)
+        return self._call(STORAGE, "Ingest", storage_pb2.IngestReply)
 
     @property
     def Commit(self) -> Any:  # noqa: N802
-        return self._call("Commit", storage_pb2.CommitReply)
+        return self._call(PEER_STORAGE, "Commit", peers_pb2.CommitReply)
 
-    def _call(self, method: str, reply: type[Message]) -> Any:
+    def _call(self, service: str, method: str, reply: type[Message]) -> Any:
         return self._channel.unary_unary(
-            f"/{SERVICE}/{method}",
+            f"/{service}/{method}",
             request_serializer=encode,
             response_deserializer=reply.FromString,
         )

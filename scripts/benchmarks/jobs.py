@@ -28,8 +28,8 @@ from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.scans import Scanner
 from galileo.spark.tick import Work, work_of
 from galileo.wire.channel import open_channel
+from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2, peers_pb2_grpc
 from galileo.wire.match_codec import part_from_pb, sequences_to_bytes
-from galileo.wire.pb import evaluator_pb2, storage_pb2, storage_pb2_grpc
 
 DATASET = "nam"
 TIMEOUT_S = 120.0
@@ -109,11 +109,11 @@ async def stood(topology: Topology, dataset: str, queries: Sequence[str]) -> Non
     """Has all nodes index queries."""
     for node in topology.nodes:
         channel = open_channel(node.address)
-        stub = storage_pb2_grpc.StorageStub(channel)
+        stub = peers_pb2_grpc.PeerStorageStub(channel)
         for start in range(0, len(queries), STOOD_TOGETHER):
             some = queries[start : start + STOOD_TOGETHER]
-            request = storage_pb2.StandRequest(dataset=dataset, queries_json=some)
-            await stub.Stand(request, timeout=TIMEOUT_S)
+            request = peers_pb2.RegisterQueriesRequest(dataset=dataset, queries_json=some)
+            await stub.RegisterQueries(request, timeout=TIMEOUT_S)
         await channel.close()
 
 

@@ -28,7 +28,7 @@ from galileo.spark.scans import Scanner
 from galileo.spark.tick import work_of
 from galileo.wire.channel import open_channel
 from galileo.wire.codec import cursor_to_pb
-from galileo.wire.pb import storage_pb2, storage_pb2_grpc
+from galileo.wire.v1 import storage_pb2, storage_pb2_grpc
 
 DATASET = "boxes"
 TIMEOUT_S = 600.0

@@ -30,7 +30,7 @@ from galileo.client import Ccq, Client
 from galileo.cursor import Cursor
 from galileo.errors import Cancelled, CcqCancelled
 from galileo.spark.launcher import EvaluatorHandle
-from galileo.wire.pb import evaluator_pb2
+from galileo.wire.internal.v1 import evaluator_pb2
 
 NODES = 3
 DATASET = jobs.DATASET

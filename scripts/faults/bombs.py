@@ -24,13 +24,7 @@ from faults.bystanders import DATASET, PATIENCE, asked, fill, p99_ms, weighed
 from faults.registry import Scenario, Trial
 from galileo.cluster import LocalCluster
 from galileo.sampler_package import MANIFEST
-from galileo.wire.pb import (
-    cluster_pb2,
-    continuous_pb2,
-    query_pb2,
-    samplers_pb2,
-    storage_pb2,
-)
+from galileo.wire.v1 import cluster_pb2, continuous_pb2, query_pb2, samplers_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk, encode
 
 MIB = 1 << 20
@@ -43,7 +37,7 @@ TIMEOUT_S = 60.0
 DEEP = 100_000
 LARGE_BYTES = 60 * MIB
 HARMLESS = ("UNIMPLEMENTED", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION")
-PACKAGE = "/galileo.wire.pb."
+PACKAGE = "/galileo.v1."
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +168,7 @@ def _zip() -> bytes:
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
         file.writestr(MANIFEST, json.dumps({"format": 1}))
         file.writestr("a.py", b"\n" * (600 * MIB))
-    return samplers_pb2.SendSamplerRequest(archive=sink.getvalue()).SerializeToString()
+    return samplers_pb2.UploadSamplerRequest(archive=sink.getvalue()).SerializeToString()
 
 
 def _zip_of_many() -> bytes:
@@ -182,7 +176,7 @@ def _zip_of_many() -> bytes:
     with zipfile.ZipFile(sink, "w") as file:
         for number in range(18_000):
             file.writestr(f"a{number}.py", b"")
-    return samplers_pb2.SendSamplerRequest(archive=sink.getvalue()).SerializeToString()
+    return samplers_pb2.UploadSamplerRequest(archive=sink.getvalue()).SerializeToString()
 
 
 _zeros_bytes = functools.partial(bytes, LARGE_BYTES)
@@ -209,8 +203,8 @@ BOMBS = (
     Bomb("polygon that crosses itself 60,000 times", "Query/Run", _wide_polygon, True),
     Bomb("JSON, 100,000 levels", "Cluster/CreateDataset", _deep_schema),
     Bomb("windows without number", "Continuous/Submit", _many_windows, True),
-    Bomb("zip of 600 MB", "Samplers/Send", _zip),
-    Bomb("zip of 18,000 members", "Samplers/Send", _zip_of_many),
+    Bomb("zip of 600 MB", "Samplers/Upload", _zip),
+    Bomb("zip of 18,000 members", "Samplers/Upload", _zip_of_many),
 )
 
 

@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 
 from faults import http2
-from galileo.wire.pb import (
+from galileo.wire.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
     continuous_pb2,
@@ -33,8 +33,8 @@ from galileo.wire.pb import (
 )
 
 DATASET = "numbered"
-INGEST = "/galileo.wire.pb.Storage/Ingest"
-STATUS = "/galileo.wire.pb.Cluster/Status"
+INGEST = "/galileo.v1.Storage/Ingest"
+STATUS = "/galileo.v1.Cluster/Status"
 AT_ONCE = 200
 """Connections that are opened together."""
 CHANNELS = 8

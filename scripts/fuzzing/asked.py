@@ -30,9 +30,10 @@ from galileo.rpc.matching import match_task_from_pb
 from galileo.sampler_package import MANIFEST, SamplerArchive, archive_of
 from galileo.testing.conformance import sample_labels
 from galileo.wire.codec import cursor_from_pb, event_clock_from_pb, kept_rows, windows_from_pb
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import cursors_from_bytes
-from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2, storage_pb2
 from galileo.wire.status import error_from_pb
+from galileo.wire.v1 import common_pb2, continuous_pb2
 
 PRECISION = 3
 LABELS = sample_labels(seed=1).in_commit_order()
@@ -124,27 +125,27 @@ def _archives() -> Iterator[bytes]:
 # --- messages --------------------------------------------------------------------------------
 
 
-def _kept(value: storage_pb2.MatchPart) -> None:
+def _kept(value: peers_pb2.MatchPart) -> None:
     rows = (list(value.reached.partitions), list(value.reached.sequences))
     kept_rows(LABELS.table.slice(0, 20), rows)
 
 
-def _rows(value: storage_pb2.MatchPart) -> None:
+def _rows(value: peers_pb2.MatchPart) -> None:
     assert (cursors_from_bytes(value.items, rows=7) < 7).all()
 
 
-def _error(value: common_pb2.ErrorValue) -> None:
+def _error(value: common_pb2.Error) -> None:
     assert isinstance(error_from_pb(value).details, dict)
 
 
 _CONVERSIONS: tuple[tuple[type[Message], Callable[[Any], object]], ...] = (
-    (common_pb2.CursorValue, cursor_from_pb),
-    (cluster_pb2.EventClockValue, event_clock_from_pb),
-    (continuous_pb2.WindowsValue, windows_from_pb),
-    (common_pb2.ErrorValue, _error),
-    (storage_pb2.MatchRequest, match_task_from_pb),
-    (storage_pb2.MatchPart, _kept),
-    (storage_pb2.MatchPart, _rows),
+    (common_pb2.Cursor, cursor_from_pb),
+    (peers_pb2.EventClock, event_clock_from_pb),
+    (continuous_pb2.Windows, windows_from_pb),
+    (common_pb2.Error, _error),
+    (peers_pb2.MatchRequest, match_task_from_pb),
+    (peers_pb2.MatchPart, _kept),
+    (peers_pb2.MatchPart, _rows),
 )
 
 
@@ -160,23 +161,23 @@ def _conversion(data: bytes) -> None:
 
 def _conversions() -> Iterator[bytes]:
     numbers = np.arange(3, dtype="<i4").tobytes()
-    cursor = common_pb2.CursorValue(partitions=[0, 1], sequences=[4, 5])
+    cursor = common_pb2.Cursor(partitions=[0, 1], sequences=[4, 5])
     examples: tuple[Message, ...] = (
         cursor,
-        cluster_pb2.EventClockValue(partitions=[1], sequences=[2], buckets_us=[3]),
-        continuous_pb2.WindowsValue(
+        peers_pb2.EventClock(partitions=[1], sequences=[2], buckets_us=[3]),
+        continuous_pb2.Windows(
             clock_us=1, size_us=2, starts=bytes(16), labels=bytes(16), states=bytes(2)
         ),
-        common_pb2.ErrorValue(kind="input", message="no", details_json='{"node": "a"}'),
-        storage_pb2.MatchRequest(
+        common_pb2.Error(kind="input", message="no", details_json='{"node": "a"}'),
+        peers_pb2.MatchRequest(
             dataset="nam",
             partitions=[0, 1],
             after=bytes(32),
             cursors=bytes(4),
             digests=bytes(16),
         ),
-        storage_pb2.MatchPart(reached=cursor, items=numbers),
-        storage_pb2.MatchPart(items=numbers),
+        peers_pb2.MatchPart(reached=cursor, items=numbers),
+        peers_pb2.MatchPart(items=numbers),
     )
     for number, message in enumerate(examples):
         yield bytes([number]) + message.SerializeToString()

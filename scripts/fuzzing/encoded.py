@@ -30,8 +30,9 @@ from galileo.storage.frame import (
     encode_header,
 )
 from galileo.testing.conformance import sample_labels
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import part_from_pb
-from galileo.wire.pb import storage_pb2
+from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import decoder
 
 LABELS = sample_labels(seed=1).in_commit_order()
@@ -140,7 +141,7 @@ def _bulks() -> Iterator[bytes]:
 
 def _matched(data: bytes) -> None:
     try:
-        part = storage_pb2.MatchPart.FromString(data)
+        part = peers_pb2.MatchPart.FromString(data)
     except DecodeError:
         raise InputError("no message") from None
     part_from_pb(part, LABEL_SCHEMA)
@@ -148,7 +149,7 @@ def _matched(data: bytes) -> None:
 
 def _matches() -> Iterator[bytes]:
     numbers = np.arange(3, dtype="<i4").tobytes()
-    part = storage_pb2.MatchPart(answered=numbers, items=numbers, places=numbers)
+    part = peers_pb2.MatchPart(answered=numbers, items=numbers, places=numbers)
     part.labels.append(to_ipc(FEW.slice(0, 3)))
     part.reached.partitions.extend([0, 1])
     part.reached.sequences.extend([4, 5])

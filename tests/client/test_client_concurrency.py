@@ -16,7 +16,7 @@ from galileo.client.concurrency import gather_or_cancel
 from galileo.errors import InvalidToken
 from galileo.rpc.error_mapping import streaming
 from galileo.wire.channel import server_options
-from galileo.wire.pb import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
+from galileo.wire.v1 import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
 
 
 async def test_where_one_fails_the_others_are_over() -> None:

@@ -17,7 +17,7 @@ from galileo.errors import InvalidToken
 from galileo.rpc.error_mapping import streaming
 from galileo.wire.channel import server_options
 from galileo.wire.codec import cursor_to_pb
-from galileo.wire.pb import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
+from galileo.wire.v1 import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
 
 
 class Node(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServicer):

@@ -20,7 +20,7 @@ from galileo.client.ingestion import (
 from galileo.errors import Unavailable
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
-from galileo.wire.pb import storage_pb2
+from galileo.wire.v1 import storage_pb2
 
 SCHEMA = Schema("s", [Feature("t")])
 ROW_BYTES = 32

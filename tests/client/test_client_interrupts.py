@@ -25,7 +25,7 @@ import pytest
 import galileo
 from galileo.cli import EXIT_INTERRUPTED
 from galileo.labels import LabelSet
-from galileo.wire.pb import continuous_pb2, query_pb2, storage_pb2
+from galileo.wire.v1 import continuous_pb2, query_pb2, storage_pb2
 
 ROWS = 40_000
 FETCH_WAIT_S = 60

@@ -12,21 +12,22 @@ import pytest
 import galileo
 from galileo.client.backoff import BackoffClock
 from galileo.errors import Unavailable
-from galileo.wire.pb import cluster_pb2_grpc, moves_pb2, moves_pb2_grpc
+from galileo.wire.internal.v1 import migration_pb2_grpc
+from galileo.wire.v1 import cluster_pb2_grpc, partitions_pb2
 
 
-class Node(moves_pb2_grpc.MovesServicer, cluster_pb2_grpc.ClusterServicer):
+class Node(migration_pb2_grpc.MigrationServicer, cluster_pb2_grpc.ClusterServicer):
     """Begins moves, and ends so many of their streams without a word."""
 
     def __init__(self) -> None:
         self.silent = 0
         self.moves = 0
 
-    async def Move(self, request: Any, context: Any) -> AsyncIterator[moves_pb2.MoveProgress]:
+    async def Move(self, request: Any, context: Any) -> AsyncIterator[partitions_pb2.MoveProgress]:
         self.moves += 1
-        yield moves_pb2.MoveProgress(stage="copy", bytes_done=1, bytes_total=2)
+        yield partitions_pb2.MoveProgress(stage="copy", bytes_done=1, bytes_total=2)
         if self.moves > self.silent:
-            yield moves_pb2.MoveProgress(stage="done")
+            yield partitions_pb2.MoveProgress(stage="done")
 
     async def Topology(self, request: Any, context: Any) -> Any:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
@@ -40,7 +41,7 @@ async def node() -> Node:
 @pytest.fixture
 async def client(node: Node) -> AsyncIterator[galileo.AsyncClient]:
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    moves_pb2_grpc.add_MovesServicer_to_server(node, server)
+    migration_pb2_grpc.add_MigrationServicer_to_server(node, server)
     cluster_pb2_grpc.add_ClusterServicer_to_server(node, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -20,7 +20,7 @@ from galileo.errors import DeadlineExceeded, QuerySyntaxError, Unavailable, Unkn
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
-from galileo.wire.pb import query_pb2
+from galileo.wire.v1 import query_pb2
 
 Fresh = Callable[[str], str]
 

@@ -25,7 +25,7 @@ from galileo.labels import LabelSet
 from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime import RuntimeDir
-from galileo.wire.pb import evaluator_pb2
+from galileo.wire.internal.v1 import evaluator_pb2
 
 KILLS = 1
 QUERY = (

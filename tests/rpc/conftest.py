@@ -25,7 +25,9 @@ from galileo.rpc.storage import StorageServicer, add_storage
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 from galileo.wire.channel import open_channel, server_options
-from galileo.wire.pb import (
+from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
+from galileo.wire.v1 import (
+    analytics_pb2_grpc,
     cluster_pb2,
     cluster_pb2_grpc,
     query_pb2_grpc,
@@ -43,7 +45,7 @@ SCHEMA = Schema(
 class NoMail:
     """These nodes send no heartbeats; what they know of one another the test decides."""
 
-    async def arrive(self, request: cluster_pb2.ExchangeRequest) -> cluster_pb2.ExchangeReply:
+    async def arrive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
         raise AssertionError("nobody sends mail here")
 
 
@@ -62,12 +64,16 @@ class Served:
         return storage_pb2_grpc.StorageStub(self.channel)
 
     @property
+    def peer_storage(self) -> peers_pb2_grpc.PeerStorageStub:
+        return peers_pb2_grpc.PeerStorageStub(self.channel)
+
+    @property
     def query(self) -> query_pb2_grpc.QueryStub:
         return query_pb2_grpc.QueryStub(self.channel)
 
     @property
-    def explore(self) -> query_pb2_grpc.ExploreStub:
-        return query_pb2_grpc.ExploreStub(self.channel)
+    def explore(self) -> analytics_pb2_grpc.AnalyticsStub:
+        return analytics_pb2_grpc.AnalyticsStub(self.channel)
 
     @property
     def cluster(self) -> cluster_pb2_grpc.ClusterStub:
@@ -107,7 +113,7 @@ class Company:
         query_pb2_grpc.add_QueryServicer_to_server(QueryServicer(node), server)
         exploration = ClusterAnalytics(node, peers=GrpcAnalyticsPeer(peers))
         explore = ExploreServicer(node, exploration)
-        query_pb2_grpc.add_ExploreServicer_to_server(explore, server)
+        analytics_pb2_grpc.add_AnalyticsServicer_to_server(explore, server)
         cluster = ClusterServicer(
             node,
             peers=peers,

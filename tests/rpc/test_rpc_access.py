@@ -31,12 +31,8 @@ from galileo.rpc.identity import CLIENT_URI, Identity
 from galileo.rpc.policy import nodes_only_fields
 from galileo.rpc.token_store import TokenStore
 from galileo.wire.channel import TOKEN_KEY, TOKEN_SCHEME, open_channel, server_options
-from galileo.wire.pb import (
-    cluster_pb2,
-    continuous_pb2,
-    storage_pb2,
-)
 from galileo.wire.tls_credentials import TlsFiles, server_credentials
+from galileo.wire.v1 import cluster_pb2, continuous_pb2, storage_pb2
 
 
 def test_every_method_of_the_descriptors_has_a_rule_and_a_row() -> None:
@@ -174,7 +170,7 @@ async def test_with_tls_alone_only_the_calls_of_nodes_are_theirs(certified: Cert
 async def test_a_method_without_a_rule_is_denied_to_everybody() -> None:
     for role in Role:
         with pytest.raises(Forbidden, match=r"may not call .*needs a rule for it"):
-            check_method(Principal("x", frozenset({role})), "/galileo.wire.pb.Cluster/Explode")
+            check_method(Principal("x", frozenset({role})), "/galileo.v1.Cluster/Explode")
 
 
 # Written out once more, so that an option that is lost by mistake fails here.

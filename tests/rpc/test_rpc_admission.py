@@ -21,16 +21,16 @@ from galileo.rpc.admission import (
 )
 from galileo.rpc.policy import HEARTBEATS, POLICIES
 from galileo.wire.channel import MESSAGE_BYTES_MAX, server_options, short_name
-from galileo.wire.pb import cluster_pb2, continuous_pb2, policy_pb2, query_pb2
 from galileo.wire.status import error_of_rpc
+from galileo.wire.v1 import cluster_pb2, continuous_pb2, policy_pb2, query_pb2
 from galileo.wire.zero_copy import has_more_fields
 
-PACKAGE = "/galileo.wire.pb."
+PACKAGE = "/galileo.v1."
 TIMEOUT_S = 60.0
 INGEST, STATUS, LIST = (
     f"{PACKAGE}{name}" for name in ("Storage/Ingest", "Cluster/Status", "Continuous/List")
 )
-HEARTBEAT = f"{PACKAGE}Cluster/Exchange"
+HEARTBEAT = "/galileo.internal.v1.PeerCluster/Gossip"
 WATCH, RUN, MANY, SELECT = (
     f"{PACKAGE}{name}"
     for name in ("Continuous/Watch", "Query/Run", "Continuous/SubmitMany", "Storage/Select")
@@ -356,12 +356,13 @@ async def test_compressed_messages_are_refused(served: Served) -> None:
 
 # Written out once more, so that an option that is lost by mistake fails here.
 BULK = """
-    Storage/Ingest Storage/Commit Storage/Read Storage/Scan Storage/Stand Storage/Match
-    Continuous/FetchMany Continuous/SubmitMany Moves/HandOver Cluster/Exchange
+    Storage/Ingest Storage/Read Storage/Scan Continuous/FetchMany Continuous/SubmitMany
+    PeerStorage/Commit PeerStorage/RegisterQueries PeerStorage/Match Migration/HandOver
+    PeerCluster/Gossip
 """
 QUERIES = """
-    Storage/Select Query/Run Explore/Explain Explore/Summarise Explore/Estimate Explore/Nearest
-    Continuous/Submit Continuous/Fetch Continuous/Watch Samplers/Send
+    Storage/Select Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch Samplers/Upload
+    Analytics/Explain Analytics/Summarise Analytics/Estimate Analytics/Nearest
 """
 
 
@@ -376,7 +377,7 @@ def test_policies_of_slots_heartbeats_and_single_fields_are_the_expected_ones() 
     assert reads == {"Storage/Select", "Storage/Read"}
     assert {m for m, p in POLICIES.items() if p.slot == policy_pb2.QUERY_SLOT} == {RUN}
     single = {short_name(m) for m, p in POLICIES.items() if p.single_field}
-    assert single == {"Storage/Ingest", "Storage/Commit", "Storage/Read"}
+    assert single == {"Storage/Ingest", "PeerStorage/Commit", "Storage/Read"}
     assert frozenset({HEARTBEAT}) == HEARTBEATS
 
 

@@ -18,17 +18,17 @@ from galileo.dht import placement
 from galileo.errors import Cancelled, GalileoError, InputError, UnknownDataset
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.labels import to_ipc
-from galileo.wire.pb import cluster_pb2, query_pb2, storage_pb2
 from galileo.wire.status import error_of_rpc
+from galileo.wire.v1 import analytics_pb2, cluster_pb2, storage_pb2
 
 Make = Callable[..., pa.Table]
 
 REQUESTS: dict[str, Any] = {
-    "Explain": query_pb2.ExplainRequest(dataset="nam"),
-    "Summarise": query_pb2.SummariseRequest(dataset="nam", feature="temperature", count=4),
-    "Estimate": query_pb2.EstimateRequest(dataset="nam"),
-    "Children": query_pb2.ChildrenRequest(dataset="nam"),
-    "Nearest": query_pb2.NearestRequest(dataset="nam", count=1000),
+    "Explain": analytics_pb2.ExplainRequest(dataset="nam"),
+    "Summarise": analytics_pb2.SummariseRequest(dataset="nam", feature="temperature", count=4),
+    "Estimate": analytics_pb2.EstimateRequest(dataset="nam"),
+    "Children": analytics_pb2.ChildrenRequest(dataset="nam"),
+    "Nearest": analytics_pb2.NearestRequest(dataset="nam", count=1000),
 }
 STREAMS = ("Children", "Nearest")
 
@@ -115,19 +115,23 @@ async def test_a_dataset_that_nobody_has_is_unknown(filled: Any, method: str) ->
 @pytest.mark.parametrize(
     ("method", "request_", "message"),
     [
-        ("Explain", query_pb2.ExplainRequest(dataset="nam", query="temp > 1"), "temp"),
-        ("Nearest", query_pb2.NearestRequest(dataset="nam", count=0), "count from 1"),
-        ("Children", query_pb2.ChildrenRequest(dataset="nam", prefix_json="{}"), "JSON list"),
-        ("Children", query_pb2.ChildrenRequest(dataset="nam", limit=10**6), "limit from 1"),
-        ("Children", query_pb2.ChildrenRequest(dataset="nam", after_json="[7]"), "type string"),
-        ("Children", query_pb2.ChildrenRequest(dataset="nam", prefix_json="[7]"), "geohash of 2"),
-        ("Summarise", query_pb2.SummariseRequest(dataset="nam", feature="station"), "numbers"),
+        ("Explain", analytics_pb2.ExplainRequest(dataset="nam", query="temp > 1"), "temp"),
+        ("Nearest", analytics_pb2.NearestRequest(dataset="nam", count=0), "count from 1"),
+        ("Children", analytics_pb2.ChildrenRequest(dataset="nam", prefix_json="{}"), "JSON list"),
+        ("Children", analytics_pb2.ChildrenRequest(dataset="nam", limit=10**6), "limit from 1"),
+        ("Children", analytics_pb2.ChildrenRequest(dataset="nam", after_json="[7]"), "type string"),
+        (
+            "Children",
+            analytics_pb2.ChildrenRequest(dataset="nam", prefix_json="[7]"),
+            "geohash of 2",
+        ),
+        ("Summarise", analytics_pb2.SummariseRequest(dataset="nam", feature="station"), "numbers"),
         (
             "Summarise",
-            query_pb2.SummariseRequest(dataset="nam", feature="temperature", count=0),
+            analytics_pb2.SummariseRequest(dataset="nam", feature="temperature", count=0),
             "1 to 10,000 bins",
         ),
-        ("Estimate", query_pb2.EstimateRequest(dataset="nam", quantiles=[0.5]), "quantiles of"),
+        ("Estimate", analytics_pb2.EstimateRequest(dataset="nam", quantiles=[0.5]), "quantiles of"),
     ],
 )
 async def test_what_makes_no_sense_is_refused(

@@ -27,7 +27,7 @@ from galileo.rpc.bulk_codec import ManyFetched, ManyUpdate, Piece, Sheet
 from galileo.rpc.continuous import ContinuousServicer
 from galileo.wire import token
 from galileo.wire.channel import open_channel, server_options
-from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
+from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
 CURSOR = Cursor({0: 9})
 PATHS = [[(0, sequence, row, 7) for sequence in (number, 9)] for row, number in enumerate((3, 5))]

@@ -11,7 +11,7 @@ import pytest
 
 from galileo.rpc.call_log import CallTracker
 
-PREFIX = "/galileo.wire.pb.Query/"
+PREFIX = "/galileo.v1.Query/"
 
 
 class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]

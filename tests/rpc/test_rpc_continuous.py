@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import grpc.aio
 import pyarrow as pa
@@ -21,7 +22,8 @@ from galileo.rpc import continuous as module
 from galileo.rpc.continuous import CachedRange, ContinuousServicer, Fetched
 from galileo.wire.channel import open_channel, server_options
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_from_pb
-from galileo.wire.pb import continuous_pb2, continuous_pb2_grpc
+from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
+from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
 PATHS = [(p, sequence, row, 7) for p in (0, 1) for sequence in (1, 2, 3) for row in range(40)]
 
@@ -67,15 +69,26 @@ async def face() -> Face:
 
 
 @pytest.fixture
-async def stub(face: Face) -> AsyncIterator[continuous_pb2_grpc.ContinuousStub]:
+async def channel(face: Face) -> AsyncIterator[Any]:
     server = grpc.aio.server(options=server_options())
     servicer = ContinuousServicer(face)  # type: ignore[arg-type]
     continuous_pb2_grpc.add_ContinuousServicer_to_server(servicer, server)
+    peers_pb2_grpc.add_PeerContinuousServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with open_channel(f"127.0.0.1:{port}") as channel:
-        yield continuous_pb2_grpc.ContinuousStub(channel)
+        yield channel
     await server.stop(None)
+
+
+@pytest.fixture
+def stub(channel: Any) -> continuous_pb2_grpc.ContinuousStub:
+    return continuous_pb2_grpc.ContinuousStub(channel)
+
+
+@pytest.fixture
+def peers(channel: Any) -> peers_pb2_grpc.PeerContinuousStub:
+    return peers_pb2_grpc.PeerContinuousStub(channel)
 
 
 def request(*, packing: int = FORMAT_VERSION) -> continuous_pb2.FetchRequest:
@@ -184,13 +197,13 @@ async def test_an_answer_without_windows_says_nothing_of_them(stub) -> None:
     assert (update.windows, update.clock_us, update.clock) == ((), None, None)
 
 
-async def test_what_is_held_comes_in_parts_and_what_is_not_is_said(
-    stub: continuous_pb2_grpc.ContinuousStub, face: Face
+async def test_read_handed_off_cache_streams_parts_or_reports_absence(
+    peers: peers_pb2_grpc.PeerContinuousStub, face: Face
 ) -> None:
-    asked = continuous_pb2.HeldRequest(
+    asked = peers_pb2.ReadHandedOffCacheRequest(
         ccq_id="q", term=7, after=cursor_to_pb(Cursor({0: 1})), labels_max=9
     )
-    parts = [part async for part in stub.Held(asked)]
+    parts = [part async for part in peers.ReadHandedOffCache(asked)]
     assert b"".join(part.data for part in parts) == HELD.data
     assert len(parts) > 2
     tail = parts[-1].tail
@@ -198,5 +211,5 @@ async def test_what_is_held_comes_in_parts_and_what_is_not_is_said(
     assert tuple(stretches_from_pb(tail.gone)) == HELD.gone
     assert face.asked == ["q 7 Cursor({0: 1}) 9"]
     asked.term = 8
-    (part,) = [part async for part in stub.Held(asked)]
+    (part,) = [part async for part in peers.ReadHandedOffCache(asked)]
     assert (part.data, part.tail.is_held) == (b"", False)

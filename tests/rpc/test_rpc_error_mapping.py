@@ -11,8 +11,8 @@ import pytest
 from galileo import errors
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.wire.channel import MESSAGE_BYTES_MAX, open_channel, server_options
-from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc, query_pb2, query_pb2_grpc
 from galileo.wire.status import error_of_rpc
+from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc, query_pb2, query_pb2_grpc
 
 KINDS = errors.by_kind()
 

@@ -15,7 +15,7 @@ import pytest
 from galileo.labels import to_ipc
 from galileo.node import row_reader, select
 from galileo.node import scans as scans_module
-from galileo.wire.pb import cluster_pb2, storage_pb2
+from galileo.wire.v1 import cluster_pb2, storage_pb2
 
 ROWS = 5_000
 PAUSE_S = 0.05

@@ -13,9 +13,10 @@ from galileo.matches import to_bytes
 from galileo.query import parse
 from galileo.query.index.query_digest import digest
 from galileo.rpc import matching
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import MatchReplies, sequences_to_bytes
-from galileo.wire.pb import cluster_pb2, storage_pb2
 from galileo.wire.status import error_of_rpc
+from galileo.wire.v1 import cluster_pb2, storage_pb2
 
 TEXTS = ("true", "temperature > 280", "geohash LIKE '9%'", "station = 'x'")
 
@@ -46,12 +47,12 @@ def request_of(company, queries, **changes):
         "cursors": to_bytes(np.zeros(len(queries), dtype=np.uint32)),
         "digests": b"".join(map(digest, queries)),
     }
-    return storage_pb2.MatchRequest(**{**columns, **changes})
+    return peers_pb2.MatchRequest(**{**columns, **changes})
 
 
 async def matched(company, request):
     replies = MatchReplies(company.schema.label_schema)
-    async for reply in company["a"].storage.Match(request):
+    async for reply in company["a"].peer_storage.Match(request):
         replies.take(reply)
     return replies.answer
 
@@ -109,7 +110,9 @@ async def test_a_match_has_a_limit_of_items(filled, monkeypatch):
 
 
 async def test_an_unknown_dataset_is_refused(filled):
-    request = storage_pb2.StandRequest(dataset="name", queries_json=["true"])
-    assert isinstance(await refusal(filled["a"].storage.Stand(request)), UnknownDataset)
+    request = peers_pb2.RegisterQueriesRequest(dataset="name", queries_json=["true"])
+    assert isinstance(
+        await refusal(filled["a"].peer_storage.RegisterQueries(request)), UnknownDataset
+    )
     refused = await refusal(matched(filled, request_of(filled, TEXTS, dataset="name")))
     assert isinstance(refused, UnknownDataset)

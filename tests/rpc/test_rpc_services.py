@@ -29,8 +29,9 @@ from galileo.query import Query
 from galileo.query import query as parsing
 from galileo.rpc.storage import SCAN_ITEMS_MAX
 from galileo.wire import codec
-from galileo.wire.pb import cluster_pb2, common_pb2, query_pb2, storage_pb2
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.status import error_of_rpc
+from galileo.wire.v1 import analytics_pb2, cluster_pb2, common_pb2, query_pb2, storage_pb2
 
 Make = Callable[..., pa.Table]
 
@@ -198,22 +199,22 @@ async def test_a_commit_of_another_schema_is_refused(company: Any, make_observat
     await create(company)
     mine = min(placement.partitions_by_node(company.topology)["a"])
     for data in (to_ipc(make_observations(5).drop_columns(["station"])), b"rubbish"):
-        request = storage_pb2.CommitRequest(
+        request = peers_pb2.CommitRequest(
             dataset="nam", partition=mine, producer="p", observations=data
         )
-        assert isinstance(await error(company["a"].storage.Commit(request)), InputError)
+        assert isinstance(await error(company["a"].peer_storage.Commit(request)), InputError)
 
 
 async def test_an_empty_commit_is_refused(company: Any, make_observations: Make) -> None:
     await create(company)
     mine = min(placement.partitions_by_node(company.topology)["a"])
-    request = storage_pb2.CommitRequest(
+    request = peers_pb2.CommitRequest(
         dataset="nam",
         partition=mine,
         producer="p",
         observations=to_ipc(make_observations(5).slice(0, 0)),
     )
-    refused = await error(company["a"].storage.Commit(request))
+    refused = await error(company["a"].peer_storage.Commit(request))
     assert isinstance(refused, InputError)
     assert "at least one row" in refused.message
 
@@ -297,7 +298,7 @@ async def test_items_of_a_scan_fail_alone(company: Any, make_observations: Make)
 
 async def test_a_cursor_that_does_not_pair_up_is_refused(company: Any) -> None:
     await create(company)
-    after = common_pb2.CursorValue(partitions=[1], sequences=[])
+    after = common_pb2.Cursor(partitions=[1], sequences=[])
     request = storage_pb2.ScanRequest(items=[storage_pb2.ScanItem(dataset="nam", after=after)])
     refused = await stream_error(company["a"].storage.Scan(request))
     assert isinstance(refused, InputError)
@@ -340,7 +341,7 @@ async def test_long_queries_are_read_beside_the_event_loop(
     star = f"S_INTERSECTS(geometry, POLYGON(({top}, -100 30, -120 40)))"
     await ask(company, star)
     node = company["a"]
-    await node.explore.Explain(query_pb2.ExplainRequest(dataset="nam", query=star))
+    await node.explore.Explain(analytics_pb2.ExplainRequest(dataset="nam", query=star))
     select = storage_pb2.SelectRequest(dataset="nam", query=star, count_only=True)
     [counted] = [part async for part in node.storage.Select(select)]
     assert counted.rows >= 0

@@ -20,8 +20,8 @@ from galileo.node.peers import ScanAnswer
 from galileo.rpc import error_mapping, query
 from galileo.rpc.peers import GrpcPeers
 from galileo.wire import codec
-from galileo.wire.pb import cluster_pb2, query_pb2, storage_pb2
 from galileo.wire.status import error_of_rpc
+from galileo.wire.v1 import cluster_pb2, query_pb2, storage_pb2
 
 Make = Callable[..., pa.Table]
 

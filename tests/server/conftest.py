@@ -19,7 +19,7 @@ from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.server.peer_messaging import PeerMessenger
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
-from galileo.wire.pb import cluster_pb2
+from galileo.wire.internal.v1 import peers_pb2
 
 SCHEMA = Schema("nam", [Feature("temperature", "K")], geohash_precision=2, time_bucket="1d")
 
@@ -38,15 +38,13 @@ class Wire:
     rooms: dict[str, PeerMessenger] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
     replies_lost: set[str] = field(default_factory=set)
-    sent: list[tuple[str, cluster_pb2.ExchangeRequest]] = field(default_factory=list)
+    sent: list[tuple[str, peers_pb2.GossipRequest]] = field(default_factory=list)
 
-    async def exchange(
-        self, node: str, request: cluster_pb2.ExchangeRequest
-    ) -> cluster_pb2.ExchangeReply:
+    async def exchange(self, node: str, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
         self.sent.append((node, request))
         if node in self.away:
             raise Unavailable(f"{node} is away")
-        packed = cluster_pb2.ExchangeRequest.FromString(request.SerializeToString())
+        packed = peers_pb2.GossipRequest.FromString(request.SerializeToString())
         reply = await self.rooms[node].arrive(packed)
         if node in self.replies_lost:
             raise Unavailable(f"the reply of {node} is lost")

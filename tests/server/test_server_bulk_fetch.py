@@ -99,7 +99,7 @@ class Many:
             list(tokens.values()),
             wait_s=wait_s,
             labels_max=labels_max,
-            names_queries=False,
+            include_query=False,
         )
 
 
@@ -239,7 +239,7 @@ async def test_one_that_may_not_be_fetched_does_not_keep_the_others(many: Many) 
 
 async def test_there_is_a_token_for_each(many: Many) -> None:
     with pytest.raises(InputError, match="as many tokens"):
-        await many.fetches.fetch(IDS, [], wait_s=0, labels_max=0, names_queries=False)
+        await many.fetches.fetch(IDS, [], wait_s=0, labels_max=0, include_query=False)
 
 
 async def in_sheets(many: Many, given: dict[str, str | Cursor]) -> ManyFetched:
@@ -248,8 +248,8 @@ async def in_sheets(many: Many, given: dict[str, str | Cursor]) -> ManyFetched:
         list(given.values()),
         wait_s=0.0,
         labels_max=0,
-        names_queries=False,
-        takes_sheets=True,
+        include_query=False,
+        accept_shared_updates=True,
     )
 
 

@@ -31,8 +31,8 @@ from galileo.samplers import SamplerSpec
 from galileo.server import cycle_executor as module
 from galileo.server.cycle_executor import CycleExecutor
 from galileo.storage.store import Store
+from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2
 from galileo.wire.match_codec import part_to_pb, sequences_from_bytes
-from galileo.wire.pb import evaluator_pb2, storage_pb2
 from galileo.wire.status import error_to_pb
 
 SCHEMA = Schema("air", [Feature("t", "K")], geohash_precision=2)
@@ -75,7 +75,7 @@ class Evaluator:
         answer.unknown.append(to_bytes(np.array(lost, dtype=np.uint32)))
         failed = np.array([i for i, name in enumerate(names) if name in self.failing], np.uint32)
         error = error_to_pb(SamplerFailed("no"))
-        answer.failures.append(storage_pb2.MatchFailure(items=to_bytes(failed), error=error))
+        answer.failures.append(peers_pb2.MatchFailure(items=to_bytes(failed), error=error))
         return answer
 
     def _part(self, group, columns, names) -> Answered:

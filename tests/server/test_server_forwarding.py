@@ -18,7 +18,7 @@ from galileo.errors import Unavailable
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.bulk_fetch import _Answer, _Ask
 from galileo.server.continuous import MOVING_RETRY_S, ContinuousQueries
-from galileo.wire.pb import continuous_pb2
+from galileo.wire.v1 import continuous_pb2
 
 REQUEST = continuous_pb2.FetchRequest(ccq_id="ccq-1", wait_s=60.0, forwarded=True)
 
@@ -135,7 +135,7 @@ async def test_a_coordinator_that_this_nodes_files_do_not_name_breaks_nothing() 
         ]
         redirected = ccq.RedirectFetch(1, "node-9")
         [update] = queries._many._updates(
-            [_Answer(_Ask(0, "ccq-1"), redirected)], names_queries=False, sheets=None
+            [_Answer(_Ask(0, "ccq-1"), redirected)], include_query=False, sheets=None
         )
         assert isinstance(update.error, Unavailable)
     finally:

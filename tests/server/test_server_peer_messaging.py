@@ -16,7 +16,7 @@ from galileo.model.retention import Retention
 from galileo.query import parse
 from galileo.server import peer_messaging as mail_module
 from galileo.server.peer_messaging import PROTOCOL, PeerMessenger
-from galileo.wire.pb import cluster_pb2
+from galileo.wire.internal.v1 import peers_pb2
 
 TIMEOUT_S = 60
 
@@ -58,7 +58,7 @@ class Post:
                 self.arrived.clear()
                 await self.arrived.wait()
 
-    async def beat(self, sender: str, receiver: str) -> cluster_pb2.ExchangeRequest:
+    async def beat(self, sender: str, receiver: str) -> peers_pb2.GossipRequest:
         """One heartbeat, once its reply has been taken in."""
         before = len(self.wire.sent)
         self[sender].send_heartbeat(receiver)
@@ -67,7 +67,7 @@ class Post:
                 await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)
-        request: cluster_pb2.ExchangeRequest = self.wire.sent[before][1]
+        request: peers_pb2.GossipRequest = self.wire.sent[before][1]
         return request
 
 
@@ -267,12 +267,12 @@ async def test_a_revocation_is_told_until_the_peer_has_it(
 
 async def test_news_that_cannot_be_taken_in_come_again(post: Post) -> None:
     a, b = post.wire.nodes["a"], post.wire.nodes["b"]
-    request = cluster_pb2.ExchangeRequest(
+    request = peers_pb2.GossipRequest(
         sender="a",
         topology_fingerprint=a.topology.fingerprint,
         protocol=PROTOCOL,
-        heartbeat=cluster_pb2.Heartbeat(
-            samplers=[cluster_pb2.SentSamplerNews(digest="no digest", revoked_at=1.0)]
+        heartbeat=peers_pb2.Heartbeat(
+            samplers=[peers_pb2.SamplerNotice(digest="no digest", revoked_at=1.0)]
         ),
     )
     reply = await post["b"].arrive(request)
@@ -332,13 +332,13 @@ async def test_synopses_of_one_heartbeat_are_bounded(
 
 async def test_mail_of_a_stranger_is_refused(post: Post) -> None:
     with pytest.raises(InputError, match=r"node of \['b'\], got 'z'; check that all nodes"):
-        await post["a"].arrive(cluster_pb2.ExchangeRequest(sender="z"))
+        await post["a"].arrive(peers_pb2.GossipRequest(sender="z"))
     with pytest.raises(InputError, match="got 'a'"):
-        await post["a"].arrive(cluster_pb2.ExchangeRequest(sender="a"))
+        await post["a"].arrive(peers_pb2.GossipRequest(sender="a"))
 
 
 async def test_mail_of_a_node_with_another_topology_is_refused(post: Post) -> None:
-    request = cluster_pb2.ExchangeRequest(sender="b", topology_fingerprint=1)
+    request = peers_pb2.GossipRequest(sender="b", topology_fingerprint=1)
     with pytest.raises(ConfigError, match="'b' places blocks by another topology than node 'a'"):
         await post["a"].arrive(request)
 
@@ -347,11 +347,11 @@ async def test_mail_of_a_node_with_another_topology_is_refused(post: Post) -> No
 async def test_mail_of_a_version_that_speaks_otherwise_is_refused(
     post: Post, protocol: int
 ) -> None:
-    request = cluster_pb2.ExchangeRequest(
+    request = peers_pb2.GossipRequest(
         sender="b",
         topology_fingerprint=post.wire.nodes["a"].topology.fingerprint,
         protocol=protocol,
-        heartbeat=cluster_pb2.Heartbeat(),
+        heartbeat=peers_pb2.Heartbeat(),
     )
     with pytest.raises(ConfigError, match=f"protocol 1, 2, got protocol {protocol} of node 'b'"):
         await post["a"].arrive(request)
@@ -366,7 +366,7 @@ async def test_a_node_that_runs_elsewhere_says_so(post: Post) -> None:
     b.live.relocate("b", "127.0.0.1:99", epoch=b.store.epoch)
     await post.beat("b", "a")
     assert a.topology.by_name["b"].address == "127.0.0.1:99"
-    late = cluster_pb2.ExchangeRequest(
+    late = peers_pb2.GossipRequest(
         sender="b",
         epoch=b.store.epoch - 1,
         topology_fingerprint=a.topology.fingerprint,
@@ -378,7 +378,7 @@ async def test_a_node_that_runs_elsewhere_says_so(post: Post) -> None:
 
 
 async def test_a_message_that_cannot_be_read_is_refused(post: Post) -> None:
-    request = cluster_pb2.ExchangeRequest(
+    request = peers_pb2.GossipRequest(
         sender="b",
         topology_fingerprint=post.wire.nodes["a"].topology.fingerprint,
         protocol=PROTOCOL,

@@ -28,17 +28,17 @@ from galileo.node.peers import PARTS_SCHEMA
 from galileo.rpc.access import Role
 from galileo.server.audit import TOGETHER_S
 from galileo.wire.channel import open_blocking_channel
-from galileo.wire.pb import (
+from galileo.wire.status import PUSHBACK_KEY
+from galileo.wire.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
     continuous_pb2,
     continuous_pb2_grpc,
-    moves_pb2,
-    moves_pb2_grpc,
+    partitions_pb2,
+    partitions_pb2_grpc,
     storage_pb2,
     storage_pb2_grpc,
 )
-from galileo.wire.status import PUSHBACK_KEY
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
 AUDIT = "audit.jsonl"
@@ -386,7 +386,9 @@ def test_whose_queries_a_sampler_is_used_by_is_told_to_those_alone(
 
 def test_moves_are_told(metered: Metered) -> None:
     with metered.channel("root") as channel:
-        steps = moves_pb2_grpc.MovesStub(channel).Move(moves_pb2.MoveRequest(partition=0, to="x"))
+        steps = partitions_pb2_grpc.PartitionsStub(channel).Move(
+            partitions_pb2.MoveRequest(partition=0, to="x")
+        )
         with pytest.raises(grpc.RpcError):
             list(steps)
     [told] = until(lambda: metered.events(action="move-partition"))

@@ -56,14 +56,14 @@ from galileo.rpc.token_store import TOKEN_PREFIX
 from galileo.server.main import NodeProcess
 from galileo.version import VERSION
 from galileo.wire.channel import open_blocking_channel
-from galileo.wire.pb import (
+from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
+from galileo.wire.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
     continuous_pb2,
     query_pb2,
     samplers_pb2,
     storage_pb2,
-    storage_pb2_grpc,
 )
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
@@ -355,11 +355,11 @@ def test_an_admin_may_examine_nodes_and_nobody_else(guarded: Guarded) -> None:
 def test_no_admin_may_call_what_is_for_nodes(guarded: Guarded) -> None:
     keys = guarded.tokens.proof("root", tls=guarded.client).keys()
     with open_blocking_channel(guarded.cluster.addresses[0], keys) as channel:
-        mail = cluster_pb2.ExchangeRequest(sender="node-2", epoch=1 << 60)
-        commit = storage_pb2.CommitRequest(dataset="rain")
+        mail = peers_pb2.GossipRequest(sender="node-2", epoch=1 << 60)
+        commit = peers_pb2.CommitRequest(dataset="rain")
         for call in (
-            lambda: cluster_pb2_grpc.ClusterStub(channel).Exchange(mail, timeout=60),
-            lambda: storage_pb2_grpc.StorageStub(channel).Commit(commit, timeout=60),
+            lambda: peers_pb2_grpc.PeerClusterStub(channel).Gossip(mail, timeout=60),
+            lambda: peers_pb2_grpc.PeerStorageStub(channel).Commit(commit, timeout=60),
         ):
             with pytest.raises(grpc.RpcError) as caught:
                 call()
@@ -431,7 +431,9 @@ def test_a_sent_sampler_runs_where_proof_is_asked_for(
     sam, ann = client_of("sam"), client_of("ann")
     (tmp_path / "first.py").write_text(FIRST)
     archive = galileo.sampler_archive(tmp_path / "first.py")
-    with pytest.raises(Forbidden, match=r"may not call Samplers/Send.* its roles: reader, writer"):
+    with pytest.raises(
+        Forbidden, match=r"may not call Samplers/Upload.* its roles: reader, writer"
+    ):
         ann.query("rain", sampler=galileo.sampler(archive))
     ann.ingest("rain", rows(12))
     assert 1 <= len(sam.query("rain", sampler=galileo.sampler(archive))) <= 2, "one of each node"

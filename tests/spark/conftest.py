@@ -36,13 +36,13 @@ from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime import RuntimeDir
 from galileo.spark.tick import ROW_SCHEMA, Group, Outcome, Row, TickLimits, Work, packed
 from galileo.wire.channel import server_options
+from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2, peers_pb2_grpc
 from galileo.wire.match_codec import (
     part_from_pb,
     replies_of,
     sequences_from_bytes,
     sequences_to_bytes,
 )
-from galileo.wire.pb import evaluator_pb2, storage_pb2, storage_pb2_grpc
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
 SAMPLERS = '''
@@ -112,7 +112,7 @@ def make_labels(schema: Schema) -> Callable[..., LabelSet]:
     return make
 
 
-class LabelNode(storage_pb2_grpc.StorageServicer):
+class LabelNode(peers_pb2_grpc.PeerStorageServicer):
     """A storage node that answers from label sets, one for each dataset, whatever the query.
 
     Attributes:
@@ -149,7 +149,7 @@ class LabelNode(storage_pb2_grpc.StorageServicer):
         if self.broken:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
 
-    def _answer(self, request: storage_pb2.MatchRequest) -> MatchAnswer:
+    def _answer(self, request: peers_pb2.MatchRequest) -> MatchAnswer:
         labels = self.labels[request.dataset]
         after = sequences_from_bytes(request.after, partitions=len(request.partitions))
         digests = unpacked_digests(request.digests)
@@ -182,7 +182,7 @@ def serve_labels():
     async def serve(labels: Mapping[str, LabelSet]) -> AsyncIterator[LabelNode]:
         node = LabelNode(labels)
         server = grpc.aio.server(options=server_options())
-        storage_pb2_grpc.add_StorageServicer_to_server(node, server)
+        peers_pb2_grpc.add_PeerStorageServicer_to_server(node, server)
         node.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:
@@ -421,7 +421,7 @@ def _echo(names: list[bytes]) -> Outcome:
     """Each item as answered by a part of its own, which has its digest for labels."""
     return Outcome(
         parts=[
-            storage_pb2.MatchPart(answered=to_bytes(np.array([item])), labels=[name])
+            peers_pb2.MatchPart(answered=to_bytes(np.array([item])), labels=[name])
             for item, name in enumerate(names)
         ]
     )

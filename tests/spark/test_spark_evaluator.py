@@ -17,8 +17,8 @@ from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.runtime import RuntimeDir
 from galileo.spark.session import INLINE_BYTES_MAX
 from galileo.wire.channel import open_channel
+from galileo.wire.internal.v1 import evaluator_pb2, evaluator_pb2_grpc
 from galileo.wire.match_codec import part_from_pb
-from galileo.wire.pb import evaluator_pb2, evaluator_pb2_grpc
 
 UNREACHABLE = "127.0.0.1:1"
 TIMEOUT_S = 60.0

@@ -10,7 +10,7 @@ from galileo.sampler_package import sampler_archive
 from galileo.samplers import apply, sampler
 from galileo.spark import sent_samplers
 from galileo.spark.sent_samplers import IDLE_S, SentCode
-from galileo.wire.pb import samplers_pb2
+from galileo.wire.internal.v1 import peers_pb2
 
 CODE = """
 class Share:
@@ -40,7 +40,7 @@ class Node:
         if self.error is not None:
             raise self.error
         data = b"" if request.facts_only else self.archive.data
-        return samplers_pb2.GetSamplerReply(archive=data)
+        return peers_pb2.GetSamplerReply(archive=data)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from galileo.spark.source.plan import (
     steady_tasks,
     stored,
 )
-from galileo.wire.pb import cluster_pb2, common_pb2
+from galileo.wire.v1 import cluster_pb2, common_pb2
 
 TOPOLOGY = Topology(
     "test",
@@ -120,7 +120,7 @@ def test_heavy_commits_make_small_tasks() -> None:
 
 
 def status(name: str, state: str, dataset: str, sequences: dict[int, int], rows: int):
-    value = common_pb2.CursorValue(partitions=list(sequences), sequences=list(sequences.values()))
+    value = common_pb2.Cursor(partitions=list(sequences), sequences=list(sequences.values()))
     one = cluster_pb2.DatasetStatus(dataset=dataset, sequences=value, rows=rows)
     return cluster_pb2.NodeStatus(name=name, state=state, datasets=[one] if rows else [])
 

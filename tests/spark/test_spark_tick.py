@@ -23,7 +23,7 @@ from galileo.spark.tick import (
     work_of,
 )
 from galileo.wire.codec import cursor_to_pb
-from galileo.wire.pb import storage_pb2
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.status import error_to_pb
 
 LIMITS = TickLimits(1.0, 1.0)
@@ -113,8 +113,8 @@ def test_shares_are_dealt_out_to_the_tasks(make_request, tasks):
     assert told(ticks.Work(again.groups)) == told(work)
 
 
-def part(items, reached, labels=()) -> storage_pb2.MatchPart:
-    return storage_pb2.MatchPart(
+def part(items, reached, labels=()) -> peers_pb2.MatchPart:
+    return peers_pb2.MatchPart(
         answered=to_bytes(np.array(items)),
         reached=cursor_to_pb(Cursor(reached)),
         labels=labels,
@@ -124,8 +124,8 @@ def part(items, reached, labels=()) -> storage_pb2.MatchPart:
     )
 
 
-def failure(items, error) -> storage_pb2.MatchFailure:
-    return storage_pb2.MatchFailure(items=to_bytes(np.array(items)), error=error_to_pb(error))
+def failure(items, error) -> peers_pb2.MatchFailure:
+    return peers_pb2.MatchFailure(items=to_bytes(np.array(items)), error=error_to_pb(error))
 
 
 def test_rows_come_back_as_outcomes():

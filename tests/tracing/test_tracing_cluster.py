@@ -117,7 +117,7 @@ def test_a_batch_is_followed_to_the_disks_of_both_nodes(
     pair.client().ingest("rain", rows(day=1))
 
     def is_whole(trace: list[Told]) -> bool:
-        is_told = {"Storage/Ingest", "Storage/Commit"} <= names(trace)
+        is_told = {"Storage/Ingest", "PeerStorage/Commit"} <= names(trace)
         return is_told and {one.node for one in of(trace, "fsync")} == NODES
 
     trace = collector.trace_with(is_whole)
@@ -163,7 +163,7 @@ def test_a_tick_is_followed_to_spark_workers_and_back_to_the_nodes(
         expiration="1h",
         sampler=galileo.SamplerSpec("every", {"n": 1}),
     )
-    inside = {"tick", "due", "job", "store", "Evaluator/Evaluate", "evaluate", "Storage/Match"}
+    inside = {"tick", "due", "job", "store", "Evaluator/Evaluate", "evaluate", "PeerStorage/Match"}
 
     def is_whole(trace: list[Told]) -> bool:
         scans = {one.node for one in of(trace, "scan")}
@@ -181,8 +181,8 @@ def test_a_tick_is_followed_to_spark_workers_and_back_to_the_nodes(
     check_family(trace)
     services = {one.service for one in trace}
     assert services == {"galileo-node", "galileo-evaluator", "galileo-worker"}
-    workers = [one for one in of(trace, "Storage/Match") if one.service == "galileo-worker"]
-    nodes = [one for one in of(trace, "Storage/Match") if one.service == "galileo-node"]
+    workers = [one for one in of(trace, "PeerStorage/Match") if one.service == "galileo-worker"]
+    nodes = [one for one in of(trace, "PeerStorage/Match") if one.service == "galileo-node"]
     assert {one.id for one in workers} >= {one.parent for one in nodes}
     [tick] = of(trace, "tick")
     assert sum(one.took_s for one in of(trace, "job")) <= tick.took_s
@@ -208,7 +208,7 @@ def check_logs(pair: galileo.LocalCluster, *, request: str, trace: str) -> None:
             (node.name, line)
             for node in pair.nodes
             for line in lines_of(node.log)
-            if line.get("request") == request and line.get("method") == "Storage/Match"
+            if line.get("request") == request and line.get("method") == "PeerStorage/Match"
         ]
         if {name for name, _ in found} == NODES:
             assert {line["trace"] for _, line in found} == {trace}

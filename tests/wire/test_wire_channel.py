@@ -10,7 +10,7 @@ import pytest
 
 from galileo.wire import channel
 from galileo.wire.channel import KEEPALIVE_MS, open_channel, server_options
-from galileo.wire.pb import query_pb2, query_pb2_grpc
+from galileo.wire.v1 import query_pb2, query_pb2_grpc
 
 QUICK_MS = 1_000
 IDLE_S = 3.6

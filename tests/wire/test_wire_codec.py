@@ -11,7 +11,8 @@ from galileo.errors import InputError
 from galileo.model.windows import ClockStep, WindowChanges
 from galileo.wire import codec
 from galileo.wire.channel import MESSAGE_BYTES_MAX
-from galileo.wire.pb import cluster_pb2, common_pb2, continuous_pb2
+from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.v1 import common_pb2, continuous_pb2
 
 cursors = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), max_size=6)
 
@@ -20,11 +21,11 @@ cursors = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), 
 def test_a_cursor_crosses_the_wire(positions: dict[int, int]) -> None:
     sent = Cursor(positions)
     packed = codec.cursor_to_pb(sent).SerializeToString()
-    assert codec.cursor_from_pb(common_pb2.CursorValue.FromString(packed)) == sent
+    assert codec.cursor_from_pb(common_pb2.Cursor.FromString(packed)) == sent
 
 
 def test_a_cursor_of_unequal_lists_is_refused() -> None:
-    value = common_pb2.CursorValue(partitions=[1, 2], sequences=[3])
+    value = common_pb2.Cursor(partitions=[1, 2], sequences=[3])
     with pytest.raises(InputError, match=r"as many sequences as partitions .*, got 1 and 2"):
         codec.cursor_from_pb(value)
 
@@ -80,11 +81,11 @@ micros = st.integers(-(2**62), 2**62)
 @given(st.lists(st.builds(ClockStep, st.integers(0, 2**31), st.integers(0, 2**62), micros)))
 def test_steps_of_an_event_clock_cross_the_wire(steps: list[ClockStep]) -> None:
     packed = codec.event_clock_to_pb(steps).SerializeToString()
-    assert codec.event_clock_from_pb(cluster_pb2.EventClockValue.FromString(packed)) == tuple(steps)
+    assert codec.event_clock_from_pb(peers_pb2.EventClock.FromString(packed)) == tuple(steps)
 
 
 def test_steps_of_unequal_lists_are_refused() -> None:
-    value = cluster_pb2.EventClockValue(partitions=[1, 2], sequences=[3, 4], buckets_us=[5])
+    value = peers_pb2.EventClock(partitions=[1, 2], sequences=[3, 4], buckets_us=[5])
     with pytest.raises(InputError, match=r"three lists of one length, got \[2, 2, 1\]"):
         codec.event_clock_from_pb(value)
 
@@ -95,7 +96,7 @@ def test_changes_of_windows_cross_the_wire(
 ) -> None:
     starts, labels, states = np.array(changes, dtype=np.int64).reshape(-1, 3).T
     sent = WindowChanges(clock_us, 7, starts, labels, states.astype(np.uint8))
-    value = continuous_pb2.WindowsValue.FromString(codec.windows_to_pb(sent).SerializeToString())
+    value = continuous_pb2.Windows.FromString(codec.windows_to_pb(sent).SerializeToString())
     found = codec.windows_from_pb(value)
     assert (found.clock_us, found.size_us) == (clock_us, 7)
     assert found.to_list() == sent.to_list()
@@ -107,4 +108,4 @@ def test_changes_of_windows_cross_the_wire(
 def test_changes_that_do_not_fit_are_refused(wrong: dict[str, bytes]) -> None:
     right = {"starts": bytes(8), "labels": bytes(8), "states": b"\1"}
     with pytest.raises(InputError, match="starts, labels and states of windows"):
-        codec.windows_from_pb(continuous_pb2.WindowsValue(size_us=1, **(right | wrong)))
+        codec.windows_from_pb(continuous_pb2.Windows(size_us=1, **(right | wrong)))

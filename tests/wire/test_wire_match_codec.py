@@ -12,6 +12,7 @@ from galileo.matches import Answered, MatchAnswer, Matches, from_bytes, joined, 
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.wire import codec
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import (
     MatchReplies,
     cursors_from_bytes,
@@ -19,7 +20,6 @@ from galileo.wire.match_codec import (
     sequences_from_bytes,
     sequences_to_bytes,
 )
-from galileo.wire.pb import storage_pb2
 
 SCHEMA = Schema("air", [Feature("t", "K")]).label_schema
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=20, unique=True)
@@ -123,7 +123,7 @@ def test_sequences_survive_the_wire(pairs):
         lambda: Matches(
             from_bytes(b"\1\0\0\0\0\0\0\0"), from_bytes(b"\0\0\0\0\0\0\0\0"), rows(1)
         ).check(),
-        lambda: MatchReplies(SCHEMA).take(storage_pb2.MatchReply(unknown=b"abc")),
+        lambda: MatchReplies(SCHEMA).take(peers_pb2.MatchReply(unknown=b"abc")),
     ],
 )
 def test_damaged_columns_are_refused(damage):

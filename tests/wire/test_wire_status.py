@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from galileo import errors
 from galileo.wire import status
-from galileo.wire.pb import common_pb2
+from galileo.wire.v1 import common_pb2
 
 KINDS = errors.by_kind()
 
@@ -50,7 +50,7 @@ def test_every_error_crosses_the_wire_as_itself(
 ) -> None:
     sent = KINDS[kind](message, **told)
     packed = status.error_to_pb(sent).SerializeToString()
-    got = status.error_from_pb(common_pb2.ErrorValue.FromString(packed))
+    got = status.error_from_pb(common_pb2.Error.FromString(packed))
     assert type(got) is KINDS[kind]
     assert (got.message, got.details, str(got)) == (message, told, message)
 
@@ -127,14 +127,14 @@ def test_damaged_metadata_falls_back_to_the_code(value: bytes) -> None:
 
 
 def test_a_kind_of_a_newer_node_is_the_root_class() -> None:
-    got = status.error_from_pb(common_pb2.ErrorValue(kind="from-the-future", message="new"))
+    got = status.error_from_pb(common_pb2.Error(kind="from-the-future", message="new"))
     assert type(got) is errors.GalileoError
     assert got.message == "new"
 
 
 @pytest.mark.parametrize("details", ['y"node"', "[1]", "[" * 100_000])
 def test_an_error_is_not_lost_over_details_that_cannot_be_read(details: str) -> None:
-    sent = common_pb2.ErrorValue(kind="invalid_input", message="no", details_json=details)
+    sent = common_pb2.Error(kind="invalid_input", message="no", details_json=details)
     got = status.error_from_pb(sent)
     assert (type(got), got.message, got.details) == (errors.InputError, "no", {})
 
@@ -156,7 +156,7 @@ def test_what_travels_is_bounded_in_bytes(letter: str) -> None:
 async def test_a_stream_that_ends_as_it_is_sent_to_is_tried_again() -> None:
     """As grpc has it, which at that moment does not know yet why the other side has ended it."""
     async with grpc.aio.insecure_channel("127.0.0.1:9") as channel:
-        call = channel.stream_stream("/galileo.wire.pb.Continuous/Watch")()
+        call = channel.stream_stream("/galileo.v1.Continuous/Watch")()
         call._cython_call.set_internal_error("a message could not be sent")
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await call.read()

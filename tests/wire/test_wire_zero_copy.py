@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from galileo.labels import from_ipc
 from galileo.wire import zero_copy
-from galileo.wire.pb import storage_pb2
+from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import ALIGNMENT, Bulk, decoder, encode, stream_of
 
 ingests = st.builds(
@@ -62,10 +63,10 @@ def test_what_is_encoded_is_read_without_a_copy(
 
 def test_the_last_value_counts_as_it_does_in_protobuf() -> None:
     twice = b"".join(
-        storage_pb2.CommitRequest(observations=data, partition=place).SerializeToString()
+        peers_pb2.CommitRequest(observations=data, partition=place).SerializeToString()
         for place, data in ((1, b"first"), (2, b"second"))
     )
-    read = decoder(storage_pb2.CommitRequest)(twice)
+    read = decoder(peers_pb2.CommitRequest)(twice)
     assert read.observations.to_pybytes() == b"second"
     assert read.head.partition == 2
 
@@ -122,7 +123,7 @@ def test_a_table_comes_through_with_its_numbers_in_place() -> None:
 
 
 def test_no_message_has_the_field_that_keeps_the_place() -> None:
-    for kind in (storage_pb2.IngestRequest, storage_pb2.CommitRequest):
+    for kind in (storage_pb2.IngestRequest, peers_pb2.CommitRequest):
         assert zero_copy._PADDING_FIELD not in kind.DESCRIPTOR.fields_by_number
         assert zero_copy.FIELD in kind.DESCRIPTOR.fields_by_name
 

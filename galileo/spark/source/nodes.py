@@ -26,10 +26,10 @@ from galileo.errors import (
 )
 from galileo.model.schema import Schema, unknown_dataset
 from galileo.wire.channel import open_blocking_channel
-from galileo.wire.pb import cluster_pb2, cluster_pb2_grpc, storage_pb2, storage_pb2_grpc
 from galileo.wire.status import error_from_pb, error_of_rpc
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
-from galileo.wire.zero_copy import SERVICE, Bulk, decoder, encode
+from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc, storage_pb2, storage_pb2_grpc
+from galileo.wire.zero_copy import STORAGE, Bulk, decoder, encode
 
 PATIENCE_S = 30.0
 """How long a call goes on trying while nodes are away."""
@@ -115,7 +115,7 @@ class Nodes:
 
         def attempt(channel: grpc.Channel) -> storage_pb2.IngestReply:
             call: Any = channel.unary_unary(
-                f"/{SERVICE}/Ingest",
+                f"/{STORAGE}/Ingest",
                 request_serializer=encode,
                 response_deserializer=storage_pb2.IngestReply.FromString,
             )
@@ -129,7 +129,7 @@ class Nodes:
 
         def attempt(channel: grpc.Channel) -> Iterator[Selected]:
             call: Any = channel.unary_stream(
-                f"/{SERVICE}/Select",
+                f"/{STORAGE}/Select",
                 request_serializer=storage_pb2.SelectRequest.SerializeToString,
                 response_deserializer=decoder(storage_pb2.SelectPart),
             )

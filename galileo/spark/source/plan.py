@@ -18,7 +18,7 @@ from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import Unavailable
 from galileo.wire.codec import cursor_from_pb
-from galileo.wire.pb import cluster_pb2
+from galileo.wire.v1 import cluster_pb2
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from galileo.spark.source.nodes import Nodes
 from galileo.spark.source.options import LABELS, SKIP
 from galileo.spark.source.plan import Split
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
-from galileo.wire.pb import storage_pb2
 from galileo.wire.status import error_from_pb
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+from galileo.wire.v1 import storage_pb2
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def _observations(
         dataset=schema.key,
         query=asked.query_json,
         columns=asked.arrow.names,
-        commits=storage_pb2.CommitRange(
+        commits=storage_pb2.SelectScope(
             partitions=split.partitions,
             after=cursor_to_pb(split.after),
             until=cursor_to_pb(split.until),

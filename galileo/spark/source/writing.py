@@ -18,8 +18,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from galileo.errors import InputError
 from galileo.spark.source.nodes import Nodes
 from galileo.spark.source.options import SORTED
-from galileo.wire.pb import storage_pb2
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import Bulk, stream_of
 
 BATCHES_IN_FLIGHT_MAX = 4
