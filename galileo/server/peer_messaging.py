@@ -41,9 +41,9 @@ SAMPLERS_TOGETHER_MAX = 16
 """News of sent samplers in one heartbeat; the receiver may have to fetch their code."""
 DROPPED_TOGETHER_MAX = 1_000
 """Names of dropped datasets in one heartbeat."""
-PROTOCOL = 2
+PROTOCOL = 3
 """What nodes say to one another; raised where one of an older version would take it wrongly."""
-PROTOCOLS_UNDERSTOOD = (1, 2)
+PROTOCOLS_UNDERSTOOD = (3,)
 """Those of other nodes that this version understands, for upgrades of a node at a time."""
 
 _PATIENT = (messages.Digest,)

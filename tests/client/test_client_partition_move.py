@@ -12,11 +12,10 @@ import pytest
 import galileo
 from galileo.client.backoff import BackoffClock
 from galileo.errors import Unavailable
-from galileo.wire.internal.v1 import migration_pb2_grpc
-from galileo.wire.v1 import cluster_pb2_grpc, partitions_pb2
+from galileo.wire.v1 import cluster_pb2_grpc, partitions_pb2, partitions_pb2_grpc
 
 
-class Node(migration_pb2_grpc.MigrationServicer, cluster_pb2_grpc.ClusterServicer):
+class Node(partitions_pb2_grpc.PartitionsServicer, cluster_pb2_grpc.ClusterServicer):
     """Begins moves, and ends so many of their streams without a word."""
 
     def __init__(self) -> None:
@@ -41,7 +40,7 @@ async def node() -> Node:
 @pytest.fixture
 async def client(node: Node) -> AsyncIterator[galileo.AsyncClient]:
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    migration_pb2_grpc.add_MigrationServicer_to_server(node, server)
+    partitions_pb2_grpc.add_PartitionsServicer_to_server(node, server)
     cluster_pb2_grpc.add_ClusterServicer_to_server(node, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

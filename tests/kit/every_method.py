@@ -69,7 +69,7 @@ Evaluator/Evaluate
 Evaluator/Ping
 Health/Check                      - r w s a n
 Health/Watch                      - r w s a n
-ServerReflection/ServerReflectionInfor w s a
+ServerReflection/ServerReflectionInfo  r w s a
 """
 LETTERS = {
     Role.READER: "r",

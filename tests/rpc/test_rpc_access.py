@@ -185,7 +185,7 @@ NODES_ONLY = {
     "NearestRequest": ("share",),
     "DescribeRequest": ("share",),
     "ChildrenRequest": ("local",),
-    "SendSamplerRequest": ("kept",),
+    "UploadSamplerRequest": ("kept",),
     "RevokeSamplerRequest": ("local",),
     "GetSamplerRequest": ("local",),
 }
