@@ -28,7 +28,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("dataset")
-@click.argument("files", nargs=-1, required=True, type=_FILE)
+@click.argument("files", nargs=-1, type=_FILE)
 @click.option(
     "--map",
     "maps",
@@ -59,14 +59,17 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--bucket", default="1h", show_default=True, help="Width of a block in time (with --create)."
 )
 @click.option(
-    "--list", "only_list", is_flag=True, help="List the variables of the files, store nothing."
+    "--list",
+    "only_list",
+    is_flag=True,
+    help="List the variables of the files, store nothing. It needs no DATASET.",
 )
 @click.option(
     "--filter",
     "wanted",
     default="",
     metavar="TEXT",
-    help="Only variables with TEXT in their name, units or description (with --list).",
+    help="Only variables with TEXT in their name, role, units or description (with --list).",
 )
 @json_option
 @click.pass_obj
@@ -98,9 +101,13 @@ def ingest(
       galileo ingest snow snotel.csv --map depth="snow / 39.37" --missing -9999
       galileo ingest tower tower.csv --create \\
           --map latitude=39.1 --map longitude=-105.5
-      galileo ingest any nam.t00z.grib2 --list --filter wind
+      galileo ingest nam.t00z.grib2 --list --filter wind
     """
     mapping = Mapping.of(maps, missing)
+    if only_list and Path(dataset).is_file():
+        files = (Path(dataset), *files)
+    if not files:
+        raise click.UsageError("Missing argument 'FILES...'.")
     if only_list:
         rows: list[dict[str, Any]] = []
         for path in files:
@@ -186,7 +193,7 @@ def _variables(source: Source, *, name: str, wanted: str) -> list[dict[str, Any]
 
 
 def _fits(variable: VariableInfo, wanted: str) -> bool:
-    texts: Sequence[str] = (variable.name, variable.units, variable.description)
+    texts: Sequence[str] = (*(variable.name, variable.role, variable.units, variable.description),)
     return any(wanted in text.lower() for text in texts)
 
 

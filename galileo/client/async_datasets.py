@@ -92,6 +92,7 @@ class AsyncDatasets(AsyncAnalytics):
             reply = await self._transport.call(attempt)
         except UnknownDataset as error:
             if attempts == 1 or known is None or "dropped" not in error.details:
+                error.details.pop("remedy", None)  # To create it first is no advice here.
                 raise
             reply = cluster_pb2.DropDatasetReply()  # The answer to an earlier attempt was lost.
         self._schemas.pop(dataset, None)

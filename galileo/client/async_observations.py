@@ -26,7 +26,7 @@ from galileo.client.ingestion import (
 )
 from galileo.client.queries import LabelBatches
 from galileo.client.results import Labels, Receipt
-from galileo.errors import UnknownDataset
+from galileo.errors import InputError, UnknownDataset
 from galileo.formats import Mapping as FileMapping
 from galileo.formats import Source, open_source, suggest_schema
 from galileo.formats.mapping import Sentinels, Sources
@@ -173,6 +173,11 @@ class AsyncObservations(AsyncCcqs):
         """
         if isinstance(path, Source):
             source = path
+        elif not isinstance(path, str | os.PathLike):
+            raise InputError(
+                f"expected the path of a file, got {type(path).__name__}; client.ingest(dataset, "
+                "data) stores tables and DataFrames"
+            )
         else:
             read_by = FileMapping.of(mapping, missing)
             source = await in_thread(

@@ -20,7 +20,7 @@ from galileo.dht.topology import Topology, is_address, with_port
 from galileo.errors import ConfigError, GalileoError, InputError, TryAgain, Unavailable
 from galileo.wire import forks, tls_probe
 from galileo.wire.channel import Channels
-from galileo.wire.status import REFUSED, error_of_rpc, plain_reason
+from galileo.wire.status import CLOSED, HANDSHAKE_FAILED, REFUSED, error_of_rpc, plain_reason
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
@@ -147,16 +147,30 @@ class Transport:
             await self._learn(address)
             return result
         await self._check_tls(problems)
+        _, reason = problems.popitem()
+        if reason == CLOSED and self._is_tls:
+            reason += " (a node also closes it when it does not trust the client's certificate)"
         raise Unavailable(
             f"no node could be reached at {', '.join(self.addresses)}; check that the cluster "
-            f"runs and that the addresses are right. Last error: {problems.popitem()[1]}",
+            f"runs and that the addresses are right. Last error: {reason}",
             addresses=self.addresses,
         )
 
     async def _check_tls(self, problems: Mapping[str, str]) -> None:
-        """Raises ConfigError where a node that failed speaks TLS and this client does not, or the
-        reverse: no further try can help.
+        """Raises ConfigError where TLS is why no node answered: no further try can help.
+
+        A node speaks TLS and this client does not, or the reverse, or the client does not trust
+        the node's certificate.
         """
+        for address, problem in problems.items():
+            if problem == HANDSHAKE_FAILED:
+                raise ConfigError(
+                    f"the TLS handshake with the node at {address} failed: the client does not "
+                    "trust the node's certificate, which has expired, names another host, or is of "
+                    "another authority than the client's authority.pem",
+                    address=address,
+                    remedy="tls",
+                )
         addresses = [one for one, problem in problems.items() if REFUSED not in problem]
         answers = await asyncio.gather(*map(tls_probe.speaks_tls, addresses))
         for address, speaks_tls in zip(addresses, answers, strict=True):

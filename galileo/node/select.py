@@ -226,7 +226,7 @@ def _check_whole(
     partitions = ", ".join(map(str, sorted(missing)))
     raise IncompleteAnswer(
         f"partitions {partitions} are missing, because their nodes are unreachable; try again when "
-        "they are back, or accept a partial answer, which says what is missing",
+        "they are back",
         missing=sorted(missing),
     )
 

@@ -188,10 +188,16 @@ class ContinuousQueries:
                 f"expected an update interval of at least {limits.interval_min_s:g} s, "
                 f"got {submission.interval_s:g} s"
             )
-        if not submission.interval_s <= submission.expiration_s <= limits.expiration_max_s:
+        if not submission.interval_s <= submission.expiration_s:
             raise InputError(
-                f"expected an expiration from the update interval ({submission.interval_s:,g} s) "
-                f"to {limits.expiration_max_s:,.0f} s, got {submission.expiration_s:,.10g} s"
+                "expected an expiration of at least the update interval, got an interval of "
+                f"{submission.interval_s:,g} s and an expiration of {submission.expiration_s:,.10g}"
+                " s; choose a shorter interval or a later expiration"
+            )
+        if submission.expiration_s > limits.expiration_max_s:
+            raise InputError(
+                f"expected an expiration of at most {limits.expiration_max_s:,.0f} s, got "
+                f"{submission.expiration_s:,.10g} s"
             )
         check_times(submission.interval_s, submission.expiration_s, submission.quotas)
         check_vertices(query, submission.quotas)

@@ -154,6 +154,8 @@ def plain_reason(details: str) -> str:
 
 
 REFUSED = "connection refused"
+CLOSED = "the connection was closed"
+HANDSHAKE_FAILED = "the TLS handshake failed"
 _REASONS = (
     ("Connection refused", REFUSED),
     ("No route to host", "no route to the host"),
@@ -161,7 +163,8 @@ _REASONS = (
     ("DNS resolution failed", "the name of the host is unknown"),
     ("address lookup failed", "the name of the host is unknown"),
     ("Connection reset", "the connection was reset"),
-    ("Socket closed", "the connection was closed"),
+    ("Socket closed", CLOSED),
+    ("Tls handshake failed", HANDSHAKE_FAILED),
 )
 
 

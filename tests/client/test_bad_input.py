@@ -279,12 +279,12 @@ SUBMISSIONS: dict[str, tuple[dict[str, Any], type[errors.GalileoError], str]] = 
     "an expiration within the interval": (
         {"interval": "1h", "expiration": "1m"},
         errors.InputError,
-        "from the update interval (3,600 s) to 31,622,400 s, got 60 s",
+        "got an interval of 3,600 s and an expiration of 60 s; choose a shorter interval",
     ),
     "an expiration in ten years": (
         {"expiration": "4000d"},
         errors.InputError,
-        "to 31,622,400 s, got 345,600,000 s",
+        "at most 31,622,400 s, got 345,600,000 s",
     ),
     "an unknown sampler": (
         {"sampler": galileo.sampler("unifrom")},

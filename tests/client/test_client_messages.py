@@ -181,6 +181,11 @@ WRONG: dict[str, Case] = {
         "invalid_input",
         "update interval of at least",
     ),
+    "a DataFrame for a path": (
+        lambda w: w.c.ingest_file(w.name, pd.DataFrame({"time": ["2014-03-01"]})),
+        "invalid_input",
+        "got DataFrame; client.ingest",
+    ),
     "a long expiration": (
         lambda w: w.c.submit(w.name, expiration="100y"),
         "invalid_input",
