@@ -353,7 +353,9 @@ async def test_mail_of_a_version_that_speaks_otherwise_is_refused(
         protocol=protocol,
         heartbeat=peers_pb2.Heartbeat(),
     )
-    with pytest.raises(ConfigError, match=f"protocol 1, 2, got protocol {protocol} of node 'b'"):
+    with pytest.raises(
+        ConfigError, match=f"protocol {PROTOCOL}, got protocol {protocol} of node 'b'"
+    ):
         await post["a"].arrive(request)
     assert post.heartbeats == []
 
