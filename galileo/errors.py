@@ -1,9 +1,9 @@
-"""Every error that Galileo raises, sorted by what a handler would do with it.
+"""The errors that Galileo raises, in one branch for each way to handle them.
 
-One root, `GalileoError`; five branches: fix the input (`InputError`), ask elsewhere
-(`AskElsewhere`), try again (`TryAgain`), give up (`Gone`), report a bug (`Bug`). Each class has
-a stable `kind` that crosses the wire, so a client raises the class that the node raised.
-A message says what was expected, what came, and what to do.
+The root is `GalileoError`. Its branches: fix the input (`InputError`), call another node
+(`NotOwner`), try again (`TransientError`), give up (`TerminalError`), report it
+(`InternalError`). Each class has a stable `kind` that is sent with the error, so that a client
+raises the class that the node raised.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to do about an error, in the words of each way to call a cluster."""
+    """What to do about an error: in Python, and on the command line."""
 
     python: str
     command: str
@@ -62,8 +62,8 @@ class GalileoError(Exception):
 
     Attributes:
         kind: stable name of the error, the same on the wire, in logs and in `--json` output.
-        message: what is wrong, in words for every caller; `str` adds the remedy as for Python.
-        details: facts a program can act on (an address, a position, a delay), JSON-like.
+        message: what is wrong; `str(error)` adds the remedy for Python.
+        details: values that a program can act on (an address, a position, a delay), as in JSON.
 
     Example:
         >>> try:
@@ -81,19 +81,19 @@ class GalileoError(Exception):
         self.details: dict[str, Any] = details
 
     def __str__(self) -> str:
-        return self._worded(self.remedy.python if self.remedy else "")
+        return self._with(self.remedy.python if self.remedy else "")
 
     @property
     def remedy(self) -> Remedy | None:
-        """What to do, where it differs between Python and the command line."""
+        """What to do, if that differs between Python and the command line."""
         return REMEDIES.get(str(self.details.get("remedy")))
 
     @property
     def command_message(self) -> str:
-        """The message, and the remedy as for the command line."""
-        return self._worded(self.remedy.command if self.remedy else "")
+        """The message with the remedy for the command line."""
+        return self._with(self.remedy.command if self.remedy else "")
 
-    def _worded(self, remedy: str) -> str:
+    def _with(self, remedy: str) -> str:
         return f"{self.message}; {remedy}" if remedy else self.message
 
 
@@ -111,7 +111,7 @@ class InvalidSchema(InputError):
 
 
 class InvalidObservations(InputError):
-    """A table does not fit its schema: a missing or unknown column, a wrong type, latitude 91."""
+    """A table does not match its schema: a missing or unknown column, a wrong type, latitude 91."""
 
     kind = "invalid_observations"
 
@@ -123,13 +123,13 @@ class QuerySyntaxError(InputError):
 
 
 class UnknownProperty(InputError):
-    """A property that the schema lacks; `details["nearest"]` names the likeliest one meant."""
+    """A property that the schema lacks; `details["nearest"]` is the most similar name."""
 
     kind = "unknown_property"
 
 
 class UnsupportedQuery(InputError):
-    """Valid CQL2 that means nothing here, such as comparing a text feature with a number."""
+    """Valid CQL2 without a meaning here, such as comparing a text feature with a number."""
 
     kind = "unsupported_query"
 
@@ -151,19 +151,19 @@ class UnknownSampler(InputError):
 
 
 class InvalidArchive(InputError):
-    """An archive of a sampler that is damaged, too large, or contains what it may not."""
+    """A sampler archive that is damaged, too large, or has members that are not allowed."""
 
     kind = "invalid_archive"
 
 
-class NotContained(InputError):
-    """Code that was sent is not run, since this machine cannot contain it."""
+class SandboxUnavailable(InputError):
+    """Uploaded code is not run, because this machine has no sandbox."""
 
-    kind = "not_contained"
+    kind = "sandbox_unavailable"
 
 
 class InvalidToken(InputError):
-    """A resume token that is damaged, of another CCQ, or ahead of everything ever committed."""
+    """A resume token that is damaged, of another CCQ, or ahead of all commits."""
 
     kind = "invalid_token"
 
@@ -179,7 +179,7 @@ class BatchConflict(InputError):
 
 
 class SpoolConflict(InputError):
-    """Two readers store into one spool; the one that is told has stored nothing."""
+    """Two readers store into one spool; the reader that gets this error has stored nothing."""
 
     kind = "spool_conflict"
 
@@ -199,77 +199,77 @@ class NotPermitted(InputError):
 
 
 class Unauthenticated(NotPermitted):
-    """The caller did not prove who it is: no token, or one that nobody has."""
+    """The caller sent no token, or an unknown one."""
 
     kind = "unauthenticated"
 
 
 class Forbidden(NotPermitted):
-    """Who the caller is, is known, and it may not do this."""
+    """The authenticated caller lacks the permission."""
 
     kind = "forbidden"
 
 
 class QuotaExceeded(InputError):
-    """More than the caller may have, however long it waits; `details` name quota and bound."""
+    """The request exceeds a quota that does not refill; `details` name quota and bound."""
 
     kind = "quota_exceeded"
 
 
-# --- ask elsewhere ---------------------------------------------------------------------------
+# --- call another node -----------------------------------------------------------------------
 
 
-class AskElsewhere(GalileoError):
-    """Another node is the one to ask; `details["address"]` says which, if it is known."""
+class NotOwner(GalileoError):
+    """Another node owns the data or query; `details["address"]` is its address, if known."""
 
-    kind = "ask_elsewhere"
+    kind = "not_owner"
 
 
 # --- try again -------------------------------------------------------------------------------
 
 
-class TryAgain(GalileoError):
-    """Nothing is wrong with the request; `details["after_s"]` says when to repeat it."""
+class TransientError(GalileoError):
+    """The same request can succeed later; `details["after_s"]` says when to repeat it."""
 
-    kind = "try_again"
+    kind = "transient"
 
 
-class Unavailable(TryAgain):
-    """No node that could answer was reachable."""
+class Unavailable(TransientError):
+    """No node that can answer is reachable."""
 
     kind = "unavailable"
 
 
 class IncompleteAnswer(Unavailable):
-    """A whole answer was asked for, and nodes are away; `details["missing"]` lists partitions."""
+    """A complete answer is required; `details["missing"]` lists the unreachable partitions."""
 
     kind = "incomplete_answer"
 
 
-class Overloaded(TryAgain):
+class Overloaded(TransientError):
     """A named limit (queue, stream, message count) is reached."""
 
     kind = "overloaded"
 
 
 class Throttled(Overloaded):
-    """More at a time than the caller may have; `details` name quota, bound and `after_s`."""
+    """The caller exceeds a rate quota; `details` name quota, bound and `after_s`."""
 
     kind = "throttled"
 
 
-class DeadlineExceeded(TryAgain):
+class DeadlineExceeded(TransientError):
     kind = "deadline_exceeded"
 
 
-class PartitionStopped(TryAgain):
+class PartitionReadOnly(TransientError):
     """A partition refuses writes after a disk error (full, read-only, failed fsync)."""
 
-    kind = "partition_stopped"
+    kind = "partition_read_only"
 
 
-class PartitionMoved(TryAgain):
-    """The node does not have the partition any more, or not yet, or is about to give it away."""
+class PartitionMoved(TransientError):
+    """The partition is moving to or from the node, or has moved away."""
 
     kind = "partition_moved"
 
@@ -277,48 +277,48 @@ class PartitionMoved(TryAgain):
 # --- give up ---------------------------------------------------------------------------------
 
 
-class Gone(GalileoError):
-    """What was asked for existed and is over."""
+class TerminalError(GalileoError):
+    """The query, data or operation existed and has ended; retrying cannot help."""
 
-    kind = "gone"
+    kind = "terminal"
 
 
-class CcqExpired(Gone):
+class CcqExpired(TerminalError):
     kind = "ccq_expired"
 
 
-class CcqCancelled(Gone):
+class CcqCancelled(TerminalError):
     kind = "ccq_cancelled"
 
 
-class CcqDropped(Gone):
+class CcqDropped(TerminalError):
     """The dataset of a continuous query was dropped, and the query ended with it."""
 
     kind = "ccq_dropped"
 
 
-class SamplerFailed(Gone):
-    """The query's own sampler raised; a CCQ stands still and loses nothing.
+class SamplerFailed(TerminalError):
+    """The sampler of a query raised an error; a CCQ does not advance and loses nothing.
 
-    `details["traceback"]` is the beginning of what a sent sampler's Python said of it, if anything.
+    `details["traceback"]` is the beginning of the traceback of an uploaded sampler.
     """
 
     kind = "sampler_failed"
 
 
-class SamplerRevoked(Gone):
-    """The sampler's code was sent and has been revoked; nothing that uses it goes on."""
+class SamplerRevoked(TerminalError):
+    """The uploaded sampler was revoked; queries that use it have ended."""
 
     kind = "sampler_revoked"
 
 
-class DataDropped(Gone):
-    """Retention dropped the commits that were asked for; `details` name them."""
+class DataExpired(TerminalError):
+    """Retention deleted the requested commits; `details` name them."""
 
-    kind = "data_dropped"
+    kind = "data_expired"
 
 
-class Cancelled(Gone):
+class Cancelled(TerminalError):
     """The caller cancelled the operation."""
 
     kind = "cancelled"
@@ -327,20 +327,20 @@ class Cancelled(Gone):
 # --- report a bug, or a broken disk ----------------------------------------------------------
 
 
-class Bug(GalileoError):
-    """Something that must not happen did; worth a report with the message and the log."""
+class InternalError(GalileoError):
+    """A bug of Galileo; report it with the message and the log."""
 
     kind = "internal"
 
 
-class DataDamaged(Bug):
-    """Stored bytes fail their checksum; names file and offset. Never served, never cut."""
+class CorruptData(InternalError):
+    """Stored bytes fail their checksum; the message names file and offset."""
 
-    kind = "data_damaged"
+    kind = "corrupt_data"
 
 
 class GalileoWarning(UserWarning):
-    """A call that works, but probably not as it was meant, such as a misspelt feature in SPARQL.
+    """A call that is valid but probably wrong, such as a misspelt feature in SPARQL.
 
     Example:
         >>> import warnings
@@ -356,14 +356,14 @@ class GalileoWarning(UserWarning):
 
 
 def reason_of(error: Exception) -> str:
-    """The words of an error for a message; of a `KeyError` not the key alone."""
+    """The text of an error for a message; explains the bare key of a `KeyError`."""
     return f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
 
 
-def _leaves(root: type[GalileoError]) -> list[type[GalileoError]]:
-    return [root, *(leaf for child in root.__subclasses__() for leaf in _leaves(child))]
+def _subclasses(root: type[GalileoError]) -> list[type[GalileoError]]:
+    return [root, *(cls for child in root.__subclasses__() for cls in _subclasses(child))]
 
 
 def by_kind() -> dict[str, type[GalileoError]]:
-    """Maps every kind to its class, for rebuilding an error that crossed the wire."""
-    return {cls.kind: cls for cls in _leaves(GalileoError)}
+    """The class of each kind, to rebuild an error that was received."""
+    return {cls.kind: cls for cls in _subclasses(GalileoError)}

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.errors import Bug, InputError, SamplerFailed, UnknownSampler, reason_of
+from galileo.errors import InputError, InternalError, SamplerFailed, UnknownSampler, reason_of
 from galileo.geo import geohash
 from galileo.hashing import mix64
 from galileo.labels import LabelSet
@@ -352,7 +352,7 @@ def apply(
     if not needs_observations(chosen):
         return _where(labels, chosen.sample(seen, seed=seed))
     if observations is None:
-        raise Bug("expected observations for a sampler that looks at them, got none")
+        raise InternalError("expected observations for a sampler that looks at them, got none")
     observing: Any = chosen
     return _where(labels, observing.sample(seen, observations=observations, seed=seed))
 

@@ -14,7 +14,13 @@ import click
 
 from galileo.cli import EXIT_INTERRUPTED, EXIT_PIPE
 from galileo.cli.main import main as galileo
-from galileo.cli.output import EXIT_BUG, EXIT_GONE, EXIT_INCOMPLETE, EXIT_INPUT, EXIT_TRY_AGAIN
+from galileo.cli.output import (
+    EXIT_INCOMPLETE,
+    EXIT_INPUT,
+    EXIT_INTERNAL,
+    EXIT_TERMINAL,
+    EXIT_TRANSIENT,
+)
 
 TARGET = Path(__file__).parents[1] / "docs" / "commands.md"
 
@@ -46,10 +52,10 @@ A duration is `250ms`, `10s`, `2m`, `1h30m`, `7d`, `1 hour` or `10y`; a plain nu
 | 0 | done |
 | 1 | any other error |
 | {EXIT_INPUT} | fix the input |
-| {EXIT_TRY_AGAIN} | nothing is wrong with the request: try again |
-| {EXIT_GONE} | the continuous query, or the data, has ended |
+| {EXIT_TRANSIENT} | nothing is wrong with the request: try again |
+| {EXIT_TERMINAL} | the continuous query, or the data, has ended |
 | {EXIT_INCOMPLETE} | a complete answer is required, and nodes are unreachable |
-| {EXIT_BUG} | a bug, or a broken disk |
+| {EXIT_INTERNAL} | a bug, or a broken disk |
 | {EXIT_INTERRUPTED} | Ctrl-C |
 | {EXIT_PIPE} | the reader of a pipe has ended, as in `galileo read … \\| head -1`; no message |
 

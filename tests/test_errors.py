@@ -16,7 +16,13 @@ CLASSES = [
     for value in vars(errors).values()
     if inspect.isclass(value) and issubclass(value, GalileoError)
 ]
-BRANCHES = (errors.InputError, errors.AskElsewhere, errors.TryAgain, errors.Gone, errors.Bug)
+BRANCHES = (
+    errors.InputError,
+    errors.NotOwner,
+    errors.TransientError,
+    errors.TerminalError,
+    errors.InternalError,
+)
 
 
 def test_every_class_has_a_kind_of_its_own() -> None:

@@ -63,7 +63,7 @@ STRANGERS_PROGRAM = """
 from collections.abc import Iterator
 
 import galileo
-from galileo.errors import TryAgain
+from galileo.errors import TransientError
 from galileo.generate import QuakesLike
 
 f = galileo.f
@@ -80,7 +80,7 @@ def follow(client: galileo.Client, ccq: galileo.Ccq) -> Iterator[str]:
         try:
             for update in client.watch(ccq.id, spool=spool):
                 yield update.token
-        except TryAgain as error:
+        except TransientError as error:
             print(error.kind, error.details)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.errors import Bug, GalileoError, by_kind
+from galileo.errors import GalileoError, InternalError, by_kind
 from galileo.model.windows import Window
 from galileo.samplers import SamplerSpec
 
@@ -131,4 +131,4 @@ class Failure:
     details: tuple[tuple[str, str | int | float], ...] = ()
 
     def to_error(self) -> GalileoError:
-        return by_kind().get(self.kind, Bug)(self.message, **dict(self.details))
+        return by_kind().get(self.kind, InternalError)(self.message, **dict(self.details))

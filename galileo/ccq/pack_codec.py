@@ -16,7 +16,7 @@ import google_crc32c
 import numpy as np
 
 from galileo.ccq.packs import Commits, Pack, PackedLabels
-from galileo.errors import DataDamaged
+from galileo.errors import CorruptData
 from galileo.model.schema import Schema
 from galileo.packing import ROWS_MAX
 
@@ -46,14 +46,14 @@ def from_bytes(data: bytes, schema: Schema) -> PackedLabels:
     """The packs again.
 
     Raises:
-        DataDamaged: the bytes are not what `to_bytes` made.
+        CorruptData: the bytes are not what `to_bytes` made.
     """
     body = data[: -_CHECKSUM.size]
     if len(body) < _HEAD.size or _CHECKSUM.pack(google_crc32c.value(body)) != data[len(body) :]:
-        raise DataDamaged(f"expected packs with their checksum, got {len(data)} damaged bytes")
+        raise CorruptData(f"expected packs with their checksum, got {len(data)} damaged bytes")
     magic, version, count = _HEAD.unpack_from(body)
     if (magic, version) != (_MAGIC, FILE_VERSION):
-        raise DataDamaged(
+        raise CorruptData(
             f"expected packs of version {FILE_VERSION}, got {magic!r} of version {version}"
         )
     packs, at = [], _HEAD.size
@@ -65,13 +65,13 @@ def from_bytes(data: bytes, schema: Schema) -> PackedLabels:
 
 def _read(body: bytes, at: int) -> tuple[Pack, int]:
     if at + _PACK.size > len(body):
-        raise DataDamaged("expected one more pack, got the end of the bytes")
+        raise CorruptData("expected one more pack, got the end of the bytes")
     rows, commits, size = _PACK.unpack_from(body, at)
     start = at + _PACK.size
     middle = start + commits * _COMMIT_BYTES
     end = middle + size
     if end > len(body):
-        raise DataDamaged(f"expected {end} bytes of packs, got {len(body)}")
+        raise CorruptData(f"expected {end} bytes of packs, got {len(body)}")
     columns = np.frombuffer(body, dtype="<i8", count=4 * commits, offset=start)
     found = columns.reshape(4, commits).astype(np.int64)
     _check(found, rows)
@@ -79,8 +79,8 @@ def _read(body: bytes, at: int) -> tuple[Pack, int]:
 
 
 def _check(commits: Commits, rows: int) -> None:
-    """Raises DataDamaged where commits do not share all labels among them."""
+    """Raises CorruptData where commits do not share all labels among them."""
     _, _, starts, counts = commits[:, np.argsort(commits[2], kind="stable")]
     is_sound = rows <= ROWS_MAX and bool(((counts > 0) & (counts <= rows)).all())
     if not is_sound or int(counts.sum()) != rows or (starts != np.cumsum(counts) - counts).any():
-        raise DataDamaged(f"expected commits that share {rows:,} labels of a pack, got others")
+        raise CorruptData(f"expected commits that share {rows:,} labels of a pack, got others")

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import DataDamaged
+from galileo.errors import CorruptData
 from galileo.labels import LabelSet, cut_between_commits
 from galileo.model.schema import Schema
 from galileo.packing import ROWS_MAX, pack, pack_uncompressed, unpack
@@ -108,10 +108,10 @@ class Pack:
         return cursor.past(self.commits[_PARTITION].astype(np.int32), self.commits[_SEQUENCE])
 
     def table(self, schema: pa.Schema) -> pa.Table:
-        """Raises DataDamaged where the data is not what was packed."""
+        """Raises CorruptData where the data is not what was packed."""
         table = unpack(self.data, schema)
         if table.num_rows != self.rows:
-            raise DataDamaged(f"expected {self.rows:,} labels in a pack, got {table.num_rows:,}")
+            raise CorruptData(f"expected {self.rows:,} labels in a pack, got {table.num_rows:,}")
         if self.is_whole:
             return table
         edges = np.zeros(self.rows + 1, dtype=np.int8)

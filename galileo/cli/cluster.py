@@ -19,7 +19,7 @@ from galileo.cli.retention import in_units
 from galileo.cli.session import Session, json_option
 from galileo.client import Client, ClusterStatus, NodeStatus
 from galileo.cluster import LocalCluster
-from galileo.errors import InputError, TryAgain
+from galileo.errors import InputError, TransientError
 from galileo.geo import geohash
 from galileo.local_node import LocalNode
 from galileo.model.quotas import NO_RATE
@@ -214,7 +214,7 @@ def drain(session: Session, *, node: str, undo: bool, timeout: str) -> None:
         client.drain(node, undo=undo)
         left = 0 if undo else _drained(session, client, node, timeout_s=seconds(timeout))
     if left:
-        raise TryAgain(
+        raise TransientError(
             f"{node} still coordinates {_counted(left, 'continuous query')} after {timeout}. It "
             "keeps handing them over; check with galileo status that other nodes are up, and run "
             "galileo drain again"

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from galileo.cli.output import Output, visible
-from galileo.errors import TryAgain
+from galileo.errors import TransientError
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def follow(
             started = time.monotonic()
             try:
                 last = shown = look()
-            except TryAgain as error:
+            except TransientError as error:
                 if last is None or number == times:
                     raise
                 told = {"kind": error.kind, "message": error.message}

@@ -34,21 +34,21 @@ from galileo.cli import EXIT_INTERRUPTED, EXIT_PIPE
 from galileo.cli.options import given
 from galileo.cursor import Cursor
 from galileo.errors import (
-    Bug,
     GalileoError,
     GalileoWarning,
-    Gone,
     IncompleteAnswer,
     InputError,
-    TryAgain,
+    InternalError,
+    TerminalError,
+    TransientError,
 )
 from galileo.redaction import redacted
 
 EXIT_INPUT = 2
-EXIT_TRY_AGAIN = 3
-EXIT_GONE = 4
+EXIT_TRANSIENT = 3
+EXIT_TERMINAL = 4
 EXIT_INCOMPLETE = 5
-EXIT_BUG = 70
+EXIT_INTERNAL = 70
 WIDE = 4096
 """Columns of a table in a pipe and with --wide, so that ids stay in one piece."""
 CELL_CHARS_MAX = 32
@@ -235,9 +235,9 @@ def exit_status(error: GalileoError) -> int:
     statuses = {
         IncompleteAnswer: EXIT_INCOMPLETE,
         InputError: EXIT_INPUT,
-        TryAgain: EXIT_TRY_AGAIN,
-        Gone: EXIT_GONE,
-        Bug: EXIT_BUG,
+        TransientError: EXIT_TRANSIENT,
+        TerminalError: EXIT_TERMINAL,
+        InternalError: EXIT_INTERNAL,
     }
     return next((status for cls, status in statuses.items() if isinstance(error, cls)), 1)
 

@@ -14,7 +14,7 @@ from galileo.client.bulk_submit import Submission, Submitted
 from galileo.client.ingestion import Progress
 from galileo.client.read_positions import Stand
 from galileo.cursor import Cursor
-from galileo.errors import GalileoError, InputError, TryAgain
+from galileo.errors import GalileoError, InputError, TransientError
 from galileo.model.times import Duration, seconds
 
 
@@ -71,7 +71,7 @@ class AsyncBulk(AsyncSamplers):
         if spec.archive not in refused:
             try:
                 return replace(submission, sampler=await self._at_hand(spec))
-            except TryAgain:
+            except TransientError:
                 raise
             except GalileoError as error:
                 refused[spec.archive] = error
@@ -122,7 +122,9 @@ class AsyncBulk(AsyncSamplers):
         while left:
             wait_s = 0.0 if rest else watch.WAIT_S
             updates = await self._many.fetch(rest or left, wait_s=wait_s, labels_max=labels_max)
-            over = {i for i, error in updates.errors.items() if not isinstance(error, TryAgain)}
+            over = {
+                i for i, error in updates.errors.items() if not isinstance(error, TransientError)
+            }
             left = {i: t for i, t in {**left, **updates.stands}.items() if i not in over}
             # An answer without room for all of them: the others come before new ones do.
             rest = {i: left[i] for i in updates.rest if i in left}

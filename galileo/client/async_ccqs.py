@@ -28,7 +28,7 @@ from galileo.client.results import (
 from galileo.client.sparql_views import SparqlView, open_view
 from galileo.client.spool import Spool
 from galileo.cursor import Cursor
-from galileo.errors import InputError, TryAgain
+from galileo.errors import InputError, TransientError
 from galileo.model.times import Duration, seconds
 from galileo.model.windows import Window
 from galileo.query.builder import QueryLike, query_text
@@ -152,7 +152,7 @@ class AsyncCcqs(AsyncBulk):
         Raises:
             InputError: the spool is of another CCQ, or a token and a spool with one were given.
             SpoolConflict: another reader stores into the same spool.
-            TryAgain: the spool cannot be written; it is as it was.
+            TransientError: the spool cannot be written; it is as it was.
 
         Example:
             >>> async for update in client.watch(ccq):
@@ -185,7 +185,7 @@ class AsyncCcqs(AsyncBulk):
                 async for update in updates:
                     token = update.token
                     yield update
-            except TryAgain:
+            except TransientError:
                 await asyncio.sleep(watch.PAUSE_S)
             finally:
                 await updates.aclose()

@@ -144,7 +144,7 @@ class AsyncClient(AsyncObservations):
             InputError: there is no such node or partition, the node is of another group, or other
                 nodes do not know it yet.
             Unavailable: a node cannot be reached.
-            DataDamaged: what the partition's node has is damaged; nothing has moved.
+            CorruptData: what the partition's node has is damaged; nothing has moved.
 
         Example:
             >>> async for progress in client.move(3, to="node-3"):  # doctest: +SKIP

@@ -88,8 +88,8 @@ class AsyncObservations(AsyncCcqs):
             InvalidObservations: a table does not fit; nothing of that table was stored.
             InputError: a file, grid or mapping does not fit; what came before is stored.
             ConfigError: a file needs a library that is not installed.
-            TryAgain: a node that must take rows stayed away; ingest the same again later, under
-                `details["producer"]`, or what was stored by then is stored twice.
+            TransientError: a node that must take rows was unreachable; ingest the same again later,
+                under `details["producer"]`, or what was stored by then is stored twice.
 
         Example:
             >>> receipt = await client.ingest("weather", frame, producer="march-2014")
@@ -155,7 +155,7 @@ class AsyncObservations(AsyncCcqs):
             InputError: the file is damaged, or does not fit the mapping or the dataset.
             UnknownDataset: there is no such dataset, and `create` is false.
             ConfigError: the format needs a library that is not installed.
-            TryAgain: a node that must take rows stayed away; ingest the same again later.
+            TransientError: a node that must take rows stayed away; ingest the same again later.
 
         Example:
             >>> rows = "2014-03-01T06:00Z,278", "2014-03-02T06:00Z,-9999"
@@ -230,7 +230,7 @@ class AsyncObservations(AsyncCcqs):
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
             UnknownSampler: a node does not have the sampler.
             SamplerFailed: the sampler raised; `details["traceback"]` says where.
-            NotPermitted, NotContained, SamplerRevoked: it goes along, and is not run.
+            NotPermitted, SandboxUnavailable, SamplerRevoked: it goes along, and is not run.
 
         Example:
             >>> labels = await client.query("weather", "temperature > 290")

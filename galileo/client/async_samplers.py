@@ -38,7 +38,7 @@ class AsyncSamplers(AsyncDatasets):
 
         Raises:
             NotPermitted: the administrator of a node does not allow it.
-            NotContained: a node cannot run it where it reaches nothing.
+            SandboxUnavailable: a node cannot run it where it reaches nothing.
             SamplerRevoked: this very code was revoked.
             InvalidArchive: it is none.
 

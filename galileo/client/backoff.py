@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from galileo.errors import TryAgain
+from galileo.errors import TransientError
 
 PAUSE_S = 0.1
 PAUSE_MAX_S = 1.0
@@ -53,18 +53,18 @@ class Backoff:
         """Until the time is over."""
         return max(0.0, self._deadline - self._timing.monotonic())
 
-    async def after(self, error: TryAgain) -> None:
+    async def after(self, error: TransientError) -> None:
         """Waits as long as the error advises, else as its turn is.
 
         Raises:
-            TryAgain: the error, if the next try would come after the time is over.
+            TransientError: the error, if the next try would come after the time is over.
         """
         wait_s = self._wait_s(error)
         if self._timing.monotonic() + wait_s > self._deadline:
             raise error
         await self._timing.sleep(wait_s)
 
-    def _wait_s(self, error: TryAgain) -> float:
+    def _wait_s(self, error: TransientError) -> float:
         advised, chance = error.details.get("after_s"), self._timing.random()
         if advised is not None:
             return max(float(advised), PAUSE_MIN_S) * (1 + SPREAD * chance)

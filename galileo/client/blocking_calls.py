@@ -108,7 +108,7 @@ class BlockingCalls(BlockingBase):
             InputError: there is no such node or partition, the node is of another group, or other
                 nodes do not know it yet.
             Unavailable: a node cannot be reached.
-            DataDamaged: what the partition's node has is damaged; nothing has moved.
+            CorruptData: what the partition's node has is damaged; nothing has moved.
 
         Example:
             >>> for progress in client.move(3, to="node-3"):  # doctest: +SKIP
@@ -170,8 +170,8 @@ class BlockingCalls(BlockingBase):
             InvalidObservations: a table does not fit; nothing of that table was stored.
             InputError: a file, grid or mapping does not fit; what came before is stored.
             ConfigError: a file needs a library that is not installed.
-            TryAgain: a node that must take rows stayed away; ingest the same again later, under
-                `details["producer"]`, or what was stored by then is stored twice.
+            TransientError: a node that must take rows was unreachable; ingest the same again later,
+                under `details["producer"]`, or what was stored by then is stored twice.
 
         Example:
             >>> receipt = client.ingest("weather", frame, producer="march-2014")
@@ -233,7 +233,7 @@ class BlockingCalls(BlockingBase):
             InputError: the file is damaged, or does not fit the mapping or the dataset.
             UnknownDataset: there is no such dataset, and `create` is false.
             ConfigError: the format needs a library that is not installed.
-            TryAgain: a node that must take rows stayed away; ingest the same again later.
+            TransientError: a node that must take rows stayed away; ingest the same again later.
 
         Example:
             >>> rows = "2014-03-01T06:00Z,278", "2014-03-02T06:00Z,-9999"
@@ -297,7 +297,7 @@ class BlockingCalls(BlockingBase):
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
             UnknownSampler: a node does not have the sampler.
             SamplerFailed: the sampler raised; `details["traceback"]` says where.
-            NotPermitted, NotContained, SamplerRevoked: it goes along, and is not run.
+            NotPermitted, SandboxUnavailable, SamplerRevoked: it goes along, and is not run.
 
         Example:
             >>> labels = client.query("weather", "temperature > 290")
@@ -598,7 +598,7 @@ class BlockingCalls(BlockingBase):
         Raises:
             InputError: the spool is of another CCQ, or a token and a spool with one were given.
             SpoolConflict: another reader stores into the same spool.
-            TryAgain: the spool cannot be written; it is as it was.
+            TransientError: the spool cannot be written; it is as it was.
 
         Example:
             >>> for update in client.watch(ccq):
@@ -733,7 +733,7 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             NotPermitted: the administrator of a node does not allow it.
-            NotContained: a node cannot run it where it reaches nothing.
+            SandboxUnavailable: a node cannot run it where it reaches nothing.
             SamplerRevoked: this very code was revoked.
             InvalidArchive: it is none.
 

@@ -25,7 +25,7 @@ from galileo.client.read_positions import Stand, encode_positions
 from galileo.client.results import Labels, Update
 from galileo.client.transport import PAUSE_S, Transport
 from galileo.cursor import Cursor
-from galileo.errors import AskElsewhere, GalileoError, InputError, TryAgain
+from galileo.errors import GalileoError, InputError, NotOwner, TransientError
 from galileo.model.schema import Schema
 from galileo.packing import FORMAT_VERSION, unpack
 from galileo.wire import token as resume
@@ -427,7 +427,7 @@ class BulkFetcher:
 
         try:
             return _Reply(ccq_ids, address, await self._transport.ask(address, attempt))
-        except (TryAgain, AskElsewhere) as error:
+        except (TransientError, NotOwner) as error:
             self._transport.demote(address)
             return _Reply(ccq_ids, address, error=error)
 
@@ -463,7 +463,7 @@ class BulkFetcher:
 
     def _refused(self, reading: _Reading, ccq_id: str, error: GalileoError) -> None:
         reading.errors[ccq_id] = error
-        if isinstance(error, TryAgain):
+        if isinstance(error, TransientError):
             self._coordinators.pop(ccq_id, None)
             reading.left.append(ccq_id)
 

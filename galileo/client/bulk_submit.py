@@ -19,7 +19,7 @@ from galileo.client.decode import TIMEOUT_S
 from galileo.client.ingestion import Progress
 from galileo.client.results import CcqInfo
 from galileo.client.transport import Transport
-from galileo.errors import AskElsewhere, GalileoError, TryAgain
+from galileo.errors import GalileoError, NotOwner, TransientError
 from galileo.model.times import Duration, seconds
 from galileo.model.windows import Window
 from galileo.query.builder import QueryLike, query_text
@@ -75,8 +75,8 @@ class Submitted:
         token: says that its reader has nothing yet; what matches already comes with the first
             updates. Empty where there is an error.
         info: of the query; None where there is an error.
-        error: why it was not submitted. After one that is a `TryAgain` it is not known whether it
-            was; submit it again under its id.
+        error: why it was not submitted. After a `TransientError` it may have been submitted; submit
+            it again under its id.
     """
 
     id: str
@@ -163,17 +163,19 @@ async def _call(
     while True:
         done |= await _once(transport, left, number=number, patience_s=pauses.left_s)
         errors = {place: done[place].error for place in left}
-        again = {place: error for place, error in errors.items() if isinstance(error, TryAgain)}
+        again = {
+            place: error for place, error in errors.items() if isinstance(error, TransientError)
+        }
         if not again:
             return done
         left = {place: left[place] for place in again}
         try:
             await pauses.after(max(again.values(), key=_advised_s))
-        except TryAgain:
+        except TransientError:
             return done
 
 
-def _advised_s(error: TryAgain) -> float:
+def _advised_s(error: TransientError) -> float:
     return float(error.details.get("after_s") or 0.0)
 
 
@@ -195,7 +197,7 @@ async def _once(
         try:  # Nodes share the work of reading queries.
             address = transport.addresses[number % len(transport.addresses)]
             reply = await transport.ask(address, attempt)
-        except (TryAgain, AskElsewhere):
+        except (TransientError, NotOwner):
             reply = await transport.call(attempt, patience_s=patience_s)
     except GalileoError as error:
         return {place: Submitted(one.ccq_id, error=error) for place, one in part.items()}

@@ -20,7 +20,7 @@ from galileo.client import decode
 from galileo.client.decode import ANSWER_TIMEOUT_S
 from galileo.client.results import Update
 from galileo.client.transport import Transport
-from galileo.errors import AskElsewhere, DeadlineExceeded, TryAgain
+from galileo.errors import DeadlineExceeded, NotOwner, TransientError
 from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
 DIRECT_WITHIN_S = 0.5
@@ -67,7 +67,7 @@ class Fetcher:
                 return await self._transport.ask(
                     address, lambda channel: self._attempt(channel, request, DIRECT_WITHIN_S)
                 )
-            except (TryAgain, AskElsewhere) as error:
+            except (TransientError, NotOwner) as error:
                 self._coordinators.pop(request.ccq_id, None)
                 if isinstance(error, DeadlineExceeded) or error.details.get("address") == address:
                     self._avoided[address] = self._monotonic() + AVOIDED_S

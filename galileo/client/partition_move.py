@@ -10,7 +10,7 @@ import grpc.aio
 
 from galileo.client.backoff import Backoff
 from galileo.client.transport import Transport
-from galileo.errors import GalileoError, TryAgain, Unavailable
+from galileo.errors import GalileoError, TransientError, Unavailable
 from galileo.wire.status import error_of_rpc
 from galileo.wire.v1 import partitions_pb2, partitions_pb2_grpc
 
@@ -55,9 +55,9 @@ async def move(
                 raise Unavailable("the node closed the stream before the partition had moved")
             finally:
                 call.cancel()
-        except (grpc.RpcError, TryAgain) as error:
+        except (grpc.RpcError, TransientError) as error:
             meant = error if isinstance(error, GalileoError) else error_of_rpc(error, asked=to)
-            if not isinstance(meant, TryAgain):
+            if not isinstance(meant, TransientError):
                 raise meant from error
             await pauses.after(meant)
 

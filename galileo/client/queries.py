@@ -24,7 +24,7 @@ from galileo.client import completeness, decode
 from galileo.client.ingestion import Progress
 from galileo.client.results import Labels, QueryEnd
 from galileo.client.transport import PAUSE_S, Transport
-from galileo.errors import DeadlineExceeded, GalileoError, InputError, TryAgain, Unavailable
+from galileo.errors import DeadlineExceeded, GalileoError, InputError, TransientError, Unavailable
 from galileo.labels import LabelSet, from_ipc, marked
 from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
 from galileo.model.schema import Schema
@@ -180,9 +180,9 @@ class _StreamState:
     schema: Schema | None = None
     given: int = 0
 
-    def broken(self, error: grpc.RpcError | TryAgain) -> GalileoError:
+    def broken(self, error: grpc.RpcError | TransientError) -> GalileoError:
         meant = _meaning(error)
-        if not isinstance(meant, TryAgain):
+        if not isinstance(meant, TransientError):
             return meant
         return Unavailable(
             f"the answer broke off after {self.given:,} labels ({meant.message}); what was given "
@@ -210,7 +210,7 @@ async def _run(
                 break
             part = await _next(call)
         told.end = _end(part.tail, labels=told.given)
-    except (grpc.RpcError, TryAgain) as error:
+    except (grpc.RpcError, TransientError) as error:
         raise told.broken(error) from error
     finally:
         call.cancel()
@@ -318,11 +318,11 @@ class _Reading:
                     async for table in tables:
                         yield table
                 return
-            except (grpc.RpcError, TryAgain) as error:
+            except (grpc.RpcError, TransientError) as error:
                 meant = _meaning(error)
                 if self._given > given:
                     given, deadline = self._given, time.monotonic() + patience_s
-                if not isinstance(meant, TryAgain) or time.monotonic() > deadline:
+                if not isinstance(meant, TransientError) or time.monotonic() > deadline:
                     raise meant from error
                 await asyncio.sleep(PAUSE_S)
 

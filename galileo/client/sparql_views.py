@@ -15,7 +15,7 @@ from typing import Protocol
 from galileo.client.results import Update
 from galileo.client.spool import Spool
 from galileo.cursor import Stretch
-from galileo.errors import Cancelled, GalileoError, TryAgain
+from galileo.errors import Cancelled, GalileoError, TransientError
 from galileo.labels import LabelSet
 from galileo.rdf import Cancellation, IncrementalGraph, SparqlResult
 from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S
@@ -207,7 +207,9 @@ async def _follow(view: SparqlView, updates: Updates, spool: Spool | None) -> No
     except GalileoError as error:
         view._end(error)
     except OSError as error:  # no process, thread or descriptor to be had for the graph
-        view._end(TryAgain(f"the graph could not be kept up to date: {error}; open the view again"))
+        view._end(
+            TransientError(f"the graph could not be kept up to date: {error}; open the view again")
+        )
     except asyncio.CancelledError:
         view._end(Cancelled("the view is closed; open it again"))
         raise

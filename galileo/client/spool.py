@@ -19,7 +19,7 @@ from typing import Any
 
 from galileo.client.results import Labels, Update
 from galileo.cursor import Stretch
-from galileo.errors import DataDamaged, GalileoError, InputError, SpoolConflict, TryAgain
+from galileo.errors import CorruptData, GalileoError, InputError, SpoolConflict, TransientError
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.schema import Schema
 from galileo.model.times import Instant, iso, micros
@@ -186,7 +186,7 @@ class Spool:
         Raises:
             InputError: the spool is of another CCQ.
             SpoolConflict: another reader has stored something since this one looked.
-            TryAgain: the disk refused; the spool is as it was.
+            TransientError: the disk refused; the spool is as it was.
 
         Example:
             >>> spool.store(ccq.id, client.fetch(ccq, token=spool.token))
@@ -318,7 +318,7 @@ class Spool:
         try:
             table = from_ipc(data, schema.label_schema, bytes_max=UPDATE_BYTES_MAX)
         except InputError as error:
-            raise DataDamaged(
+            raise CorruptData(
                 f"update {number} of {self.path} is damaged: {error.message}"
             ) from error
         return SpooledUpdate(number, Labels(schema, table, query=query))
@@ -407,7 +407,7 @@ class Spool:
         except sqlite3.ProgrammingError as error:
             raise InputError(f"the spool {self.path} is closed; open it again") from error
         except sqlite3.OperationalError as error:
-            raise TryAgain(
+            raise TransientError(
                 f"the spool {self.path} cannot be used now: {error}. It is as it was; mend that "
                 "and start again"
             ) from error
@@ -417,7 +417,7 @@ class Spool:
     def _broken(self, error: sqlite3.DatabaseError) -> GalileoError:
         if error.sqlite_errorname == "SQLITE_NOTADB":
             return self._foreign()
-        return DataDamaged(f"the spool {self.path} is damaged: {error}")
+        return CorruptData(f"the spool {self.path} is damaged: {error}")
 
 
 def _held(row: tuple[Any, ...]) -> SpooledWindow:

@@ -17,7 +17,7 @@ from galileo import request_id, spans
 from galileo.client.backoff import PAUSE_S as PAUSE_S
 from galileo.client.backoff import Backoff, BackoffClock
 from galileo.dht.topology import Topology, is_address, with_port
-from galileo.errors import ConfigError, GalileoError, InputError, TryAgain, Unavailable
+from galileo.errors import ConfigError, GalileoError, InputError, TransientError, Unavailable
 from galileo.wire import forks, tls_probe
 from galileo.wire.channel import Channels
 from galileo.wire.status import CLOSED, HANDSHAKE_FAILED, REFUSED, error_of_rpc, plain_reason
@@ -83,7 +83,7 @@ class Transport:
 
         Args:
             attempt: makes one call over a channel; may run several times.
-            patience_s: for how long `TryAgain` errors are met with another try.
+            patience_s: for how long `TransientError` errors are met with another try.
 
         Raises:
             Unavailable: no node answered in time; names those that were tried.
@@ -95,7 +95,7 @@ class Transport:
             while True:
                 try:
                     return await self._once(attempt)
-                except TryAgain as error:
+                except TransientError as error:
                     await pauses.after(error)
 
     async def open(

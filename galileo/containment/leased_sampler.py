@@ -44,7 +44,7 @@ class LeasedSampler:
             check: raises once the archive must not be used any more; called around each use.
 
         Raises:
-            NotContained, InputError, SamplerFailed, Overloaded: as `ContainedSamplers.lent`.
+            SandboxUnavailable, InputError, SamplerFailed, Overloaded: as `ContainedSamplers.lent`.
         """
         self._pool = pool
         self._archive = archive

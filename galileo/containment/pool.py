@@ -62,7 +62,7 @@ class ContainedSamplers:
 
         Raises:
             Overloaded: so many are lent out that there is no room for one more.
-            NotContained, InputError, SamplerFailed: as `ContainedSampler`.
+            SandboxUnavailable, InputError, SamplerFailed: as `ContainedSampler`.
         """
         key = archive.digest, json.dumps(dict(spec.options), sort_keys=True), owner
         kept = self._take(key)

@@ -14,7 +14,7 @@ from galileo.containment.limits import ContainmentLimits
 from galileo.containment.probe import obstacle
 from galileo.containment.process import ContainedProcess, Raised, Traits
 from galileo.containment.response_pipe import Ended
-from galileo.errors import Bug, InputError, NotContained, SamplerFailed
+from galileo.errors import InputError, InternalError, SamplerFailed, SandboxUnavailable
 from galileo.labels import LabelSet
 from galileo.sampler_package import SamplerArchive
 from galileo.samplers import Mask, SamplerSpec, Scope, shown
@@ -57,13 +57,13 @@ class ContainedSampler:
         """Starts the process, imports the code and constructs the sampler with its options.
 
         Raises:
-            NotContained: this machine cannot contain it.
+            SandboxUnavailable: this machine cannot contain it.
             InputError: the sampler refuses its options.
             SamplerFailed: its code raised, hung or died when it was imported or constructed, or
                 is no sampler.
         """
         if (reason := obstacle()) is not None:
-            raise NotContained(
+            raise SandboxUnavailable(
                 f"sampler {spec.name!r} was sent, and is not run where it cannot be contained: "
                 f"{reason}"
             )
@@ -101,7 +101,7 @@ class ContainedSampler:
         return self._mask("merge", labels, seed=seed, observations=None)
 
     def close(self) -> None:
-        """Ends the process; a call that runs is waited for. A further call is a `Bug`."""
+        """Ends the process; a call that runs is waited for. A further call is a `InternalError`."""
         with self._lock:
             self._closed = True
             self._end()
@@ -114,7 +114,7 @@ class ContainedSampler:
         labels = shown(self, labels)
         with self._lock:
             if self._closed:
-                raise Bug(f"expected an open sampler {self.name!r}, this one was closed")
+                raise InternalError(f"expected an open sampler {self.name!r}, this one was closed")
             if self._process is not None and not self._process.alive():
                 self._end()
             if self._process is None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from galileo.errors import Bug, InputError, by_kind
+from galileo.errors import InputError, InternalError, by_kind
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Reader
 from galileo.formats.reader_worker import DESCRIBED, END, FRAME, REFUSED, TABLE
@@ -148,7 +148,9 @@ class SubprocessReader:
             if not told["kind"]:
                 raise InputError(f"{self._path} cannot be read: {told['message']}")
             raise by_kind().get(told["kind"], InputError)(told["message"], **told["details"])
-        raise Bug(f"reading {self._path} failed in a way that must not happen: {body.decode()}")
+        raise InternalError(
+            f"reading {self._path} failed in a way that must not happen: {body.decode()}"
+        )
 
 
 class WorkerDied(Exception):

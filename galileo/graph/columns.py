@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.errors import Bug
+from galileo.errors import InternalError
 from galileo.graph.arena import gather
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE, column_micros
@@ -238,10 +238,10 @@ def columns_from_batch(schema: Schema, batch: pa.RecordBatch) -> Columns:
     """The columns of a batch of `schema.path_schema`; texts have a dictionary of their own.
 
     Raises:
-        Bug: the batch has other columns.
+        InternalError: the batch has other columns.
     """
     if batch.schema.names != schema.path_schema.names:
-        raise Bug(
+        raise InternalError(
             f"expected paths with columns {schema.path_schema.names} for dataset "
             f"{schema.name!r}, got {batch.schema.names}"
         )

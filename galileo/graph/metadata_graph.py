@@ -87,7 +87,7 @@ class MetadataGraph:
             sequence: of the commit.
 
         Raises:
-            Bug: the batch has other columns.
+            InternalError: the batch has other columns.
         """
         columns = columns_from_batch(self.schema, batch)
         if len(columns) == 0:
@@ -113,7 +113,7 @@ class MetadataGraph:
             counts: how many paths each commit has.
 
         Raises:
-            Bug: the batch has other columns.
+            InternalError: the batch has other columns.
         """
         columns, held = columns_from_batch(self.schema, batch), np.flatnonzero(counts)
         if len(held) == 0:

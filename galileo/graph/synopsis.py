@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from galileo.errors import Bug, InputError
+from galileo.errors import InputError, InternalError
 from galileo.graph.columns import columns_from_batch
 from galileo.graph.synopsis_entries import Entries, bound_names, grids
 from galileo.model.schema import Schema
@@ -183,11 +183,11 @@ class Synopsis:
             sequence: of the commit.
 
         Raises:
-            Bug: a commit of this or a later sequence is in it already.
+            InternalError: a commit of this or a later sequence is in it already.
         """
         state = self._state
         if sequence <= state.version.sequence:
-            raise Bug(
+            raise InternalError(
                 f"expected a commit after {state.version.sequence} for the synopsis of partition "
                 f"{self.partition}, got {sequence}"
             )

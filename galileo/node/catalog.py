@@ -18,7 +18,7 @@ from concurrent.futures import Executor
 from typing import TypeAlias
 
 from galileo.dht.topology import Topology
-from galileo.errors import DatasetExists, InputError, PartitionMoved, PartitionStopped
+from galileo.errors import DatasetExists, InputError, PartitionMoved, PartitionReadOnly
 from galileo.hashing import text64
 from galileo.model.retention import UNLIMITED, Retention, VersionedRetention
 from galileo.model.schema import (
@@ -187,7 +187,7 @@ class Catalog:
         finished first.
 
         Raises:
-            PartitionStopped: the disk refuses; nothing was dropped.
+            PartitionReadOnly: the disk refuses; nothing was dropped.
         """
         known = self._drops.get(name)
         if known is None or known[0] < generations:
@@ -196,7 +196,7 @@ class Catalog:
             known = self._drops[name] = generations, dropping
         try:
             return await asyncio.shield(known[1]) if known[0] == generations else Removed()
-        except PartitionStopped:
+        except PartitionReadOnly:
             self._drops.pop(name, None)
             raise
 
@@ -232,7 +232,7 @@ class Catalog:
             try:
                 self._store.delete_dropped()
                 self._forget_retentions()
-            except (OSError, PartitionStopped) as error:
+            except (OSError, PartitionReadOnly) as error:
                 log.error("dropped datasets cannot be deleted: %s; the next start does it", error)
             return removed
 
@@ -354,7 +354,7 @@ class Catalog:
         """Opens what was copied here, in a thread; blocks until its graph is built.
 
         Raises:
-            DataDamaged, PartitionStopped, ConfigError: as `PartitionJournal.open`; what has been
+            CorruptData, PartitionReadOnly, ConfigError: as `PartitionJournal.open`; what has been
                 opened of it stays open, and what was replayed of the rest is forgotten.
         """
         with self._coming_and_going:

@@ -64,7 +64,7 @@ class GroupCommit:
 
         Raises:
             Overloaded: too many commits wait already.
-            PartitionStopped: the disk failed.
+            PartitionReadOnly: the disk failed.
             BatchConflict: the batch number was used for other rows.
         """
         with self._lock:

@@ -68,7 +68,7 @@ class Ingest:
 
         Raises:
             InvalidObservations, UnknownDataset, BatchConflict: the input is wrong.
-            Unavailable, PartitionStopped, Overloaded: repeat the same batch later; what an
+            Unavailable, PartitionReadOnly, Overloaded: repeat the same batch later; what an
                 owner has already committed is not stored again.
         """
         schema = self._catalog.schema(dataset)

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import Cancelled, DataDropped, Overloaded
+from galileo.errors import Cancelled, DataExpired, Overloaded
 from galileo.graph import drill_down
 from galileo.graph.cancellation import Check
 from galileo.node.analytics_protocol import (
@@ -114,10 +114,10 @@ class LocalAnalytics:
         """The nearest of this node's observations, at most as many as are wanted.
 
         Raises:
-            DataDropped: again and again retention dropped what was about to be read.
+            DataExpired: again and again retention dropped what was about to be read.
         """
         for _ in range(SEARCHES_MAX - 1):
-            with contextlib.suppress(DataDropped):
+            with contextlib.suppress(DataExpired):
                 return await self._search(sought, share)
         return await self._search(sought, share)
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from galileo.dht import placement
 from galileo.dht.live import LiveTopology
-from galileo.errors import DataDropped, InputError, PartitionMoved, Unavailable
+from galileo.errors import DataExpired, InputError, PartitionMoved, Unavailable
 from galileo.labels import LabelSet
 from galileo.model.rows import FirstRows
 from galileo.model.schema import Schema
@@ -64,8 +64,8 @@ class RowReader:
         Raises:
             InputError: the options do not fit the dataset.
             Unavailable: a node that keeps some of them cannot be reached.
-            DataDropped: retention has dropped some of them.
-            DataDamaged: stored bytes fail their checksum.
+            DataExpired: retention has dropped some of them.
+            CorruptData: stored bytes fail their checksum.
         """
         schema, options = self._catalog.schema(task.dataset), task.options
         options.check(schema)
@@ -102,7 +102,7 @@ class RowReader:
         """The observations of parts that this node keeps, a bounded piece at a time.
 
         Raises:
-            DataDropped: before the first piece, naming all that is gone; or amid them, where
+            DataExpired: before the first piece, naming all that is gone; or amid them, where
                 retention came in between.
             PartitionMoved: before the first piece; this node does not keep all of it.
         """
@@ -173,7 +173,7 @@ def observed(shard: Shard, labels: LabelSet, *, query: Query) -> pa.Table:
 
     Raises:
         Unavailable: retention has dropped some of them since the labels were found.
-        DataDamaged: stored bytes fail their checksum.
+        CorruptData: stored bytes fail their checksum.
     """
     parts = numbered_parts(labels)
     with translate_dropped_to_retry():
@@ -211,7 +211,7 @@ def translate_dropped_to_retry() -> Iterator[None]:
     """
     try:
         yield
-    except DataDropped as error:
+    except DataExpired as error:
         raise Unavailable(
             f"{error.message}. It was dropped after it was found; ask again", after_s=0.1
         ) from error
@@ -225,7 +225,7 @@ def _check_not_dropped(shard: Shard, parts: pa.Table) -> None:
         return
     found = np.unique(places[0][gone]).tolist()
     named = ", ".join(f"{p} up to commit {dropped[p]}" for p in found)
-    raise DataDropped(
+    raise DataExpired(
         f"expected labels whose observations are stored, got {int(gone.sum())} that the retention "
         f"of dataset {shard.schema.name!r} has dropped, in partitions {named}; leave them out",
         partitions=found,

@@ -23,10 +23,10 @@ from galileo.dht.topology import Topology
 from galileo.errors import (
     GalileoError,
     InputError,
-    NotContained,
     NotPermitted,
     SamplerRevoked,
-    TryAgain,
+    SandboxUnavailable,
+    TransientError,
     UnknownSampler,
 )
 from galileo.node.peers import Peers, UploadedSampler
@@ -144,7 +144,7 @@ class SamplerStore:
 
         Raises:
             NotPermitted: the administrator does not allow it.
-            NotContained: this machine cannot contain it.
+            SandboxUnavailable: this machine cannot contain it.
         """
         if not self._is_allowed:
             raise NotPermitted(
@@ -153,7 +153,7 @@ class SamplerStore:
             )
         reason = await asyncio.to_thread(obstacle)
         if reason is not None:
-            raise NotContained(f"node {self._name} cannot contain sent samplers: {reason}")
+            raise SandboxUnavailable(f"node {self._name} cannot contain sent samplers: {reason}")
 
     # --- using them --------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class SamplerStore:
         """Sees to it that `load` finds what it needs; nothing to do for an installed sampler.
 
         Raises:
-            NotPermitted, NotContained: as `check_allowed`.
+            NotPermitted, SandboxUnavailable: as `check_allowed`.
             SamplerRevoked: it was revoked.
             UnknownSampler: no node has its archive.
         """
@@ -224,7 +224,7 @@ class SamplerStore:
             self.check_not_revoked(digest)
             try:
                 facts, data = await self._peers.get_sampler(node, digest)
-            except (UnknownSampler, TryAgain) as error:
+            except (UnknownSampler, TransientError) as error:
                 log.info("node %s gives no sampler %s: %s", node, digest[:12], error)
                 continue
             await asyncio.to_thread(self._keep, facts, _checked(data, digest))
@@ -239,7 +239,7 @@ class SamplerStore:
 
         Raises:
             InvalidArchive: it is none.
-            NotPermitted, NotContained: this node or another does not run what is sent.
+            NotPermitted, SandboxUnavailable: this node or another does not run what is sent.
             SamplerRevoked: it was revoked.
             InputError: as many are kept as may be.
         """
@@ -273,7 +273,7 @@ class SamplerStore:
     async def _offer(self, node: str, facts: UploadedSampler, data: bytes) -> None:
         try:
             await self._peers.keep_sampler(node, facts, data)
-        except TryAgain as error:
+        except TransientError as error:
             log.warning("node %s will get sampler %s later: %s", node, facts.digest[:12], error)
 
     def _keep(self, facts: UploadedSampler, archive: SamplerArchive) -> None:

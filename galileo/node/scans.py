@@ -20,11 +20,11 @@ from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.dht.live import LiveTopology
 from galileo.errors import (
-    AskElsewhere,
     Cancelled,
     GalileoError,
+    NotOwner,
     PartitionMoved,
-    TryAgain,
+    TransientError,
     UnknownDataset,
 )
 from galileo.labels import LabelSet, first_commits
@@ -279,7 +279,7 @@ class ScanEnd:
 
 # What makes a node's partitions missing: it is away, busy, or has not heard of the dataset yet.
 # Any other error of a node is the answer's error, never a silent gap.
-UNREACHABLE_ERRORS = (TryAgain, AskElsewhere, Cancelled, UnknownDataset)
+UNREACHABLE_ERRORS = (TransientError, NotOwner, Cancelled, UnknownDataset)
 
 _Part: TypeAlias = pa.Table | ScanEnd | Exception
 _Answer: TypeAlias = AsyncGenerator[pa.Table | ScanEnd, None]
@@ -314,7 +314,7 @@ class ClusterScans:
 
         Raises:
             UnknownSampler: it is not installed here, or at another node.
-            NotPermitted, NotContained, SamplerRevoked: it was sent, and is not run.
+            NotPermitted, SandboxUnavailable, SamplerRevoked: it was sent, and is not run.
             InputError: it refuses its options, or they do not fit the dataset.
             SamplerFailed: it raised, or gave no mask.
             MessageTooLarge: there is too much to merge.

@@ -24,7 +24,7 @@ import pyarrow as pa
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.dht.live import LiveTopology
-from galileo.errors import DataDropped, IncompleteAnswer, InputError
+from galileo.errors import DataExpired, IncompleteAnswer, InputError
 from galileo.model.rows import TIME, FirstRows, RowOptions
 from galileo.model.times import column_micros
 from galileo.node.catalog import Catalog
@@ -103,7 +103,7 @@ class Selection:
             InputError: the options do not fit the dataset, or there is no such commit.
             IncompleteAnswer: a node that may keep some of them cannot be reached.
             Unavailable: retention dropped what was just found.
-            DataDropped: retention has dropped some of the commits that were named.
+            DataExpired: retention has dropped some of the commits that were named.
         """
         options.check(query.schema)
         wanted, names = FirstRows(options), options.names(query.schema)
@@ -247,7 +247,7 @@ def _check_reached(tail: ScanEnd, asked: frozenset[int], commits: CommitRange | 
 def _check_range(
     asked: frozenset[int], commits: CommitRange, *, reached: Cursor, gone: Cursor
 ) -> None:
-    """Raises InputError where commits are not there yet, DataDropped where they are gone."""
+    """Raises InputError where commits are not there yet, DataExpired where they are gone."""
     ahead = sorted(p for p in asked if commits.until[p] > reached[p])
     if ahead:
         named = ", ".join(f"{commits.until[p]} of partition {p} (of {reached[p]})" for p in ahead)
@@ -256,7 +256,7 @@ def _check_range(
     lost = {p: s for p, s in lost.items() if s > commits.after[p]}
     if lost:
         named = ", ".join(f"{p} up to commit {s}" for p, s in lost.items())
-        raise DataDropped(
+        raise DataExpired(
             f"expected commits that are stored; retention has dropped those of partitions {named}",
             partitions=list(lost),
             until=list(lost.values()),

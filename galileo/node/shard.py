@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import Bug, GalileoError, PartitionMoved
+from galileo.errors import GalileoError, InternalError, PartitionMoved
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.synopsis import Synopsis
 from galileo.model.schema import Schema
@@ -151,7 +151,9 @@ class Shard:
         found = self.journals.get(partition)
         if found is None:
             self.check_own([partition])
-            raise Bug(f"expected partition {partition} of {self.schema.name!r} to have commits")
+            raise InternalError(
+                f"expected partition {partition} of {self.schema.name!r} to have commits"
+            )
         return found
 
     def own_published(self) -> PublishedCommits:

@@ -225,7 +225,7 @@ class StorageNode:
         Raises:
             UnknownDataset: there is none with this key, or it was dropped before.
             Unavailable: the home cannot be reached; nothing was dropped.
-            PartitionStopped: the home's disk refuses; nothing was dropped.
+            PartitionReadOnly: the home's disk refuses; nothing was dropped.
         """
         home = dataset_home(self.topology, dataset)
         if home != self.name:
@@ -301,7 +301,7 @@ class StorageNode:
         """Drops what another node has heard to be dropped.
 
         Raises:
-            PartitionStopped: the disk refuses; of some of it nothing was dropped.
+            PartitionReadOnly: the disk refuses; of some of it nothing was dropped.
         """
         known = self.catalog.generations
         for name, dropped in generations.items():

@@ -280,7 +280,7 @@ def checked_codes(codes: Numbers, *, count: int) -> npt.NDArray[np.int64]:
     """The codes as positions in a list of `count`.
 
     Raises:
-        DataDamaged: one lies outside.
+        CorruptData: one lies outside.
     """
     if len(codes) and int(codes.max()) >= count:
         raise corrupt(f"a code below {count}", str(codes.max()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from galileo.errors import DataDamaged
+from galileo.errors import CorruptData
 
 _SEVEN = 0x7F
 _VARINT_BYTES_MAX = 10
@@ -33,7 +33,7 @@ class ByteWriter:
 class ByteReader:
     """Reads what a `ByteWriter` collected.
 
-    Raises DataDamaged where it ends early or holds a number out of range.
+    Raises CorruptData where it ends early or holds a number out of range.
     """
 
     def __init__(self, data: bytes | memoryview) -> None:
@@ -76,8 +76,8 @@ class ByteReader:
         return number
 
 
-def corrupt(expected: str, came: str) -> DataDamaged:
-    return DataDamaged(
+def corrupt(expected: str, came: str) -> CorruptData:
+    return CorruptData(
         f"expected {expected} in packed labels, got {came}; they were damaged on the way or in "
         "memory. Fetch them again; if that does not help, look after the machine's memory"
     )

@@ -86,7 +86,7 @@ def unpack(data: bytes | memoryview, schema: pa.Schema) -> pa.Table:
 
     Raises:
         InputError: it is of another format version or has other columns.
-        DataDamaged: its checksum or a length in it is wrong.
+        CorruptData: its checksum or a length in it is wrong.
     """
     reader = ByteReader(_verify_checksum(data))
     flags, rows = reader.read_number(most=_ARROW_STREAM), reader.read_number(most=ROWS_MAX)

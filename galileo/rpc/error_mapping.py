@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 import grpc.aio
 
-from galileo.errors import Bug, GalileoError, UnknownDataset
+from galileo.errors import GalileoError, InternalError, UnknownDataset
 from galileo.redaction import redacted
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, pushback_of, status_text
 
@@ -81,7 +81,7 @@ async def refuse(context: Context, error: Exception) -> NoReturn:
     if not isinstance(error, GalileoError):
         log.exception("a call failed in a way that must not happen", exc_info=error)
         why = redacted(repr(error))
-        error = Bug(f"the node failed in a way that must not happen: {why}; see its log")
+        error = InternalError(f"the node failed in a way that must not happen: {why}; see its log")
     error = redact_for(error, context)
     packed = error_to_pb(error).SerializeToString()
     await context.abort(

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from galileo.dht.topology import Move, Topology
-from galileo.errors import DataDamaged, InputError
+from galileo.errors import CorruptData, InputError
 from galileo.node.migration.protocol import (
     DatasetManifest,
     File,
@@ -110,7 +110,7 @@ class GrpcMigrationPeer:
         )
         reply = await self._peers.moving(node, "ReadFile", request)
         if checksum([reply.data]) != reply.crc:
-            raise DataDamaged(f"a piece of {file.name} changed on its way from node {node!r}")
+            raise CorruptData(f"a piece of {file.name} changed on its way from node {node!r}")
         return bytes(reply.data)
 
     async def checksum(self, node: str, partition: int, file: File) -> int:

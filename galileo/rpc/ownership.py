@@ -47,7 +47,7 @@ class Ownership:
 
         Raises:
             UnknownCcq: there is none of that id.
-            TryAgain: nobody could be asked who knows it.
+            TransientError: nobody could be asked who knows it.
         """
         caller = self._identify(context)
         if caller.is_admin:

@@ -61,7 +61,7 @@ class BulkSubmissions:
 
         Raises:
             InputError: there are too many.
-            TryAgain: nothing was submitted, or it is not known whether it was.
+            TransientError: nothing was submitted, or it is not known whether it was.
         """
         if len(submissions) > SUBMISSIONS_MAX:
             raise InputError(

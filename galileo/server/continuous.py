@@ -124,7 +124,7 @@ class ContinuousQueries:
 
         Raises:
             InputError: the query, the sampler or a limit refuses it.
-            TryAgain: no node could take it.
+            TransientError: no node could take it.
         """
         schema = await self._node.named(submission.dataset)
         query = await read_query(submission.query, schema)
@@ -414,7 +414,7 @@ class ContinuousQueries:
 
         Raises:
             UnknownCcq: there is none of that id.
-            TryAgain: not all others could be asked.
+            TransientError: not all others could be asked.
         """
         record = self._driver.machine.state.record_table.get(ccq_id)
         if record is None:

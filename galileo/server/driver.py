@@ -24,7 +24,7 @@ from galileo.ccq.model import Record
 from galileo.clock import Clock
 from galileo.dht import membership
 from galileo.dht.membership import Membership, PeerDied, PeerRevived, SendHeartbeat
-from galileo.errors import GalileoError, Overloaded, PartitionStopped
+from galileo.errors import GalileoError, Overloaded, PartitionReadOnly
 from galileo.server.peer_messaging import TAGGED, PeerMessenger
 from galileo.storage.metadata_files import is_full
 from galileo.storage.store import Store
@@ -333,7 +333,7 @@ class Driver:
             while True:
                 try:
                     return await self._writing(values)
-                except PartitionStopped as error:
+                except PartitionReadOnly as error:
                     if not is_full(error):
                         raise
                     log.error("continuous queries wait for the disk: %s", error)

@@ -18,7 +18,13 @@ from galileo.ccq.pack_codec import from_bytes
 from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
-from galileo.errors import Bug, GalileoError, SamplerFailed, SamplerRevoked, TryAgain
+from galileo.errors import (
+    GalileoError,
+    InternalError,
+    SamplerFailed,
+    SamplerRevoked,
+    TransientError,
+)
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
 from galileo.node.peers import ReadTask
@@ -191,8 +197,8 @@ class EffectExecutor:
 
         Raises:
             SamplerFailed: it raised, or gave no mask.
-            NotPermitted, NotContained, SamplerRevoked: it was sent, and is not run.
-            TryAgain: a node whose observations it looks at is away.
+            NotPermitted, SandboxUnavailable, SamplerRevoked: it was sent, and is not run.
+            TransientError: a node whose observations it looks at is away.
         """
         if spec is None:
             return labels
@@ -210,7 +216,7 @@ class EffectExecutor:
 
         Raises:
             UnknownSampler, InputError: there is none, or not with these options.
-            NotPermitted, NotContained, SamplerRevoked: it was sent, and is not run.
+            NotPermitted, SandboxUnavailable, SamplerRevoked: it was sent, and is not run.
         """
         await self._node.samplers.ready(spec)
         return await asyncio.to_thread(self._node.samplers.load, spec, owner=dataset)
@@ -316,7 +322,7 @@ async def _chosen(
         return await asyncio.to_thread(
             apply, chosen, labels, seed=spec.seed, observations=observations
         )
-    except (SamplerFailed, SamplerRevoked, TryAgain):
+    except (SamplerFailed, SamplerRevoked, TransientError):
         raise
     except Exception as error:
         raise failed(error, spec, labels=len(labels)) from error
@@ -342,7 +348,7 @@ async def _gather(effect: ccq.CompactPacks) -> ccq.PacksCompacted:
 def _failure_of(error: Exception) -> Failure:
     if not isinstance(error, GalileoError):
         log.error("work for a continuous query failed", exc_info=error)
-        error = Bug(f"work for a continuous query failed: {error!r}; see the node's log")
+        error = InternalError(f"work for a continuous query failed: {error!r}; see the node's log")
     details = tuple(
         (key, value) for key, value in error.details.items() if isinstance(value, str | int | float)
     )

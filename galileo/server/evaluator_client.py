@@ -48,7 +48,7 @@ class Evaluation:
         """One Spark job over all items.
 
         Raises:
-            TryAgain: no evaluator, or not in time; nothing is lost.
+            TransientError: no evaluator, or not in time; nothing is lost.
         """
         return await self._handle.evaluate(request, timeout_s=self._timeout_s)
 

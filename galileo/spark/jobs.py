@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from galileo.errors import Bug, Cancelled, GalileoError, SamplerFailed
+from galileo.errors import Cancelled, GalileoError, InternalError, SamplerFailed
 from galileo.matches import to_bytes
 from galileo.spark.failures import brief
 from galileo.spark.task import TickTask
@@ -150,7 +150,9 @@ def _fatal(group: Group, error: Exception) -> Outcome:
     """The failure of the one item of a group, if it has one."""
     if len(group) == 0:
         return Outcome()
-    found: GalileoError = Bug(f"a cycle's job failed: {brief(error)}; see the evaluator's log")
+    found: GalileoError = InternalError(
+        f"a cycle's job failed: {brief(error)}; see the evaluator's log"
+    )
     if group.samplers.any():
         found = SamplerFailed(f"the process that ran the sampler failed: {brief(error)}")
     failure = peers_pb2.MatchFailure(

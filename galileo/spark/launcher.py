@@ -19,7 +19,7 @@ import grpc.aio
 import psutil
 
 from galileo.clock import Clock, SystemClock
-from galileo.errors import DeadlineExceeded, GalileoError, TryAgain, Unavailable
+from galileo.errors import DeadlineExceeded, GalileoError, TransientError, Unavailable
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime import TOKEN_KEY, Record, RuntimeDir
 from galileo.wire.channel import open_channel
@@ -91,7 +91,7 @@ class EvaluatorHandle:
         """One cycle's results; asked once more where the evaluator died meanwhile.
 
         Raises:
-            TryAgain: no evaluator, too many requests, or not in time; nothing is lost.
+            TransientError: no evaluator, too many requests, or not in time; nothing is lost.
         """
         deadline = self._clock.monotonic() + timeout_s
         while True:
@@ -123,7 +123,7 @@ class EvaluatorHandle:
             try:
                 self._answered = float("-inf")
                 await self.ensure()
-            except TryAgain as error:
+            except TransientError as error:
                 log.warning("no evaluator: %s", error.message)
             await asyncio.sleep(pause_s)
 

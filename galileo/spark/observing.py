@@ -38,8 +38,8 @@ class ObservationReader:
             labels: of the node's own partitions, so few that their observations fit in memory.
 
         Raises:
-            TryAgain: the node is away, or does not know the query any more.
-            DataDropped: retention has dropped some of them meanwhile.
+            TransientError: the node is away, or does not know the query any more.
+            DataExpired: retention has dropped some of them meanwhile.
         """
         columns = observed_schema(labels.schema)
         request = storage_pb2.ReadRequest(

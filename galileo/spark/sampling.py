@@ -12,19 +12,19 @@ import pyarrow as pa
 
 from galileo import samplers
 from galileo.errors import (
-    AskElsewhere,
     Cancelled,
-    DataDropped,
+    DataExpired,
+    NotOwner,
     SamplerFailed,
     SamplerRevoked,
-    TryAgain,
+    TransientError,
     UnknownSampler,
 )
 from galileo.labels import LabelSet
 from galileo.samplers import Observe, Sampler, SamplerSpec
 from galileo.spark.allowance import WAITING_FACTOR, Allowance, TookTooLong
 
-LEFT_FOR_LATER = (TryAgain, AskElsewhere, Cancelled, DataDropped)
+LEFT_FOR_LATER = (TransientError, NotOwner, Cancelled, DataExpired)
 """Of observations that could not be read: the query stays where it is until the next tick."""
 _SAMPLERS_MAX = 4_096
 

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from galileo.errors import AskElsewhere, Cancelled, GalileoError, Overloaded, TryAgain
+from galileo.errors import Cancelled, GalileoError, NotOwner, Overloaded, TransientError
 from galileo.matches import Answered, MatchAnswer, to_bytes
 from galileo.model.schema import Schema
 from galileo.spark.tick import Ask, Group, Share
@@ -117,7 +117,7 @@ def _failed(answer: MatchAnswer, error: GalileoError, ask: Ask) -> MatchAnswer:
 
     So does a dropped dataset: the items' coordinator may not have heard of it yet, and ends them.
     """
-    lost = isinstance(error, TryAgain | AskElsewhere | Cancelled) or "dropped" in error.details
+    lost = isinstance(error, TransientError | NotOwner | Cancelled) or "dropped" in error.details
     if lost and not isinstance(error, Overloaded):
         return answer
     open_items = np.ones(len(ask.items), dtype=np.bool_)

@@ -73,9 +73,9 @@ class SentCode:
             owner: whose labels it is shown.
 
         Raises:
-            TryAgain: the node is away.
+            TransientError: the node is away.
             UnknownSampler, SamplerRevoked: it has no such archive, or not any more.
-            NotContained, InputError, SamplerFailed: as `LeasedSampler`.
+            SandboxUnavailable, InputError, SamplerFailed: as `LeasedSampler`.
         """
         archive = self._archive(spec.archive, address)
         check = functools.partial(self._check, spec)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from galileo import spans
 from galileo.containment import ContainedSamplers, ContainmentLimits
-from galileo.errors import Bug, GalileoError, MessageTooLarge, Overloaded
+from galileo.errors import GalileoError, InternalError, MessageTooLarge, Overloaded
 from galileo.labels import LabelSet
 from galileo.matches import Answered, Matches, Numbers, joined, to_bytes
 from galileo.model.schema import Schema
@@ -114,7 +114,7 @@ def _judged(tick: Tick, delta: Delta) -> Iterator[_Found | _Sent | Outcome]:
         except GalileoError as error:
             yield _failure(part.items, error)
         except Exception as error:
-            yield _failure(part.items, Bug(f"{type(error).__name__}: {error}"))
+            yield _failure(part.items, InternalError(f"{type(error).__name__}: {error}"))
 
 
 def _handed_back(tick: Tick, found: Sequence[_Found]) -> Iterator[Row]:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from galileo.errors import ConfigError, DataDamaged, InputError, PartitionStopped, Unavailable
+from galileo.errors import ConfigError, CorruptData, InputError, PartitionReadOnly, Unavailable
 from galileo.storage.disk import REAL_DISK, Disk, make_directory, write_all
 from galileo.storage.frame import checksum
 from galileo.storage.metadata_files import MetadataFiles, load_record, record_paths
@@ -111,9 +111,9 @@ def backup(
 
     Raises:
         InputError: `directory` is no node's, or `target` exists.
-        DataDamaged: what is stored is damaged; nothing is left of the backup.
+        CorruptData: what is stored is damaged; nothing is left of the backup.
         Unavailable: the node replaced its files again and again meanwhile.
-        PartitionStopped: the disk refuses.
+        PartitionReadOnly: the disk refuses.
     """
     check_is_node(directory)
     with _building(target, options.disk) as partial:
@@ -145,8 +145,8 @@ def restore(
 
     Raises:
         InputError: `source` is no backup, or `directory` exists.
-        DataDamaged: a file of the backup is not what it was; nothing is left of the restore.
-        PartitionStopped: the disk refuses.
+        CorruptData: a file of the backup is not what it was; nothing is left of the restore.
+        PartitionReadOnly: the disk refuses.
     """
     data = load_record(source / f"{MANIFEST}.record")
     if data is None:
@@ -281,7 +281,7 @@ def _building(target: Path, disk: Disk) -> Iterator[Path]:
             disk.rename(partial, target)
             disk.sync_directory(target.parent)
         except OSError as error:
-            raise PartitionStopped(
+            raise PartitionReadOnly(
                 f"copying to {target} failed: {error}. Make room, or check both disks, then begin "
                 "again"
             ) from error
@@ -327,7 +327,7 @@ def _skip_epochs(directory: Path, disk: Disk) -> None:
     records = MetadataFiles(directory / "node", disk)
     stored = records.load(EPOCH)
     if stored is None:
-        raise DataDamaged(f"expected the record {EPOCH!r} in the backup, got none")
+        raise CorruptData(f"expected the record {EPOCH!r} in the backup, got none")
     records.save(EPOCH, str(int(stored) + EPOCHS_SKIPPED).encode())
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.errors import ConfigError, DataDamaged
+from galileo.errors import ConfigError, CorruptData
 from galileo.storage.disk import read_at
 from galileo.storage.frame import Body, FrameHeader, checksum, padded
 
@@ -139,15 +139,15 @@ def decode_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
     """The inverse of `encode_batch`, for bytes whose checksum was right.
 
     Raises:
-        DataDamaged: they are no record batch of this schema.
+        CorruptData: they are no record batch of this schema.
     """
     try:
         with pa.ipc.open_stream(data) as reader:
             if not reader.schema.equals(schema):
-                raise DataDamaged(f"expected columns {schema.names}, got {reader.schema.names}")
+                raise CorruptData(f"expected columns {schema.names}, got {reader.schema.names}")
             return reader.read_next_batch()
     except (pa.ArrowException, OSError, EOFError, StopIteration) as error:
-        raise DataDamaged(f"expected a record batch of {schema.names}: {error}") from error
+        raise CorruptData(f"expected a record batch of {schema.names}: {error}") from error
 
 
 def encode_index(headers: list[FrameHeader], entries: list[BlockEntry]) -> list[Any]:
@@ -176,7 +176,7 @@ def read_index(path: Path) -> Index:
     """Reads and checks the end of a merged segment; no block is looked at.
 
     Raises:
-        DataDamaged: trailer or index fail their checksums; without a place.
+        CorruptData: trailer or index fail their checksums; without a place.
         ConfigError: the file is of a format that this version does not know.
         OSError: the disk cannot read it, or there is no such file.
     """
@@ -190,21 +190,21 @@ def read_index(path: Path) -> Index:
     finally:
         os.close(descriptor)
     if offset + commits_bytes + blocks_bytes != place or checksum([data]) != crc:
-        raise DataDamaged("the checksum or the length of the index is wrong")
+        raise CorruptData("the checksum or the length of the index is wrong")
     commits = decode_batch(data[:commits_bytes], _COMMITS)
     blocks = _placed(decode_batch(data[commits_bytes:], _BLOCKS), first_sequence=first)
     if blocks[-1].next_commit != commits.num_rows or _end(blocks[-1]) != offset:
-        raise DataDamaged("the index does not describe the file that it stands in")
+        raise CorruptData("the index does not describe the file that it stands in")
     return Index(partition, first, commits, blocks, length)
 
 
 def _trailer(data: bytes) -> tuple[int, int, int, int, int, int]:
     covered, crc = data[: -_CRC.size], data[-_CRC.size :]
     if len(data) < TRAILER_BYTES or _CRC.pack(checksum([covered])) != crc:
-        raise DataDamaged("the checksum of the trailer is wrong")
+        raise CorruptData("the checksum of the trailer is wrong")
     magic, version, *numbers = _TRAILER.unpack_from(covered)
     if magic != MAGIC:
-        raise DataDamaged("expected the trailer of a merged segment, got another")
+        raise CorruptData("expected the trailer of a merged segment, got another")
     if version != FORMAT_VERSION:
         raise ConfigError(
             f"expected merged segments of format {FORMAT_VERSION}, got {version}; "
@@ -227,7 +227,7 @@ def _placed(rows: pa.RecordBatch, *, first_sequence: int) -> tuple[Block, ...]:
         blocks.append(block)
         commit, offset = block.next_commit, _end(block)
     if not blocks:
-        raise DataDamaged("expected at least one block, got none")
+        raise CorruptData("expected at least one block, got none")
     return tuple(blocks)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from galileo.errors import DataDamaged
+from galileo.errors import CorruptData
 from galileo.model.schema import Schema
 from galileo.model.times import TIME_MIN_US
 from galileo.storage.compacted_format import Block, Index, decode_batch, read_index
@@ -123,7 +123,7 @@ class CompactedSegment:
         """The paths of a commit, checked each time; reads a whole block.
 
         Raises:
-            DataDamaged: the block fails its checksum.
+            CorruptData: the block fails its checksum.
         """
         block = self._block_of(sequence)
         return self._slice(self._read_paths(block), block, sequence, counts=self._paths)
@@ -132,7 +132,7 @@ class CompactedSegment:
         """The observations of a commit; reads a whole block unless it was used lately.
 
         Raises:
-            DataDamaged: the block fails its checksum.
+            CorruptData: the block fails its checksum.
         """
         block = self._block_of(sequence)
         start = block.observations_offset
@@ -193,7 +193,7 @@ class CompactedSegment:
     def _decoded(self, data: bytes, schema: pa.Schema, offset: int) -> pa.RecordBatch:
         try:
             return decode_batch(data, schema)
-        except DataDamaged as error:
+        except CorruptData as error:
             raise corrupt_error(self.path, offset, reason=error.message) from error
 
 
@@ -201,11 +201,11 @@ def load_index(path: Path) -> Index:
     """The index of a merged segment of a partition.
 
     Raises:
-        DataDamaged: it fails its checksums; the error names the file.
+        CorruptData: it fails its checksums; the error names the file.
     """
     try:
         return read_index(path)
-    except DataDamaged as error:
+    except CorruptData as error:
         raise corrupt_error(path, path.stat().st_size, reason=error.message) from error
     except OSError as error:
         raise corrupt_error(path, 0, reason=f"the disk cannot read it: {error}") from error

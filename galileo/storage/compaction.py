@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from galileo.errors import ConfigError, DataDamaged, GalileoError
+from galileo.errors import ConfigError, CorruptData, GalileoError
 from galileo.model.schema import Schema
 from galileo.storage.compacted_format import BlockEntry, encode_batch, encode_index
 from galileo.storage.compacted_segment import UNFINISHED, compacted_name
@@ -129,7 +129,7 @@ def write_compacted(merge: Compaction, *, disk: Disk, pace: RateLimit) -> Path |
         The file, durable; None where `pace` ended it, and then nothing is left.
 
     Raises:
-        DataDamaged: of a source, or of what the disk stored.
+        CorruptData: of a source, or of what the disk stored.
         OSError: the disk refuses; nothing of the new file is left where it lets itself be removed.
     """
     first = merge.sources[0].first_sequence
@@ -209,8 +209,8 @@ def _frames(source: Segment, merge: Compaction) -> Iterator[_Frame]:
             try:
                 frame = _frame(file.fileno(), offset, merge)
                 if frame.header.sequence != sequence:
-                    raise DataDamaged(f"expected sequence {sequence}, got {frame.header.sequence}")
-            except DataDamaged as error:
+                    raise CorruptData(f"expected sequence {sequence}, got {frame.header.sequence}")
+            except CorruptData as error:
                 raise corrupt_error(source.path, offset, reason=error.message) from error
             yield frame
             offset += frame.header.frame_bytes
@@ -223,14 +223,14 @@ def _frame(descriptor: int, offset: int, merge: Compaction) -> _Frame:
     observations = data.slice(header.observations_offset, header.observations_bytes)
     checks = ((paths, header.paths_crc), (observations, header.observations_crc))
     if any(checksum([body]) != crc for body, crc in checks):
-        raise DataDamaged("the checksum of the paths or of the observations is wrong")
+        raise CorruptData("the checksum of the paths or of the observations is wrong")
     frame = _Frame(
         header,
         decode_body(paths, merge.schema.path_schema),
         decode_body(observations, merge.schema.observation_schema),
     )
     if (frame.paths.num_rows, frame.observations.num_rows) != (header.paths, header.rows):
-        raise DataDamaged(f"expected {header.rows} rows and {header.paths} paths, got others")
+        raise CorruptData(f"expected {header.rows} rows and {header.paths} paths, got others")
     return frame
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import google_crc32c
 import pyarrow as pa
 
-from galileo.errors import ConfigError, DataDamaged, InputError
+from galileo.errors import ConfigError, CorruptData, InputError
 
 MAGIC = b"\x89GLF\x0d\x0a\x1a\xa7"
 FORMAT_VERSION = 1
@@ -110,12 +110,12 @@ def decode_body(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     """The record batch of a body whose checksum was right; it shares the buffer's memory.
 
     Raises:
-        DataDamaged: the bytes are no record batch of this schema.
+        CorruptData: the bytes are no record batch of this schema.
     """
     try:
         return pa.ipc.read_record_batch(buffer, schema)
     except (pa.ArrowException, OSError, EOFError) as error:
-        raise DataDamaged(f"expected a record batch of {schema.names}: {error}") from error
+        raise CorruptData(f"expected a record batch of {schema.names}: {error}") from error
 
 
 def producer_name(producer: str) -> str:
@@ -153,17 +153,17 @@ def decode_header(data: bytes) -> FrameHeader:
     """The header at the start of `data`, of which `HEADER_BYTES_MAX` bytes are always enough.
 
     Raises:
-        DataDamaged: no whole header with a right checksum stands there.
+        CorruptData: no whole header with a right checksum stands there.
         ConfigError: one does, in a format that this version does not know.
     """
     if len(data) < HEADER_BYTES_MIN or data[: len(MAGIC)] != MAGIC:
-        raise DataDamaged(f"expected a frame header, got {len(data)} bytes that start with none")
+        raise CorruptData(f"expected a frame header, got {len(data)} bytes that start with none")
     _, version, size, *numbers, name_bytes = _FIELDS.unpack_from(data)
     if size % ALIGNMENT or not HEADER_BYTES_MIN <= size <= min(len(data), HEADER_BYTES_MAX):
-        raise DataDamaged(f"expected a whole frame header, got one that claims {size} bytes")
+        raise CorruptData(f"expected a whole frame header, got one that claims {size} bytes")
     covered, crc = data[: size - _CRC.size], data[size - _CRC.size : size]
     if _CRC.pack(checksum([covered])) != crc:
-        raise DataDamaged("the checksum of the frame header is wrong")
+        raise CorruptData("the checksum of the frame header is wrong")
     if version != FORMAT_VERSION:
         raise ConfigError(
             f"expected stored frames of format {FORMAT_VERSION}, got {version}; "
@@ -172,7 +172,7 @@ def decode_header(data: bytes) -> FrameHeader:
     try:
         name = covered[_FIELDS.size : _FIELDS.size + name_bytes].decode()
     except UnicodeDecodeError as error:
-        raise DataDamaged(f"expected a producer's name in UTF-8: {error}") from error
+        raise CorruptData(f"expected a producer's name in UTF-8: {error}") from error
     return _header_of(numbers, name)
 
 

@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from galileo.errors import DataDamaged, GalileoError, InputError, PartitionStopped
+from galileo.errors import CorruptData, GalileoError, InputError, PartitionReadOnly
 from galileo.model.schema import Schema
 from galileo.model.times import MICROS, TIME_MIN_US
 from galileo.storage import retention
@@ -120,8 +120,8 @@ class PartitionJournal:
             wall: seconds since 1970, for the informative time in each frame.
 
         Raises:
-            DataDamaged: a frame fails its checksum and is not the torn tail.
-            PartitionStopped: the disk refuses what recovery has to write.
+            CorruptData: a frame fails its checksum and is not the torn tail.
+            PartitionReadOnly: the disk refuses what recovery has to write.
             ConfigError: the files are of a format that this version does not know.
         """
         journal = cls(directory, schema=schema, partition=partition, options=options, wall=wall)
@@ -131,7 +131,7 @@ class PartitionJournal:
         except BaseException as error:
             journal.close()
             if isinstance(error, OSError):
-                raise PartitionStopped(
+                raise PartitionReadOnly(
                     f"the partition in {directory} cannot be opened: {error}. "
                     "Check the disk, then start again",
                     after_s=options.retry_after_s,
@@ -167,7 +167,7 @@ class PartitionJournal:
 
         Returns:
             For each commit its result, in order. Errors are results too: `BatchConflict`,
-            `InputError` for what can never be stored, `PartitionStopped` for everything new
+            `InputError` for what can never be stored, `PartitionReadOnly` for everything new
             while the disk refuses. A known (producer, batch) is answered in any state.
         """
         with self._writing:
@@ -177,7 +177,7 @@ class PartitionJournal:
                 return results
             try:
                 self._writer.write(group.buffers, size=group.size, sequence=group.first)
-            except PartitionStopped as error:
+            except PartitionReadOnly as error:
                 return [error if is_new(result, group) else result for result in results]
             self._publish(group)
             return results
@@ -190,9 +190,9 @@ class PartitionJournal:
             ranges: which rows, in the order wanted; None for all.
 
         Raises:
-            DataDamaged: the stored bytes fail their checksum.
+            CorruptData: the stored bytes fail their checksum.
             InputError: there is no such commit, or no such row in it.
-            DataDropped: retention has dropped it.
+            DataExpired: retention has dropped it.
         """
         batch = self._from_segment(sequence, lambda segment: segment.observations(sequence))
         table = pa.Table.from_batches([batch])
@@ -219,7 +219,7 @@ class PartitionJournal:
             Whether anything was merged.
 
         Raises:
-            DataDamaged: of a segment; it stays as it is.
+            CorruptData: of a segment; it stays as it is.
             OSError: the disk refuses; nothing has changed.
         """
         with self._merging:
@@ -252,7 +252,7 @@ class PartitionJournal:
         """Ends the segment that is written to, so that it can be dropped; nothing if it is empty.
 
         Raises:
-            PartitionStopped: the disk refuses.
+            PartitionReadOnly: the disk refuses.
         """
         with self._writing:
             if not self._is_over:
@@ -265,8 +265,8 @@ class PartitionJournal:
         crash on the way leaves either nothing or all of it dropped.
 
         Raises:
-            DataDamaged: the headers of a file cannot be read; nothing was dropped.
-            PartitionStopped: the disk refuses; nothing was dropped.
+            CorruptData: the headers of a file cannot be read; nothing was dropped.
+            PartitionReadOnly: the disk refuses; nothing was dropped.
             OSError: the disk keeps files that are dropped; the next start deletes them.
         """
         with self._merging:
@@ -295,7 +295,7 @@ class PartitionJournal:
         """Before its directory is deleted: from here on it has no commits, and takes none.
 
         Ends a merge that is under way. What was read before stays valid; reads that have begun
-        raise DataDropped.
+        raise DataExpired.
         """
         self._is_over = True
         with self._merging:
@@ -500,7 +500,7 @@ class PartitionJournal:
         segment = self._segment_of(sequence)
         try:
             return read(segment)
-        except DataDamaged:
+        except CorruptData:
             newer = self._segment_of(sequence)
             if newer is segment:
                 raise

@@ -9,7 +9,7 @@ import re
 import struct
 from pathlib import Path
 
-from galileo.errors import DataDamaged, InputError, PartitionStopped
+from galileo.errors import CorruptData, InputError, PartitionReadOnly
 from galileo.storage.disk import Disk, make_directory, write_all
 from galileo.storage.frame import checksum
 from galileo.storage.segment import corrupt_error
@@ -56,7 +56,7 @@ class MetadataFiles:
 
         Raises:
             InputError: the name or the size is not allowed.
-            PartitionStopped: the disk refuses; the record is the old or the new one, whole.
+            PartitionReadOnly: the disk refuses; the record is the old or the new one, whole.
         """
         path = self._path(name)
         if len(data) > RECORD_BYTES_MAX:
@@ -75,7 +75,7 @@ class MetadataFiles:
         """The data of a record, None where there is none.
 
         Raises:
-            DataDamaged: the file fails its checksum.
+            CorruptData: the file fails its checksum.
         """
         return load_record(self._path(name))
 
@@ -96,7 +96,7 @@ class MetadataFiles:
         """Deletes a record; nothing happens where there is none.
 
         Raises:
-            PartitionStopped: the disk refuses.
+            PartitionReadOnly: the disk refuses.
         """
         path = self._path(name)
         try:
@@ -128,7 +128,7 @@ class MetadataFiles:
         self._disk.sync_directory(self._directory)
 
 
-def is_full(error: PartitionStopped) -> bool:
+def is_full(error: PartitionReadOnly) -> bool:
     """Whether the disk may do later what it refused: it was full, or could only be read."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in _FULL
@@ -158,12 +158,12 @@ def _decode(path: Path, stored: bytes) -> bytes:
     return data
 
 
-def _corrupt_record(path: Path, reason: str) -> DataDamaged:
+def _corrupt_record(path: Path, reason: str) -> CorruptData:
     return corrupt_error(path, 0, reason=reason)
 
 
-def _not_saved(path: Path, error: OSError) -> PartitionStopped:
-    return PartitionStopped(
+def _not_saved(path: Path, error: OSError) -> PartitionReadOnly:
+    return PartitionReadOnly(
         f"the disk refused to change {path}: {error}. Check the disk and its free space, "
         "then repeat the request"
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from galileo.errors import DataDamaged
+from galileo.errors import CorruptData
 from galileo.storage.disk import Disk
 from galileo.storage.metadata_files import MetadataFiles, record_name
 from galileo.storage.segment import corrupt_error
@@ -45,7 +45,7 @@ class MetadataLog:
     """The batches of one directory. One thread at a time may use it.
 
     Raises:
-        DataDamaged: a batch fails its checksum.
+        CorruptData: a batch fails its checksum.
     """
 
     def __init__(self, directory: Path, disk: Disk, *, batches_max: int = BATCHES_MAX) -> None:
@@ -77,7 +77,7 @@ class MetadataLog:
 
         Raises:
             InputError: a name is not allowed.
-            PartitionStopped: the disk refuses; some of the values may be stored.
+            PartitionReadOnly: the disk refuses; some of the values may be stored.
         """
         for name in values:
             record_name(name)
@@ -163,7 +163,7 @@ class MetadataLog:
             raise self._unexpected_file(name, "it is not named by a number")
         return int(name)
 
-    def _unexpected_file(self, name: str, reason: str) -> DataDamaged:
+    def _unexpected_file(self, name: str, reason: str) -> CorruptData:
         return corrupt_error(self._path / f"{name}.record", 0, reason=reason)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.errors import DataDamaged
+from galileo.errors import CorruptData
 from galileo.storage.frame import (
     ALIGNMENT,
     HEADER_BYTES_MAX,
@@ -124,7 +124,7 @@ def scan(plan: SegmentScan) -> Iterator[ScannedFrame]:
     Reads headers and paths, and the observations of the last segment only.
 
     Raises:
-        DataDamaged: a frame fails its checksums, or is not the one that belongs there.
+        CorruptData: a frame fails its checksums, or is not the one that belongs there.
         ConfigError: a frame is of a format that this version does not know.
     """
     with SequentialReader(plan.path, window_bytes=WINDOW_BYTES) as window:
@@ -146,7 +146,7 @@ def _frame(
 ) -> ScannedFrame | _Invalid:
     try:
         header = decode_header(window.bytes_at(offset, HEADER_BYTES_MAX))
-    except DataDamaged as flaw:
+    except CorruptData as flaw:
         return _Invalid(flaw.message, None)
     if (header.partition, header.sequence) != (plan.partition, sequence):
         reason = (
@@ -156,7 +156,7 @@ def _frame(
         return _Invalid(reason, header, can_be_torn=False)
     try:
         return ScannedFrame(header, _paths(window, offset, plan=plan, header=header))
-    except DataDamaged as flaw:
+    except CorruptData as flaw:
         return _Invalid(flaw.message, header)
 
 
@@ -167,17 +167,17 @@ def _paths(
     start, size = offset + header.header_bytes, window.size - offset
     bodies = header.paths_bytes + header.observations_bytes
     if offset + size < start + bodies:
-        raise DataDamaged(f"expected a frame of {header.frame_bytes} bytes, the file has {size}")
+        raise CorruptData(f"expected a frame of {header.frame_bytes} bytes, the file has {size}")
     data = window.all_bytes_at(start, header.paths_bytes)
     if checksum([data]) != header.paths_crc:
-        raise DataDamaged("the checksum of the paths is wrong")
+        raise CorruptData("the checksum of the paths is wrong")
     if plan.last:
         found = window.checksum(start + header.paths_bytes, header.observations_bytes)
         if found != header.observations_crc:
-            raise DataDamaged("the checksum of the observations is wrong")
+            raise CorruptData("the checksum of the observations is wrong")
     paths = decode_body(pa.py_buffer(data), plan.path_schema)
     if paths.num_rows != header.paths:
-        raise DataDamaged(f"expected {header.paths} paths, got {paths.num_rows}")
+        raise CorruptData(f"expected {header.paths} paths, got {paths.num_rows}")
     return paths
 
 
@@ -215,7 +215,7 @@ def _plausible(data: mmap.mmap, place: int, *, sequence: int, frames: int) -> Fr
     """The header at `place`, if it is whole and its sequence fits that many bytes in between."""
     try:
         header = decode_header(data[place : place + HEADER_BYTES_MAX])
-    except DataDamaged:
+    except CorruptData:
         return None
     return header if sequence < header.sequence <= sequence + frames + 1 else None
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from galileo.errors import DataDamaged
+from galileo.errors import CorruptData
 from galileo.storage.compacted_segment import compacted_segment_paths
 from galileo.storage.disk import Disk, make_directory, read_at, write_all
 from galileo.storage.frame import checksum
@@ -34,7 +34,7 @@ def file_checksum(path: Path, *, size: int) -> int:
     """CRC-32C of the first `size` bytes.
 
     Raises:
-        DataDamaged: the file is shorter.
+        CorruptData: the file is shorter.
         OSError: the disk refuses.
     """
     found, offset = 0, 0
@@ -43,7 +43,7 @@ def file_checksum(path: Path, *, size: int) -> int:
         while offset < size:
             piece = read_at(descriptor, min(READ_BYTES, size - offset), offset=offset)
             if not piece:
-                raise DataDamaged(f"expected {size} bytes in {path}, got {offset}")
+                raise CorruptData(f"expected {size} bytes in {path}, got {offset}")
             found, offset = checksum([piece], found), offset + len(piece)
     finally:
         os.close(descriptor)
@@ -129,7 +129,7 @@ class PartitionCopy:
         """CRC-32C of a file as it is on this disk.
 
         Raises:
-            DataDamaged: it is shorter.
+            CorruptData: it is shorter.
         """
         return file_checksum(self._directory / name, size=size)
 
@@ -137,12 +137,12 @@ class PartitionCopy:
         """Checks every byte against the checksums in the file.
 
         Raises:
-            DataDamaged: one fails.
+            CorruptData: one fails.
         """
         found = check_file(self._directory / name, self._partition, last=is_last)
         if found.flaws or found.torn_bytes:
             reasons = [flaw.reason for flaw in found.flaws[:3]] or ["its end is torn"]
-            raise DataDamaged(
+            raise CorruptData(
                 f"expected a whole file {name} of partition {self._partition}, but "
                 f"{'; '.join(reasons)}; it was damaged before it was copied: check the disk that "
                 "it comes from with galileo verify"

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from galileo.errors import ConfigError, DataDamaged, DataDropped, GalileoError
+from galileo.errors import ConfigError, CorruptData, DataExpired, GalileoError
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
 from galileo.storage.commit_validation import one_batch
@@ -192,7 +192,7 @@ class LogStart:
         """The inverse of `to_bytes`.
 
         Raises:
-            DataDamaged: these are other bytes.
+            CorruptData: these are other bytes.
             ConfigError: they are of a format that this version does not know.
         """
         try:
@@ -201,7 +201,7 @@ class LogStart:
             stamp = table.schema.metadata
             version, until = int(stamp[b"format"]), int(stamp[b"until"])
         except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
-            raise DataDamaged(f"expected the mark of dropped commits: {error}") from error
+            raise CorruptData(f"expected the mark of dropped commits: {error}") from error
         if version != FORMAT_VERSION:
             raise ConfigError(
                 f"expected marks of dropped commits of format {FORMAT_VERSION}, got {version}; "
@@ -226,13 +226,13 @@ def load_log_start(directory: Path) -> LogStart:
     """The mark of a partition.
 
     Raises:
-        DataDamaged: its file is not what was written.
+        CorruptData: its file is not what was written.
     """
     path = log_start_path(directory)
     data = load_record(path)
     try:
         return NOTHING_TRUNCATED if data is None else LogStart.from_bytes(data)
-    except DataDamaged as error:
+    except CorruptData as error:
         raise corrupt_error(path, 0, reason=error.message) from error
 
 
@@ -245,8 +245,8 @@ def advance_log_start(
         The mark as it is now, and what it passed.
 
     Raises:
-        DataDamaged: a header of a file is not what was written.
-        PartitionStopped: the disk refuses; the mark is where it was.
+        CorruptData: a header of a file is not what was written.
+        PartitionReadOnly: the disk refuses; the mark is where it was.
     """
     news = _batches(files)
     moved = mark.advance(files[-1].next_sequence - 1, news)
@@ -260,7 +260,7 @@ def recover_log_start(directory: Path, *, disk: Disk) -> LogStart:
     """The mark of a partition, after deleting what an earlier process has left under it.
 
     Raises:
-        DataDamaged: the record is damaged, or the file behind the mark is missing; nothing was
+        CorruptData: the record is damaged, or the file behind the mark is missing; nothing was
             deleted.
         OSError: the disk refuses.
     """
@@ -343,9 +343,9 @@ def droppable(
     return found
 
 
-def dropped_error(partition: int, sequence: int, *, until: int) -> DataDropped:
+def dropped_error(partition: int, sequence: int, *, until: int) -> DataExpired:
     """The error for a commit that is under the mark."""
-    return DataDropped(
+    return DataExpired(
         f"commit {sequence} was dropped by the dataset's retention, as were all up to {until} of "
         f"partition {partition}; only later ones can be read",
         partitions=[partition],

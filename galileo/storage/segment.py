@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from galileo.errors import DataDamaged
+from galileo.errors import CorruptData
 from galileo.model.schema import Schema
 from galileo.model.times import TIME_MIN_US
 from galileo.storage.disk import read_at
@@ -40,9 +40,9 @@ def segment_paths(directory: Path) -> list[Path]:
     return sorted(path for path in found if path.stem.isdigit() and len(path.stem) == 20)
 
 
-def corrupt_error(path: Path, offset: int, *, reason: str) -> DataDamaged:
+def corrupt_error(path: Path, offset: int, *, reason: str) -> CorruptData:
     """The error for stored bytes that cannot be trusted; says where they are and what to do."""
-    return DataDamaged(
+    return CorruptData(
         f"{path} is damaged at byte {offset}: {reason}. Nothing was changed. Check the disk; "
         "restore this file from a copy, or, where the loss of its commits is acceptable, move "
         "the directory that holds it away and start again",
@@ -100,13 +100,13 @@ class Segment:
 
     def header(self, sequence: int) -> FrameHeader:
         """Raises:
-        DataDamaged: the header on disk is not the one that was written.
+        CorruptData: the header on disk is not the one that was written.
         """
         offset = self._offset(sequence)
         size = min(HEADER_BYTES_MAX, self.length - offset)
         try:
             header = decode_header(self._view(offset, size).to_pybytes())
-        except DataDamaged as error:
+        except CorruptData as error:
             raise corrupt_error(self.path, offset, reason=error.message) from error
         if header.sequence != sequence or offset + header.frame_bytes > self.length:
             reason = f"expected the frame of sequence {sequence}, got that of {header.sequence}"
@@ -126,7 +126,7 @@ class Segment:
         """The observations of a commit, in the file's memory map.
 
         Raises:
-            DataDamaged: at the first read of this frame, if its checksum is wrong.
+            CorruptData: at the first read of this frame, if its checksum is wrong.
         """
         decoded = self._maps.cached(sequence)
         if decoded is not None:

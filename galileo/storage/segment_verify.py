@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from galileo.errors import ConfigError, DataDamaged
+from galileo.errors import ConfigError, CorruptData
 from galileo.storage.compacted_format import Block, read_index
 from galileo.storage.fast_verify import skip_valid_frames
 from galileo.storage.frame import (
@@ -121,7 +121,7 @@ def check_compacted(
         index = read_index(path)
     except FileNotFoundError:
         raise
-    except (DataDamaged, OSError) as error:
+    except (CorruptData, OSError) as error:
         found.flaws.append(Corruption(found.size, None, f"no index: {error}"))
         return found
     found.next_sequence = index.first_sequence + index.commits.num_rows
@@ -215,7 +215,7 @@ def _header(walk: _VerifyCursor) -> tuple[FrameHeader | None, str]:
     """The header at the walk's offset if it is the one that belongs there, or what is wrong."""
     try:
         header = decode_header(walk.window.bytes_at(walk.offset, HEADER_BYTES_MAX))
-    except DataDamaged as error:
+    except CorruptData as error:
         return None, error.message
     except OSError as error:
         return None, f"the disk cannot read it: {error}"
@@ -267,7 +267,7 @@ def _is_misplaced(walk: _VerifyCursor) -> bool:
     """Whether a whole header stands at the offset, though not the one that belongs there."""
     try:
         decode_header(walk.window.bytes_at(walk.offset, HEADER_BYTES_MAX))
-    except (DataDamaged, OSError):
+    except (CorruptData, OSError):
         return False
     return True
 
@@ -309,5 +309,5 @@ def _headers_after(walk: _VerifyCursor) -> Iterator[tuple[int, FrameHeader]]:
 def _decoded(data: bytes) -> FrameHeader | None:
     try:
         return decode_header(data)
-    except (DataDamaged, ConfigError):
+    except (CorruptData, ConfigError):
         return None

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from galileo.errors import (
-    Bug,
     ConfigError,
     DatasetExists,
     InputError,
+    InternalError,
     UnknownDataset,
 )
 from galileo.model.schema import Schema, dropped_dataset, is_dropped, name_of_key
@@ -97,7 +97,7 @@ class Store:
 
         Raises:
             ConfigError: another process uses the directory, or it cannot be used.
-            DataDamaged: a stored schema or the epoch fails its checksum, or is missing.
+            CorruptData: a stored schema or the epoch fails its checksum, or is missing.
         """
         store = cls(directory.absolute(), options or JournalOptions(), wall=wall)
         try:
@@ -117,11 +117,11 @@ class Store:
             wanted: tells which partitions are this node's; others stay closed. None: all are.
 
         Raises:
-            DataDamaged, PartitionStopped, ConfigError: as `PartitionJournal.open`.
+            CorruptData, PartitionReadOnly, ConfigError: as `PartitionJournal.open`.
         """
         with self._changing:
             if self._recovered:
-                raise Bug("expected one call of Store.recover, got a second one")
+                raise InternalError("expected one call of Store.recover, got a second one")
             self.delete_dropped()
             self._delete_removed()
             for dataset, partition in self._partitions_on_disk():
@@ -155,11 +155,11 @@ class Store:
 
         Raises:
             DatasetExists: there is one of this name with another schema.
-            PartitionStopped: the disk refuses.
+            PartitionReadOnly: the disk refuses.
         """
         with self._changing:
             if self.is_dropped(schema.key):
-                raise Bug(f"expected a dataset that was not dropped, got {schema.key!r}")
+                raise InternalError(f"expected a dataset that was not dropped, got {schema.key!r}")
             present = self._schemas.get(schema.key)
             if present is not None and present != schema:
                 raise DatasetExists(
@@ -194,7 +194,7 @@ class Store:
             The keys of those that were here.
 
         Raises:
-            PartitionStopped: the disk refuses; nothing was dropped.
+            PartitionReadOnly: the disk refuses; nothing was dropped.
         """
         with self._changing:
             if generations <= self._generations.get(name, 0):
@@ -211,7 +211,7 @@ class Store:
         """Deletes the files of datasets that were dropped, in a thread; their journals are over.
 
         Raises:
-            OSError, PartitionStopped: the disk refuses; the next call, or start, goes on.
+            OSError, PartitionReadOnly: the disk refuses; the next call, or start, goes on.
         """
         with self._deleting:
             with self._changing:
@@ -239,14 +239,14 @@ class Store:
 
         Raises:
             UnknownDataset: there is no such dataset on this node.
-            PartitionStopped: the disk refuses to create it.
+            PartitionReadOnly: the disk refuses to create it.
         """
         found = self._journals.get((dataset, partition))
         if found is not None:
             return found
         with self._changing:
             if not self._recovered:
-                raise Bug("expected Store.recover before the first use of a journal")
+                raise InternalError("expected Store.recover before the first use of a journal")
             found = self._journals.get((dataset, partition))
             return found or self._open_journal(dataset, partition, _nothing_to_replay)
 
@@ -277,12 +277,12 @@ class Store:
         It may take long, and everything else of the store goes on meanwhile.
 
         Raises:
-            Bug: it is open already.
-            DataDamaged, PartitionStopped, ConfigError: as `PartitionJournal.open`.
+            InternalError: it is open already.
+            CorruptData, PartitionReadOnly, ConfigError: as `PartitionJournal.open`.
         """
         with self._changing:
             if (dataset, partition) in self._journals:
-                raise Bug(f"expected partition {partition} of {dataset!r} to be closed")
+                raise InternalError(f"expected partition {partition} of {dataset!r} to be closed")
         journal = self._opened(dataset, partition, replay)
         with self._changing:
             self._journals[dataset, partition] = journal
@@ -468,7 +468,7 @@ def _directories(root: Path) -> list[Path]:
 
 
 def _nothing_to_replay(dataset: str, partition: int, replayed: Replayed) -> None:
-    raise Bug(
+    raise InternalError(
         f"expected an empty journal for partition {partition} of {dataset!r}, got sequence "
         f"{replayed.first_sequence}: it appeared on disk after Store.recover"
     )

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from galileo.errors import DataDamaged, Unavailable
+from galileo.errors import CorruptData, Unavailable
 from galileo.storage.compacted_segment import SUFFIX as MERGED
 from galileo.storage.metadata_files import load_record, record_paths
 from galileo.storage.partition_files import (
@@ -174,7 +174,7 @@ def _dropped(partition: Partition) -> int:
     """Up to which commit the log is dropped; damage of the record itself is told as such."""
     try:
         return load_log_start(partition.directory).until
-    except DataDamaged:
+    except CorruptData:
         return 0
 
 
@@ -215,6 +215,6 @@ def _check_records(directory: Path) -> tuple[list[Damage], int, int]:
         try:
             size += len(load_record(path) or b"")
             files += 1
-        except DataDamaged as error:
+        except CorruptData as error:
             damages.append(Damage(str(path), 0, None, None, None, error.message))
     return damages, files, size

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from galileo.errors import ConfigError, PartitionStopped
+from galileo.errors import ConfigError, PartitionReadOnly
 from galileo.histogram import DISK_BOUNDS_S, Timings
 from galileo.storage.disk import REAL_DISK, Disk, write_all
 from galileo.storage.frame import Buffer
@@ -104,7 +104,7 @@ class SegmentWriter:
         if self._undo():
             self._sync(self._descriptor)
 
-    def refusal(self) -> PartitionStopped | None:
+    def refusal(self) -> PartitionReadOnly | None:
         """Why nothing can be written now, None if a write may be tried."""
         if self.stopped is None or self._may_retry():
             return None
@@ -119,7 +119,7 @@ class SegmentWriter:
             sequence: of the group's first frame; names a new segment.
 
         Raises:
-            PartitionStopped: the group is not committed, and never will be.
+            PartitionReadOnly: the group is not committed, and never will be.
         """
         refusal = self.refusal()
         if refusal is not None:
@@ -143,7 +143,7 @@ class SegmentWriter:
             sequence: of the next group; names the new segment.
 
         Raises:
-            PartitionStopped: the disk refuses; where nothing was lost the old one goes on.
+            PartitionReadOnly: the disk refuses; where nothing was lost the old one goes on.
         """
         refusal = self.refusal()
         if refusal is not None:
@@ -198,7 +198,7 @@ class SegmentWriter:
     def _may_retry(self) -> bool:
         return self._retry_at is not None and self._options.monotonic() >= self._retry_at
 
-    def _stop_after_write(self, error: OSError) -> PartitionStopped:
+    def _stop_after_write(self, error: OSError) -> PartitionReadOnly:
         """Pauses where the failed write could be undone, else stops."""
         try:
             self._undo()
@@ -208,7 +208,7 @@ class SegmentWriter:
         self.stopped = f"writing failed: {error}. Make room on the disk; it is tried again"
         return self._refusal(self.stopped)
 
-    def _stop_after_sync(self, error: OSError) -> PartitionStopped:
+    def _stop_after_sync(self, error: OSError) -> PartitionReadOnly:
         """Stops for good; tries to keep what was refused from turning up after a restart."""
         with contextlib.suppress(OSError):
             self._undo()
@@ -216,14 +216,14 @@ class SegmentWriter:
 
     def stop(
         self, reason: str, *, advice: str = "Check the disk, then restart the node"
-    ) -> PartitionStopped:
+    ) -> PartitionReadOnly:
         """Stops for good; what refuses writes from now on."""
         self._retry_at = None
         self.stopped = f"{reason}. {advice}"
         return self._refusal(self.stopped)
 
-    def _refusal(self, reason: str) -> PartitionStopped:
-        return PartitionStopped(
+    def _refusal(self, reason: str) -> PartitionReadOnly:
+        return PartitionReadOnly(
             f"the partition in {self._directory} takes no writes: {reason}. "
             "Nothing of this commit was stored; reads go on",
             after_s=self._options.retry_after_s,

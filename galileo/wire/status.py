@@ -39,14 +39,14 @@ CODES: dict[str, Code] = {
     errors.NotPermitted.kind: Code.PERMISSION_DENIED,
     errors.Unauthenticated.kind: Code.UNAUTHENTICATED,
     errors.QuotaExceeded.kind: Code.RESOURCE_EXHAUSTED,
-    errors.AskElsewhere.kind: Code.FAILED_PRECONDITION,
-    errors.TryAgain.kind: Code.UNAVAILABLE,
+    errors.NotOwner.kind: Code.FAILED_PRECONDITION,
+    errors.TransientError.kind: Code.UNAVAILABLE,
     errors.Overloaded.kind: Code.RESOURCE_EXHAUSTED,
     errors.DeadlineExceeded.kind: Code.DEADLINE_EXCEEDED,
-    errors.Gone.kind: Code.FAILED_PRECONDITION,
+    errors.TerminalError.kind: Code.FAILED_PRECONDITION,
     errors.Cancelled.kind: Code.CANCELLED,
-    errors.Bug.kind: Code.INTERNAL,
-    errors.DataDamaged.kind: Code.DATA_LOSS,
+    errors.InternalError.kind: Code.INTERNAL,
+    errors.CorruptData.kind: Code.DATA_LOSS,
 }
 
 # What a bare status means: it came from gRPC itself, not from our code.
@@ -90,7 +90,7 @@ def pushback_of(error: errors.GalileoError) -> tuple[tuple[str, str], ...]:
     if isinstance(error, errors.QuotaExceeded):
         return ((PUSHBACK_KEY, "-1"),)
     after_s = error.details.get("after_s")
-    if not isinstance(error, errors.TryAgain) or after_s is None:
+    if not isinstance(error, errors.TransientError) or after_s is None:
         return ()
     return ((PUSHBACK_KEY, str(round(1e3 * float(after_s)))),)
 
@@ -138,7 +138,7 @@ def error_of_rpc(error: grpc.RpcError, *, asked: str) -> errors.GalileoError:
         return carried
     code = error.code()
     details = error.details() or code.name
-    cls = _BARE.get(code, errors.Bug)
+    cls = _BARE.get(code, errors.InternalError)
     if code is Code.RESOURCE_EXHAUSTED and "larger than max" in details:
         cls = errors.MessageTooLarge
     if code is Code.INTERNAL and details == SENDING_FAILED:

@@ -15,7 +15,7 @@ from faults.standing_world import World, standing, wait_for_updates
 from galileo.client import Client
 from galileo.dht import placement
 from galileo.dht.topology import Topology
-from galileo.errors import GalileoError, TryAgain
+from galileo.errors import GalileoError, TransientError
 from galileo.local_node import LocalNode
 
 DELAY_S = (0.0, 0.5)
@@ -106,7 +106,7 @@ def _move(trial: Trial, mover: Client, partition: int, to: str) -> None:
             if switched:
                 trial.note_longest("longest switch, ms", time.monotonic() - switched)
             return
-        except TryAgain:
+        except TransientError:
             trial.counts["moves begun again"] += 1
         except GalileoError as error:
             trial.expect(False, f"moving partition {partition} to {to}: {error!r}")

@@ -96,8 +96,8 @@ def sync_error(trial: Trial) -> None:
             trial.counts["refused"] += len(refused)
             trial.expect(bool(refused), f"EIO at fdatasync {number} and later refused nothing")
             trial.expect(
-                {error.kind for error in refused} <= {"partition_stopped"},
-                f"expected partition_stopped, got {refused[:3]}",
+                {error.kind for error in refused} <= {"partition_read_only"},
+                f"expected partition_read_only, got {refused[:3]}",
             )
             stopped = client.status().nodes[0].stopped
             trial.counts["stopped partitions"] += len(stopped)

@@ -182,7 +182,7 @@ def _expect_no_answer(trial: Trial, cluster: LocalCluster, *, kind: str) -> None
         client.read(client.query("numbered"))
     except GalileoError as error:
         trial.counts["refused reads"] += 1
-        trial.expect(error.kind == "data_damaged", f"expected data_damaged, got {error}")
+        trial.expect(error.kind == "corrupt_data", f"expected corrupt_data, got {error}")
     else:
         trial.expect(kind == "last", f"a node served all of a damaged {kind} file")
 

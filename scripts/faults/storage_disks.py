@@ -15,7 +15,7 @@ from fault_injection.requirements import LOOP_DISK, MEMORY_DISK
 from faults.registry import Scenario, Trial
 from faults.storage_kills import judge_at_rest, producing, wait_acknowledged
 from galileo.client import Client
-from galileo.errors import GalileoError, PartitionStopped
+from galileo.errors import GalileoError, PartitionReadOnly
 
 DISK_BYTES = 3 << 20
 BALLAST_BYTES = 2 << 20
@@ -60,8 +60,8 @@ def _judge_refusal(
     trial: Trial, client: Client, refused: GalileoError | None, *, words: str
 ) -> None:
     trial.counts["refused"] += refused is not None
-    clear = isinstance(refused, PartitionStopped) and words in refused.message
-    trial.expect(clear, f"expected partition_stopped with {words!r}, got {refused!r}")
+    clear = isinstance(refused, PartitionReadOnly) and words in refused.message
+    trial.expect(clear, f"expected partition_read_only with {words!r}, got {refused!r}")
     stopped = client.status().nodes[0].stopped
     trial.counts["stopped partitions"] += len(stopped)
     trial.expect(any(words in why for why in stopped), f"status says {stopped}")

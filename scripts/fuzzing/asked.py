@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from fuzzing.targets import Target
 from fuzzing.values import text_of
-from galileo.errors import Bug, InputError
+from galileo.errors import InputError, InternalError
 from galileo.geo import cover, geohash, regions
 from galileo.labels import level_texts, level_value, parse_label
 from galileo.rdf.protocol import (
@@ -198,7 +198,7 @@ def _http(data: bytes) -> None:
     except Refused as refusal:
         raise InputError(refusal.text) from None
     if not isinstance(wanted, QueryRequest | DescriptionRequest):
-        raise Bug(f"understood {wanted!r}")
+        raise InternalError(f"understood {wanted!r}")
 
 
 def _https() -> Iterator[bytes]:

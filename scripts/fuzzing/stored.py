@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from fuzzing.files import scratch
 from fuzzing.targets import Target
-from galileo.errors import DataDamaged
+from galileo.errors import CorruptData
 from galileo.model import paths as model_paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
@@ -109,7 +109,7 @@ def _record_batches() -> Iterator[bytes]:
     batches.save({"a": b"one", "b.c": b"", "d": b"\0" * 20})
     found = MetadataFiles(directory, _NO_WAIT).load(f"{1:016d}")
     if found is None:
-        raise DataDamaged("expected the batch that was written")
+        raise CorruptData("expected the batch that was written")
     yield found
 
 

@@ -1,7 +1,7 @@
 """What is fuzzed: functions from bytes of strangers to values, and what must hold of them.
 
-A target takes any bytes. It may refuse them, by raising a `GalileoError` that is not a `Bug`; any
-other exception, a crash, an endless loop and unbounded memory are findings. What it accepts it
+A target takes any bytes. It may reject them by a `GalileoError` that is not an `InternalError`;
+any other exception, a crash, an endless loop and unbounded memory are findings. What it accepts it
 checks as far as it can, with `assert`, so that silent acceptance of nonsense is a finding too.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from galileo.errors import Bug, DataDamaged, GalileoError
+from galileo.errors import CorruptData, GalileoError, InternalError
 
 SLOW_S = 10
 """One input that takes longer is a finding."""
@@ -55,7 +55,7 @@ def refused(target: Target, data: bytes) -> bool:
     try:
         target.run(data)
     except GalileoError as error:
-        if isinstance(error, Bug) and not isinstance(error, DataDamaged):
+        if isinstance(error, InternalError) and not isinstance(error, CorruptData):
             raise
         return True
     return False

@@ -18,7 +18,7 @@ from galileo.ccq.cache import CacheUsage, LabelCache, Selection
 from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
 from galileo.cursor import ORIGIN, Cursor
-from galileo.errors import DataDamaged
+from galileo.errors import CorruptData
 
 STEPS = (
     *("append", "append", "append", "spill", "spill", "written", "refused", "unload"),
@@ -203,9 +203,9 @@ def test_damaged_bytes_are_never_taken_for_packs(at: int) -> None:
     assert labels is not None
     data = bytearray(to_bytes(labels, compressed=False))
     data[at] ^= 4
-    with pytest.raises(DataDamaged, match="damaged"):
+    with pytest.raises(CorruptData, match="damaged"):
         from_bytes(bytes(data), SCHEMA)
-    with pytest.raises(DataDamaged):
+    with pytest.raises(CorruptData):
         from_bytes(b"", SCHEMA)
 
 
@@ -224,7 +224,7 @@ def test_a_right_checksum_makes_no_wrong_numbers_right(at: int, number: int) -> 
     assert labels is not None
     data = bytearray(to_bytes(labels, compressed=False)[:-4])
     struct.pack_into("<q", data, 10 + at, number)
-    with pytest.raises(DataDamaged, match="share"):
+    with pytest.raises(CorruptData, match="share"):
         from_bytes(bytes(data) + struct.pack("<I", google_crc32c.value(bytes(data))), SCHEMA)
 
 
@@ -234,5 +234,5 @@ def test_a_pack_of_other_labels_than_its_commits_is_damage() -> None:
     assert labels is not None
     assert other is not None
     pack = replace(labels.packs[0], data=other.packs[0].data)
-    with pytest.raises(DataDamaged, match="expected 20 labels in a pack, got 21"):
+    with pytest.raises(CorruptData, match="expected 20 labels in a pack, got 21"):
         pack.table(SCHEMA.label_schema)

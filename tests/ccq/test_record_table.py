@@ -8,7 +8,7 @@ from galileo.ccq.model import Ccq, Failure, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.record_table import RecordTable
 from galileo.cursor import Cursor
-from galileo.errors import Bug, CcqExpired, InvalidToken, Unavailable
+from galileo.errors import CcqExpired, InternalError, InvalidToken, Unavailable
 
 OPTIONS = ContinuousOptions(ordinal=0, groups=(("a", "b"),))
 WALL = 1000.0
@@ -135,7 +135,7 @@ def test_failures_become_errors(kind, cls):
     error = Failure(kind, "why", (("after_s", 0.5),)).to_error()
     assert type(error) is cls
     assert error.details == {"after_s": 0.5}
-    assert type(Failure("no such kind", "why").to_error()) is Bug
+    assert type(Failure("no such kind", "why").to_error()) is InternalError
 
 
 def test_what_different_clients_acknowledge_is_joined():

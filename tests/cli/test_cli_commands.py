@@ -523,10 +523,10 @@ def test_a_wrong_global_option_ends_with_2(words: list[str]) -> None:
     ("branch", "status"),
     [
         (errors.InputError, 2),
-        (errors.TryAgain, 3),
-        (errors.Gone, 4),
-        (errors.Bug, 70),
-        (errors.AskElsewhere, 1),
+        (errors.TransientError, 3),
+        (errors.TerminalError, 4),
+        (errors.InternalError, 70),
+        (errors.NotOwner, 1),
     ],
 )
 def test_each_branch_of_errors_has_its_exit_status(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.client.backoff import PAUSE_MAX_S, PAUSE_MIN_S, PAUSE_S, SPREAD, Backoff, BackoffClock
-from galileo.errors import Overloaded, TryAgain, Unavailable
+from galileo.errors import Overloaded, TransientError, Unavailable
 
 
 class Clock:
@@ -31,7 +31,9 @@ def timing(clock: Clock, chance: float = 0.5) -> BackoffClock:
     return BackoffClock(clock.monotonic, clock.sleep, lambda: chance)
 
 
-async def tried(clock: Clock, error: TryAgain, *, patience_s: float, chance: float = 0.5) -> None:
+async def tried(
+    clock: Clock, error: TransientError, *, patience_s: float, chance: float = 0.5
+) -> None:
     """Fails with the same error again and again, until that is no longer waited for."""
     pauses = Backoff(timing(clock, chance), patience_s=patience_s)
     with pytest.raises(type(error)) as raised:
@@ -39,7 +41,7 @@ async def tried(clock: Clock, error: TryAgain, *, patience_s: float, chance: flo
     assert raised.value is error
 
 
-async def for_ever(pauses: Backoff, error: TryAgain) -> None:
+async def for_ever(pauses: Backoff, error: TransientError) -> None:
     while True:
         await pauses.after(error)
 

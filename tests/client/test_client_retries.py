@@ -28,7 +28,7 @@ TABLE = pa.table(
     {"latitude": [1.0], "longitude": [2.0], "time": ["2014-03-01T00:00:00Z"], "x": [3.0]}
 )
 KINDS = [kind for kind, cls in errors.by_kind().items() if cls is not errors.GalileoError]
-RETRIED = {kind for kind in KINDS if issubclass(errors.by_kind()[kind], errors.TryAgain)}
+RETRIED = {kind for kind in KINDS if issubclass(errors.by_kind()[kind], errors.TransientError)}
 BARE = {
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
@@ -37,10 +37,10 @@ BARE = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InputError,
     grpc.StatusCode.UNAUTHENTICATED: errors.NotPermitted,
     grpc.StatusCode.PERMISSION_DENIED: errors.NotPermitted,
-    grpc.StatusCode.UNKNOWN: errors.Bug,
-    grpc.StatusCode.INTERNAL: errors.Bug,
-    grpc.StatusCode.UNIMPLEMENTED: errors.Bug,
-    grpc.StatusCode.DATA_LOSS: errors.Bug,
+    grpc.StatusCode.UNKNOWN: errors.InternalError,
+    grpc.StatusCode.INTERNAL: errors.InternalError,
+    grpc.StatusCode.UNIMPLEMENTED: errors.InternalError,
+    grpc.StatusCode.DATA_LOSS: errors.InternalError,
 }
 """What gRPC itself answers, without a word of ours, and what that is taken for."""
 
@@ -179,7 +179,7 @@ async def test_what_grpc_says_by_itself_is_judged_the_same(
     for code, cls in BARE.items():
         node[0].begin(abort_bare(code))
         got, asked = await outcome(node, CALLS[name])
-        if issubclass(cls, errors.TryAgain):
+        if issubclass(cls, errors.TransientError):
             assert (got, asked) == (errors.UnsupportedQuery, FAILURES + 1), code
         else:
             assert (got, asked) == (cls, 1), code
@@ -187,11 +187,11 @@ async def test_what_grpc_says_by_itself_is_judged_the_same(
 
 def test_the_kinds_that_are_tried_again_are_these() -> None:
     assert {
-        "try_again",
+        "transient",
         "unavailable",
         "overloaded",
         "deadline_exceeded",
-        "partition_stopped",
+        "partition_read_only",
     } <= RETRIED
     assert len(RETRIED) < len(KINDS) / 3
 

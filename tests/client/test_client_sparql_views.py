@@ -20,7 +20,7 @@ from galileo import rdf
 from galileo.client import Labels, Spool, Update
 from galileo.client.sparql_views import SparqlView, open_view
 from galileo.cursor import Stretch
-from galileo.errors import CcqCancelled, InputError, TryAgain
+from galileo.errors import CcqCancelled, InputError, TransientError
 from galileo.labels import LabelSet
 from galileo.rdf import Endpoint, EndpointOptions, IncrementalGraph
 
@@ -216,7 +216,7 @@ async def test_a_view_that_cannot_be_kept_up_to_date_says_so(
     source = Exhausted(client.query(dataset), [(0, 5), (5, 8)])
     with await open_view(source, "ccq-1", token="", spool=None) as view:
         assert not await asyncio.to_thread(view.wait, labels=20, timeout_s=SOON_S)
-        assert isinstance(view.ended, TryAgain)
+        assert isinstance(view.ended, TransientError)
         assert "Too many open files" in str(view.ended)
 
 

@@ -24,7 +24,7 @@ import galileo
 from galileo.cli.main import main
 from galileo.client import Labels, Spool, SpooledWindow, Update, WindowChange
 from galileo.cursor import Stretch
-from galileo.errors import CcqCancelled, DataDamaged, InputError, SpoolConflict, TryAgain
+from galileo.errors import CcqCancelled, CorruptData, InputError, SpoolConflict, TransientError
 from galileo.labels import to_ipc
 from galileo.model.schema import Feature, Schema
 
@@ -148,7 +148,7 @@ def test_a_damaged_update_is_never_served(path):
     with sqlite3.connect(path) as database:
         database.execute("UPDATE updates SET arrow = substr(arrow, 1, 100)")
     database.close()
-    with Spool(path) as spool, pytest.raises(DataDamaged, match="update 1"):
+    with Spool(path) as spool, pytest.raises(CorruptData, match="update 1"):
         spool.labels()
 
 
@@ -157,7 +157,7 @@ def test_a_full_disk_leaves_the_spool_as_it_was(path):
         spool.store("ccq-1", Update(labels(1), "t1"))
         (pages,) = spool._database.execute("PRAGMA page_count").fetchone()
         spool._database.execute(f"PRAGMA max_page_count = {pages}")  # what a full disk does
-        with pytest.raises(TryAgain, match="full"):
+        with pytest.raises(TransientError, match="full"):
             spool.store("ccq-1", Update(labels(*range(100_000)), "t2"))
         assert (len(spool), spool.token) == (1, "t1")
         spool._database.execute("PRAGMA max_page_count = 100000")

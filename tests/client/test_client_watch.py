@@ -15,7 +15,7 @@ from simulator.logs import SCHEMA, to_labels
 
 from galileo.client import AsyncClient, Spool, decode, watch
 from galileo.cursor import Cursor
-from galileo.errors import SpoolConflict, TryAgain
+from galileo.errors import SpoolConflict, TransientError
 from galileo.wire.channel import server_options
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.v1 import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
@@ -170,7 +170,7 @@ async def test_an_update_that_the_spool_cannot_take_is_not_passed_over(tmp_path:
             updates = client.watch("ccq-1", spool=spool)
             await anext(updates)
             spool._database.execute("PRAGMA query_only = 1")  # As a disk that refuses.
-            with pytest.raises(TryAgain, match="mend that and start again"):
+            with pytest.raises(TransientError, match="mend that and start again"):
                 await anext(updates)
             assert spool.labels().sequences.tolist() == [1]
             spool._database.execute("PRAGMA query_only = 0")

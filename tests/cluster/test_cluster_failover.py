@@ -19,7 +19,7 @@ import galileo
 from galileo import samplers
 from galileo.cli.main import main
 from galileo.client import Client, Labels, Update
-from galileo.errors import InputError, TryAgain
+from galileo.errors import InputError, TransientError
 from galileo.generate import NamLike
 from galileo.labels import LabelSet
 from galileo.spark.launcher import EvaluatorHandle
@@ -113,7 +113,7 @@ class Stream(threading.Thread):
         for producer in sorted(waiting, reverse=True)[:RETRIES_TOGETHER]:
             try:
                 self._client.ingest(self._dataset, waiting[producer], producer=producer)
-            except TryAgain:
+            except TransientError:
                 continue
             del waiting[producer]
 

@@ -16,7 +16,7 @@ import galileo
 from galileo import LocalCluster
 from galileo.cli.main import main
 from galileo.client import Client
-from galileo.errors import TryAgain
+from galileo.errors import TransientError
 from galileo.generate import NamLike
 from galileo.labels import LabelSet
 
@@ -46,7 +46,7 @@ def wait_until(holds: Callable[[], object], what: str, timeout_s: float = PATIEN
         try:
             if holds():
                 return
-        except TryAgain:
+        except TransientError:
             pass
         time.sleep(0.05)
     raise AssertionError(f"not within {timeout_s:g} s: {what}")

@@ -16,7 +16,7 @@ import galileo
 from galileo import LocalCluster, Retention
 from galileo.cli.main import main
 from galileo.client import Client
-from galileo.errors import DataDropped, InputError, TryAgain
+from galileo.errors import DataExpired, InputError, TransientError
 from galileo.generate import NamLike
 from galileo.labels import LabelSet
 
@@ -44,7 +44,7 @@ def wait_until(holds: Callable[[], object], what: str, timeout_s: float = PATIEN
         try:
             if holds():
                 return
-        except TryAgain:
+        except TransientError:
             pass
         time.sleep(0.05)
     raise AssertionError(f"not within {timeout_s:g} s: {what}")
@@ -140,7 +140,7 @@ def test_readers_are_spared_or_told(keeping: LocalCluster) -> None:
     assert (reader.got, reader.gone) == (expected, set())
     wait_until(lambda: covers(marks(client, "aging"), one.reached), "what was fetched goes")
     assert len(client.query("aging")) == 0
-    with pytest.raises(DataDropped, match="leave them out"):
+    with pytest.raises(DataExpired, match="leave them out"):
         client.read(labels)
     again = client.ingest("aging", first, producer="one")
     assert (again.duplicate_rows, again.reached) == (first.num_rows, one.reached)

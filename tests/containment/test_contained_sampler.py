@@ -26,7 +26,7 @@ from galileo.containment import (
     process,
     response_pipe,
 )
-from galileo.errors import Bug, InputError, NotContained, SamplerFailed
+from galileo.errors import InputError, InternalError, SamplerFailed, SandboxUnavailable
 from galileo.labels import LabelSet
 from galileo.sampler_package import SamplerArchive, archive_of
 from galileo.samplers import MergingSampler, SamplerSpec
@@ -375,7 +375,7 @@ def test_a_closed_sampler_is_not_asked_again(make: Callable[..., ContainedSample
     contained.close()
     assert pid is not None
     assert not psutil.pid_exists(pid)
-    with pytest.raises(Bug, match="this one was closed"):
+    with pytest.raises(InternalError, match="this one was closed"):
         contained.sample(LABELS, seed=1)
 
 
@@ -399,7 +399,9 @@ def test_where_it_cannot_be_contained_it_is_not_run(monkeypatch: pytest.MonkeyPa
     reason = probe.obstacle_of()
     assert reason == "'no-such-bubblewrap' is not installed; install bubblewrap"
     monkeypatch.setattr("galileo.containment.sampler.obstacle", lambda: reason)
-    with pytest.raises(NotContained, match="cannot be contained: 'no-such-bubblewrap' is not"):
+    with pytest.raises(
+        SandboxUnavailable, match="cannot be contained: 'no-such-bubblewrap' is not"
+    ):
         ContainedSampler(archive("Tenth"), SamplerSpec("tenth", {"fraction": 0.5}))
 
 

@@ -12,7 +12,7 @@ from fuzzing.mutation import mutated
 from fuzzing.table import TARGETS, named
 from fuzzing.targets import Target, refused
 
-from galileo.errors import Bug, InputError
+from galileo.errors import InputError, InternalError
 
 RUNS = 150
 RUNS_APART = 20
@@ -63,7 +63,7 @@ def test_what_counts_as_a_finding() -> None:
         return Target("x", "", run, lambda: iter(()))
 
     assert refused(raising(InputError("no")), b"")
-    for error in (ValueError("x"), Bug("x"), MemoryError()):
+    for error in (ValueError("x"), InternalError("x"), MemoryError()):
         with pytest.raises(type(error)):
             refused(raising(error), b"")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.errors import Bug
+from galileo.errors import InternalError
 from galileo.graph.columns import (
     Commits,
     Paths,
@@ -68,5 +68,5 @@ def test_arrays_and_back(world):
 
 def test_other_columns_are_refused(world):
     batch = world.batch(1, 3)
-    with pytest.raises(Bug, match="expected paths with columns"):
+    with pytest.raises(InternalError, match="expected paths with columns"):
         columns_from_batch(world.schema, batch.drop_columns(["station"]))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
-from galileo.errors import Bug, InputError
+from galileo.errors import InputError, InternalError
 from galileo.graph.columns import columns_from_batch
 from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.synopsis import Synopsis, SynopsisDelta, Version
@@ -277,5 +277,5 @@ def test_what_is_no_delta_of_the_dataset_is_refused(world):
 def test_commits_come_in_order(world):
     synopsis = Synopsis(world.schema, partition=0, epoch=1)
     synopsis.add(world.batch(1, 3), 4)
-    with pytest.raises(Bug, match="expected a commit after 4"):
+    with pytest.raises(InternalError, match="expected a commit after 4"):
         synopsis.add(world.batch(1, 3), 4)

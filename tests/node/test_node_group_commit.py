@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.errors import BatchConflict, Overloaded, PartitionMoved, PartitionStopped
+from galileo.errors import BatchConflict, Overloaded, PartitionMoved, PartitionReadOnly
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model import paths
 from galileo.model.schema import Schema
@@ -166,10 +166,10 @@ async def test_a_failed_sync_fails_all_that_waited_for_it(bench: Bench) -> None:
     bench.disk.fails = True
     bench.disk.gate.set()
     results = await asyncio.gather(first, *others, return_exceptions=True)
-    assert [type(result) for result in results] == [PartitionStopped] * 6
+    assert [type(result) for result in results] == [PartitionReadOnly] * 6
     assert bench.shard.published() == ORIGIN
     assert bench.seen() == []
-    with pytest.raises(PartitionStopped, match="restart the node"):
+    with pytest.raises(PartitionReadOnly, match="restart the node"):
         await bench.start(9)
 
 

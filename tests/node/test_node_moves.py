@@ -24,7 +24,7 @@ from partition_moves import (
 )
 
 from galileo.dht.topology import Move, Topology
-from galileo.errors import DataDamaged, GalileoError, InputError, PartitionMoved, Unavailable
+from galileo.errors import CorruptData, GalileoError, InputError, PartitionMoved, Unavailable
 from galileo.node.migration import moves, source
 from galileo.node.migration.protocol import Handoff
 
@@ -198,7 +198,7 @@ async def test_damage_at_the_owner_ends_a_move(loaded: tuple[Any, list[pa.Table]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
-    with pytest.raises(DataDamaged, match="damaged before it was copied"):
+    with pytest.raises(CorruptData, match="damaged before it was copied"):
         await take(cluster, partition)
     assert owners_of(cluster, partition) == [FROM]
 

@@ -24,7 +24,7 @@ from partition_moves import (
 
 from galileo.dht import placement
 from galileo.dht.topology import Move
-from galileo.errors import DataDamaged, PartitionMoved, PartitionStopped, Unavailable
+from galileo.errors import CorruptData, PartitionMoved, PartitionReadOnly, Unavailable
 from galileo.node.migration import moves
 from galileo.node.migration.protocol import Handoff
 from galileo.storage.disk import RealDisk
@@ -135,7 +135,7 @@ async def test_a_copy_that_fills_the_disk_does_not_stay(
     cluster.journals = JournalOptions(durability="none", disk=disk)
     await cluster.restart(TO)
     disk.left = 3_000
-    with pytest.raises(PartitionStopped, match="refuses a copy"):
+    with pytest.raises(PartitionReadOnly, match="refuses a copy"):
         await take(cluster, partition)
     store = cluster[TO].store
     assert not store.partition_directory("nam", partition).exists()
@@ -229,7 +229,7 @@ async def test_whichever_write_fails_there_is_one_owner_and_it_goes_on(
         await cluster.restart(victim)
         cluster.journals = relaxed
         disk.left = allowed
-        with contextlib.suppress(PartitionStopped, Unavailable, DataDamaged):
+        with contextlib.suppress(PartitionReadOnly, Unavailable, CorruptData):
             await take(cluster, partition)
         failed = disk.left < 0
         disk.left = 10**9

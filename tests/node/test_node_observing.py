@@ -181,7 +181,7 @@ async def test_a_digest_names_the_text_of_a_standing_query(filled: Any) -> None:
 
 async def test_an_observing_sampler_without_observations_is_our_mistake(filled: Any) -> None:
     labels = await filled.ask(QUERY)
-    with pytest.raises(samplers.Bug, match="expected observations"):
+    with pytest.raises(samplers.InternalError, match="expected observations"):
         samplers.apply(Northern(north=0.0), labels, seed=1)
     with pytest.raises(InputError, match="expected the sampler to return"):
         samplers.apply(

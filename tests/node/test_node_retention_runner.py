@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.errors import DataDropped, Unavailable, UnknownDataset
+from galileo.errors import DataExpired, Unavailable, UnknownDataset
 from galileo.model.retention import BYTES_MIN, Retention, VersionedRetention
 from galileo.model.times import MICROS
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
@@ -165,7 +165,7 @@ async def test_reading_labels_whose_rows_are_gone_names_them(kept: Any) -> None:
             dropped[partition] = shard.drop(partition, journal.log_files()[0].last).until
     assert dropped
     for at in ("a", "b"):
-        with pytest.raises(DataDropped, match="leave them out") as caught:
+        with pytest.raises(DataExpired, match="leave them out") as caught:
             await kept.read(labels, at=at)
         named = caught.value.details
         assert dict(zip(named["partitions"], named["until"], strict=True)) == dropped

@@ -10,7 +10,7 @@ import pytest
 
 from galileo.dht import placement
 from galileo.errors import (
-    DataDamaged,
+    CorruptData,
     InputError,
     PartitionMoved,
     Unavailable,
@@ -176,7 +176,7 @@ async def test_a_damaged_block_is_never_served(cluster: Any, make_observations: 
     victim = min(placement.partitions_by_node(cluster.topology)["b"])
     path = flip_last_byte(cluster.directory / "b" / "journals" / "nam" / str(victim))
     for node in "abc":
-        with pytest.raises(DataDamaged, match=r"damaged at byte \d+") as damaged:
+        with pytest.raises(CorruptData, match=r"damaged at byte \d+") as damaged:
             await cluster.read(labels, at=node)
         assert damaged.value.details["file"] == str(path)
     others = labels.where(labels.partitions != victim)

@@ -15,13 +15,13 @@ import pytest
 
 from galileo.containment import obstacle
 from galileo.errors import (
-    DataDamaged,
+    CorruptData,
     InputError,
     InvalidArchive,
-    NotContained,
     NotPermitted,
     SamplerFailed,
     SamplerRevoked,
+    SandboxUnavailable,
     UnknownSampler,
 )
 from galileo.labels import LabelSet
@@ -153,7 +153,9 @@ async def test_where_it_cannot_be_contained_it_is_refused(
     open_cluster: Any, share: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampler_store, "obstacle", lambda: "there is no bwrap")
-    with pytest.raises(NotContained, match="node a cannot contain sent samplers: there is no bwr"):
+    with pytest.raises(
+        SandboxUnavailable, match="node a cannot contain sent samplers: there is no bwr"
+    ):
         await open_cluster["a"].samplers.send(share.data, sent_by="")
     assert kept_at(open_cluster) == ""
 
@@ -187,7 +189,7 @@ async def test_damage_on_disk_is_noticed(open_cluster: Any, share: Any) -> None:
     stored = bytearray(path.read_bytes())
     stored[100] ^= 1
     path.write_bytes(stored)
-    with pytest.raises(DataDamaged):
+    with pytest.raises(CorruptData):
         await open_cluster["a"].samplers.ready(sampler(share))
 
 

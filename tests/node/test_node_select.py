@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.errors import DataDropped, IncompleteAnswer, InputError
+from galileo.errors import DataExpired, IncompleteAnswer, InputError
 from galileo.model import rows as rows_module
 from galileo.model.rows import RowOptions, sorted_by_time
 from galileo.node import select as select_module
@@ -295,10 +295,10 @@ async def test_commits_that_are_gone_are_named(cluster: Any, make_observations: 
     await cluster.ingest(make_observations(300, 2), batch=2)
     shard.drop(partition, 2)
     for query in ("", BOX):
-        with pytest.raises(DataDropped) as caught:
+        with pytest.raises(DataExpired) as caught:
             await between(cluster, ORIGIN, last, query=query, at="b")
         assert caught.value.details == {"partitions": [partition], "until": [2]}
         left = Cursor({partition: 2})
         assert await between(cluster, left, last, query=query, at="b")
-    with pytest.raises(DataDropped):
+    with pytest.raises(DataExpired):
         await between(cluster, ORIGIN, last, at="a")

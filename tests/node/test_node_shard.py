@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.errors import GalileoError, PartitionStopped
+from galileo.errors import GalileoError, PartitionReadOnly
 from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.synopsis import Synopsis
 from galileo.model import paths
@@ -108,7 +108,7 @@ def test_nothing_is_published_past_a_commit_that_could_not_be_indexed(
             stored.write(PARTITION, commits[1:3])
     (again, refused) = stored.write(PARTITION, [commits[2], commits[3]])
     assert isinstance(again, Committed), "it is on the disk"
-    assert isinstance(refused, PartitionStopped)
+    assert isinstance(refused, PartitionReadOnly)
     assert "could not be indexed: MemoryError" in refused.message
     assert "Check the disk" not in refused.message, "the disk did its part"
     assert stored.published() == Cursor({PARTITION: 1})

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from galileo.errors import DataDamaged, InputError
+from galileo.errors import CorruptData, InputError
 from galileo.labels import to_ipc
 from galileo.model.times import TIME_TYPE
 from galileo.packing import FORMAT_VERSION, ROWS_MAX, pack, pack_uncompressed, streams, unpack
@@ -210,14 +210,14 @@ def test_every_flipped_byte_is_noticed() -> None:
     for place in range(len(data)):
         flipped = bytearray(data)
         flipped[place] ^= 0x40
-        with pytest.raises((DataDamaged, InputError)):
+        with pytest.raises((CorruptData, InputError)):
             unpack(bytes(flipped), table.schema)
 
 
 @pytest.mark.parametrize("cut", [0, 3, 6, 40])
 def test_what_is_cut_short_is_noticed(cut: int) -> None:
     data = pack(many(70), compressed=False)
-    with pytest.raises(DataDamaged, match="packed labels"):
+    with pytest.raises(CorruptData, match="packed labels"):
         unpack(data[:cut], many(70).schema)
 
 
@@ -246,7 +246,7 @@ def test_nulls_among_the_rows_that_others_follow_from_are_damage() -> None:
     whole = pa.schema([pa.field(name, pa.int32(), nullable=False) for name in holey.column_names])
     plain = pa.table({"a": holey["row"].cast(pa.int64()), "rows": holey["rows"]})
     data = pack(plain, compressed=False)
-    with pytest.raises(DataDamaged):
+    with pytest.raises(CorruptData):
         unpack(data, whole)
 
 
@@ -261,7 +261,7 @@ def test_forged_bytes_with_a_right_checksum_raise_nothing_else(data) -> None:
     packed[3:7] = google_crc32c.value(bytes(packed[7:])).to_bytes(4, "little")
     try:
         back = unpack(bytes(packed), table.schema)
-    except (DataDamaged, InputError):
+    except (CorruptData, InputError):
         return
     back.validate(full=True)
 
@@ -288,7 +288,7 @@ def test_plain_labels_of_another_dataset_are_refused() -> None:
 def test_damaged_plain_labels_are_never_believed(where: int) -> None:
     data = bytearray(pack_uncompressed(many(3)))
     data[where % len(data)] ^= 0x40
-    with pytest.raises((DataDamaged, InputError)):
+    with pytest.raises((CorruptData, InputError)):
         unpack(bytes(data), many(3).schema)
 
 
@@ -296,7 +296,7 @@ def test_plain_labels_that_are_no_stream_are_damaged_though_their_checksum_is_ri
     whole = pack_uncompressed(many(3))
     head, content = whole[:3], whole[7:-40]
     forged = head + google_crc32c.value(content).to_bytes(4, "little") + content
-    with pytest.raises(DataDamaged, match="an Arrow IPC stream"):
+    with pytest.raises(CorruptData, match="an Arrow IPC stream"):
         unpack(forged, many(3).schema)
 
 
@@ -340,5 +340,5 @@ def test_one_long_text_for_every_row_is_refused_before_it_is_written_out() -> No
     content = writer.bytes()
     checksum = google_crc32c.value(content).to_bytes(4, "little")
     bomb = b"GL" + bytes([FORMAT_VERSION]) + checksum + content
-    with pytest.raises(DataDamaged, match="texts of less than 1 GiB"):
+    with pytest.raises(CorruptData, match="texts of less than 1 GiB"):
         unpack(bomb, schema)

@@ -14,7 +14,7 @@ from simulator.logs import SCHEMA, to_labels
 from galileo.ccq.packs import pack_labels
 from galileo.client import decode
 from galileo.cursor import Cursor, Stretch
-from galileo.errors import DataDamaged, InputError
+from galileo.errors import CorruptData, InputError
 from galileo.labels import LabelSet, from_ipc
 from galileo.model.windows import Window, WindowProgress, advance_windows, instant
 from galileo.packing import FORMAT_VERSION
@@ -175,7 +175,7 @@ async def test_labels_that_were_damaged_on_the_way_are_not_taken(stub, face: Fac
     damaged = bytearray(made.packs[0].data)
     damaged[-1] ^= 1
     face.answer.packed[:] = [bytes(damaged)]  # type: ignore[index]
-    with pytest.raises(DataDamaged, match="checksum"):
+    with pytest.raises(CorruptData, match="checksum"):
         await decode.next_update(stub.Fetch(request()))
 
 

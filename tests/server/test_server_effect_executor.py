@@ -9,11 +9,11 @@ import pytest
 
 from galileo.ccq.events import CompactPacks, PacksCompacted
 from galileo.ccq.model import Ccq
-from galileo.errors import DataDamaged
+from galileo.errors import CorruptData
 from galileo.server.effect_executor import EffectExecutor
 
 
-@pytest.mark.parametrize("error", [DataDamaged("rot"), RuntimeError("no memory")])
+@pytest.mark.parametrize("error", [CorruptData("rot"), RuntimeError("no memory")])
 async def test_packs_that_cannot_be_put_together_come_back_as_they_are(error: Exception) -> None:
     def fail(*, compressed: bool) -> NoReturn:
         raise error

@@ -11,7 +11,7 @@ import pytest
 from galileo.ccq.messages import AssignmentAccepted, Digest, RecordRequest
 from galileo.cursor import ORIGIN
 from galileo.election.messages import Poll
-from galileo.errors import ConfigError, InputError, PartitionStopped
+from galileo.errors import ConfigError, InputError, PartitionReadOnly
 from galileo.model.retention import Retention
 from galileo.query import parse
 from galileo.server import peer_messaging as mail_module
@@ -206,7 +206,7 @@ async def test_a_disk_that_refuses_a_drop_is_told_again_and_delays_nothing(
     await a.drop("nam", 1)
 
     def refuse(*_: object) -> list[str]:
-        raise PartitionStopped("the disk is full")
+        raise PartitionReadOnly("the disk is full")
 
     with monkeypatch.context() as patch:
         patch.setattr(b.store, "drop_dataset", refuse)

@@ -25,7 +25,7 @@ from galileo.cli.main import main
 from galileo.client import Client, Credentials
 from galileo.cluster import free_ports
 from galileo.containment import obstacle
-from galileo.errors import Bug, GalileoError
+from galileo.errors import GalileoError, InternalError
 from galileo.rpc.access import Role
 from galileo.rpc.token_store import TOKEN_PREFIX
 from galileo.spark.options import EvaluatorOptions
@@ -166,7 +166,7 @@ def crash_of(planted: Planted, node: int) -> str:
     proof = planted.tokens.proof("root", tls=planted.client)
     address = planted.cluster.addresses[node]
     with Client(address, proof=proof, timeout="1s") as client:
-        with pytest.raises(Bug) as caught:
+        with pytest.raises(InternalError) as caught:
             client.explain("rain")
         assert "on purpose: (a token) and (a key)" in str(caught.value)
         return "".join(traceback.format_exception(caught.value)) + repr(caught.value.details)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from galileo.errors import Bug, Cancelled, SamplerFailed
+from galileo.errors import Cancelled, InternalError, SamplerFailed
 from galileo.spark.jobs import EngineLost, Run
 from galileo.spark.tick import NOTHING, Outcome, Work
 
@@ -22,7 +22,7 @@ def test_the_item_that_kills_its_job_fails_alone(engine, jobs, make_group, echoe
     groups = (make_group(*queries[:cut]), make_group(), make_group(*queries[cut:]))
     found = jobs.evaluate(Run(Work(groups), "t"))
     (failure,) = [failure for outcome in found for failure in outcome.failures]
-    assert failure.error.kind == Bug.kind
+    assert failure.error.kind == InternalError.kind
     assert "a task failed" in failure.error.message
     expected = [None if query == POISON else query for query in queries]
     assert echoed(found, *queries) == [expected[:cut], [], expected[cut:]]

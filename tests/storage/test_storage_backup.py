@@ -11,10 +11,10 @@ import pytest
 
 from galileo.errors import (
     ConfigError,
-    DataDamaged,
+    CorruptData,
     GalileoError,
     InputError,
-    PartitionStopped,
+    PartitionReadOnly,
     Unavailable,
 )
 from galileo.model.schema import Feature, Schema
@@ -194,7 +194,7 @@ def test_damage_is_not_backed_up(node: Path, tmp_path: Path) -> None:
         stored[700] ^= 1
         path.write_bytes(stored)
         for options in (COPY, LINK):
-            with pytest.raises(DataDamaged) as caught:
+            with pytest.raises(CorruptData) as caught:
                 backup(node, tmp_path / "backup", options=options)
             assert caught.value.details["file"] == str(path)
         stored[700] ^= 1
@@ -209,7 +209,7 @@ def test_any_damage_of_a_backup_is_noticed_when_it_is_restored(node: Path, tmp_p
         changed = stored[:50] + bytes([stored[50] ^ 1]) + stored[51:] if len(stored) > 50 else b""
         for wrong in (changed, stored[:-1], stored + b"x"):
             path.write_bytes(wrong)
-            with pytest.raises(DataDamaged):
+            with pytest.raises(CorruptData):
                 restore(tmp_path / "backup", tmp_path / "again")
         path.write_bytes(stored)
     assert {path.name for path in tmp_path.iterdir()} == {"node", "backup"}
@@ -255,10 +255,10 @@ def test_a_disk_that_refuses_leaves_nothing(
 ) -> None:
     backup(node, tmp_path / "good", options=COPY)
     faulty_disk.failing, faulty_disk.spare = {operation: errno.ENOSPC}, spare
-    with pytest.raises(PartitionStopped, match="ENOSPC"):
+    with pytest.raises(PartitionReadOnly, match="ENOSPC"):
         backup(node, tmp_path / "backup", options=BackupOptions(disk=faulty_disk))
     faulty_disk.calls.clear()
-    with pytest.raises(PartitionStopped, match="ENOSPC"):
+    with pytest.raises(PartitionReadOnly, match="ENOSPC"):
         restore(tmp_path / "good", tmp_path / "again", disk=faulty_disk)
     assert {path.name for path in tmp_path.iterdir()} == {"node", "good"}
 

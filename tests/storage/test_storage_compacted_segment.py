@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from galileo.errors import ConfigError, DataDamaged
+from galileo.errors import ConfigError, CorruptData
 from galileo.storage.compacted_format import TRAILER_BYTES, read_index
 from galileo.storage.compacted_segment import compacted_segment_paths
 from galileo.storage.compaction import CompactionOptions
@@ -38,13 +38,13 @@ def outcome(path: Path, commits: list[Commit], open_journal: Open) -> set[int] |
     """The sequences whose observations cannot be read, None where the start is refused."""
     try:
         journal = open_journal(path.parent, SMALL).journal
-    except DataDamaged:
+    except CorruptData:
         return None
     lost = set()
     for sequence, commit in enumerate(commits, start=1):
         try:
             assert journal.read(sequence).equals(commit.observations)
-        except DataDamaged:
+        except CorruptData:
             lost.add(sequence)
     journal.close()
     return lost
@@ -91,11 +91,11 @@ def test_a_merged_segment_of_another_length_is_damage(merged: Path, open_journal
     stored = merged.read_bytes()
     for length in (0, 63, 64, len(stored) // 2, len(stored) - ALIGNMENT, len(stored) - 1):
         merged.write_bytes(stored[:length])
-        with pytest.raises(DataDamaged):
+        with pytest.raises(CorruptData):
             open_journal(merged.parent, SMALL)
         assert check_compacted(merged, partition=7).flaws
     merged.write_bytes(stored + bytes(ALIGNMENT))
-    with pytest.raises(DataDamaged):
+    with pytest.raises(CorruptData):
         open_journal(merged.parent, SMALL)
 
 
@@ -104,13 +104,13 @@ def test_a_merged_segment_in_the_wrong_place_is_damage(
 ) -> None:
     other = tmp_path / "8"
     shutil.copytree(merged.parent, other)
-    with pytest.raises(DataDamaged, match="partition"):
+    with pytest.raises(CorruptData, match="partition"):
         open_journal(other, SMALL, partition=8)
     assert check_compacted(merged, partition=8).flaws
     (tmp_path / "9").mkdir()
     misnamed = tmp_path / "9" / f"{2:020d}.merged"
     shutil.copy(merged, misnamed)
-    with pytest.raises(DataDamaged, match="missing or misplaced"):
+    with pytest.raises(CorruptData, match="missing or misplaced"):
         open_journal(tmp_path / "9", SMALL)
     assert check_compacted(misnamed, partition=7).flaws
 

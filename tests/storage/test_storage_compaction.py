@@ -14,7 +14,7 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.errors import ConfigError, DataDamaged
+from galileo.errors import ConfigError, CorruptData
 from galileo.storage.compacted_segment import CACHED_BLOCKS_MAX, compacted_segment_paths
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import RealDisk
@@ -330,7 +330,7 @@ def test_damage_is_not_merged(stored: Path, open_journal: Open) -> None:
     for place in random.Random(1).sample(range(len(held)), 60):
         held[place] ^= 1
         path.write_bytes(held)
-        with pytest.raises(DataDamaged) as caught:
+        with pytest.raises(CorruptData) as caught:
             journal.merge(EVERYTHING, unhurried)
         assert caught.value.details["file"] == str(path)
         assert not list(stored.glob("*.merg*"))
@@ -348,7 +348,7 @@ def test_a_missing_newest_segment_keeps_what_a_merge_left_over(
     (newest,) = stored.glob("*.segment")
     leftover = stored / f"{2:020d}.segment"
     newest.rename(leftover)
-    with pytest.raises(DataDamaged, match="is missing"):
+    with pytest.raises(CorruptData, match="is missing"):
         open_journal(stored, SMALL)
     assert leftover.exists()
 
@@ -442,7 +442,7 @@ def test_a_file_that_reads_differently_than_written_is_not_used(
     journal = open_journal(stored, SMALL).journal
     before = sorted(stored.iterdir())
     journal._disk = LyingDisk()
-    with pytest.raises(DataDamaged, match="reads differently"):
+    with pytest.raises(CorruptData, match="reads differently"):
         journal.merge(EVERYTHING, unhurried)
     assert sorted(stored.iterdir()) == before
     check_holds(journal, commits)

@@ -16,7 +16,7 @@ from fault_injection import strace
 from fault_injection.disks import MemoryDisk
 from fault_injection.requirements import memory_disk_missing, strace_missing
 
-from galileo.errors import PartitionStopped
+from galileo.errors import PartitionReadOnly
 from galileo.storage.journal import Commit
 from galileo.storage.writer import JournalOptions
 
@@ -133,7 +133,7 @@ def test_a_sync_that_fails_once_stops_the_partition_for_good(
     refused = [line for line in lines[1:] if line.startswith("refused")]
     assert reported == ["0 1", "1 2", "2 3"]
     assert len(refused) == 4
-    assert all(line.endswith("partition_stopped") for line in refused)
+    assert all(line.endswith("partition_read_only") for line in refused)
     journal = open_journal(tmp_path / "7").journal
     check_holds(journal, {0: 1, 1: 2, 2: 3}, make_commit)
     assert journal.last_sequence == 3
@@ -161,7 +161,7 @@ def test_a_disk_that_is_really_full_refuses_and_recovers_when_there_is_room(
     stored = 0
     while refused is None:
         result = journal.append([commits[stored]])[0]
-        refused = result if isinstance(result, PartitionStopped) else None
+        refused = result if isinstance(result, PartitionReadOnly) else None
         stored += refused is None
     assert stored > 0
     assert os.strerror(errno.ENOSPC) in refused.message

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mortal_disk import Died, MortalDisk
 
-from galileo.errors import DataDropped, PartitionStopped, UnknownDataset
+from galileo.errors import DataExpired, PartitionReadOnly, UnknownDataset
 from galileo.model.schema import Feature, Schema
 from galileo.storage.backup import BackupOptions, backup
 from galileo.storage.journal import Commit, Committed
@@ -130,7 +130,7 @@ def test_a_drop_that_ends_anywhere_is_whole_or_nothing(
         disk = MortalDisk(error=error)
         with opened(directory, disk) as store:
             disk.left = spare
-            with pytest.raises((Died, OSError, PartitionStopped)):
+            with pytest.raises((Died, OSError, PartitionReadOnly)):
                 drop(store)
             disk.left = 1 << 30
         outcomes.append(check_whole_or_nothing(directory))
@@ -143,7 +143,7 @@ def test_readers_of_a_dropped_dataset_are_told_so(stored: Path, make_commit: Mak
         journal = store.journal("nam", 3)
         rows = journal.read(2)
         drop(store)
-        with pytest.raises(DataDropped):
+        with pytest.raises(DataExpired):
             journal.read(2)
         assert rows.num_rows == 3, "what was read stays"
         (refused,) = journal.append([make_commit(9)])

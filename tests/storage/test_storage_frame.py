@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.errors import ConfigError, DataDamaged, InputError
+from galileo.errors import ConfigError, CorruptData, InputError
 from galileo.storage.frame import (
     ALIGNMENT,
     HEADER_BYTES_MAX,
@@ -59,14 +59,14 @@ def test_every_flipped_bit_of_a_header_is_noticed(header: FrameHeader, data: st.
     stored = bytearray(encode_header(header))
     bit = data.draw(st.integers(0, 8 * len(stored) - 1))
     stored[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(DataDamaged):
+    with pytest.raises(CorruptData):
         decode_header(bytes(stored) + bytes(HEADER_BYTES_MAX))
 
 
 @given(HEADERS, st.data())
 def test_a_header_that_is_cut_short_is_noticed(header: FrameHeader, data: st.DataObject) -> None:
     stored = encode_header(header)
-    with pytest.raises(DataDamaged):
+    with pytest.raises(CorruptData):
         decode_header(stored[: data.draw(st.integers(0, len(stored) - 1))])
 
 
@@ -112,7 +112,7 @@ def test_a_decoded_body_shares_the_memory_of_its_buffer() -> None:
 
 
 def test_a_body_that_is_no_message_is_damage() -> None:
-    with pytest.raises(DataDamaged, match="record batch"):
+    with pytest.raises(CorruptData, match="record batch"):
         decode_body(pa.py_buffer(b"\xff" * 128), pa.schema([("value", pa.float64())]))
 
 
@@ -130,5 +130,5 @@ def test_a_producer_that_is_no_utf8_is_damage_even_with_a_right_checksum():
     header = FrameHeader(1, 2, 3, "radar", 4, 5, 6, 7, 64, 64, 8, 9)
     data = encode_header(header)[:-4].replace(b"radar", b"r\xffdar")
     data += struct.pack("<I", google_crc32c.value(data))
-    with pytest.raises(DataDamaged, match="producer"):
+    with pytest.raises(CorruptData, match="producer"):
         decode_header(data)

@@ -10,7 +10,7 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.errors import DataDamaged, InputError, PartitionStopped
+from galileo.errors import CorruptData, InputError, PartitionReadOnly
 from galileo.storage.disk import REAL_DISK
 from galileo.storage.metadata_files import MetadataFiles
 
@@ -57,11 +57,11 @@ def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path: Path) -> None:
         damaged = bytearray(stored)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        with pytest.raises(DataDamaged, match=r"ccq\.record"):
+        with pytest.raises(CorruptData, match=r"ccq\.record"):
             records.load("ccq")
     for length in range(len(stored)):
         path.write_bytes(stored[:length])
-        with pytest.raises(DataDamaged):
+        with pytest.raises(CorruptData):
             records.load_all()
 
 
@@ -72,7 +72,7 @@ def test_a_disk_that_refuses_leaves_the_old_record(
     records = MetadataFiles(tmp_path, faulty_disk)
     records.save("ccq", b"old")
     faulty_disk.failing, faulty_disk.torn_bytes = {operation: errno.ENOSPC}, 10
-    with pytest.raises(PartitionStopped, match="refused"):
+    with pytest.raises(PartitionReadOnly, match="refused"):
         records.save("ccq", b"new")
     assert records.load_all() == {"ccq": b"old"}
     assert [path.name for path in tmp_path.iterdir()] == ["ccq.record"]

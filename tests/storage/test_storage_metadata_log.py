@@ -10,7 +10,7 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.errors import DataDamaged, InputError, PartitionStopped
+from galileo.errors import CorruptData, InputError, PartitionReadOnly
 from galileo.storage.disk import RealDisk
 from galileo.storage.metadata_files import MetadataFiles
 from galileo.storage.metadata_log import MetadataLog
@@ -79,7 +79,7 @@ def test_a_disk_that_fails_at_any_step_leaves_what_was_saved_before(
         for values in changes:
             try:
                 batches.save(values)
-            except PartitionStopped:
+            except PartitionReadOnly:
                 after = {**before, **values}
                 found = MetadataLog(directory, CountingDisk(), batches_max=2).load_all()
                 for key in "abcdefgh":
@@ -118,22 +118,22 @@ def test_strange_files_are_damage(tmp_path: Path) -> None:
     (path,) = tmp_path.iterdir()
     stored = path.read_bytes()
     path.write_bytes(stored[:-1])
-    with pytest.raises(DataDamaged, match=path.name):
+    with pytest.raises(CorruptData, match=path.name):
         MetadataLog(tmp_path, CountingDisk())
     path.write_bytes(stored)
     MetadataFiles(tmp_path, CountingDisk()).save("other", b"")
-    with pytest.raises(DataDamaged, match="not named by a number"):
+    with pytest.raises(CorruptData, match="not named by a number"):
         MetadataLog(tmp_path, CountingDisk())
     (tmp_path / "other.record").unlink()
     MetadataFiles(tmp_path, CountingDisk()).save(f"{2:016d}", b"\x01\x00\xff")
-    with pytest.raises(DataDamaged):
+    with pytest.raises(CorruptData):
         MetadataLog(tmp_path, CountingDisk())
 
 
 def test_a_value_of_no_possible_length_is_damage(tmp_path: Path) -> None:
     entry = struct.pack("<Hq", 1, -5) + b"a"
     MetadataFiles(tmp_path, CountingDisk()).save(f"{1:016d}", entry)
-    with pytest.raises(DataDamaged, match="claims -5 bytes"):
+    with pytest.raises(CorruptData, match="claims -5 bytes"):
         MetadataLog(tmp_path, CountingDisk())
 
 

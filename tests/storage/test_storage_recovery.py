@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from generated import every
 
-from galileo.errors import ConfigError, DataDamaged, PartitionStopped
+from galileo.errors import ConfigError, CorruptData, PartitionReadOnly
 from galileo.model import paths as model_paths
 from galileo.model.schema import Schema
 from galileo.storage.frame import HEADER_BYTES_MAX, decode_header, encode_header
@@ -106,7 +106,7 @@ def test_a_flip_in_any_byte_of_an_early_frame_of_the_last_segment_stops_the_star
     for place in range(0, ends[1], every(7)):
         stored[place] ^= 1 << place % 8
         three.write_bytes(stored)
-        with pytest.raises(DataDamaged) as caught:
+        with pytest.raises(CorruptData) as caught:
             open_journal(three.parent)
         frame = 0 if place < ends[0] else ends[0]
         assert caught.value.details == {"file": str(three), "offset": frame}
@@ -127,14 +127,14 @@ def test_a_flip_in_any_byte_of_a_sealed_segment_is_noticed_at_the_start_or_at_th
         stored[place] ^= 1 << place % 8
         (tmp_path / FIRST).write_bytes(stored)
         if place < observations:
-            with pytest.raises(DataDamaged) as caught:
+            with pytest.raises(CorruptData) as caught:
                 open_journal(tmp_path)
             assert caught.value.details == {"file": str(tmp_path / FIRST), "offset": 0}
         else:
             journal = open_journal(tmp_path).journal
             assert journal.read(2).num_rows == 3
             for _ in range(2):
-                with pytest.raises(DataDamaged, match=f"damaged at byte {observations}"):
+                with pytest.raises(CorruptData, match=f"damaged at byte {observations}"):
                     journal.read(1)
             journal.close()
         stored[place] ^= 1 << place % 8
@@ -147,14 +147,14 @@ def test_damage_that_happens_while_the_journal_is_open_is_noticed(
     header = decode_header(three.read_bytes())
     for read, place in ((journal.paths, header.observations_offset - 1), (journal.header, 20)):
         flip(three, place)
-        with pytest.raises(DataDamaged):
+        with pytest.raises(CorruptData):
             read(1)
 
 
 def test_a_segment_that_lost_its_end_while_open_is_damage(three: Path, open_journal: Open) -> None:
     journal = open_journal(three.parent).journal
     three.write_bytes(three.read_bytes()[:100])
-    with pytest.raises(DataDamaged, match="got 100"):
+    with pytest.raises(CorruptData, match="got 100"):
         journal.read(3)
 
 
@@ -177,15 +177,15 @@ def test_a_sealed_segment_that_lost_its_tail_is_damage(
     ends = frame_ends(stored)
     for length in (len(stored) - 1, ends[0], ends[0] + 10, 0):
         (tmp_path / FIRST).write_bytes(stored[:length])
-        with pytest.raises(DataDamaged):
+        with pytest.raises(CorruptData):
             open_journal(tmp_path)
     (tmp_path / FIRST).unlink()
-    with pytest.raises(DataDamaged, match="missing or misplaced"):
+    with pytest.raises(CorruptData, match="missing or misplaced"):
         open_journal(tmp_path)
 
 
 def test_files_of_another_partition_are_not_taken(three: Path, open_journal: Open) -> None:
-    with pytest.raises(DataDamaged, match="sequence 1 of partition 8, got sequence 1 of partition"):
+    with pytest.raises(CorruptData, match="sequence 1 of partition 8, got sequence 1 of partition"):
         open_journal(three.parent, partition=8)
 
 
@@ -193,7 +193,7 @@ def test_a_whole_frame_out_of_sequence_is_never_cut(three: Path, open_journal: O
     stored = three.read_bytes()
     ends = frame_ends(stored)
     three.write_bytes(stored[: ends[0]] + stored[ends[1] :])
-    with pytest.raises(DataDamaged, match="expected sequence 2"):
+    with pytest.raises(CorruptData, match="expected sequence 2"):
         open_journal(three.parent)
 
 
@@ -272,7 +272,7 @@ def test_a_flip_within_a_group_is_damage(group: Path, open_journal: Open) -> Non
     for frame in (1, 2):
         for place in (0, 200, 5000):
             flip(group, frame_ends(stored)[frame - 1] + place)
-            with pytest.raises(DataDamaged):
+            with pytest.raises(CorruptData):
                 open_journal(group.parent)
             group.write_bytes(stored)
 
@@ -286,7 +286,7 @@ def test_a_lost_page_is_damage_once_a_later_group_was_synced(
     stored = group.read_bytes()
     place = first_page(stored, 2)
     group.write_bytes(stored[:place] + bytes(PAGE_BYTES) + stored[place + PAGE_BYTES :])
-    with pytest.raises(DataDamaged):
+    with pytest.raises(CorruptData):
         open_journal(group.parent)
 
 
@@ -297,7 +297,7 @@ def test_recovery_survives_its_own_interruption(
     stored = three.read_bytes()
     three.write_bytes(stored[:-1])
     faulty_disk.failing = {"truncate": errno.EIO}
-    with pytest.raises(PartitionStopped, match="cannot be opened"):
+    with pytest.raises(PartitionReadOnly, match="cannot be opened"):
         open_journal(three.parent, JournalOptions(disk=faulty_disk))
     assert three.read_bytes() == stored[:-1]
     assert open_journal(three.parent).journal.last_sequence == 2

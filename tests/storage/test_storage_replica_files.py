@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from galileo.errors import DataDamaged
+from galileo.errors import CorruptData
 from galileo.model.schema import Schema
 from galileo.storage.partition_files import INCOMING_KIND, partitions
 from galileo.storage.replica_files import file_checksum, read_piece
@@ -59,9 +59,9 @@ def test_a_copy_of_damage_is_refused(tmp_path: Path, source: Path) -> None:
     with Store.open(tmp_path / "target", wall=lambda: 1.5e9) as store:
         copy = store.partition_copy("nam", 3)
         copy.write(source.name, bytes(data), offset=0)
-        with pytest.raises(DataDamaged, match="was damaged before it was copied"):
+        with pytest.raises(CorruptData, match="was damaged before it was copied"):
             copy.check(source.name, is_last=True)
-        with pytest.raises(DataDamaged, match="expected 9999999 bytes"):
+        with pytest.raises(CorruptData, match="expected 9999999 bytes"):
             copy.checksum(source.name, size=9_999_999)
         copy.delete(source.name)
         assert copy.length(source.name) == 0

@@ -20,10 +20,10 @@ from mortal_disk import Died, MortalDisk
 from galileo.errors import (
     BatchConflict,
     ConfigError,
-    DataDamaged,
-    DataDropped,
+    CorruptData,
+    DataExpired,
     GalileoError,
-    PartitionStopped,
+    PartitionReadOnly,
 )
 from galileo.model.schema import Schema
 from galileo.storage import retention
@@ -55,7 +55,7 @@ def check_holds(journal: PartitionJournal, commits: Sequence[Commit], *, dropped
     for sequence, commit in enumerate(commits, start=1):
         if sequence <= dropped:
             for read in (journal.read, journal.paths, journal.header):
-                with pytest.raises(DataDropped, match=f"commit {sequence} was dropped"):
+                with pytest.raises(DataExpired, match=f"commit {sequence} was dropped"):
                     read(sequence)
         else:
             assert journal.read(sequence).equals(commit.observations)
@@ -333,7 +333,7 @@ def test_a_drop_that_ends_anywhere_is_whole_or_nothing(
         disk = MortalDisk(error=error)
         journal = open_journal(directory, JournalOptions(disk=disk)).journal
         disk.left = spare
-        with pytest.raises((Died, OSError, PartitionStopped)):
+        with pytest.raises((Died, OSError, PartitionReadOnly)):
             seal_and_drop(journal)
         if error is OSError:
             disk.left = 1 << 30
@@ -369,16 +369,16 @@ def test_a_missing_file_is_damage_unless_it_was_dropped(
     path = stored / f"{pieces[2].first:020d}.segment"
     held = path.read_bytes()
     path.unlink()
-    with pytest.raises(DataDamaged, match="the file behind that is missing"):
+    with pytest.raises(CorruptData, match="the file behind that is missing"):
         open_journal(stored, SMALL)
     path.write_bytes(held)
     check_holds(open_journal(stored, SMALL).journal, commits, dropped=pieces[1].last)
     mark = log_start_path(stored).read_bytes()
     log_start_path(stored).unlink()
-    with pytest.raises(DataDamaged, match="expected the segment of sequence 1 next"):
+    with pytest.raises(CorruptData, match="expected the segment of sequence 1 next"):
         open_journal(stored, SMALL)
     log_start_path(stored).write_bytes(mark[:-1] + b"?")
-    with pytest.raises(DataDamaged, match=r"dropped\.record"):
+    with pytest.raises(CorruptData, match=r"dropped\.record"):
         open_journal(stored, SMALL)
 
 
@@ -389,5 +389,5 @@ def test_a_mark_of_a_later_format_is_refused() -> None:
         writer.write_table(BATCHES.empty_table().replace_schema_metadata(stamp))
     with pytest.raises(ConfigError, match="of format 1, got 2"):
         LogStart.from_bytes(sink.getvalue())
-    with pytest.raises(DataDamaged, match="expected the mark"):
+    with pytest.raises(CorruptData, match="expected the mark"):
         LogStart.from_bytes(b"anything")

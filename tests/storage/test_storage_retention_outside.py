@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from galileo.errors import DataDropped
+from galileo.errors import DataExpired
 from galileo.model.schema import Schema
 from galileo.storage.backup import BackupOptions, backup, restore
 from galileo.storage.commits import Commit, Committed
@@ -36,7 +36,7 @@ def check_holds(journal: PartitionJournal, commits: Sequence[Commit], *, dropped
     for sequence, commit in enumerate(commits, start=1):
         if sequence <= dropped:
             for read in (journal.read, journal.paths, journal.header):
-                with pytest.raises(DataDropped, match=f"commit {sequence} was dropped"):
+                with pytest.raises(DataExpired, match=f"commit {sequence} was dropped"):
                     read(sequence)
         else:
             assert journal.read(sequence).equals(commit.observations)

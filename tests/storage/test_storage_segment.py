@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from galileo.errors import DataDamaged, DataDropped
+from galileo.errors import CorruptData, DataExpired
 from galileo.storage import segment as module
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.journal import Commit, PartitionJournal
@@ -63,7 +63,7 @@ def test_damage_is_found_before_anything_is_kept(journal: PartitionJournal) -> N
     data[header.observations_offset + header.observations_bytes // 2] ^= 1
     place.path.write_bytes(data)
     for _ in range(2):
-        with pytest.raises(DataDamaged, match="checksum"):
+        with pytest.raises(CorruptData, match="checksum"):
             journal.read(1)
     assert decoded(journal) == []
 
@@ -103,7 +103,7 @@ def test_merging_and_dropping_forget_what_was_decoded(
     journal.seal()
     journal.drop(len(commits))
     assert decoded(journal) == []
-    with pytest.raises(DataDropped):
+    with pytest.raises(DataExpired):
         journal.read(merged)
 
 

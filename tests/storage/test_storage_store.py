@@ -14,12 +14,12 @@ from fault_injection.disks import MemoryDisk
 from fault_injection.requirements import memory_disk_missing
 
 from galileo.errors import (
-    Bug,
     ConfigError,
-    DataDamaged,
+    CorruptData,
     DatasetExists,
     InputError,
-    PartitionStopped,
+    InternalError,
+    PartitionReadOnly,
     UnknownDataset,
 )
 from galileo.model.schema import Feature, Schema
@@ -85,7 +85,7 @@ def test_a_dataset_that_could_not_be_stored_does_not_exist(
 ) -> None:
     with opened(tmp_path, JournalOptions(disk=faulty_disk)) as store:
         faulty_disk.failing = {"fdatasync": 28}
-        with pytest.raises(PartitionStopped):
+        with pytest.raises(PartitionReadOnly):
             store.create_dataset(schema)
         assert store.schemas() == {}
         faulty_disk.failing = {}
@@ -108,10 +108,10 @@ def test_unknown_datasets_and_impossible_partitions_are_refused(
 def test_journals_wait_for_recovery_which_happens_once(tmp_path: Path, schema: Schema) -> None:
     with Store.open(tmp_path, wall=wall) as store:
         store.create_dataset(schema)
-        with pytest.raises(Bug, match="recover"):
+        with pytest.raises(InternalError, match="recover"):
             store.journal("nam", 0)
         store.recover(lambda *_: None)
-        with pytest.raises(Bug, match="second"):
+        with pytest.raises(InternalError, match="second"):
             store.recover(lambda *_: None)
 
 
@@ -143,10 +143,10 @@ def test_an_epoch_that_is_lost_or_damaged_stops_the_start(tmp_path: Path, schema
         store.create_dataset(schema)
     path = tmp_path / "node" / "epoch.record"
     path.write_bytes(path.read_bytes()[:-1] + b"9")
-    with pytest.raises(DataDamaged, match=r"epoch\.record"):
+    with pytest.raises(CorruptData, match=r"epoch\.record"):
         Store.open(tmp_path, wall=wall)
     path.unlink()
-    with pytest.raises(DataDamaged, match="missing"):
+    with pytest.raises(CorruptData, match="missing"):
         Store.open(tmp_path, wall=wall)
 
 
@@ -157,7 +157,7 @@ def test_commits_without_their_schema_stop_the_start(
         store.create_dataset(schema)
         store.journal("nam", 0).append([make_commit(0)])
     (tmp_path / "datasets" / "nam.record").unlink()
-    with Store.open(tmp_path, wall=wall) as store, pytest.raises(DataDamaged, match="unknown"):
+    with Store.open(tmp_path, wall=wall) as store, pytest.raises(CorruptData, match="unknown"):
         store.recover(lambda *_: None)
 
 
@@ -231,7 +231,7 @@ def test_a_damaged_partition_names_file_and_offset_and_frees_the_directory(
     stored[200] ^= 1
     path.write_bytes(stored)
     for _ in range(2):
-        with Store.open(tmp_path, wall=wall) as store, pytest.raises(DataDamaged) as caught:
+        with Store.open(tmp_path, wall=wall) as store, pytest.raises(CorruptData) as caught:
             store.recover(lambda *_: None)
         assert caught.value.details == {"file": str(path), "offset": 0}
 
@@ -251,7 +251,7 @@ def test_partitions_that_are_not_wanted_stay_closed_and_others_go(
         assert store.partitions_on_disk() == {("nam", 3), ("nam", 11)}
         opened_late = store.open_partition("nam", 3, lambda _, p, __: replayed.append(p))
         assert (opened_late.last_sequence, replayed) == (1, [11, 3])
-        with pytest.raises(Bug, match="expected partition 3 of 'nam' to be closed"):
+        with pytest.raises(InternalError, match="expected partition 3 of 'nam' to be closed"):
             store.open_partition("nam", 3, lambda *_: None)
         store.delete_partition(3)
         assert store.partitions_on_disk() == {("nam", 11)}

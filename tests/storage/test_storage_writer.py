@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from galileo.errors import PartitionStopped
+from galileo.errors import PartitionReadOnly
 from galileo.storage.journal import Commit
 from galileo.storage.writer import JournalOptions
 
@@ -33,7 +33,7 @@ def options(faulty_disk: Any, time: Time) -> JournalOptions:
 
 
 def all_stopped(results: list[Any]) -> bool:
-    return all(isinstance(result, PartitionStopped) for result in results)
+    return all(isinstance(result, PartitionReadOnly) for result in results)
 
 
 def test_a_group_is_synced_once_before_it_is_acknowledged(
@@ -79,7 +79,7 @@ def test_after_a_failed_sync_the_partition_stops_for_good_and_answers_reads(
     faulty_disk.failing, time.now = {}, 1e6
     faulty_disk.calls.clear()
     again = journal.append([make_commit(1), kept])
-    assert isinstance(again[0], PartitionStopped)
+    assert isinstance(again[0], PartitionReadOnly)
     assert again[1].duplicate
     assert faulty_disk.calls == []
     assert journal.read(1).equals(kept.observations)
@@ -224,7 +224,7 @@ def test_recovered_commits_are_made_durable_before_they_are_shown(
     journal.append([make_commit(0)])
     journal.close()
     faulty_disk.failing = {"fdatasync": errno.EIO}
-    with pytest.raises(PartitionStopped, match="cannot be opened"):
+    with pytest.raises(PartitionReadOnly, match="cannot be opened"):
         open_journal(tmp_path, JournalOptions(disk=faulty_disk))
     faulty_disk.failing = {}
     faulty_disk.calls.clear()

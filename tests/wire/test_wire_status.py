@@ -110,8 +110,8 @@ def test_a_bare_code_is_an_error_that_says_whom_was_asked(code: grpc.StatusCode)
             errors.MessageTooLarge,
         ),
         (grpc.StatusCode.UNAUTHENTICATED, "", errors.NotPermitted),
-        (grpc.StatusCode.INTERNAL, "", errors.Bug),
-        (grpc.StatusCode.UNIMPLEMENTED, "", errors.Bug),
+        (grpc.StatusCode.INTERNAL, "", errors.InternalError),
+        (grpc.StatusCode.UNIMPLEMENTED, "", errors.InternalError),
     ],
 )
 def test_what_a_bare_code_means(
@@ -164,7 +164,7 @@ async def test_a_stream_that_ends_as_it_is_sent_to_is_tried_again() -> None:
     assert failed.value.details() == status.SENDING_FAILED
     assert type(status.error_of_rpc(failed.value, asked="x")) is errors.Unavailable
     other = rpc_error(grpc.StatusCode.INTERNAL, "something else")
-    assert type(status.error_of_rpc(other, asked="x")) is errors.Bug
+    assert type(status.error_of_rpc(other, asked="x")) is errors.InternalError
 
 
 @pytest.mark.parametrize(

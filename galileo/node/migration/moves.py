@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 
 from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Move
-from galileo.errors import DataDamaged, GalileoError, PartitionStopped
+from galileo.errors import CorruptData, GalileoError, PartitionReadOnly
 from galileo.node.catalog import Catalog
 from galileo.node.migration.protocol import DatasetManifest
 from galileo.storage.partition_files import INCOMING_KIND
@@ -121,7 +121,7 @@ class Moves:
         """Takes in moves, durably; a partition that came to this node is served on return.
 
         Raises:
-            PartitionStopped: the disk refuses; nothing was adopted.
+            PartitionReadOnly: the disk refuses; nothing was adopted.
         """
         async with self.lock:
             taken = [move for move in self._live.moves(moves) if await self._has(move)]
@@ -132,7 +132,7 @@ class Moves:
         """Gives a partition away, durably; its fence is up, and the lock held by the caller.
 
         Raises:
-            PartitionStopped: the disk refuses; see `may_be_given`.
+            PartitionReadOnly: the disk refuses; see `may_be_given`.
         """
         await self._keep([move])
 
@@ -189,15 +189,15 @@ class Moves:
         """Opens what was copied, in a thread, and compares it with what it has to be.
 
         Raises:
-            DataDamaged: it is something else.
-            PartitionStopped, ConfigError: as `PartitionJournal.open`.
+            CorruptData: it is something else.
+            PartitionReadOnly, ConfigError: as `PartitionJournal.open`.
         """
         expected = tuple(one for one in expected if not self._catalog.is_dropped(one.dataset))
         names = [one.dataset for one in expected]
         self._catalog.open_partition(move.partition, names, moves=move.number)
         found = dataset_manifest(self._catalog, move.partition)
         if found != expected:
-            raise DataDamaged(
+            raise CorruptData(
                 f"expected a copy of partition {move.partition} with {expected}, got {found}"
             )
 
@@ -267,7 +267,7 @@ class Moves:
         try:
             await asyncio.to_thread(self._store.delete_partition, partition)
             await asyncio.to_thread(self._store.delete_record, INCOMING_KIND, str(partition))
-        except (OSError, PartitionStopped) as error:
+        except (OSError, PartitionReadOnly) as error:
             log.error("what is left of partition %d cannot be deleted: %s", partition, error)
             return
         self._leaving.pop(partition, None)

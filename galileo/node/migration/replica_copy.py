@@ -55,7 +55,7 @@ class Copy:
         """Copies and verifies what is listed and not here, until a file is gone that was merged.
 
         Raises:
-            DataDamaged: what the owner has is damaged.
+            CorruptData: what the owner has is damaged.
             Unavailable: the owner cannot be reached.
             OSError: the disk refuses.
         """

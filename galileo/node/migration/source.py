@@ -9,7 +9,7 @@ from pathlib import Path
 
 from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Move
-from galileo.errors import InputError, PartitionMoved, PartitionStopped, Unavailable
+from galileo.errors import InputError, PartitionMoved, PartitionReadOnly, Unavailable
 from galileo.node.catalog import Catalog
 from galileo.node.migration.moves import Moves, dataset_manifest
 from galileo.node.migration.protocol import NEW_LIST, File, Handoff, PartitionManifest
@@ -119,7 +119,7 @@ class PartitionSource:
 
         Raises:
             Unavailable: its fence is not up any more, or the copy is not of all of it.
-            PartitionStopped: the disk refuses. Where it is not known what the disk has, the
+            PartitionReadOnly: the disk refuses. Where it is not known what the disk has, the
                 partition takes no commits until this is repeated, or the node restarted.
         """
         # Whoever asks may hang up; what has begun is carried to its end.
@@ -149,7 +149,7 @@ class PartitionSource:
                 fence.expiry = None
             try:
                 await self._moves.give(move)
-            except PartitionStopped:
+            except PartitionReadOnly:
                 if not await self._moves.may_be_given(move):
                     self._expire(move.partition)
                 raise

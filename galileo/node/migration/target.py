@@ -23,12 +23,12 @@ from galileo.dht import placement
 from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Move
 from galileo.errors import (
-    DataDamaged,
+    CorruptData,
     GalileoError,
     InputError,
     PartitionMoved,
-    PartitionStopped,
-    TryAgain,
+    PartitionReadOnly,
+    TransientError,
     Unavailable,
 )
 from galileo.node.catalog import Catalog
@@ -91,8 +91,8 @@ class PartitionTarget:
             InputError: it is no partition of this node's group, or a node's [cluster] table lacks
                 this node.
             Unavailable: a node cannot be reached, or the move has to be begun again.
-            DataDamaged: what the owner has is damaged.
-            PartitionStopped: a disk refuses.
+            CorruptData: what the owner has is damaged.
+            PartitionReadOnly: a disk refuses.
         """
         self._check_group(partition)
         if partition in self._taking:
@@ -106,7 +106,7 @@ class PartitionTarget:
         except OSError as error:
             if error.errno in FULL:
                 await self._moves.abandon(partition)
-            raise PartitionStopped(
+            raise PartitionReadOnly(
                 f"the disk of node {self._name!r} refuses a copy of partition {partition}: {error}",
                 after_s=5.0,
             ) from error
@@ -219,7 +219,7 @@ class PartitionTarget:
         await asyncio.to_thread(self._moves.expect, move, listing.contents)
         try:
             await self._movers.hand_over(owner, Handoff(move, listing.contents))
-        except TryAgain as error:
+        except TransientError as error:
             if not await self._was_handed_over(owner, move):
                 raise Unavailable(
                     f"node {owner!r} did not hand partition {move.partition} over: "
@@ -228,7 +228,7 @@ class PartitionTarget:
                 ) from error
         await self._moves.adopt([move])
         if not self._moves.is_own(move.partition):
-            raise DataDamaged(
+            raise CorruptData(
                 f"partition {move.partition} was given to node {self._name!r}, which cannot open "
                 "it; see its log"
             )
@@ -240,7 +240,7 @@ class PartitionTarget:
                 await self._movers.listing(owner, move.partition)
             except PartitionMoved as error:
                 return await self._adopt_told(error) == move
-            except TryAgain:
+            except TransientError:
                 await asyncio.sleep(ASK_PAUSE_S)
             else:
                 return False

@@ -22,7 +22,7 @@ from galileo.errors import (
     IncompleteAnswer,
     InputError,
     PartitionMoved,
-    TryAgain,
+    TransientError,
 )
 from galileo.model.schema import Schema, unknown_dataset
 from galileo.wire.channel import open_blocking_channel
@@ -150,7 +150,7 @@ class Nodes:
         """The result of one `attempt` at the first node that answers.
 
         Raises:
-            TryAgain: none did for as long as we are patient.
+            TransientError: none did for as long as we are patient.
             GalileoError: what a node answered.
         """
         deadline = time.monotonic() + self._patience_s
@@ -161,7 +161,7 @@ class Nodes:
                     return attempt(self._channel(address))
                 except grpc.RpcError as error:
                     meant = error_of_rpc(error, asked=address)
-                    if not isinstance(meant, TryAgain | Cancelled):
+                    if not isinstance(meant, TransientError | Cancelled):
                         raise meant from error
                     problems.append(meant)
                 except PartitionMoved as error:
@@ -227,7 +227,7 @@ def _translated(parts: Iterator[T]) -> Iterator[T]:
         yield from parts
     except grpc.RpcError as error:
         meant = error_of_rpc(error, asked="the node that answered")
-        if isinstance(meant, Cancelled | DeadlineExceeded | TryAgain):
+        if isinstance(meant, Cancelled | DeadlineExceeded | TransientError):
             message = f"the answer broke off ({meant.message}); Spark may run the task again"
-            raise TryAgain(message) from error
+            raise TransientError(message) from error
         raise meant from error

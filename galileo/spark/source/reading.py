@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import DataDropped
+from galileo.errors import DataExpired
 from galileo.model.schema import Schema
 from galileo.spark.source.columns import of_labels, of_observations
 from galileo.spark.source.nodes import Nodes
@@ -51,8 +51,8 @@ def batches(asked: Asked, split: Split) -> Iterator[pa.RecordBatch]:
     """The rows of one task.
 
     Raises:
-        DataDropped: retention has dropped some of them, and that was not to be skipped.
-        TryAgain: the node was lost on the way.
+        DataExpired: retention has dropped some of them, and that was not to be skipped.
+        TransientError: the node was lost on the way.
     """
     _settle()
     schema = Schema.from_json(asked.schema_json)
@@ -65,7 +65,7 @@ def batches(asked: Asked, split: Split) -> Iterator[pa.RecordBatch]:
                     given = True
                     yield batch
             return
-        except DataDropped as error:
+        except DataExpired as error:
             if given or asked.on_gap != SKIP:
                 raise _gap(error) from error
             split = _behind(error, split)
@@ -126,10 +126,10 @@ def _labels(nodes: Nodes, asked: Asked, split: Split, schema: Schema) -> Iterato
 def _check_all_there(gone: Cursor, on_gap: str) -> None:
     if gone and on_gap != SKIP:
         named = ", ".join(f"{p} up to commit {s}" for p, s in gone.items())
-        raise DataDropped(f"retention has dropped commits of partitions {named}")
+        raise DataExpired(f"retention has dropped commits of partitions {named}")
 
 
-def _behind(error: DataDropped, split: Split) -> Split:
+def _behind(error: DataExpired, split: Split) -> Split:
     """What is left of a task behind what retention has dropped."""
     partitions, until = error.details["partitions"], error.details["until"]
     dropped = Cursor(dict(zip(partitions, until, strict=True)))
@@ -137,8 +137,8 @@ def _behind(error: DataDropped, split: Split) -> Split:
     return dataclasses.replace(split, after=split.after.join(dropped))
 
 
-def _gap(error: DataDropped) -> DataDropped:
-    return DataDropped(
+def _gap(error: DataExpired) -> DataExpired:
+    return DataExpired(
         f"{error.message}. They were to be read now. Read again to have what is left; a stream "
         "goes on without them with the option on_gap=skip",
         **error.details,

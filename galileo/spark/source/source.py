@@ -31,7 +31,7 @@ from pyspark.sql.types import StructType
 
 from galileo.cursor import Cursor
 from galileo.dht.topology import Topology
-from galileo.errors import Bug, InputError
+from galileo.errors import InputError, InternalError
 from galileo.model.schema import Schema, dropped_dataset
 from galileo.spark.source import columns, filters
 from galileo.spark.source.nodes import Nodes
@@ -91,7 +91,7 @@ def find_out(addresses: Sequence[str], dataset: str, *, keys: TlsFiles) -> Known
 
     Raises:
         UnknownDataset: there is none of that name.
-        TryAgain: no node could be reached.
+        TransientError: no node could be reached.
     """
     with Nodes(addresses, keys=keys) as nodes:
         schema, topology = nodes.schema(dataset), nodes.topology()
@@ -305,7 +305,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         task = context.partitionId()
         query, batch = (context.getLocalProperty(name) for name in (_QUERY_ID, _BATCH_ID))
         if not query or batch is None:
-            raise Bug("Spark told a streaming task neither its query's id nor its batch's")
+            raise InternalError(
+                "Spark told a streaming task neither its query's id nor its batch's"
+            )
         first = int(batch) * BATCHES_PER_EPOCH_MAX
         return send(iterator, self._sending, Numbering(f"spark-{query}-{task}", task, first))
 
@@ -357,7 +359,7 @@ def _read(partition: Any, asked: Asked) -> Iterator[pa.RecordBatch]:
 def _task() -> Any:
     context = TaskContext.get()
     if context is None:
-        raise Bug("Spark has a task write that is none of its own")
+        raise InternalError("Spark has a task write that is none of its own")
     return context
 
 

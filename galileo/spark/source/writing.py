@@ -79,7 +79,7 @@ def send(rows: Iterable[pa.RecordBatch], sending: Sending, numbering: Numbering)
     Raises:
         InvalidObservations: a row does not fit; rows of other batches may be stored.
         BatchConflict: an earlier attempt sent other rows under these numbers.
-        TryAgain: a node that must take rows stayed away.
+        TransientError: a node that must take rows stayed away.
     """
     tables = _tables(rows, sending)
     turn = numbering.task % len(sending.addresses)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fault_injection.delivery import Deliveries
 from galileo.client import Ccq, Client, Spool
-from galileo.errors import CcqCancelled, SamplerFailed, TryAgain
+from galileo.errors import CcqCancelled, SamplerFailed, TransientError
 from galileo.wire import token as tokens
 
 FETCH_WAIT_S, PAUSE_S = 5.0, 0.2
@@ -89,7 +89,7 @@ class FetchReader(WatchReader):
         while True:
             try:
                 update = self._client.fetch(self.ccq.id, token=token, wait=FETCH_WAIT_S)
-            except TryAgain:
+            except TransientError:
                 continue
             except SamplerFailed:
                 self.samplings_failed += 1

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from fault_injection.ledger import numbered
 from galileo.client import Client
-from galileo.errors import GalileoError, TryAgain
+from galileo.errors import GalileoError, TransientError
 
 RETRIES_TOGETHER = 3
 WAITING_MAX = 2_000
@@ -92,7 +92,7 @@ class Stream(threading.Thread):
         for producer in list(reversed(waiting))[:RETRIES_TOGETHER]:
             try:
                 receipt = self._client.ingest(self._dataset, waiting[producer], producer=producer)
-            except TryAgain:
+            except TransientError:
                 self.retried += 1
                 self._stopping.wait(RETRY_PAUSE_S)
                 continue

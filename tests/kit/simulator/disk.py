@@ -5,7 +5,7 @@ from __future__ import annotations
 from galileo.ccq.model import Record
 from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
-from galileo.errors import DataDamaged
+from galileo.errors import CorruptData
 from simulator.logs import SCHEMA
 from simulator.loop import Loop
 
@@ -80,7 +80,7 @@ class SpillDisk:
             data = data[:-1] + bytes([data[-1] ^ 1])
         try:
             labels = from_bytes(data, SCHEMA)
-        except DataDamaged:
+        except CorruptData:
             return None
         self._loop.counters["packs loaded"] += 1
         return labels
