@@ -1,6 +1,6 @@
 """Configuration of a node: one TOML file, overridden by environment variables, then by flags.
 
-Every key is a field of the dataclasses below; an unknown key is refused. The environment
+Every key is a field of the dataclasses below; an unknown key is an error. The environment
 variable of `[node] listen` is `GALILEO_NODE__LISTEN`, its flag `--set node.listen=...`.
 """
 
@@ -32,13 +32,12 @@ NODE_ENVIRONMENT: Mapping[str, str] = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_ARENA_MAX": "1",
 }
-"""What nodes run with where their environment does not say otherwise; see `server.malloc_tuning`.
-"""
+"""Defaults for the environment of a node; see `server.malloc_tuning`."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSection:
-    """`name` is the node's name in the topology, `directory` where it keeps its data.
+    """`name` is the node's name in the topology, `directory` the directory of its data.
 
     `listen` is the address to bind; empty means the topology's address of this node.
     """
@@ -52,30 +51,30 @@ class NodeSection:
 class StorageSection:
     """`durability` is "fsync", or "none" where losing the last seconds is acceptable.
 
-    `merge`: whether sealed segments are merged and compressed in the background, once
-    `merge_bytes_min` of them wait in a partition, at most `merge_bytes_max` at a time, reading
-    at most `merge_bytes_per_s`; it is looked for every `merge_interval_s`.
+    `compaction`: whether sealed segments are merged and compressed in the background. Every
+    `compaction_interval_s` the node checks for partitions with at least `compaction_bytes_min` of
+    such segments; one compaction merges up to `compaction_bytes_max` and reads at most
+    `compaction_bytes_per_s`.
 
-    `retention_check_s`: how often the datasets' retention policies are applied.
-    `retention_settle_s`: commits that are younger are never dropped but by a policy that may
-    pass readers.
+    `retention_check_s`: how often the retention policies of datasets are applied.
+    `retention_min_age_s`: younger commits are dropped only by a policy that ignores readers.
     """
 
     segment_bytes_max: int = 64 << 20
     durability: str = "fsync"
-    merge: bool = True
-    merge_bytes_min: int = 256 << 20
-    merge_bytes_max: int = 1 << 30
-    merge_bytes_per_s: int = 32 << 20
-    merge_interval_s: float = 10.0
+    compaction: bool = True
+    compaction_bytes_min: int = 256 << 20
+    compaction_bytes_max: int = 1 << 30
+    compaction_bytes_per_s: int = 32 << 20
+    compaction_interval_s: float = 10.0
     retention_check_s: float = 60.0
-    retention_settle_s: float = 60.0
+    retention_min_age_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipSection:
     heartbeat_interval_s: float = 0.5
-    dead_after_s: float = 2.0
+    failure_timeout_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +82,21 @@ class EvaluatorSection:
     """The host's Spark evaluator.
 
     `master` is a Spark master (`local[2]`, `spark://host:port`) or a Spark Connect address
-    (`sc://host:port`); `directory` is what the nodes of one host share to find it.
+    (`sc://host:port`); the nodes of one host find it by the shared `directory`.
     """
 
     master: str = "local[2]"
     directory: str = ""
     heap_mb: int = 512
-    idle_exit_s: float = 60.0
+    idle_timeout_s: float = 60.0
     cycle_timeout_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class SamplersSection:
-    """`sent`: "contained" where users may send samplers, which run in processes that reach
-    nothing; "refused" where they may not.
-    """
+    """`uploads`: "sandboxed" if users may upload samplers, which run in a sandbox."""
 
-    sent: str = "refused"
+    uploads: str = "disabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,31 +108,31 @@ class LimitsSection:
     ccqs_max: int = 10_000
     interval_min_s: float = 0.05
     expiration_max_s: float = 366 * 86400.0
-    commits_waiting_max: int = 1_024
+    commit_queue_max: int = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSection:
-    """`address` is where metrics, readiness and liveness are served over HTTP; empty: nowhere.
+    """`address` serves metrics, readiness and liveness over HTTP; empty disables them.
 
-    Without `insecure` it must be a loopback address. `ccqs` are ids, separated by commas, of which
-    there are always metrics; beside them there are those of the `ccqs_max` with the oldest
-    frontiers, and those of `partitions_max` partitions.
+    Without `insecure` it must be a loopback address. There are metrics for the queries `ccq_ids`
+    (separated by commas), for the `ccqs_max` others with the oldest frontiers, and for
+    `partitions_max` partitions.
     """
 
     address: str = ""
     insecure: bool = False
-    ccqs: str = ""
+    ccq_ids: str = ""
     ccqs_max: int = 20
     partitions_max: int = 256
 
     @property
-    def named(self) -> tuple[str, ...]:
-        return tuple(one.strip() for one in self.ccqs.split(",") if one.strip())
+    def ccq_id_list(self) -> tuple[str, ...]:
+        return tuple(ccq_id.strip() for ccq_id in self.ccq_ids.split(",") if ccq_id.strip())
 
 
 @dataclass(frozen=True, slots=True)
-class LogsSection:
+class LoggingSection:
     """`format` is "text" or "json", `level` the minimum log level: "debug" to "error"."""
 
     format: str = "text"
@@ -144,15 +141,16 @@ class LogsSection:
 
 @dataclass(frozen=True, slots=True)
 class SecuritySection:
-    """Without TLS a node binds only loopback addresses, unless `insecure` says otherwise."""
+    """Without TLS a node binds only loopback addresses, unless `insecure` is true."""
 
     insecure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSection:
-    """Files in PEM: the node's certificate and key, and the authority of the cluster's nodes and
-    clients. All three, or none for no TLS. They are read again when they change.
+    """PEM files: the node's certificate and key, and the CA of the cluster's nodes and clients.
+
+    All three, or none for no TLS. Changed files are read again.
     """
 
     certificate: str = ""
@@ -161,19 +159,21 @@ class TlsSection:
 
 
 @dataclass(frozen=True, slots=True)
-class AccessSection:
-    """`principals` is the file that says whose tokens there are and what each may do; empty:
-    everybody may do everything. `token_file` is with what this node proves to others that it is
-    one, where there is no TLS.
+class AuthSection:
+    """Authentication by tokens.
+
+    `token_file`: the file of the cluster's principals, with their roles and token digests; without
+    it no authentication is required. `node_token_file`: the token by which this node authenticates
+    to other nodes without TLS.
     """
 
-    principals: str = ""
     token_file: str = ""
+    node_token_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that a node is told; `topology` is the `[cluster]` table."""
+    """The configuration of a node; `topology` is the `[cluster]` table."""
 
     topology: Topology
     node: NodeSection = field(default_factory=NodeSection)
@@ -183,11 +183,11 @@ class Config:
     samplers: SamplersSection = field(default_factory=SamplersSection)
     limits: LimitsSection = field(default_factory=LimitsSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
-    logs: LogsSection = field(default_factory=LogsSection)
+    logging: LoggingSection = field(default_factory=LoggingSection)
     tracing: TracingOptions = field(default_factory=TracingOptions)
     security: SecuritySection = field(default_factory=SecuritySection)
     tls: TlsSection = field(default_factory=TlsSection)
-    access: AccessSection = field(default_factory=AccessSection)
+    auth: AuthSection = field(default_factory=AuthSection)
     quotas: Quotas = field(default_factory=Quotas)
     audit: AuditSection = field(default_factory=AuditSection)
 
@@ -197,9 +197,9 @@ class Config:
 
     @property
     def keys(self) -> TlsFiles:
-        """What this node proves to others."""
-        tls, token_file = self.tls, self.access.token_file
-        files = (tls.certificate, tls.key, tls.authority, token_file)
+        """The credentials of this node."""
+        tls = self.tls
+        files = (tls.certificate, tls.key, tls.authority, self.auth.node_token_file)
         return TlsFiles(*files, insecure=self.security.insecure)
 
     @property
@@ -217,14 +217,15 @@ SECTIONS: dict[str, type] = {
     "samplers": SamplersSection,
     "limits": LimitsSection,
     "metrics": MetricsSection,
-    "logs": LogsSection,
+    "logging": LoggingSection,
     "tracing": TracingOptions,
     "security": SecuritySection,
     "tls": TlsSection,
-    "access": AccessSection,
+    "auth": AuthSection,
     "quotas": Quotas,
     "audit": AuditSection,
 }
+UPLOAD_POLICIES = ("disabled", "sandboxed")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _CLUSTER_KEYS = ("cluster", "name", "groups", "ranges", "partitions_per_group", "version")
@@ -253,12 +254,12 @@ def load(
             _assign(raw, assignment)
         return from_dict(raw)
     except ConfigError as error:
-        # Files are named here, never secrets; one that is put there all the same stays one.
+        # A secret that was written here in place of a file name must not reach the log.
         raise ConfigError(redacted(error.message)) from None
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The sections of a file as they stand there, unchecked; raises ConfigError."""
+    """The unchecked sections of a file. Raises ConfigError if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -268,7 +269,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def from_dict(raw: Mapping[str, Any]) -> Config:
-    """The configuration of a mapping of sections, checked."""
+    """Builds and checks the configuration. Raises ConfigError."""
     _refuse_unknown("section", raw, [*SECTIONS, "cluster"])
     sections = {name: _section(name, raw.get(name, {})) for name in SECTIONS}
     config = Config(topology=_topology_of(raw), **sections)
@@ -362,17 +363,14 @@ def _check_durability(config: Config) -> None:
 
 
 def _check_samplers(config: Config) -> None:
-    if config.samplers.sent not in ("refused", "contained"):
-        raise ConfigError(
-            f'expected samplers.sent "refused" or "contained", got {config.samplers.sent!r}'
-        )
+    _check_one_of("samplers.uploads", config.samplers.uploads, UPLOAD_POLICIES)
 
 
-def _check_merging(config: Config) -> None:
-    if config.storage.merge_bytes_min > config.storage.merge_bytes_max:
+def _check_compaction(config: Config) -> None:
+    if config.storage.compaction_bytes_min > config.storage.compaction_bytes_max:
         raise ConfigError(
-            "expected storage.merge_bytes_min up to storage.merge_bytes_max, "
-            f"got {config.storage.merge_bytes_min} and {config.storage.merge_bytes_max}"
+            "expected storage.compaction_bytes_min up to storage.compaction_bytes_max, "
+            f"got {config.storage.compaction_bytes_min} and {config.storage.compaction_bytes_max}"
         )
 
 
@@ -382,10 +380,10 @@ def _check_numbers(config: Config) -> None:
 
 
 def _check_membership(config: Config) -> None:
-    if config.membership.heartbeat_interval_s >= config.membership.dead_after_s:
+    if config.membership.heartbeat_interval_s >= config.membership.failure_timeout_s:
         raise ConfigError(
-            "expected membership.heartbeat_interval_s below membership.dead_after_s, got "
-            f"{config.membership.heartbeat_interval_s} and {config.membership.dead_after_s}"
+            "expected membership.heartbeat_interval_s below membership.failure_timeout_s, got "
+            f"{config.membership.heartbeat_interval_s} and {config.membership.failure_timeout_s}"
         )
 
 
@@ -399,7 +397,7 @@ def _check_listen(config: Config) -> None:
         raise ConfigError(
             f"expected a loopback address to listen on, got {config.listen!r}: connections are not "
             "encrypted; name certificates in [tls], or set security.insecure = true (--insecure) "
-            "to serve a trusted network all the same"
+            "to serve a trusted network without encryption"
         )
 
 
@@ -409,13 +407,13 @@ def _check_metrics(config: Config) -> None:
         raise ConfigError(f"expected metrics.address as host:port or empty, got {address!r}")
     if address and not config.metrics.insecure and not is_loopback(address):
         raise ConfigError(
-            f"expected a loopback address as metrics.address, got {address!r}: metrics are told to "
-            "everybody who asks; set metrics.insecure = true to serve a trusted network"
+            f"expected a loopback address as metrics.address, got {address!r}: metrics are served "
+            "without authentication; set metrics.insecure = true to serve a trusted network"
         )
 
 
-def _check_access(config: Config) -> None:
-    if config.access.principals and len(config.topology.nodes) > 1:
+def _check_node_credentials(config: Config) -> None:
+    if config.auth.token_file and len(config.topology.nodes) > 1:
         config.keys.check_of_node()
 
 
@@ -425,10 +423,10 @@ def _check_one_of(key: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def _check_positive(name: str, section: Any) -> None:
-    for one in dataclasses.fields(section):
-        value = getattr(section, one.name)
+    for key in dataclasses.fields(section):
+        value = getattr(section, key.name)
         if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
-            raise ConfigError(f"expected {name}.{one.name} above zero, got {value}")
+            raise ConfigError(f"expected {name}.{key.name} above zero, got {value}")
 
 
 _CHECKS = (
@@ -436,41 +434,41 @@ _CHECKS = (
     _check_directory,
     _check_durability,
     _check_samplers,
-    _check_merging,
+    _check_compaction,
     _check_numbers,
     _check_membership,
     _check_listen,
     _check_metrics,
     lambda config: config.keys.check_named(),
-    _check_access,
-    lambda config: _check_one_of("logs.format", config.logs.format, LOG_FORMATS),
-    lambda config: _check_one_of("logs.level", config.logs.level, LOG_LEVELS),
+    _check_node_credentials,
+    lambda config: _check_one_of("logging.format", config.logging.format, LOG_FORMATS),
+    lambda config: _check_one_of("logging.level", config.logging.level, LOG_LEVELS),
     lambda config: config.tracing.check(),
 )
 
 
 def problems(raw: Mapping[str, Any]) -> list[str]:
-    """Everything that is wrong with a mapping of sections, where `from_dict` tells the first."""
-    return [redacted(one) for one in dict.fromkeys(_found(raw))]
+    """All errors of a configuration; `from_dict` raises the first."""
+    return [redacted(message) for message in dict.fromkeys(_find_errors(raw))]
 
 
-def _found(raw: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
+def _find_errors(raw: Mapping[str, Any]) -> list[str]:
+    messages: list[str] = []
     sections = {name: SECTIONS[name]() for name in SECTIONS}
     for name, values in raw.items():
         try:
             _refuse_unknown("section", {name: values}, [*SECTIONS, "cluster"])
             if name in SECTIONS:
                 _refuse_other_than_table(name, values)
-                sections[name] = _sound(name, values, found)
+                sections[name] = _valid_section(name, values, messages)
         except GalileoError as error:
-            found.append(error.message)
+            messages.append(error.message)
     checks: Sequence[Callable[[Config], object]] = _CHECKS
     try:
         topology = _topology_of(raw)
     except GalileoError as error:
-        found += [*_wrong_nodes(raw), error.message]
-        # Any topology will do for the checks of what does not depend on it.
+        messages += [*_node_errors(raw), error.message]
+        # The other checks do not depend on the topology.
         topology = Topology(
             "any", (Group("any", (NodeInfo("any", "127.0.0.1:1"),)),), even_ranges(1)
         )
@@ -480,32 +478,32 @@ def _found(raw: Mapping[str, Any]) -> list[str]:
         try:
             check(config)
         except GalileoError as error:
-            found.append(error.message)
-    return found
+            messages.append(error.message)
+    return messages
 
 
-def _wrong_nodes(raw: Mapping[str, Any]) -> list[str]:
-    """What is wrong with each node of [cluster], where the table has the form of one."""
-    wrong = []
+def _node_errors(raw: Mapping[str, Any]) -> list[str]:
+    """The errors of each node of [cluster], if the table has the right form."""
+    messages = []
     with contextlib.suppress(TypeError, KeyError, AttributeError):
         for node in [node for group in raw["cluster"]["groups"] for node in group["nodes"]]:
             try:
                 NodeInfo(**node)
             except ConfigError as error:
-                wrong.append(error.message)
-    return wrong
+                messages.append(error.message)
+    return messages
 
 
-def _sound(name: str, values: Mapping[str, Any], found: list[str]) -> Any:
-    """The section of those keys that are right; the others go into `found`."""
+def _valid_section(name: str, values: Mapping[str, Any], messages: list[str]) -> Any:
+    """The section with the valid keys only; appends the errors of the others to `messages`."""
     section = SECTIONS[name]()
     for key, value in values.items():
         try:
             _check_positive(name, _section(name, {key: value}))
-            one = getattr(_section(name, {key: value}), key)
-            section = dataclasses.replace(section, **{key: one})
+            typed = getattr(_section(name, {key: value}), key)
+            section = dataclasses.replace(section, **{key: typed})
         except GalileoError as error:
-            found.append(error.message)
+            messages.append(error.message)
     return section
 
 
@@ -514,7 +512,7 @@ def _topology_of(raw: Mapping[str, Any]) -> Topology:
         raise ConfigError("expected a [cluster] table with the groups and their nodes, got none")
     table = raw["cluster"]
     _refuse_other_than_table("cluster", table)
-    # `galileo topology --json` writes it; each node has it from its own records.
+    # `galileo topology --json` writes "moved"; nodes read it from their own records.
     table = {key: value for key, value in table.items() if key != "moved"}
     _refuse_unknown("key in [cluster]", table, _CLUSTER_KEYS)
     name = table.get("name", table.get("cluster", "galileo"))

@@ -140,7 +140,7 @@ def evaluator() -> Iterator[dict[str, Any]]:
     if it stops it, counts its jobs or protects it with tokens.
     """
     with tempfile.TemporaryDirectory(prefix="galileo-test-evaluator-") as directory:
-        yield {"directory": directory, "idle_exit_s": 900.0}
+        yield {"directory": directory, "idle_timeout_s": 900.0}
         stop_evaluator(Path(directory))
 
 
@@ -168,8 +168,8 @@ def cluster(evaluator: dict[str, Any]) -> Iterator[galileo.LocalCluster]:
     """
     # However busy this machine is, no node holds another one dead.
     settings = {
-        "samplers": {"sent": "contained"},
-        "membership": {"dead_after_s": 60.0},
+        "samplers": {"uploads": "sandboxed"},
+        "membership": {"failure_timeout_s": 60.0},
         "evaluator": evaluator,
     }
     with galileo.LocalCluster(nodes=3, groups=2, settings=settings) as running:

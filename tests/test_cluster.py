@@ -29,7 +29,7 @@ ROWS = pd.DataFrame(
         "temperature": [270.0, 280.0, 290.0, 300.0],
     }
 )
-IMPATIENT = {"membership": {"heartbeat_interval_s": 0.1, "dead_after_s": 3.0}}
+IMPATIENT = {"membership": {"heartbeat_interval_s": 0.1, "failure_timeout_s": 3.0}}
 
 
 def until(client: galileo.Client, *, complete: bool) -> None:

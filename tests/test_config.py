@@ -35,11 +35,11 @@ TEXTS = {
     "node.name": "node-2",
     "node.listen": "127.0.0.1:7999",
     "storage.durability": "none",
-    "samplers.sent": "contained",
+    "samplers.uploads": "sandboxed",
     "metrics.address": "127.0.0.1:9701",
     "tracing.endpoint": "http://127.0.0.1:4317",
-    "logs.format": "json",
-    "logs.level": "debug",
+    "logging.format": "json",
+    "logging.level": "debug",
 }
 KEYS = [
     f"{section}.{field.name}"
@@ -145,9 +145,9 @@ def test_what_is_not_set_has_its_default(write: Write) -> None:
 
 
 def test_a_whole_number_is_a_number_of_seconds(write: Write) -> None:
-    loaded = config.load(write(with_key("membership.dead_after_s", 3)), environment={})
-    assert loaded.membership.dead_after_s == 3.0
-    assert isinstance(loaded.membership.dead_after_s, float)
+    loaded = config.load(write(with_key("membership.failure_timeout_s", 3)), environment={})
+    assert loaded.membership.failure_timeout_s == 3.0
+    assert isinstance(loaded.membership.failure_timeout_s, float)
 
 
 # --- the cluster ---------------------------------------------------------------------------------
@@ -204,20 +204,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a fraction for a count": (with_key("limits.ccqs_max", 1.5), "expected int .* got 1.5"),
     "a truth for a count": (with_key("limits.ccqs_max", True), "expected int .* got True"),
     "a truth for seconds": (
-        with_key("membership.dead_after_s", True),
-        "expected float for membership.dead_after_s, got True",
+        with_key("membership.failure_timeout_s", True),
+        "expected float for membership.failure_timeout_s, got True",
     ),
     "a number for a truth": (with_key("security.insecure", 1), "expected bool .* got 1"),
     "a number for a text": (with_key("node.directory", 1), "expected str for node.directory"),
     "zero": (with_key("limits.ccqs_max", 0), "expected limits.ccqs_max above zero, got 0"),
-    "a negative time": (with_key("membership.dead_after_s", -1.0), "dead_after_s above zero"),
+    "a negative time": (
+        with_key("membership.failure_timeout_s", -1.0),
+        "failure_timeout_s above zero",
+    ),
     "a time that is no number": (
-        with_key("membership.dead_after_s", float("nan")),
-        "dead_after_s above zero, got nan",
+        with_key("membership.failure_timeout_s", float("nan")),
+        "failure_timeout_s above zero, got nan",
     ),
     "a heartbeat that is too rare": (
         with_key("membership.heartbeat_interval_s", 2.0),
-        "heartbeat_interval_s below membership.dead_after_s, got 2.0 and 2.0",
+        "heartbeat_interval_s below membership.failure_timeout_s, got 2.0 and 2.0",
     ),
     "a foreign node": (
         with_key("node.name", "node-3"),
@@ -225,13 +228,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no directory": ({**BASE, "node": {"name": "node-1"}}, "expected node.directory, the place"),
     "another place for sent samplers": (
-        with_key("samplers.sent", "trusted"),
-        'samplers.sent "refused" or "contained", got',
+        with_key("samplers.uploads", "trusted"),
+        "samplers.uploads to be one of disabled, sandboxed, got",
     ),
     "another durability": (with_key("storage.durability", "maybe"), '"fsync" or "none", got'),
     "merges that never begin": (
-        with_key("storage.merge_bytes_min", 2 << 30),
-        "merge_bytes_min up to storage.merge_bytes_max, got 2147483648 and 1073741824",
+        with_key("storage.compaction_bytes_min", 2 << 30),
+        "compaction_bytes_min up to storage.compaction_bytes_max, got 2147483648 and 1073741824",
     ),
     "half an address": (with_key("node.listen", "127.0.0.1"), "host:port .* got '127.0.0.1'"),
 }
@@ -369,8 +372,12 @@ def test_metrics_are_served_to_others_only_where_that_is_said() -> None:
 
 
 def test_queries_are_named_with_commas_between() -> None:
-    assert config.from_dict(BASE).metrics.named == ()
-    assert config.from_dict(with_key("metrics.ccqs", "a, b,,c ")).metrics.named == ("a", "b", "c")
+    assert config.from_dict(BASE).metrics.ccq_id_list == ()
+    assert config.from_dict(with_key("metrics.ccq_ids", "a, b,,c ")).metrics.ccq_id_list == (
+        "a",
+        "b",
+        "c",
+    )
 
 
 @pytest.mark.parametrize(("key", "value"), [("format", "xml"), ("level", "loud")])
@@ -392,7 +399,7 @@ def test_every_problem_is_told_where_the_first_would_be_raised() -> None:
         "node": {"name": "nobody"},
         "storge": {},
         "limits": {"ccqs_max": 0, "ccq_max": 5, "batch_rows_max": "many"},
-        "logs": {"format": "xml", "level": "loud"},
+        "logging": {"format": "xml", "level": "loud"},
         "storage": 7,
     }
     found = config.problems(raw)
@@ -404,8 +411,8 @@ def test_every_problem_is_told_where_the_first_would_be_raised() -> None:
         "node.name to be one of",
         "expected node.directory",
         "expected limits.ccqs_max above zero",
-        "logs.format",
-        "logs.level",
+        "logging.format",
+        "logging.level",
     ):
         assert sum(said in one for one in found) == 1, (said, found)
     assert len(found) == 9
@@ -416,9 +423,9 @@ def test_what_a_node_would_miss_to_prove_itself_is_told_by_the_file_alone() -> N
     assert alone == [
         "expected tls.certificate, tls.key and tls.authority together, got no tls.authority"
     ]
-    several = {**BASE, "access": {"principals": "/p"}}
-    assert "expected access.token_file" in "".join(config.problems(several))
-    named = {**BASE, "access": {"principals": "/p", "token_file": "/t"}}
+    several = {**BASE, "auth": {"token_file": "/p"}}
+    assert "expected auth.node_token_file" in "".join(config.problems(several))
+    named = {**BASE, "auth": {"token_file": "/p", "node_token_file": "/t"}}
     assert config.problems(named) == []
 
 

@@ -23,9 +23,9 @@ from galileo.logging_setup import FACTS, JsonFormatter
 from galileo.wire.status import error_from_pb, error_to_pb
 
 DEBUG = {
-    "logs": {"format": "json", "level": "debug"},
+    "logging": {"format": "json", "level": "debug"},
     # So nothing is asked for twice, however busy this machine is.
-    "membership": {"dead_after_s": 60.0},
+    "membership": {"failure_timeout_s": 60.0},
 }
 WITHIN_S = 60
 

@@ -76,9 +76,9 @@ BROKEN = {
     "a token where there is a name": '[node]\nname = "glt_planted"\ndirectory = "d"\n',
     "a key where there is a switch": f"[security]\ninsecure = '''{KEY}'''\n",
     "a password in an address": '[tracing]\nendpoint = "ftp://ann:planted@host:1"\n',
-    "a token as a key": '[access]\nglt_planted = "x"\n',
+    "a token as a key": '[auth]\nglt_planted = "x"\n',
     "a table twice": "[glt_planted]\n[glt_planted]\n",
-    "no TOML": '[access]\ntoken_file = "glt_planted\nprincipals = glt_planted"\n',
+    "no TOML": '[auth]\nnode_token_file = "glt_planted\ntoken_file = glt_planted"\n',
 }
 
 

@@ -67,7 +67,7 @@ def up(
     \b
     Example:
       galileo up --nodes 3 --directory ~/galileo-data
-      galileo up --set samplers.sent=contained
+      galileo up --set samplers.uploads=sandboxed
     """
     settings = _settings(overrides)
     stopped = threading.Event()

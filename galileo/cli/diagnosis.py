@@ -286,9 +286,9 @@ def _containment(node: str, wrong: str) -> Iterator[Finding]:
         yield Finding(
             "problem",
             node,
-            f'samplers.sent is "contained", and they cannot be: {wrong}',
+            f'samplers.uploads is "sandboxed", and they cannot be: {wrong}',
             "uploaded samplers are rejected, and queries that use one fail",
-            'install bubblewrap, allow user namespaces, or set samplers.sent = "refused"',
+            'install bubblewrap, allow user namespaces, or set samplers.uploads = "disabled"',
         )
 
 

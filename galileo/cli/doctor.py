@@ -75,7 +75,7 @@ def _of_host(path: Path | None, directory: Path | None) -> tuple[list[Finding], 
     there = next(one for one in (wanted, *wanted.parents) if _may_be_there(one))
     host = host_condition(
         there,
-        takes_samplers=loaded.samplers.sent == "contained",
+        takes_samplers=loaded.samplers.uploads == "sandboxed",
         master=loaded.evaluator.master,
     )
     missing = [] if there == wanted else [diagnosis.missing(name, wanted, examined=there)]

@@ -52,7 +52,7 @@ def serve(session: Session, *, path: Path, overrides: tuple[str, ...], insecure:
     chosen = (*overrides, "security.insecure=true") if insecure else overrides
     loaded = configuration.load(path, overrides=chosen)
     configure_malloc()
-    start_logging(loaded.logs.format, level=loaded.logs.level, node=loaded.node.name)
+    start_logging(loaded.logging.format, level=loaded.logging.level, node=loaded.node.name)
     with tracing(loaded.tracing, service="galileo-node", node=loaded.node.name):
         serve_node(loaded)
 
@@ -70,7 +70,7 @@ def evaluator(session: Session, *, path: Path, overrides: tuple[str, ...]) -> No
       galileo evaluator --config node-1.toml --set evaluator.master=local[4]
     """
     loaded = configuration.load(path, overrides=overrides)
-    start_logging(loaded.logs.format, level=loaded.logs.level)
+    start_logging(loaded.logging.format, level=loaded.logging.level)
     options = evaluator_options(loaded)
     with tracing(options.tracing, service="galileo-evaluator"):
         status = spark_evaluator.main(options)

@@ -28,7 +28,7 @@ _file = click.option(
     "path",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File of access.principals; copy it to each node.",
+    help="File of auth.token_file; copy it to each node.",
 )
 
 

@@ -1,7 +1,7 @@
 """Membership: which peers are alive, judged by their heartbeats.
 
 Theory of operation. A node sends a heartbeat to every peer each `heartbeat_interval_s`. A peer
-that was silent for `dead_after_s` is dead; its next heartbeat revives it. Nothing but the
+that was silent for `failure_timeout_s` is dead; its next heartbeat revives it. Nothing but the
 arrival of a heartbeat counts as life: TCP notices a stopped process after a minute, if ever.
 
 The node suspects itself first. Where its own ticks come later than `lag_max_s` apart (it was
@@ -24,14 +24,14 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class MembershipOptions:
     heartbeat_interval_s: float = 0.5
-    dead_after_s: float = 2.0
+    failure_timeout_s: float = 2.0
     lag_max_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.heartbeat_interval_s < self.dead_after_s:
+        if not 0 < self.heartbeat_interval_s < self.failure_timeout_s:
             raise ValueError(
-                "expected 0 < heartbeat_interval_s < dead_after_s, "
-                f"got {self.heartbeat_interval_s} and {self.dead_after_s}"
+                "expected 0 < heartbeat_interval_s < failure_timeout_s, "
+                f"got {self.heartbeat_interval_s} and {self.failure_timeout_s}"
             )
 
 
@@ -135,7 +135,7 @@ class Membership:
             return []  # A stranger, or a late packet of an earlier life.
         revived = not peer.alive
         peer.alive, peer.epoch = True, event.epoch
-        peer.deadline = now + self.options.dead_after_s
+        peer.deadline = now + self.options.failure_timeout_s
         return [PeerRevived(event.node)] if revived else []
 
     def _discount_own_lag(self, now: float) -> None:
@@ -144,7 +144,7 @@ class Membership:
             return
         for peer in self._peers.values():
             if peer.alive:
-                peer.deadline = now + self.options.dead_after_s
+                peer.deadline = now + self.options.failure_timeout_s
 
     def _heartbeats(self, now: float) -> list[MembershipEffect]:
         if now - self._heartbeat_at < self.options.heartbeat_interval_s:

@@ -59,7 +59,7 @@ class Catalog:
         store: Store,
         *,
         executor: Executor,
-        commits_waiting_max: int,
+        commit_queue_max: int,
         moves_of: Callable[[int], int] = lambda _: 0,
         owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
     ) -> None:
@@ -68,7 +68,7 @@ class Catalog:
         self._owned = owned
         self._fenced: set[int] = set()
         self._executor = executor
-        self._waiting_max = commits_waiting_max
+        self._waiting_max = commit_queue_max
         self._shards: dict[str, Shard] = {}
         self._keys: dict[str, str] = {}
         self._writers: dict[tuple[str, int], GroupCommit] = {}

@@ -22,7 +22,7 @@ from galileo.node.retention_plan import PIECES, Bounds, Plan, Readers, plan
 from galileo.node.shard import Shard
 
 CHECK_S = 60.0
-SETTLE_S = 60.0
+MIN_AGE_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +33,13 @@ class RetentionRunnerOptions:
 
     Args:
         check_s: between two looks.
-        settle_s: commits that are younger are dropped only where the policy may pass readers.
+        min_age_s: commits that are younger are dropped only where the policy may pass readers.
             Longer than a continuous query takes from its first scan until all nodes know of it.
         wall, monotonic: clocks; ages are measured by the first, held to the pace of the second.
     """
 
     check_s: float = CHECK_S
-    settle_s: float = SETTLE_S
+    min_age_s: float = MIN_AGE_S
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
 
@@ -140,7 +140,7 @@ class RetentionRunner:
             before = self._settling.get(dataset)
             if before is None:
                 self._settling[dataset] = _Settling(ORIGIN, shard.published(), now)
-            elif now - before.seen_at >= self._options.settle_s:
+            elif now - before.seen_at >= self._options.min_age_s:
                 self._settling[dataset] = _Settling(before.seen, shard.published(), now)
 
     def _long_written(self, shard: Shard, policy: Retention) -> frozenset[int]:

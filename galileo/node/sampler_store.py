@@ -149,7 +149,7 @@ class SamplerStore:
         if not self._is_allowed:
             raise NotPermitted(
                 f"node {self._name} takes no samplers that are sent; install them on the nodes, "
-                'or have an administrator set samplers.sent = "contained"'
+                'or have an administrator set samplers.uploads = "sandboxed"'
             )
         reason = await asyncio.to_thread(obstacle)
         if reason is not None:

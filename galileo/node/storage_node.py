@@ -46,7 +46,7 @@ class NodeOptions:
     """Limits of one node; see `config.LimitsSection`. `merging`: None for none."""
 
     batch_rows_max: int = 1_000_000
-    commits_waiting_max: int = 1_024
+    commit_queue_max: int = 1_024
     merging: CompactionRunnerOptions | None = None
     sending: UploadOptions = field(default_factory=UploadOptions)
 
@@ -103,7 +103,7 @@ class StorageNode:
         self.catalog = Catalog(
             store,
             executor=self._executor,
-            commits_waiting_max=options.commits_waiting_max,
+            commit_queue_max=options.commit_queue_max,
             moves_of=self._moves_of,
             owned=partial(topology.partitions, name),
         )

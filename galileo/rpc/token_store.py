@@ -156,7 +156,7 @@ def read(path: Path) -> Known:
     if raw or not isinstance(listed, list) or len(listed) > PRINCIPALS_MAX:
         raise ConfigError(
             f"expected at most {PRINCIPALS_MAX:,} tables [[principal]], tables [role.NAME], and "
-            "nothing else in the file of access.principals"
+            "nothing else in the file of auth.token_file"
         )
     found: dict[str, Principal] = {}
     names: set[str] = set()
@@ -262,18 +262,18 @@ def _content(path: Path) -> str:
         text = content.decode()
     except OSError as error:
         raise ConfigError(
-            f"expected access.principals to be a readable file: {error.strerror}; galileo token "
+            f"expected auth.token_file to be a readable file: {error.strerror}; galileo token "
             "new makes one"
         ) from None
     except UnicodeDecodeError:
-        raise ConfigError("expected UTF-8 in the file of access.principals") from None
+        raise ConfigError("expected UTF-8 in the file of auth.token_file") from None
     if mode & _OTHERS:
         raise ConfigError(
-            "expected access.principals to be a file that only its owner can read, got mode "
+            "expected auth.token_file to be a file that only its owner can read, got mode "
             f"{stat.S_IMODE(mode):04o}; run chmod 600 on it"
         )
     if len(content) > FILE_BYTES_MAX:
-        raise ConfigError(f"expected at most {FILE_BYTES_MAX:,} bytes in access.principals")
+        raise ConfigError(f"expected at most {FILE_BYTES_MAX:,} bytes in auth.token_file")
     return text
 
 
@@ -282,7 +282,7 @@ def _parsed(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         # What the parser says can quote what it met.
-        raise ConfigError("expected TOML in the file of access.principals") from None
+        raise ConfigError("expected TOML in the file of auth.token_file") from None
 
 
 def _principal(table: Any, number: int) -> tuple[str, Principal]:

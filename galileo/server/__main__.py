@@ -26,7 +26,7 @@ def main() -> int:
     configure_malloc()
     try:
         loaded = config.load(given.config, overrides=given.set)
-        start_logging(loaded.logs.format, level=loaded.logs.level, node=loaded.node.name)
+        start_logging(loaded.logging.format, level=loaded.logging.level, node=loaded.node.name)
         with tracing(loaded.tracing, service="galileo-node", node=loaded.node.name):
             serve(loaded, parent=given.parent)
     except GalileoError as error:

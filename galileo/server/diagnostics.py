@@ -53,7 +53,7 @@ async def condition(
 ) -> cluster_pb2.NodeCondition:
     """Takes a second or two, most of it in a thread."""
     config = parts.config
-    takes_samplers = config.samplers.sent == "contained"
+    takes_samplers = config.samplers.uploads == "sandboxed"
     host = await asyncio.to_thread(
         host_condition,
         Path(config.node.directory),

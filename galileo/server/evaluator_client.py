@@ -23,11 +23,11 @@ def evaluator_options(config: Config) -> EvaluatorOptions:
     return EvaluatorOptions(
         runtime_dir=config.evaluator_directory,
         spark=SparkOptions(master=section.master, heap_mb=section.heap_mb),
-        idle_exit_s=section.idle_exit_s,
+        idle_timeout_s=section.idle_timeout_s,
         keys=config.keys,
         tracing=config.tracing,
-        log_format=config.logs.format,
-        log_level=config.logs.level,
+        log_format=config.logging.format,
+        log_level=config.logging.level,
     )
 
 

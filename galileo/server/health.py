@@ -46,7 +46,7 @@ class HealthMonitor:
             unheard=self._unheard,
             is_restored=lambda: parts.machine.is_restored,
             clock=clock,
-            lag_max_s=parts.config.membership.dead_after_s,
+            lag_max_s=parts.config.membership.failure_timeout_s,
         )
         self.conditions = Diagnostics(lambda: parts, look=self._readiness.look, clock=clock)
 

@@ -397,7 +397,7 @@ def _members(config: Config) -> Membership:
     names = [node.name for node in config.topology.nodes if node.name != config.node.name]
     options = MembershipOptions(
         heartbeat_interval_s=config.membership.heartbeat_interval_s,
-        dead_after_s=config.membership.dead_after_s,
+        failure_timeout_s=config.membership.failure_timeout_s,
     )
     return Membership(config.node.name, names, options=options)
 
@@ -424,10 +424,10 @@ def _keep_placement(store: Store, topology: Topology) -> None:
 def _node_options(config: Config, clock: Clock) -> NodeOptions:
     return NodeOptions(
         batch_rows_max=config.limits.batch_rows_max,
-        commits_waiting_max=config.limits.commits_waiting_max,
+        commit_queue_max=config.limits.commit_queue_max,
         merging=_merging(config.storage),
         sending=UploadOptions(
-            is_allowed=config.samplers.sent == "contained",
+            is_allowed=config.samplers.uploads == "sandboxed",
             pool=ContainedSamplers(limits=SENT_SAMPLER_LIMITS),
             wall=clock.wall,
         ),
@@ -435,12 +435,14 @@ def _node_options(config: Config, clock: Clock) -> NodeOptions:
 
 
 def _merging(storage: StorageSection) -> CompactionRunnerOptions | None:
-    if not storage.merge:
+    if not storage.compaction:
         return None
     return CompactionRunnerOptions(
-        CompactionOptions(bytes_min=storage.merge_bytes_min, bytes_max=storage.merge_bytes_max),
-        bytes_per_s=storage.merge_bytes_per_s,
-        interval_s=storage.merge_interval_s,
+        CompactionOptions(
+            bytes_min=storage.compaction_bytes_min, bytes_max=storage.compaction_bytes_max
+        ),
+        bytes_per_s=storage.compaction_bytes_per_s,
+        interval_s=storage.compaction_interval_s,
     )
 
 
@@ -454,7 +456,7 @@ def _election(limits: LimitsSection) -> ElectionOptions:
 def _retaining(storage: StorageSection, clock: Clock) -> RetentionRunnerOptions:
     return RetentionRunnerOptions(
         check_s=storage.retention_check_s,
-        settle_s=storage.retention_settle_s,
+        min_age_s=storage.retention_min_age_s,
         wall=clock.wall,
         monotonic=clock.monotonic,
     )

@@ -126,7 +126,9 @@ def _ccqs(parts: NodeView, now: float) -> Iterator[Measured]:
     failing = sum(one.cycles.failure is not None for one in led.values())
     yield "galileo_ccqs", ("failing",), failing
     section = parts.config.metrics
-    shown = shown_ccqs(led.values(), named=section.named, others_max=section.ccqs_max, now=now)
+    shown = shown_ccqs(
+        led.values(), named=section.ccq_id_list, others_max=section.ccqs_max, now=now
+    )
     yield "galileo_ccqs_shown", (), len(shown)
     for one in shown:
         yield from _ccq(one, now)

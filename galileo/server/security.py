@@ -38,7 +38,7 @@ class Security:
         calls: counts those under way.
 
     Raises:
-        ConfigError: a file of [tls], [access] or [audit] cannot be used, or nodes could not prove
+        ConfigError: a file of [tls], [auth] or [audit] cannot be used, or nodes could not prove
             that they are nodes.
     """
 
@@ -90,10 +90,10 @@ class Security:
 def _identity(config: Config, *, on_look: Callable[[ConfigError | None], None]) -> Identify:
     """Who calls, as the configuration has it proved. Raises ConfigError as `Security`."""
     config.keys.check()
-    access, is_mutual = config.access, config.keys.is_tls
-    if not access.principals:
+    is_mutual = config.keys.is_tls
+    if not config.auth.token_file:
         return Identity(None, is_mutual=True) if is_mutual else everybody
-    known = TokenStore(Path(access.principals))
+    known = TokenStore(Path(config.auth.token_file))
     known.on_look = on_look
     return Identity(known, is_mutual=is_mutual)
 

@@ -171,7 +171,7 @@ async def _serve(
     queue = JobQueue(
         jobs, threads=threads, requests_max=options.queue_max, keep_warm_s=options.keep_warm_s
     )
-    lease = Lease(SystemClock(), idle_s=options.idle_exit_s)
+    lease = Lease(SystemClock(), idle_s=options.idle_timeout_s)
     server, record = await _start_server(EvaluatorService(queue, lease, jobs))
     runtime.publish(record)
     log.info("warm, and listening on %s", record.address)

@@ -118,7 +118,7 @@ class EvaluatorHandle:
 
     async def run(self) -> None:
         """Starts the evaluator and keeps its lease, until cancelled."""
-        pause_s = self._options.idle_exit_s / PINGS_PER_LEASE
+        pause_s = self._options.idle_timeout_s / PINGS_PER_LEASE
         while True:
             try:
                 self._answered = float("-inf")

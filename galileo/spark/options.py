@@ -70,7 +70,7 @@ class EvaluatorOptions:
     Attributes:
         runtime_dir: where it can be found; the coordinators that name one directory share it.
         spark: where its jobs run.
-        idle_exit_s: it ends after so long without a call; callers ping more often.
+        idle_timeout_s: it ends after so long without a call; callers ping more often.
         keep_warm_s: an idle session runs an empty job so often, because Spark ends Python
             workers that idle for 60 s; 0 lets them end.
         queue_max: requests that may wait for the running job.
@@ -84,7 +84,7 @@ class EvaluatorOptions:
 
     runtime_dir: Path
     spark: SparkOptions = field(default_factory=SparkOptions)
-    idle_exit_s: float = 60.0
+    idle_timeout_s: float = 60.0
     keep_warm_s: float = 45.0
     queue_max: int = 64
     scan_timeout_s: float = 5.0

@@ -79,8 +79,8 @@ class TlsFiles:
         """Raises ConfigError where a node could not prove to others that it is one."""
         if not (self.is_tls or self.token_file):
             raise ConfigError(
-                "expected access.token_file, with which this node proves to the others that it is "
-                "one, or certificates in [tls]; got neither"
+                "expected auth.node_token_file or certificates in [tls], by which this node "
+                "authenticates to the others; got neither"
             )
 
     def check(self) -> None:

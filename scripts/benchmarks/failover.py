@@ -60,8 +60,8 @@ def measure(bench: Bench) -> Iterator[Figure]:
                 node.restart()
         clusters.wait_whole(client)
         reader.check()
-    dead_after_s = MembershipSection().dead_after_s
-    peer = Peer("the failure detector's wait", Spread.of([dead_after_s]))
+    failure_timeout_s = MembershipSection().failure_timeout_s
+    peer = Peer("the failure detector's wait", Spread.of([failure_timeout_s]))
     name = f"SIGKILL of a coordinator to the next answer with new labels, {NODES} nodes"
     yield Figure(name, "s", Spread.of(taken), (peer,))
     p99 = Spread.of([float(np.quantile(taken, 0.99))])

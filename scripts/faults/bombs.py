@@ -209,7 +209,7 @@ BOMBS = (
 
 
 def explode(trial: Trial) -> None:
-    settings = {"samplers": {"sent": "contained"}}
+    settings = {"samplers": {"uploads": "sandboxed"}}
     with LocalCluster(1, 1, trial.directory / "cluster", settings=settings) as cluster:
         fill(cluster.client(timeout=PATIENCE), ROWS)
         for _ in trial.each_round():

@@ -29,7 +29,7 @@ NODES = ("node-1", "node-2", "node-3")
 PORT = 7701
 KINDS = ("cut off", "cut off outwards", "cut off inwards", "cut between two", "loss everywhere")
 CUT_S = (3.0, 8.0)
-"""Longer than `membership.dead_after_s`."""
+"""Longer than `membership.failure_timeout_s`."""
 LOSS = (0.02, 0.2)
 UPDATES_S = 300.0
 END_TIMEOUT_S = 15.0

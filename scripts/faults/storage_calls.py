@@ -63,7 +63,7 @@ def kill_at_call(trial: Trial) -> None:
 def kill_merge(trial: Trial) -> None:
     """Every call of a merge, which writes, renames and deletes files in the background."""
     place, kept = trial.directory / "cluster", trial.directory / "kept"
-    with one_node(place, storage={**MERGING, "merge_interval_s": MERGE_LATER_S}) as (
+    with one_node(place, storage={**MERGING, "compaction_interval_s": MERGE_LATER_S}) as (
         cluster,
         ledger,
     ):

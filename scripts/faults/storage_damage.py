@@ -144,7 +144,7 @@ def _verify_found(report: Report, path: Path, place: int, *, tail: bool) -> bool
 def _more_segments(trial: Trial, directory: Path, ledger: Ledger) -> None:
     """Sealed segments beside the merged ones, by a node that does not merge."""
     place = trial.directory / "more"
-    settings = {"segment_bytes_max": 20_000, "merge": False}
+    settings = {"segment_bytes_max": 20_000, "compaction": False}
     with one_node(place, storage=settings, data=directory, create=False) as (cluster, _):
         send(ledger, cluster.client(timeout=PATIENCE), batches=BATCHES)
         cluster.nodes[0].kill()

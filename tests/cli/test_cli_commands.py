@@ -553,7 +553,7 @@ def test_a_wrong_configuration_ends_serve_with_2(tmp_path: Path) -> None:
 def test_up_runs_a_cluster_until_it_is_told_to_stop(tmp_path: Path) -> None:
     [port] = free_ports(1)
     words = ["up", "--nodes", "1", "--groups", "1", "--port", str(port), "--json"]
-    words += ["--set", "limits.ccqs_max=7", "--set", "samplers.sent=contained"]
+    words += ["--set", "limits.ccqs_max=7", "--set", "samplers.uploads=sandboxed"]
     with subprocess.Popen(
         [sys.executable, "-m", "galileo", *words, "--directory", str(tmp_path / "data")],
         stdout=subprocess.PIPE,
@@ -569,10 +569,10 @@ def test_up_runs_a_cluster_until_it_is_told_to_stop(tmp_path: Path) -> None:
         assert process.wait(60) == 0
     assert (tmp_path / "data" / "node-1").is_dir(), "its data stays"
     written = load(tmp_path / "data" / "node-1.toml", environment={})
-    assert (written.limits.ccqs_max, written.samplers.sent) == (7, "contained")
+    assert (written.limits.ccqs_max, written.samplers.uploads) == (7, "sandboxed")
 
 
-@pytest.mark.parametrize("text", ["sent", "samplers.sent", "cluster.name=x"])
+@pytest.mark.parametrize("text", ["uploads", "samplers.uploads", "cluster.name=x"])
 def test_up_refuses_a_setting_that_is_none(text: str) -> None:
     done = CliRunner().invoke(main, ["up", "--set", text])
     assert done.exit_code == 2

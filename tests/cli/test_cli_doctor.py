@@ -40,7 +40,7 @@ def findings(done: Result) -> list[str]:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[galileo.LocalCluster]:
     # A machine that is busy with something else is no finding.
-    settings = {"membership": {"dead_after_s": 5.0}}
+    settings = {"membership": {"failure_timeout_s": 5.0}}
     with galileo.LocalCluster(nodes=2, groups=1, settings=settings) as running:
         yield running
 
@@ -139,14 +139,14 @@ def test_sound_files_of_one_cluster_are_well(tmp_path: Path) -> None:
 
 def test_all_that_is_wrong_is_told_with_its_file(tmp_path: Path) -> None:
     bad, gone, broken = tmp_path / "bad.toml", tmp_path / "gone.toml", tmp_path / "broken.toml"
-    bad.write_text(TEXT.format(name="c", directory="") + "[limits]\nccq_max = 1\n[logz]\n")
+    bad.write_text(TEXT.format(name="c", directory="") + "[limits]\nccq_max = 1\n[loging]\n")
     broken.write_text("[node\n")
     done = run("config", "check", str(bad), str(gone), str(broken))
     assert done.exit_code == 2
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == [*[str(bad)] * 4, str(gone), str(broken)]
     assert "'ccq_max'; did you mean 'ccqs_max'?" in lines[0] + lines[1]
-    assert "'logz'; did you mean 'logs'?" in lines[0] + lines[1]
+    assert "'loging'; did you mean 'logging'?" in lines[0] + lines[1]
     assert "node.name to be one of" in lines[2]
     assert "node.directory" in lines[3]
     assert "cannot read the configuration file" in lines[4]

@@ -232,7 +232,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "serve --config {files}/broken.toml": ("config", r"broken.toml: .*line 1, column 6"),
     "serve --config {files}/keys.toml": ("config", "^unknown key in .node.: 'port'. Known: dir"),
     "serve --config {files}/section.toml": ("config", "^unknown section: 'nod'; did you mean"),
-    "serve --config {files}/keys.toml --set nope": ("config", "of access, audit, .*got 'nope'"),
+    "serve --config {files}/keys.toml --set nope": ("config", "of audit, auth, .*got 'nope'"),
     "up --nodes 0": ("invalid_input", "one node in each group, got 0 nodes"),
     "up --nodes 2 --groups 3": ("invalid_input", "got 2 nodes and 3 groups"),
     "backup {files} {files}/copy": ("invalid_input", "the directory of a node, got {files};"),

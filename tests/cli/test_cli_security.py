@@ -127,14 +127,14 @@ def test_serving_others_without_tls_takes_a_word(tmp_path: Path) -> None:
     config = tmp_path / "node.toml"
     config.write_text(
         f'[node]\nname = "a"\ndirectory = "{tmp_path / "data"}"\n'
-        f'[access]\nprincipals = "{tmp_path / "away"}"\n'
+        f'[auth]\ntoken_file = "{tmp_path / "away"}"\n'
         '[cluster]\ngroups = [{name = "g", nodes = [{name = "a", address = "10.0.0.1:1"}]}]\n'
     )
     refused = run("serve", "--config", config)
     assert refused.exit_code == 2
     assert "(--insecure)" in " ".join(refused.stderr.split())
     further = run("serve", "--config", config, "--insecure")
-    assert "expected access.principals to be a readable file" in " ".join(further.stderr.split())
+    assert "expected auth.token_file to be a readable file" in " ".join(further.stderr.split())
 
 
 def test_a_token_travels_unencrypted_to_other_machines_only_if_told_to(tmp_path: Path) -> None:

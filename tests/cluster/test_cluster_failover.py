@@ -39,7 +39,7 @@ RETRIES_TOGETHER = 3
 @pytest.fixture(scope="module")
 def fragile(evaluator: dict[str, Any]) -> Iterator[galileo.LocalCluster]:
     # A machine that is busy with something else makes no node miss another one.
-    settings = {"membership": {"dead_after_s": 4.0}, "evaluator": evaluator}
+    settings = {"membership": {"failure_timeout_s": 4.0}, "evaluator": evaluator}
     with galileo.LocalCluster(nodes=3, groups=2, settings=settings) as running:
         yield running
 

@@ -28,7 +28,7 @@ FIRST_CYCLE_S = 150.0
 CYCLE_S = 5.0
 SETTINGS = {
     "limits": {"cache_bytes_max": BUDGET, "spill_bytes_max": 200_000},
-    "membership": {"dead_after_s": 4.0},
+    "membership": {"failure_timeout_s": 4.0},
 }
 """A machine that is busy with something else makes no node miss another one."""
 

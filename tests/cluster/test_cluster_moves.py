@@ -56,7 +56,7 @@ def test_nodes_restart_move_and_join_and_every_label_comes_once(
 ) -> None:
     """One node comes back elsewhere, the other in its place; a third takes its share."""
     # A machine that is busy with something else makes no node miss another one.
-    settings = {"membership": {"dead_after_s": 4.0}, "evaluator": evaluator}
+    settings = {"membership": {"failure_timeout_s": 4.0}, "evaluator": evaluator}
     cluster = LocalCluster(2, 1, tmp_path, settings=settings)
     with cluster:
         one, two = cluster.nodes

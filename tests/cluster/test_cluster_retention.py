@@ -23,8 +23,8 @@ from galileo.labels import LabelSet
 PATIENCE_S = 60.0
 FIRST_CYCLE_S = 120.0
 SETTINGS = {
-    "storage": {"retention_check_s": 0.3, "retention_settle_s": 0.3},
-    "membership": {"dead_after_s": 4.0},
+    "storage": {"retention_check_s": 0.3, "retention_min_age_s": 0.3},
+    "membership": {"failure_timeout_s": 4.0},
 }
 """A machine that is busy with something else makes no node miss another one."""
 AGE = "1h"

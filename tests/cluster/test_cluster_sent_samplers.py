@@ -233,7 +233,7 @@ def test_a_cluster_that_does_not_allow_it_says_how_to(
     with galileo.LocalCluster(nodes=1, groups=1) as closed:
         client = closed.client()
         client.create_dataset(galileo.Schema("air", [galileo.Feature("temperature", "K")]))
-        with pytest.raises(NotPermitted, match=r'set samplers\.sent = "contained"'):
+        with pytest.raises(NotPermitted, match=r'set samplers\.uploads = "sandboxed"'):
             client.query("air", sampler=archive("share", SHARE))
         share, told = archive("share", SHARE), list[int]()
         asked = [

@@ -12,7 +12,7 @@ from galileo.dht.membership import (
     Ticked,
 )
 
-OPTIONS = MembershipOptions(heartbeat_interval_s=0.25, dead_after_s=2.0, lag_max_s=1.0)
+OPTIONS = MembershipOptions(heartbeat_interval_s=0.25, failure_timeout_s=2.0, lag_max_s=1.0)
 
 
 def started(*peers: str) -> Membership:

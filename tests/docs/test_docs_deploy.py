@@ -123,7 +123,7 @@ def test_what_the_container_runs_is_taken() -> None:
 def test_the_environment_of_the_container_is_a_configuration(cluster: LocalCluster) -> None:
     made = dict(pair.split("=", 1) for line in of("ENV") for pair in line.split())
     loaded = config.load(cluster.directory / "node-1.toml", environment=made)
-    assert loaded.logs.format == "json"
+    assert loaded.logging.format == "json"
     [health] = of("HEALTHCHECK")
     assert f"http://{loaded.metrics.address}/live" in health
     assert set(config.NODE_ENVIRONMENT.items()) <= set(made.items())

@@ -21,7 +21,7 @@ def test_more_nodes_share_the_scans_and_only_one_cannot_fail_over() -> None:
     alone, four = taken.points
     assert (alone.failover_s, alone.messages_per_s) == ((), (0.0,))
     (failover_s,) = four.failover_s
-    assert taken.dead_after_s / 2 < failover_s < taken.dead_after_s + 3 * INTERVAL_S
+    assert taken.failure_timeout_s / 2 < failover_s < taken.failure_timeout_s + 3 * INTERVAL_S
     slow, quick = (statistics.median(one.cached_s) for one in taken.points)
     assert INTERVAL_S / 2 < quick < slow < INTERVAL_S * (1.5 + BUSY_SHARE)
     # A single node is busy with all that comes in for the share that is meant, about.

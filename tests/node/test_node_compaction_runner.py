@@ -54,7 +54,7 @@ class BrokenDisk(RealDisk):
 def opened(directory: Path, options: JournalOptions) -> tuple[Store, Catalog]:
     store = Store.open(directory, options, wall=lambda: 1.5e9)
     executor = ThreadPoolExecutor(1)
-    return store, Catalog(store, executor=executor, commits_waiting_max=9)
+    return store, Catalog(store, executor=executor, commit_queue_max=9)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ class Clocks:
     @property
     def options(self) -> RetentionRunnerOptions:
         return RetentionRunnerOptions(
-            check_s=3600.0, settle_s=5.0, wall=self.wall, monotonic=self.monotonic
+            check_s=3600.0, min_age_s=5.0, wall=self.wall, monotonic=self.monotonic
         )
 
 
@@ -313,7 +313,7 @@ async def test_the_thread_applies_policies_by_itself(
         return ()
 
     node.catalog.set_retention("nam", Retention("10d"))
-    options = dataclasses.replace(clocks.options, check_s=0.01, settle_s=1e-6)
+    options = dataclasses.replace(clocks.options, check_s=0.01, min_age_s=1e-6)
     clocks.pass_(20 * 86400)
     retaining = RetentionRunner(node.catalog, options, readers=readers)
     journals = node.catalog.shard("nam").journals.values()

@@ -49,7 +49,7 @@ async def node(directory: Path, sections: dict[str, Any]) -> AsyncIterator[str]:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     cluster = {"groups": [{"name": "g", "nodes": [{"name": "n", "address": address}]}]}
     own = {"name": "n", "directory": str(directory)}
-    more = {"samplers": {"sent": "contained"}, **sections}
+    more = {"samplers": {"uploads": "sandboxed"}, **sections}
     config = from_dict({"node": own, "cluster": cluster, **more})
     stop = asyncio.Event()
     serving = asyncio.create_task(NodeProcess(config, clock=SystemClock()).run(stop))
@@ -89,8 +89,8 @@ async def check_all(address: str, tokens: Tokens, *, keys: Proves, is_node: TlsF
 
 async def test_tokens_without_certificates(tokens: Tokens, tmp_path: Path) -> None:
     own = token_file(tmp_path / "own", tokens.tokens[Role.NODE])
-    access = {"principals": str(tokens.path), "token_file": str(own)}
-    async with node(tmp_path / "data", {"access": access}) as address:
+    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    async with node(tmp_path / "data", {"auth": auth}) as address:
         is_node = TlsFiles(token=tokens.tokens[Role.NODE])
         await check_all(address, tokens, keys=lambda token: TlsFiles(token=token), is_node=is_node)
 
@@ -99,7 +99,7 @@ async def test_tokens_and_certificates(
     tokens: Tokens, certified: Certified, tmp_path: Path
 ) -> None:
     own, client = certified.of("node", "n"), certified.of("client", "ann")
-    sections = {"tls": tls_section(own), "access": {"principals": str(tokens.path)}}
+    sections = {"tls": tls_section(own), "auth": {"token_file": str(tokens.path)}}
     async with node(tmp_path / "data", sections) as address:
 
         def keys(token: str) -> TlsFiles:

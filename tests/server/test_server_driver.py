@@ -470,7 +470,7 @@ async def test_a_mistake_of_the_machine_ends_the_driver(bench: Bench) -> None:
 
 async def test_new_commits_are_told_at_once_and_then_not_too_often(bench: Bench) -> None:
     told: list[tuple[str, float]] = []
-    quiet = MembershipOptions(heartbeat_interval_s=1e6, dead_after_s=2e6)
+    quiet = MembershipOptions(heartbeat_interval_s=1e6, failure_timeout_s=2e6)
     driver = Driver(
         bench.script,  # type: ignore[arg-type]
         Membership("a", ["b", "c"], options=quiet),

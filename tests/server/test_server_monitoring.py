@@ -284,9 +284,12 @@ def test_a_stopped_node_is_not_alive(node: Node) -> None:
 
 @pytest.mark.slow
 def test_http_and_grpc_agree_that_a_node_waits_for_its_peer() -> None:
-    """The other one is never started; after `dead_after_s` the first one is ready without it."""
+    """The other node never starts; after `failure_timeout_s` the first one is ready without it."""
     [port] = free_ports(1)
-    settings = {"metrics": {"address": f"127.0.0.1:{port}"}, "membership": {"dead_after_s": 6.0}}
+    settings = {
+        "metrics": {"address": f"127.0.0.1:{port}"},
+        "membership": {"failure_timeout_s": 6.0},
+    }
     cluster = galileo.LocalCluster(nodes=2, groups=1, settings=settings)
     first = cluster.nodes[0]
     seen: list[tuple[int, int]] = []

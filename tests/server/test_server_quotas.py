@@ -94,10 +94,10 @@ def metered(
     tokens.path.write_text(roles + tokens.path.read_text())
     settings = {
         "tls": tls_section(node),
-        "access": {"principals": str(tokens.path)},
+        "auth": {"token_file": str(tokens.path)},
         "audit": {"file": AUDIT},
-        "samplers": {"sent": "contained"},
-        "membership": {"dead_after_s": 60.0},  # however busy this machine is
+        "samplers": {"uploads": "sandboxed"},
+        "membership": {"failure_timeout_s": 60.0},  # however busy this machine is
         "evaluator": no_evaluator,
     }
     proof = tokens.proof("root", tls=client)

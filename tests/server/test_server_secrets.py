@@ -97,9 +97,9 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
     own = token_file(directory / "node.token", tokens.add("nodes", Role.NODE))
     settings = {
         "tls": tls_section(node),
-        "access": {"principals": str(tokens.path), "token_file": str(own)},
-        "samplers": {"sent": "contained"},
-        "logs": {"level": "debug"},
+        "auth": {"token_file": str(tokens.path), "node_token_file": str(own)},
+        "samplers": {"uploads": "sandboxed"},
+        "logging": {"level": "debug"},
         "audit": {"file": "audit.log"},
     }
     program = directory / "crashing.py"
@@ -108,7 +108,10 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
     cluster = galileo.LocalCluster(2, 1, directory / "cluster", settings=settings, proof=proof)
     ports = free_ports(2)
     for one, kind, port in zip(cluster.nodes, FORMATS, ports, strict=True):
-        variables = (f"GALILEO_LOGS__FORMAT={kind}", f"GALILEO_METRICS__ADDRESS=127.0.0.1:{port}")
+        variables = (
+            f"GALILEO_LOGGING__FORMAT={kind}",
+            f"GALILEO_METRICS__ADDRESS=127.0.0.1:{port}",
+        )
         crashing = (sys.executable, str(program), str(own), str(node / "key.pem"))
         one.prefix = ("env", *variables, *crashing)
     keys = [line for path in (node, client) for line in key_lines(path)]

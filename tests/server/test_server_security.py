@@ -112,9 +112,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     tokens.add("sam", Role.SAMPLER_AUTHOR)
     settings = {
         "tls": tls_section(node),
-        "access": {"principals": str(tokens.path)},
-        "samplers": {"sent": "contained"},
-        "logs": {"format": "json", "level": "debug"},
+        "auth": {"token_file": str(tokens.path)},
+        "samplers": {"uploads": "sandboxed"},
+        "logging": {"format": "json", "level": "debug"},
         "audit": {"file": "audit.log"},
     }
     environment = pytest.MonkeyPatch()
@@ -523,7 +523,7 @@ def test_what_a_node_complains_of_is_all_that_it_says(config: Path) -> None:
         text=True,
         timeout=60,
         check=False,
-        env={**os.environ, "GALILEO_ACCESS__TOKEN_FILE": secret, "GALILEO_TOKEN": secret},
+        env={**os.environ, "GALILEO_AUTH__NODE_TOKEN_FILE": secret, "GALILEO_TOKEN": secret},
     )
     assert done.returncode == 2
     assert done.stderr.startswith("galileo: expected token_file to be a readable file")
@@ -535,7 +535,7 @@ def test_a_node_does_not_start_with_secrets_that_others_can_read(
 ) -> None:
     secret = token_file(tmp_path / "token", TOKEN_PREFIX + "planted-in-a-file")
     secret.chmod(0o644)
-    told = refused(config, f"access.token_file={secret}")
+    told = refused(config, f"auth.node_token_file={secret}")
     assert "only its owner can read, got mode 0644; run chmod 600" in told
     assert "planted" not in told
 
@@ -543,8 +543,8 @@ def test_a_node_does_not_start_with_secrets_that_others_can_read(
 @pytest.mark.parametrize(
     ("key", "complaint"),
     [
-        ("access.token_file", "expected token_file to be a readable file"),
-        ("access.principals", "expected access.principals to be a readable file"),
+        ("auth.node_token_file", "expected token_file to be a readable file"),
+        ("auth.token_file", "expected auth.token_file to be a readable file"),
         ("tls.key", "got no tls.certificate"),
         ("security.insecure", "expected bool for security.insecure, got '(a token)'"),
         ("node.listen", "expected host:port to listen on, got '(a token)'"),
@@ -553,7 +553,7 @@ def test_a_node_does_not_start_with_secrets_that_others_can_read(
 def test_a_secret_in_the_wrong_place_is_not_repeated(
     config: Path, key: str, complaint: str, tmp_path: Path
 ) -> None:
-    given = {"access.token_file": str(token_file(tmp_path / "token", TOKEN_PREFIX + "good"))}
+    given = {"auth.node_token_file": str(token_file(tmp_path / "token", TOKEN_PREFIX + "good"))}
     given |= {key: TOKEN_PREFIX + "planted-by-mistake"}
     told = refused(config, **{f"GALILEO_{k.upper().replace('.', '__')}": given[k] for k in given})
     assert complaint in told
@@ -563,8 +563,8 @@ def test_a_secret_in_the_wrong_place_is_not_repeated(
 def test_nodes_that_could_not_prove_to_be_nodes_do_not_start(config: Path, tmp_path: Path) -> None:
     tokens = Tokens.made(tmp_path / "principals.toml")
     tokens.add("root", Role.ADMIN)
-    told = refused(config, f"access.principals={tokens.path}")
-    assert "expected access.token_file, with which this node proves to the others" in told
+    told = refused(config, f"auth.token_file={tokens.path}")
+    assert "expected auth.node_token_file, with which this node proves to the others" in told
 
 
 @pytest.mark.slow
@@ -573,9 +573,9 @@ def test_tokens_do_without_tls(tmp_path: Path) -> None:
     tokens.add("root", Role.ADMIN)
     tokens.add("bob", Role.READER)
     own = token_file(tmp_path / "node.token", tokens.add("nodes", Role.NODE))
-    access = {"principals": str(tokens.path), "token_file": str(own)}
+    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
     with (
-        galileo.LocalCluster(2, 1, settings={"access": access}, proof=tokens.proof("root")) as made,
+        galileo.LocalCluster(2, 1, settings={"auth": auth}, proof=tokens.proof("root")) as made,
         made.client() as root,
         Client(made.addresses[1], proof=tokens.proof("bob")) as bob,
     ):

@@ -348,7 +348,11 @@ def evaluator_options(
     """Of the one evaluator that these tests share."""
     with tempfile.TemporaryDirectory(prefix="galileo-test-") as path:
         options = EvaluatorOptions(
-            Path(path), idle_exit_s=600.0, queue_max=4, scan_timeout_s=60.0, sampler_timeout_s=0.4
+            Path(path),
+            idle_timeout_s=600.0,
+            queue_max=4,
+            scan_timeout_s=60.0,
+            sampler_timeout_s=0.4,
         )
         with evaluator_environment():
             asyncio.run(_started(options))

@@ -50,7 +50,7 @@ def gone(process: psutil.Process) -> bool:
 async def test_a_killed_evaluator_is_replaced_and_its_lease_ends_it_with_all_its_children(
     evaluator_options, serve_labels, make_labels, make_request
 ):
-    options = dataclasses.replace(evaluator_options, idle_exit_s=LEASE_S)
+    options = dataclasses.replace(evaluator_options, idle_timeout_s=LEASE_S)
     async with (
         EvaluatorHandle(options) as handle,
         serve_labels({"air": make_labels(0, range(1, 3))}) as node,

@@ -32,7 +32,7 @@ def test_wrong_options_are_refused(wrong):
 
 def test_options_survive_the_way_to_the_process():
     spark = SparkOptions(master="local[3]", tasks=5, settings={"spark.x": "y"})
-    options = EvaluatorOptions(Path("/run/galileo"), spark, idle_exit_s=7.5, queue_max=3)
+    options = EvaluatorOptions(Path("/run/galileo"), spark, idle_timeout_s=7.5, queue_max=3)
     assert EvaluatorOptions.from_json(options.to_json()) == options
 
 

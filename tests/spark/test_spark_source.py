@@ -445,7 +445,7 @@ def test_a_stream_begins_where_it_is_told(
 
 @pytest.mark.slow
 def test_a_gap_ends_a_stream_or_is_skipped(spark: SparkSession, tmp_path: Path) -> None:
-    settings = {"storage": {"segment_bytes_max": 4_096, "merge": False}}
+    settings = {"storage": {"segment_bytes_max": 4_096, "compaction": False}}
     with galileo.LocalCluster(1, 1, settings=settings) as running:
         address, client = running.addresses[0], running.client()
         for name in ("source", "copy"):

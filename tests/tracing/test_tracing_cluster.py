@@ -37,10 +37,10 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def pair(collector: Collector) -> Iterator[galileo.LocalCluster]:
     settings = {
-        "logs": {"format": "json", "level": "debug"},
+        "logging": {"format": "json", "level": "debug"},
         "tracing": {"endpoint": collector.endpoint, "ratio": 1.0},
         # So nothing is asked for twice, however busy this machine is.
-        "membership": {"dead_after_s": 60.0},
+        "membership": {"failure_timeout_s": 60.0},
     }
     with galileo.LocalCluster(nodes=2, groups=2, settings=settings) as running:
         schema = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)

@@ -161,7 +161,8 @@ def _simulated(taken: Simulated) -> list[str]:
         f"take. {quantity(taken.rows_per_s, 'observations/s')} come in, with which a single node "
         f"would be busy for {digits(100 * taken.busy_share)} % of its time. Network and sync take "
         "ten milliseconds each on average, a cycle 80 without its scans, the update interval is "
-        f"{interval(taken.interval_s)} and the failure detector waits {taken.dead_after_s:g} s. "
+        f"{interval(taken.interval_s)} and the failure detector waits "
+        f"{taken.failure_timeout_s:g} s. "
         f"{worlds} worlds for each number of nodes; at the end of each everything that was "
         "committed has been delivered once.",
         "",
@@ -260,7 +261,7 @@ def _quantile(values: Sequence[float], share: float) -> float:
 def tell_failover(taken: Failover) -> Section:
     kills = len(taken.taken_s)
     axes = Axes(f"{kills} kills of a coordinator", "s until an answer has what came later", "%")
-    marked = {"what the failure detector waits": taken.dead_after_s}
+    marked = {"what the failure detector waits": taken.failure_timeout_s}
     longest = quantity(max(taken.taken_s), "s")
     return Section(
         [
@@ -284,8 +285,9 @@ def tell_failover(taken: Failover) -> Section:
             "",
             picture("paper-failover.svg", "Share of kills by the time until the next answer"),
             "",
-            f"The failure detector waits {taken.dead_after_s:g} s after a node's last heartbeat; "
-            "election, first cycle and the reader's way to the new coordinator are the rest.",
+            f"The failure detector waits {taken.failure_timeout_s:g} s after a node's last "
+            "heartbeat; election, first cycle and the reader's way to the new coordinator are "
+            "the rest.",
         ],
         {"paper-failover.svg": lambda: plots.steps(axes, taken.taken_s, marked=marked)},
         (

@@ -14,13 +14,13 @@ from galileo.model.times import seconds
 @dataclass(frozen=True, slots=True)
 class Failover:
     """Attributes:
-    dead_after_s: what the failure detector waits.
+    failure_timeout_s: what the failure detector waits.
     interval_s: of the query.
     taken_s: of each kill, until an answer has what was ingested right after it.
     """
 
     nodes: int
-    dead_after_s: float
+    failure_timeout_s: float
     interval_s: float
     taken_s: tuple[float, ...]
 

@@ -62,14 +62,14 @@ class Times:
 @dataclass(frozen=True, slots=True)
 class Simulated:
     """Attributes:
-    dead_after_s: what the simulator's failure detector waits.
+    failure_timeout_s: what the simulator's failure detector waits.
     row_s: seconds of a storage node for each new observation.
     busy_share: of its time that a single node would look at what is new.
     rows_per_s: observations that come in, on average.
     """
 
     interval_s: float
-    dead_after_s: float
+    failure_timeout_s: float
     row_s: float
     busy_share: float
     rows_per_s: float
@@ -104,7 +104,7 @@ def simulate(nodes: Sequence[int], *, worlds: int, row_s: float) -> Simulated:
     stands_for = BUSY_SHARE / (ROWS_PER_S * row_s)
     rows_per_s = stands_for * sum(rates) / len(rates)
     return Simulated(
-        INTERVAL_S, MEMBERSHIP.dead_after_s, row_s, BUSY_SHARE, rows_per_s, tuple(points)
+        INTERVAL_S, MEMBERSHIP.failure_timeout_s, row_s, BUSY_SHARE, rows_per_s, tuple(points)
     )
 
 

@@ -14,12 +14,12 @@ from galileo.cluster import LocalCluster
 from galileo.local_node import LocalNode
 
 DATASET = "numbered"
-SMALL_FILES = {"segment_bytes_max": 60_000, "merge": False}
+SMALL_FILES = {"segment_bytes_max": 60_000, "compaction": False}
 MERGING = {
     "segment_bytes_max": 30_000,
-    "merge": True,
-    "merge_bytes_min": 60_000,
-    "merge_interval_s": 0.3,
+    "compaction": True,
+    "compaction_bytes_min": 60_000,
+    "compaction_interval_s": 0.3,
 }
 PATIENCE = "120s"
 PARTITIONS = 2

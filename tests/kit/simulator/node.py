@@ -78,7 +78,9 @@ SYNC_MEAN_S = 0.06
 GATHER_S = 0.05
 SPILL_MEAN_S = 0.05
 EPOCH_WALL = 1_700_000_000.0
-MEMBERSHIP = membership.MembershipOptions(heartbeat_interval_s=0.4, dead_after_s=1.6, lag_max_s=0.8)
+MEMBERSHIP = membership.MembershipOptions(
+    heartbeat_interval_s=0.4, failure_timeout_s=1.6, lag_max_s=0.8
+)
 
 Reply = Callable[[ContinuousEffect], None]
 _REPLIES = (
