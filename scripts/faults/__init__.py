@@ -1,1 +1,1 @@
-"""Scenarios of faults, each with a verdict and counts, for `scripts/chaos` and `scripts/soak`."""
+"""Programs of fault scenarios that run in processes of their own."""

@@ -1,7 +1,7 @@
-"""Floods a node, from a process of its own: `python -m faults.flooding KIND ADDRESS COUNT`.
+"""Floods a server from a process of its own: `python flooding.py KIND ADDRESS COUNT`.
 
-Says "flooding" once the flood is at its height, goes on until its standard input ends, and then
-tells in JSON what it did.
+KIND is a method of `Flood`. Prints "flooding" once the flood is at its height, goes on until its
+standard input ends, and then prints as JSON what it did.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
 
-from faults import http2
-from galileo.wire.v1 import (
+from galileo.wire.pb import (
     cluster_pb2,
     cluster_pb2_grpc,
     continuous_pb2,
@@ -31,6 +32,41 @@ from galileo.wire.v1 import (
     storage_pb2,
     storage_pb2_grpc,
 )
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0x0, 0x1, 0x3, 0x4, 0x6, 0x9
+END_HEADERS = 0x4
+CANCEL = (8).to_bytes(4, "big")
+
+
+def frame(kind: int, stream: int, content: bytes = b"", *, flags: int = 0) -> bytes:
+    head = len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
+    return head + content
+
+
+def opening() -> bytes:
+    """What a client says first."""
+    return PREFACE + frame(SETTINGS, 0)
+
+
+def call(method: str, stream: int) -> bytes:
+    """The headers of a call; its request has yet to come."""
+    named = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": method,
+        ":authority": "node",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    block = b"".join(header(name, value) for name, value in named.items())
+    return frame(HEADERS, stream, block, flags=END_HEADERS)
+
+
+def header(name: str, value: str) -> bytes:
+    """One header that no table remembers; both texts have less than 127 bytes."""
+    return bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+
 
 DATASET = "numbered"
 INGEST = "/galileo.v1.Storage/Ingest"
@@ -43,29 +79,42 @@ HEIGHT_S = 3.0
 """A flood without a natural height counts as one after so long."""
 PAUSE_S = 0.05
 
+HOST = b"Host: localhost\r\n"
+BODY_BYTES = 1_000_000
+"""Of a body that the endpoint would take."""
+HUGE_BYTES = 9_999_999_999
+EXPENSIVE = "SELECT (COUNT(*) AS ?n) { ?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l }"
+BIG = "SELECT * { ?a ?b ?c . ?d ?e ?f } LIMIT 100000"
+HELD_S = 60.0
+TAKEN_BYTES = 4_096
+"""What the kernel takes for a reader that takes nothing."""
+
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def _get(text: str) -> bytes:
+    return f"GET /sparql?query={quote(text)} HTTP/1.1\r\n".encode() + HOST + b"\r\n"
 
 
 class Flood:
     """One flood.
 
     Attributes:
-        told: what was done, by name.
+        counts: what was done, by name.
+        high: set at the height of the flood.
     """
 
     def __init__(self, address: str, count: int) -> None:
         self.address = address
         self.count = count
-        self.told: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self.high = asyncio.Event()
 
     # --- connections ---------------------------------------------------------------------------
 
     async def idle(self) -> None:
         """Connections that are opened, say the first words, and nothing more."""
-        await self._each_connection(
-            lambda reader, writer: self._silent(reader, writer, http2.opening())
-        )
+        await self._each_connection(lambda reader, writer: self._silent(reader, writer, opening()))
 
     async def mute(self) -> None:
         """Connections that never say a word, or begin the first one byte by byte."""
@@ -78,9 +127,9 @@ class Flood:
             while True:
                 with contextlib.suppress(OSError):
                     _, writer = await self._connected()
-                    writer.write(http2.opening())
+                    writer.write(opening())
                     writer.transport.abort()
-                    self.told["connections"] += 1
+                    self.counts["connections"] += 1
                 await asyncio.sleep(0)
 
         await self._all(again() for _ in range(self.count))
@@ -90,26 +139,26 @@ class Flood:
 
         def begun(number: int) -> bytes:
             stream = 2 * number + 1
-            taken_back = http2.frame(http2.RST_STREAM, stream, http2.CANCEL)
-            return http2.call(STATUS, stream) + taken_back
+            taken_back = frame(RST_STREAM, stream, CANCEL)
+            return call(STATUS, stream) + taken_back
 
         await self._frames(begun, "calls taken back")
 
     async def headers(self) -> None:
         """Headers that never end."""
-        block = b"".join(http2.header(f"x-{number}", "y" * 100) for number in range(100))
+        block = b"".join(header(f"x-{number}", "y" * 100) for number in range(100))
 
         def more(number: int) -> bytes:
-            kind = http2.CONTINUATION if number else http2.HEADERS
-            return http2.frame(kind, 1, block)
+            kind = CONTINUATION if number else HEADERS
+            return frame(kind, 1, block)
 
         await self._frames(more, "frames of headers")
 
     async def settings(self) -> None:
-        """Settings and pings, each of which wants an answer that nobody reads."""
-        ping = http2.frame(http2.PING, 0, bytes(8))
+        """Settings and pings, each of which wants an answer that nothing reads."""
+        ping = frame(PING, 0, bytes(8))
         await self._frames(
-            lambda _: (http2.frame(http2.SETTINGS, 0) + ping) * 50, "bursts of settings and pings"
+            lambda _: (frame(SETTINGS, 0) + ping) * 50, "bursts of settings and pings"
         )
 
     # --- calls ---------------------------------------------------------------------------------
@@ -146,11 +195,11 @@ class Flood:
         async def ask(stub: Any) -> None:
             async def requests() -> Any:
                 while True:
-                    self.told["requests"] += 1
+                    self.counts["requests"] += 1
                     yield continuous_pb2.FetchRequest(ccq_id=ccq_id)
 
             async for _ in stub.Watch(requests()):
-                self.told["answers"] += 1
+                self.counts["answers"] += 1
 
         async with contextlib.AsyncExitStack() as stack:
             stubs = await self._stubs(stack, continuous_pb2_grpc.ContinuousStub)
@@ -168,15 +217,16 @@ class Flood:
             async with started:
                 asked = continuous_pb2.FetchRequest(ccq_id=ccq_id, token=token, wait_s=60.0)
                 await call.write(asked)
-            self.told["watching"] += 1
+            self.counts["watching"] += 1
             while await call.read() is not grpc.aio.EOF:
-                self.told["answers"] += 1
+                self.counts["answers"] += 1
 
         async with contextlib.AsyncExitStack() as stack:
             started = asyncio.Semaphore(AT_ONCE)
             stubs = await self._stubs(stack, continuous_pb2_grpc.ContinuousStub)
             await self._all(
-                self._once(watch(stubs[number % CHANNELS], started)) for number in range(self.count)
+                self._counted(watch(stubs[number % CHANNELS], started))
+                for number in range(self.count)
             )
 
     async def readers(self) -> None:
@@ -186,14 +236,15 @@ class Flood:
             async with started:
                 call = stub.Select(storage_pb2.SelectRequest(dataset=DATASET))
                 await call.read()
-            self.told["reading"] += 1
+            self.counts["reading"] += 1
             await asyncio.Event().wait()
 
         async with contextlib.AsyncExitStack() as stack:
             started = asyncio.Semaphore(AT_ONCE)
             stubs = await self._stubs(stack, storage_pb2_grpc.StorageStub)
             await self._all(
-                self._once(read(stubs[number % CHANNELS], started)) for number in range(self.count)
+                self._counted(read(stubs[number % CHANNELS], started))
+                for number in range(self.count)
             )
 
     async def uploads(self) -> None:
@@ -217,10 +268,10 @@ class Flood:
 
         async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             begun = [
-                http2.call(INGEST, stream) + http2.frame(http2.DATA, stream, b"\0\3\0\0\0" + b"x")
+                call(INGEST, stream) + frame(DATA, stream, b"\0\3\0\0\0" + b"x")
                 for stream in range(1, 40, 2)
             ]
-            await self._silent(reader, writer, http2.opening() + b"".join(begun))
+            await self._silent(reader, writer, opening() + b"".join(begun))
 
         await self._each_connection(begin)
 
@@ -237,13 +288,107 @@ class Flood:
                     if number % 2:
                         await asyncio.sleep(20.0)
                     writer.write(b"Host: localhost\r\nConnection: close\r\n\r\n")
-                    self.told["asked"] += 1
+                    self.counts["asked"] += 1
                     answer = await reader.read(12)
-                    self.told["answered" if answer.endswith(b" 200") else "turned away"] += 1
+                    self.counts["answered" if answer.endswith(b" 200") else "turned away"] += 1
                     writer.transport.abort()
                 await asyncio.sleep(PAUSE_S)
 
         await self._all(ask(number) for number in range(self.count))
+
+    async def silent(self) -> None:
+        """Connections that say nothing."""
+        await self._each_connection(lambda reader, writer: self._silent(reader, writer, b""))
+
+    async def slow(self) -> None:
+        """Requests that come byte by byte and never end."""
+        await self._each_connection(
+            lambda reader, writer: self._bytewise(
+                reader, writer, b"GET /ready HTTP/1.1\r\n" + HOST + b"X: "
+            )
+        )
+
+    async def endless_heads(self) -> None:
+        """Headers that never end, as fast as they are taken."""
+
+        async def send(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"GET /ready HTTP/1.1\r\n" + HOST)
+            while True:
+                writer.write(b"X: " + b"x" * 60_000 + b"\r\n")
+                await writer.drain()
+                self.counts["headers"] += 1
+
+        await self._each_connection(send)
+
+    async def slow_bodies(self) -> None:
+        """Bodies that come byte by byte and never end."""
+        head = self._post(BODY_BYTES)
+        await self._each_connection(lambda reader, writer: self._bytewise(reader, writer, head))
+
+    async def huge_bodies(self) -> None:
+        """Bodies of gigabytes, as fast as they are taken, with and without saying so."""
+
+        async def send(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._number += 1
+            writer.write(self._post(HUGE_BYTES if self._number % 2 else BODY_BYTES))
+            while True:
+                writer.write(bytes(1 << 20))
+                await writer.drain()
+                self.counts["MiB sent"] += 1
+
+        self._number = 0
+        await self._each_connection(send)
+
+    async def expensive(self) -> None:
+        """Queries that would take for ever, again and again."""
+        await self._asked(EXPENSIVE)
+
+    async def takers(self) -> None:
+        """Queries for much, of whose answers nothing is taken."""
+        opening = asyncio.Semaphore(AT_ONCE)
+
+        async def hold() -> None:
+            loop = asyncio.get_running_loop()
+            host, _, port = self.address.rpartition(":")
+            while True:
+                with socket.socket() as one, contextlib.suppress(OSError):
+                    one.setblocking(False)
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, TAKEN_BYTES)
+                    async with opening:
+                        await loop.sock_connect(one, (host, int(port)))
+                    await loop.sock_sendall(one, _get(BIG))
+                    begun = await loop.sock_recv(one, 12)
+                    self.counts["begun" if begun.endswith(b" 200") else "turned away"] += 1
+                    if begun.endswith(b" 200"):
+                        await asyncio.sleep(HELD_S)
+                await asyncio.sleep(PAUSE_S)
+
+        await self._all(hold() for _ in range(self.count))
+
+    async def _asked(self, text: str) -> None:
+        async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(_get(text))
+            begun = await reader.read(12)
+            self.counts[f"answered {begun[9:].decode() or 'nothing'}"] += 1
+            writer.transport.abort()
+            await asyncio.sleep(PAUSE_S)
+
+        await self._each_connection(ask)
+
+    async def _bytewise(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, words: bytes
+    ) -> None:
+        writer.write(words)
+        while not reader.at_eof():
+            writer.write(b"x")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 1.0)
+        self.counts["closed by the server"] += 1
+        writer.transport.abort()
+
+    def _post(self, size: int) -> bytes:
+        kind = b"Content-Type: application/sparql-query\r\n"
+        return b"POST /sparql HTTP/1.1\r\n" + HOST + kind + b"Content-Length: %d\r\n\r\n" % size
 
     # --- parts ---------------------------------------------------------------------------------
 
@@ -284,10 +429,10 @@ class Flood:
                 try:
                     async with opening:
                         reader, writer = await self._connected()
-                    self.told["connections"] += 1
+                    self.counts["connections"] += 1
                     await use(reader, writer)
                 except OSError:
-                    self.told["refused"] += 1
+                    self.counts["refused"] += 1
                     await asyncio.sleep(1.0)
 
         await self._all(hold() for _ in range(self.count))
@@ -297,17 +442,17 @@ class Flood:
     ) -> None:
         writer.write(words)
         while await reader.read(4_096):
-            self.told["heard"] += 1
-        self.told["closed by the node"] += 1
+            self.counts["heard"] += 1
+        self.counts["closed by the node"] += 1
         writer.transport.abort()
 
     async def _slowly(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for byte in http2.PREFACE:
+        for byte in PREFACE:
             if reader.at_eof():
                 break
             writer.write(bytes([byte]))
             await asyncio.sleep(1.0)
-        self.told["closed by the node"] += reader.at_eof()
+        self.counts["closed by the node"] += reader.at_eof()
         writer.transport.abort()
 
     async def _frames(self, made: Callable[[int], bytes], name: str) -> None:
@@ -317,12 +462,12 @@ class Flood:
             while True:
                 with contextlib.suppress(OSError):
                     _, writer = await self._connected()
-                    writer.write(http2.opening())
+                    writer.write(opening())
                     for number in range(1 << 20):
                         writer.write(made(number))
                         await asyncio.wait_for(writer.drain(), 5.0)
-                        self.told[name] += 1
-                self.told["connections ended"] += 1
+                        self.counts[name] += 1
+                self.counts["connections ended"] += 1
                 await asyncio.sleep(PAUSE_S)
 
         await self._all(send() for _ in range(self.count))
@@ -331,19 +476,15 @@ class Flood:
         while True:
             await self._counted(call())
 
-    async def _once(self, call: Awaitable[Any]) -> None:
-        """As long as it lasts; whoever is refused comes back."""
-        await self._counted(call)
-
     async def _counted(self, call: Awaitable[Any]) -> None:
         try:
             await call
-            self.told["answered"] += 1
+            self.counts["answered"] += 1
         except grpc.RpcError as error:
-            self.told[f"refused: {error.code().name}"] += 1
+            self.counts[f"refused: {error.code().name}"] += 1
             await asyncio.sleep(PAUSE_S)
         except asyncio.InvalidStateError:  # So gRPC says where something is written after the end.
-            self.told["refused before anything was asked"] += 1
+            self.counts["refused before anything was asked"] += 1
             await asyncio.sleep(PAUSE_S)
 
     async def _all(self, parts: Any) -> None:
@@ -354,10 +495,11 @@ class Flood:
             self.high.set()
 
 
-async def flooded(flood: Flood, run: Coroutine[Any, Any, None]) -> None:
-    """Until the standard input ends."""
+async def main(kind: str, address: str, count: str) -> None:
+    """Floods until the standard input ends."""
+    flood = Flood(address, int(count))
     loop = asyncio.get_running_loop()
-    running = asyncio.create_task(run)
+    running = asyncio.create_task(getattr(flood, kind)())
     ended = loop.run_in_executor(None, sys.stdin.read)
     high = asyncio.create_task(flood.high.wait())
     await asyncio.wait([running, high], return_when=asyncio.FIRST_COMPLETED)
@@ -366,18 +508,10 @@ async def flooded(flood: Flood, run: Coroutine[Any, Any, None]) -> None:
         os._exit(1)  # Else the thread that waits for the standard input would be waited for.
     print("flooding", flush=True)
     await asyncio.wait([running, ended], return_when=asyncio.FIRST_COMPLETED)
-    print(json.dumps(flood.told), flush=True)
+    print(json.dumps(flood.counts), flush=True)
     # Thousands of calls and connections end at once this way, as those of a killed client do.
     os._exit(1 if running.done() else 0)
 
 
-def main(kind: str, address: str, count: str) -> None:
-    async def start() -> None:
-        flood = Flood(address, int(count))
-        await flooded(flood, getattr(flood, kind)())
-
-    asyncio.run(start())
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    asyncio.run(main(*sys.argv[1:]))

@@ -27,7 +27,7 @@ class WatchReader(threading.Thread):
     Attributes:
         deliveries: what it was handed.
         failure: what ended it before the end of the CCQ.
-        samplings_failed: how often it was told that the sampler was too slow, as one looks whose
+        samplings_failed: how often it received that the sampler was too slow, as one looks whose
             process was stopped.
     """
 
@@ -80,7 +80,7 @@ class WatchReader(threading.Thread):
 
 
 class FetchReader(WatchReader):
-    """Fetches a CCQ again and again; it is told the frontier of empty answers too."""
+    """Fetches a CCQ again and again; receives the frontier of empty answers too."""
 
     way = "fetch"
 

@@ -98,7 +98,7 @@ class LoopDisk:
         (Path("/sys/fs/ext4") / device / TRIGGER).write_text("simulated damage\n")
 
     def repair(self) -> None:
-        """Unmounts, has the file system checked, and mounts it again; nobody may use it."""
+        """Unmounts, has the file system checked, and mounts it again, while nothing uses it."""
         self.unmount()
         self.mount()
 

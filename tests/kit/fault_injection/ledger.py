@@ -172,10 +172,10 @@ def _altered(table: pa.Table, numbers: Numbers) -> npt.NDArray[np.bool_]:
 
 
 class Producer(threading.Thread):
-    """Sends batches one behind the other until it is told to stop.
+    """Sends batches one after the other until it is stopped.
 
     Attributes:
-        failure: what ended it before; nobody tolerates it.
+        failure: the error that ended it early; there must be none.
     """
 
     def __init__(self, ledger: Ledger, client: Client, *, pause_s: float = PAUSE_S) -> None:

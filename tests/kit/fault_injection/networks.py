@@ -221,7 +221,7 @@ def network_missing() -> str | None:
                 text=True,
                 check=False,
             )
-            # The other host answers that nobody listens, which shows that packets go both ways.
+            # The other host answers that nothing listens, which shows that packets go both ways.
             return None if "ConnectionRefused" in done.stdout else f"no packet came: {done.stderr}"
     except OSError as error:
         return str(error)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fault_injection.ledger import Ledger, numbered_schema
+from fault_injection.ledger import Ledger, Producer, numbered_schema
 from galileo.client import Client
 from galileo.cluster import LocalCluster
 from galileo.local_node import LocalNode
@@ -23,6 +23,7 @@ MERGING = {
 }
 PATIENCE = "120s"
 PARTITIONS = 2
+PRODUCERS = 2
 
 
 @contextlib.contextmanager
@@ -71,3 +72,22 @@ def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 6
 
 def wait_dead(node: LocalNode, *, timeout_s: float = 60.0) -> None:
     wait_until(lambda: not node.running, what=f"{node.name} to die", timeout_s=timeout_s)
+
+
+@contextlib.contextmanager
+def producing(cluster: LocalCluster, ledger: Ledger) -> Iterator[None]:
+    """Clients that send within the block and through every fault; each ends its last batch."""
+    producers = [Producer(ledger, cluster.client(timeout=PATIENCE)) for _ in range(PRODUCERS)]
+    for producer in producers:
+        producer.start()
+    try:
+        yield
+    finally:
+        for producer in producers:
+            producer.stop()
+
+
+def wait_acknowledged(ledger: Ledger) -> None:
+    """Returns when the node has acknowledged something more."""
+    seen = ledger.acknowledged
+    wait_until(lambda: ledger.acknowledged > seen, what="an acknowledgement")

@@ -45,7 +45,7 @@ class Proxies:
         self._thread.start()
 
     def between(self, address: str, target: str) -> None:
-        """Has whoever connects to `address` reach `target`."""
+        """Forwards connections to `address` to `target`."""
         made = asyncio.run_coroutine_threadsafe(self._listen(address, target), self._loop)
         made.result(START_TIMEOUT_S)
 

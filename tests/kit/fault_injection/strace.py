@@ -98,7 +98,7 @@ def _wait_attached(strace: subprocess.Popen[bytes], pid: int) -> None:
 
 
 def _ended(strace: subprocess.Popen[bytes]) -> bytes:
-    """Waits for the end of what was told to end; what it said.
+    """Waits for the end of a process that was ended; returns what it printed.
 
     While strace starts it has a child to try out what the kernel can. Ended amid that, it leaves
     the child behind, stopped for ever, with the pipe open.

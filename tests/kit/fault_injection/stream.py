@@ -30,7 +30,7 @@ class StreamOptions:
 
 
 class Stream(threading.Thread):
-    """Sends batches until it is told to stop, then those that wait until all are stored.
+    """Sends batches until it is stopped, then those that wait until all are stored.
 
     A batch whose rows a dead node keeps is refused and sent again later under its name, newest
     first, so rows of live nodes get through, late ones come late, and nothing is stored twice.
@@ -41,7 +41,7 @@ class Stream(threading.Thread):
         options: how fast.
 
     Attributes:
-        failure: what ended it before; nobody tolerates it.
+        failure: the error that ended it early; there must be none.
         sent: observations stored.
         retried: attempts that were refused and made again.
     """

@@ -7,13 +7,22 @@ import os
 import shutil
 import time
 
+import pytest
 from fault_injection.disks import FLAGS, LoopDisk, MemoryDisk
 from fault_injection.ledger import Ledger
-from fault_injection.nodes import MERGING, PATIENCE, SMALL_FILES, one_node, send, wait_until
+from fault_injection.nodes import (
+    MERGING,
+    PATIENCE,
+    SMALL_FILES,
+    one_node,
+    producing,
+    send,
+    wait_acknowledged,
+    wait_until,
+)
 from fault_injection.requirements import LOOP_DISK, MEMORY_DISK
+from fault_injection.trial import Trial
 
-from faults.registry import Scenario, Trial
-from faults.storage_kills import judge_at_rest, producing, wait_acknowledged
 from galileo.client import Client
 from galileo.errors import GalileoError, PartitionReadOnly
 
@@ -23,7 +32,15 @@ BATCHES_MAX = 2_000
 LIFE_S = (0.0, 0.8)
 
 
-def disk_full(trial: Trial) -> None:
+@pytest.mark.fault(
+    "disk-full",
+    "disk full, read-only",
+    needs=(MEMORY_DISK,),
+    rounds=2,
+    holds="no room on the disk: ingest is refused with a reason, reads go on, all goes on with "
+    "room",
+)
+def test_disk_full(trial: Trial) -> None:
     with (
         MemoryDisk(trial.directory / "disk", size_bytes=DISK_BYTES) as disk,
         one_node(
@@ -67,7 +84,15 @@ def _judge_refusal(
     trial.expect(any(words in why for why in stopped), f"status says {stopped}")
 
 
-def read_only(trial: Trial) -> None:
+@pytest.mark.fault(
+    "read-only",
+    "disk full, read-only",
+    needs=(LOOP_DISK,),
+    rounds=2,
+    holds="a file system that the kernel made read-only: ingest is refused, reads go on, a restart "
+    "after the repair recovers",
+)
+def test_read_only(trial: Trial) -> None:
     """The kernel finds an error in the file system, and makes it read-only."""
     with (
         LoopDisk(trial.directory / "loop") as disk,
@@ -90,7 +115,17 @@ def read_only(trial: Trial) -> None:
             trial.judge(ledger.audit(client), f"writing again, round {number}")
 
 
-def power_cut(trial: Trial) -> None:
+@pytest.mark.slow
+@pytest.mark.fault(
+    "power-cut",
+    "power cut",
+    needs=(LOOP_DISK,),
+    rounds=10,
+    quick=1,
+    holds="an ext4 that loses all it has not written while the node runs: everything acknowledged "
+    "is there, once",
+)
+def test_power_cut(trial: Trial) -> None:
     """A stopped node, a file system that writes nothing any more, a new start."""
     with LoopDisk(trial.directory / "loop") as disk:
         data = disk.directory / "node"
@@ -113,34 +148,4 @@ def power_cut(trial: Trial) -> None:
                     trial.counts[f"cuts, {FLAGS[flag]}"] += 1
                     trial.judge(ledger.audit(client), f"power cut {number} with flag {flag}")
             trial.judge(ledger.audit(client), "the last power cut")
-        judge_at_rest(trial, data, ledger)
-
-
-SCENARIOS = (
-    Scenario(
-        "disk-full",
-        "no room on the disk: ingest is refused with a reason, reads go on, all goes on with room",
-        (MEMORY_DISK,),
-        2,
-        disk_full,
-        row="disk full, read-only",
-    ),
-    Scenario(
-        "read-only",
-        "a file system that the kernel made read-only: ingest is refused, reads go on, a restart "
-        "after the repair recovers",
-        (LOOP_DISK,),
-        2,
-        read_only,
-        row="disk full, read-only",
-    ),
-    Scenario(
-        "power-cut",
-        "an ext4 that loses all it has not written while the node runs: everything acknowledged "
-        "is there, once",
-        (LOOP_DISK,),
-        10,
-        power_cut,
-        row="power cut",
-    ),
-)
+        trial.judge_at_rest(data, ledger)

@@ -1,10 +1,11 @@
-"""Bytes of stored files that are lost or flipped."""
+"""Bytes of stored files that are lost or changed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from fault_injection.damage import (
     Commits,
     Reading,
@@ -18,8 +19,8 @@ from fault_injection.damage import (
 from fault_injection.ledger import Ledger
 from fault_injection.nodes import MERGING, PATIENCE, SMALL_FILES, one_node, send, wait_until
 from fault_injection.requirements import SIGNALS
+from fault_injection.trial import Trial
 
-from faults.registry import Scenario, Trial
 from galileo.cluster import LocalCluster
 from galileo.errors import GalileoError, Unavailable
 from galileo.storage.verify import Report, verify
@@ -30,7 +31,16 @@ STARTS_EACH = 40
 KINDS = ("sealed", "merged", "last", "schema", "epoch", "placement")
 
 
-def torn_tail(trial: Trial) -> None:
+@pytest.mark.fault(
+    "torn-tail",
+    "damage",
+    needs=(SIGNALS,),
+    rounds=120,
+    quick=1,
+    holds="the last frame of a partition cut off at any byte: everything before it is there, "
+    "nothing else",
+)
+def test_torn_tail(trial: Trial) -> None:
     """The last frame of a partition cut off at any byte."""
     with one_node(trial.directory / "cluster", storage=SMALL_FILES) as (cluster, ledger):
         send(ledger, cluster.client(timeout=PATIENCE), batches=BATCHES)
@@ -73,22 +83,20 @@ def _compare_torn(
     trial.counts["commits cut"] += len(missing)
     trial.counts["commits kept"] += len(reading.commits)
     trial.expect(missing == {lost}, f"{cut}: expected the loss of {lost}, got that of {missing}")
-    _expect_equal(trial, whole, reading, after=cut)
+    trial.expect_same(whole, reading.commits, after=cut)
 
 
-def _expect_equal(trial: Trial, whole: Commits, reading: Reading, *, after: str) -> None:
-    """What is served must be what was stored."""
-    wrong = [
-        place
-        for place, (table, paths) in reading.commits.items()
-        if place not in whole
-        or not (table.equals(whole[place][0]) and paths.equals(whole[place][1]))
-    ]
-    trial.counts["served wrongly"] += len(wrong)
-    trial.expect(not wrong, f"{after}: served otherwise than stored: {wrong[:5]}")
-
-
-def bit_flips(trial: Trial) -> None:
+@pytest.mark.slow
+@pytest.mark.fault(
+    "bit-flips",
+    "damage",
+    needs=(SIGNALS,),
+    rounds=240,
+    quick=18,
+    holds="a flipped byte anywhere in any kind of file: found by verify, refused by the node, "
+    "never served",
+)
+def test_bit_flips(trial: Trial) -> None:
     """One byte of any kind of file."""
     with one_node(trial.directory / "cluster", storage=MERGING) as (cluster, ledger):
         client = cluster.client(timeout=PATIENCE)
@@ -110,7 +118,7 @@ def _flip(trial: Trial, cluster: LocalCluster, what: tuple[int, str, Path], whol
     number, kind, path = what
     directory = cluster.directory / "node-1"
     place, mask = trial.random.randrange(path.stat().st_size), trial.random.randrange(1, 256)
-    told = f"{path.name} of {path.parent.name}, byte {place}, mask {mask}"
+    flipped = f"{path.name} of {path.parent.name}, byte {place}, mask {mask}"
     torn_from = frames(path)[-1][0] if kind == "last" else None
     flip(path, place, mask=mask)
     report = verify(directory)
@@ -121,15 +129,15 @@ def _flip(trial: Trial, cluster: LocalCluster, what: tuple[int, str, Path], whol
     tail = torn_from is not None and place >= torn_from
     found = _verify_found(report, path, place, tail=tail)
     trial.counts["found by verify"] += found
-    trial.expect(found, f"verify missed {told}: {report}")
-    _expect_equal(trial, whole, reading, after=told)
+    trial.expect(found, f"verify missed {flipped}: {report}")
+    trial.expect_same(whole, reading.commits, after=flipped)
     missing = whole.keys() - reading.commits.keys()
     if reading.refusals:
         trial.counts["refused"] += 1
     elif tail and len(missing) == 1:
         trial.counts["cut as torn"] += 1
     else:
-        trial.expect(False, f"{told}: expected a refusal, got all but {missing}")
+        trial.expect(False, f"{flipped}: expected a refusal, got all but {missing}")
 
 
 def _verify_found(report: Report, path: Path, place: int, *, tail: bool) -> bool:
@@ -185,25 +193,3 @@ def _expect_no_answer(trial: Trial, cluster: LocalCluster, *, kind: str) -> None
         trial.expect(error.kind == "corrupt_data", f"expected corrupt_data, got {error}")
     else:
         trial.expect(kind == "last", f"a node served all of a damaged {kind} file")
-
-
-SCENARIOS = (
-    Scenario(
-        "torn-tail",
-        "the last frame of a partition cut off at any byte: everything before it is there, "
-        "nothing else",
-        (SIGNALS,),
-        120,
-        torn_tail,
-        row="damage",
-    ),
-    Scenario(
-        "bit-flips",
-        "a flipped byte anywhere in any kind of file: found by verify, refused by the node, never "
-        "served",
-        (SIGNALS,),
-        240,
-        bit_flips,
-        row="damage",
-    ),
-)

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fault_injection import ccq_world
 from fault_injection.delivery import Deliveries
 from fault_injection.ledger import numbered, numbered_schema
-from faults import standing_world
-from faults.registry import Trial
-from faults.standing_truth import judge
+from fault_injection.trial import Trial
 
 from galileo import samplers
 from galileo.cluster import LocalCluster
@@ -22,28 +21,28 @@ pytestmark = pytest.mark.slow
 
 ROWS = 3_000
 QUERIES = {
-    "watch": standing_world.WATCHED,
-    "fetch": standing_world.FETCHED,
-    "spool": standing_world.SPOOLED,
+    "watch": ccq_world.WATCHED,
+    "fetch": ccq_world.FETCHED,
+    "spool": ccq_world.SPOOLED,
 }
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, LabelSet]]:
     """The directory of a node that has ended, and what it answered to each query."""
-    place = tmp_path_factory.mktemp("standing") / "cluster"
+    place = tmp_path_factory.mktemp("ccqs") / "cluster"
     with LocalCluster(1, 1, place) as running:
         client = running.client()
-        client.create_dataset(numbered_schema(standing_world.DATASET))
+        client.create_dataset(numbered_schema(ccq_world.DATASET))
         for first in range(0, ROWS, 1_000):
-            client.ingest(standing_world.DATASET, numbered(first, 1_000))
-        found = {way: client.query(standing_world.DATASET, text) for way, text in QUERIES.items()}
+            client.ingest(ccq_world.DATASET, numbered(first, 1_000))
+        found = {way: client.query(ccq_world.DATASET, text) for way, text in QUERIES.items()}
     return place / "node-1", found
 
 
 def reader(way: str, labels: LabelSet) -> Any:
     """One that was handed all of these at once, but for what its sampler leaves out."""
-    spec = standing_world.SAMPLER if way == "fetch" else None
+    spec = ccq_world.SAMPLER if way == "fetch" else None
     sampled = samplers.apply(samplers.load(spec), labels, seed=spec.seed) if spec else labels
     deliveries = Deliveries()
     deliveries.begin(sampled.answering(frontier=labels.frontier, missing=(), query=""))
@@ -52,13 +51,13 @@ def reader(way: str, labels: LabelSet) -> Any:
 
 
 def judged(directory: Path, readers: list[Any], *, sent: int = ROWS) -> Trial:
-    trial = Trial(directory, 1, random.Random(1), lambda _: None)
-    judge(
+    trial = Trial(directory, 1, random.Random(1))
+    ccq_world.judge_by_disks(
         trial,
         [directory],
         readers,
-        dataset=standing_world.DATASET,
-        predicates=standing_world.PREDICATES,
+        dataset=ccq_world.DATASET,
+        predicates=ccq_world.PREDICATES,
         sent=sent,
     )
     return trial

@@ -1,4 +1,4 @@
-"""Nodes that have little memory or little of a processor, and one whose disk fails its syncs."""
+"""Nodes with little memory, little of a processor, or a disk whose syncs fail."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow as pa
+import pytest
 from fault_injection import strace
+from fault_injection.ccq_world import INTERVAL, ccq_world, three_nodes, wait_for_updates
 from fault_injection.control_groups import ControlGroup, control_group
 from fault_injection.delivery import Deliveries
 from fault_injection.ledger import DAY_US, START_US
 from fault_injection.nodes import PATIENCE, wait_until
 from fault_injection.requirements import ATTACHING, CPU_GROUP, MEMORY_GROUP
+from fault_injection.trial import Trial
 
-from faults.registry import Scenario, Trial
-from faults.standing_world import INTERVAL, standing, three_nodes, wait_for_updates
 from galileo.client import Ccq, Client
 from galileo.cluster import LocalCluster
 from galileo.local_node import LocalNode
@@ -60,7 +61,15 @@ for line in sys.stdin:
 # --- memory ------------------------------------------------------------------------------------
 
 
-def little_memory(trial: Trial) -> None:
+@pytest.mark.fault(
+    "little-memory",
+    "memory, CPU",
+    needs=(MEMORY_GROUP,),
+    rounds=2,
+    holds="another process takes what a node's control group has of memory: caches are shed first, "
+    "queries are answered, and readers are handed every label once",
+)
+def test_little_memory(trial: Trial) -> None:
     """Full caches, and then another process takes what is left of the group's memory."""
     settings: dict[str, dict[str, Any]] = {"limits": {"cache_bytes_max": 1 << 30}}
     cluster = LocalCluster(1, 1, trial.directory / "cluster", settings=settings)
@@ -103,7 +112,7 @@ def _cached(client: Client) -> int:
 
 
 def _fill(trial: Trial, client: Client, cluster: LocalCluster) -> int:
-    """Ingests until the caches are large; nobody fetches. How many observations there are."""
+    """Ingests until the caches, which nothing reads, are large; how many observations."""
     stored, deadline = 0, time.monotonic() + FILL_WITHIN_S
     while (cached := _cached(client)) < CACHED_BYTES:
         if time.monotonic() > deadline:
@@ -190,13 +199,22 @@ def _judge(trial: Trial, client: Client, ccqs: list[Ccq], *, stored: int) -> Non
 # --- processors --------------------------------------------------------------------------------
 
 
-def little_cpu(trial: Trial) -> None:
+@pytest.mark.fault(
+    "little-cpu",
+    "memory, CPU",
+    needs=(CPU_GROUP,),
+    rounds=4,
+    lasting=True,
+    holds="nodes have a tenth to half of a processor for seconds: every reader is handed every "
+    "label once, in order",
+)
+def test_little_cpu(trial: Trial) -> None:
     with contextlib.ExitStack() as stack:
         cluster = three_nodes(trial)
         groups = [stack.enter_context(control_group("cpu")) for _ in cluster.nodes]
         for node, group in zip(cluster.nodes, groups, strict=True):
             node.prefix = group.prefix
-        with standing(trial, cluster) as world:
+        with ccq_world(trial, cluster) as world:
             for _ in trial.each_round():
                 group, share = trial.random.choice(groups), trial.random.choice(CPU_SHARES)
                 trial.say(f"a node has {share:.0%} of a processor")
@@ -210,9 +228,18 @@ def little_cpu(trial: Trial) -> None:
 # --- disks -------------------------------------------------------------------------------------
 
 
-def sync_error(trial: Trial) -> None:
+@pytest.mark.fault(
+    "ccq-sync-error",
+    "fsync error",
+    needs=(ATTACHING,),
+    rounds=3,
+    lasting=True,
+    holds="fdatasync fails with EIO on a node of a cluster under a stream: its partitions stop and "
+    "say so until it is started again, and every reader is handed every label once",
+)
+def test_ccq_sync_error(trial: Trial) -> None:
     """A node of a cluster, under a stream with readers; it is started again each time."""
-    with standing(trial) as world:
+    with ccq_world(trial) as world:
         for _ in trial.each_round():
             node = trial.random.choice(world.cluster.nodes)
             assert node.pid is not None, "all nodes run"
@@ -238,36 +265,3 @@ def _await_stop(client: Client, node: LocalNode) -> None:
 
 def _stopped(client: Client, node: LocalNode) -> list[str]:
     return [why for one in client.status().nodes if one.name == node.name for why in one.stopped]
-
-
-SCENARIOS = (
-    Scenario(
-        "little-memory",
-        "another process takes what a node's control group has of memory: caches are shed first, "
-        "queries are answered, and readers are handed every label once",
-        (MEMORY_GROUP,),
-        2,
-        little_memory,
-        row="memory, CPU",
-    ),
-    Scenario(
-        "little-cpu",
-        "nodes have a tenth to half of a processor for seconds: every reader is handed every "
-        "label once, in order",
-        (CPU_GROUP,),
-        4,
-        little_cpu,
-        is_lasting=True,
-        row="memory, CPU",
-    ),
-    Scenario(
-        "standing-sync-error",
-        "fdatasync fails with EIO on a node of a cluster under a stream: its partitions stop and "
-        "say so until it is started again, and every reader is handed every label once",
-        (ATTACHING,),
-        3,
-        sync_error,
-        is_lasting=True,
-        row="fsync error",
-    ),
-)

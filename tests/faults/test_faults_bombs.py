@@ -1,8 +1,4 @@
-"""Bombs: small things that would become large where somebody takes them apart.
-
-Each is sent to a node as it is, by raw calls, and must be refused with an error of the caller,
-within a bound of memory and time; an observation more is stored after each.
-"""
+"""Bombs: small requests that would unpack to large ones."""
 
 from __future__ import annotations
 
@@ -17,14 +13,23 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 import pyarrow as pa
+import pytest
+from fault_injection.bystanders import (
+    DATASET,
+    PATIENCE,
+    client_calls,
+    fill,
+    quantile_ms,
+    repeated,
+    weighed,
+)
 from fault_injection.ledger import numbered
 from fault_injection.requirements import SIGNALS
+from fault_injection.trial import Trial
 
-from faults.bystanders import DATASET, PATIENCE, asked, fill, p99_ms, weighed
-from faults.registry import Scenario, Trial
 from galileo.cluster import LocalCluster
 from galileo.sampler_package import MANIFEST
-from galileo.wire.v1 import cluster_pb2, continuous_pb2, query_pb2, samplers_pb2, storage_pb2
+from galileo.wire.pb import cluster_pb2, continuous_pb2, query_pb2, samplers_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk, encode
 
 MIB = 1 << 20
@@ -208,8 +213,16 @@ BOMBS = (
 )
 
 
-def explode(trial: Trial) -> None:
-    settings = {"samplers": {"uploads": "sandboxed"}}
+@pytest.mark.fault(
+    "bombs",
+    "bombs",
+    needs=(SIGNALS,),
+    rounds=1,
+    holds="small things that would become large (gzip, lz4, zstd, zip, protobuf, nesting): each "
+    f"is refused within {OVER_MIB_MAX} MiB and {TAKES_MAX_S:.0f} s, and another client is served",
+)
+def test_bombs(trial: Trial) -> None:
+    settings = {"samplers": {"sent": "contained"}}
     with LocalCluster(1, 1, trial.directory / "cluster", settings=settings) as cluster:
         fill(cluster.client(timeout=PATIENCE), ROWS)
         for _ in trial.each_round():
@@ -227,7 +240,7 @@ def _one(trial: Trial, cluster: LocalCluster, bomb: Bomb) -> None:
     with (
         grpc.insecure_channel(node.address, options=options) as channel,
         weighed(node.pid) as memory,
-        asked(cluster.client(timeout=PATIENCE)) as bystander,
+        repeated(*client_calls(cluster.client(timeout=PATIENCE))) as waits_s,
     ):
         started = time.monotonic()
         answer = armed.send(channel)
@@ -237,23 +250,10 @@ def _one(trial: Trial, cluster: LocalCluster, bomb: Bomb) -> None:
     trial.figures[f"{bomb.name}: MiB"] = round(memory.over_mib)
     trial.figures[f"{bomb.name}: s"] = round(took_s, 2)
     trial.figures[f"{bomb.name}: sent, KB"] = round(len(made) / 1e3, 1)
-    if bystander.waits_s:
-        trial.figures[f"{bomb.name}: p99 of another, ms"] = p99_ms(bystander.waits_s)
+    if waits_s:
+        trial.figures[f"{bomb.name}: p99 of another, ms"] = quantile_ms(waits_s, 0.99)
     trial.expect(node.running, f"{bomb.name}: the node is dead")
     trial.expect(answer in HARMLESS, f"{bomb.name}: expected a refusal, got {answer}")
-    told = f"{bomb.name}: the node took {memory.over_mib:.0f} MiB, {OVER_MIB_MAX} are allowed"
-    trial.expect(memory.over_mib <= OVER_MIB_MAX, told)
+    size = f"{memory.over_mib:.0f} MiB, {OVER_MIB_MAX} are allowed"
+    trial.expect(memory.over_mib <= OVER_MIB_MAX, f"{bomb.name}: the node took {size}")
     trial.expect(took_s <= TAKES_MAX_S, f"{bomb.name}: it took {took_s:.1f} s")
-
-
-SCENARIOS = (
-    Scenario(
-        "bombs",
-        f"small things that would become large (gzip, lz4, zstd, zip, protobuf, nesting): each is "
-        f"refused within {OVER_MIB_MAX} MiB and {TAKES_MAX_S:.0f} s, and another client is served",
-        (SIGNALS,),
-        1,
-        explode,
-        row="bombs",
-    ),
-)

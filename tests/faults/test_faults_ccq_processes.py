@@ -1,21 +1,27 @@
-"""The processes of the continuous plane: how each is found, killed and brought back, or stopped."""
+"""Kill or stop every kind of process that serves continuous queries."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import psutil
+import pytest
+from fault_injection.ccq_world import World, ccq_world, wait_for_updates
+from fault_injection.requirements import SIGNALS
+from fault_injection.trial import Trial
 
-from faults.registry import Trial
-from faults.standing_world import World
 from galileo.local_node import LocalNode
 
+HOLDS = (
+    "the readers by watch, fetch and spool are handed every label once, in order, and no "
+    "frontier is ahead of what was handed out"
+)
 DOWN_S = (0.0, 4.0)
 
 Find: TypeAlias = Callable[[World], psutil.Process | None]
@@ -27,7 +33,7 @@ class Victim:
 
     Attributes:
         name: of its kind.
-        kill: SIGKILL, and what brings it back where nobody else does.
+        kill: SIGKILL, and what brings it back where nothing else does.
         paused: SIGSTOP before the block, SIGCONT after it.
     """
 
@@ -43,7 +49,7 @@ def _coordinator(trial: Trial, world: World) -> LocalNode:
     return world.coordinator()
 
 
-def _other(trial: Trial, world: World) -> LocalNode:
+def _other_node(trial: Trial, world: World) -> LocalNode:
     coordinator = world.coordinator()
     return trial.random.choice([one for one in world.cluster.nodes if one is not coordinator])
 
@@ -141,9 +147,84 @@ def _client_paused(trial: Trial, world: World) -> Iterator[None]:
 
 VICTIMS = (
     _node("coordinator", _coordinator),
-    _node("other node", _other),
+    _node("other node", _other_node),
     _of_spark("evaluator", _evaluator),
     _of_spark("JVM", _java),
     _of_spark("worker", _worker),
     Victim("client", _kill_client, _client_paused),
 )
+
+
+PAUSE_S = (3.0, 6.0)
+"""Longer than `membership.dead_after_s`."""
+LONG_PAUSE_S, LONG_PAUSES = 20.0, 0.1
+"""Longer than an evaluator may be silent before it is replaced; and how many of the pauses."""
+CALM_S = (0.5, 3.0)
+PATIENT = 0.6
+"""Share of the faults after which every reader gets an update before the next one."""
+UPDATES_S = 300.0
+
+Fault = tuple[Literal["kill", "pause"], Victim]
+
+
+@pytest.mark.fault(
+    "ccq-kills",
+    "crash",
+    needs=(SIGNALS,),
+    rounds=6,
+    lasting=True,
+    holds=f"SIGKILL of coordinator, other node, evaluator, JVM, Spark worker and client: {HOLDS}",
+)
+def test_ccq_kills(trial: Trial) -> None:
+    _befall(trial, [("kill", victim) for victim in VICTIMS])
+
+
+@pytest.mark.fault(
+    "ccq-pauses",
+    "pause past the timeout, then wake",
+    needs=(SIGNALS,),
+    rounds=6,
+    lasting=True,
+    holds=f"the same stopped for longer than the failure detector waits, and continued: {HOLDS}",
+)
+def test_ccq_pauses(trial: Trial) -> None:
+    _befall(trial, [("pause", victim) for victim in VICTIMS])
+
+
+@pytest.mark.fault(
+    "ccq-storm",
+    "crash",
+    needs=(SIGNALS,),
+    rounds=12,
+    lasting=True,
+    holds=f"both, in random order: {HOLDS}",
+)
+def test_ccq_storm(trial: Trial) -> None:
+    _befall(trial, [("kill", one) for one in VICTIMS] + [("pause", one) for one in VICTIMS])
+
+
+def _befall(trial: Trial, kinds: Sequence[Fault]) -> None:
+    """All kinds of faults in a random order, then again, for so many rounds."""
+    waiting: list[Fault] = []
+    with ccq_world(trial) as world:
+        started = time.monotonic()
+        for _ in trial.each_round():
+            waiting = waiting or trial.random.sample(kinds, len(kinds))
+            _apply(trial, world, waiting.pop())
+        trial.counts["seconds of streaming"] = int(time.monotonic() - started)
+
+
+def _apply(trial: Trial, world: World, fault: Fault) -> None:
+    how, victim = fault
+    trial.say(f"{how} {victim.name}")
+    if how == "kill":
+        victim.kill(trial, world)
+    else:
+        is_long = trial.random.random() < LONG_PAUSES
+        with victim.paused(trial, world):
+            time.sleep(LONG_PAUSE_S if is_long else trial.random.uniform(*PAUSE_S))
+    trial.counts[f"{how} {victim.name}"] += 1
+    if trial.random.random() < PATIENT:
+        wait_for_updates(world, timeout_s=UPDATES_S)
+    else:
+        time.sleep(trial.random.uniform(*CALM_S))

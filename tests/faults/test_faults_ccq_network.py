@@ -1,30 +1,26 @@
-"""Networks between real nodes that are cut, cut one way, or lose packets.
-
-Each node has a network namespace of its own, and so has the process that plays the scenario, which
-is therefore another one than that of `scripts/chaos`: `python -m faults.standing_network`.
-"""
+"""Networks between nodes that are cut, cut one way, or lose packets."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import psutil
+import pytest
+from fault_injection.ccq_world import ccq_world, three_nodes, wait_for_updates
 from fault_injection.networks import Link, Network
 from fault_injection.requirements import NETWORK
+from fault_injection.trial import Trial
 
-from faults.registry import Scenario, Trial
-from faults.standing_world import standing, three_nodes, wait_for_updates
 from galileo.cluster import LocalCluster
 from galileo.spark.runtime import RuntimeDir
 
 HERE = "client"
-TOLD = "told: "
 NODES = ("node-1", "node-2", "node-3")
 PORT = 7701
 KINDS = ("cut off", "cut off outwards", "cut off inwards", "cut between two", "loss everywhere")
@@ -35,34 +31,32 @@ UPDATES_S = 300.0
 END_TIMEOUT_S = 15.0
 
 
-def cut(trial: Trial) -> None:
-    """Has another process, in a namespace of its own, play it."""
+@pytest.mark.fault(
+    "network-cuts",
+    "partition, one-way, loss",
+    needs=(NETWORK,),
+    rounds=5,
+    lasting=True,
+    holds="nodes cut off, cut off one way, cut from each other, and packets lost: every reader is "
+    "handed every label once, no frontier is ahead of what was handed out, and it heals",
+)
+def test_network_cuts(trial: Trial) -> None:
+    """Plays it in another process, which has a network namespace of its own, as each node has."""
     numbers = (trial.random.randrange(2**31), trial.rounds, trial.lasts_s)
     words = [str(trial.directory), *map(str, numbers)]
-    command = ["unshare", "--net", sys.executable, "-m", "faults.standing_network", *words]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as playing:
-        assert playing.stdout is not None
-        assert playing.stderr is not None
-        said: list[str] = []
-        for line in playing.stderr:
-            said = [*said[-20:], line]
-            if line.startswith(TOLD):
-                trial.say(line.removeprefix(TOLD).rstrip())
-        output = playing.stdout.read()
-    if playing.returncode:
-        raise RuntimeError(f"the scenario's process failed: {''.join(said)}")
-    told = json.loads(output)
-    trial.counts.update(told["counts"])
-    trial.complaints += told["complaints"]
+    command = ["unshare", "--net", sys.executable, __file__, *words]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    output = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=True).stdout
+    found = json.loads(output)
+    trial.counts.update(found["counts"])
+    trial.complaints += found["complaints"]
 
 
 def play(trial: Trial, *, seed: int) -> None:
     with Network((HERE, *NODES), seed=seed, here=HERE) as network:
         cluster = _cluster(trial, network)
         try:
-            with standing(trial, cluster) as world:
+            with ccq_world(trial, cluster) as world:
                 for _ in trial.each_round():
                     _one(trial, network)
                     wait_for_updates(world, timeout_s=UPDATES_S)
@@ -122,33 +116,10 @@ def _end_evaluators(directory: Path) -> None:
 
 
 def main(directory: str, seed: str, rounds: str, lasts_s: str) -> None:
-    def say(text: str) -> None:
-        print(f"{TOLD}{text}", file=sys.stderr, flush=True)
-
-    trial = Trial(
-        Path(directory),
-        int(rounds),
-        random.Random(int(seed)),
-        say,
-        Counter(),
-        lasts_s=float(lasts_s),
-    )
+    trial = Trial(Path(directory), int(rounds), random.Random(int(seed)), float(lasts_s))
     play(trial, seed=int(seed))
     print(json.dumps({"counts": trial.counts, "complaints": trial.complaints}))
 
-
-SCENARIOS = (
-    Scenario(
-        "network-cuts",
-        "nodes cut off, cut off one way, cut from each other, and packets lost: every reader is "
-        "handed every label once, no frontier is ahead of what was handed out, and it heals",
-        (NETWORK,),
-        5,
-        cut,
-        is_lasting=True,
-        row="partition, one-way, loss",
-    ),
-)
 
 if __name__ == "__main__":
     main(*sys.argv[1:])

@@ -1,37 +1,149 @@
-"""A node that joins under a stream, and partitions that move to it while both ends are killed."""
+"""Restart, relocate and add nodes, and move partitions, while continuous queries are read."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import pytest
+from fault_injection.ccq_readers import WatchReader
+from fault_injection.ccq_world import World, ccq_world, wait_for_updates
 from fault_injection.nodes import wait_until
 from fault_injection.requirements import SIGNALS
+from fault_injection.trial import Trial
 
-from faults.registry import Scenario, Trial
-from faults.standing_rolling import ROW, note_gaps, restart
-from faults.standing_world import World, standing, wait_for_updates
 from galileo.client import Client
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import GalileoError, TransientError
 from galileo.local_node import LocalNode
 
+HOLDS = (
+    "the readers are handed every label once, in order, no frontier is ahead of what was handed "
+    "out, and updates go on meanwhile"
+)
+DRAIN_S = 60.0
+UPDATES_S = 60.0
+ROW = "nodes restarted, replaced, added"
+GAP_MAX_S = 15.0
+"""Without an update, for readers of whom nothing is stopped; a bound for a busy machine, far above
+anything that was measured."""
+
+
+@pytest.mark.fault(
+    "rolling-restart",
+    "nodes restarted, replaced, added",
+    needs=(SIGNALS,),
+    rounds=1,
+    lasting=True,
+    holds=f"each node in turn drained, stopped with SIGTERM and started again: {HOLDS}",
+)
+def test_rolling_restart(trial: Trial) -> None:
+    """One round restarts all nodes."""
+    with ccq_world(trial) as world:
+        began = time.monotonic()
+        for _ in trial.each_round():
+            for node in world.cluster.nodes:
+                trial.say(f"drain, stop and start {node.name}")
+                restart(trial, world, node)
+        note_gaps(trial, world, began)
+
+
+@pytest.mark.fault(
+    "node-replacement",
+    "nodes restarted, replaced, added",
+    needs=(SIGNALS,),
+    rounds=1,
+    lasting=True,
+    holds="each node in turn drained, stopped and started at another address with a copy of its "
+    f"directory, the others going on with the files that they have: {HOLDS}",
+)
+def test_node_replacement(trial: Trial) -> None:
+    """One round brings each node to another machine, as far as an address and a copy make one."""
+
+    def elsewhere(world: World, node: LocalNode) -> None:
+        world.cluster.relocate(node.name)
+
+    with ccq_world(trial) as world:
+        began = time.monotonic()
+        for _ in trial.each_round():
+            for node in world.cluster.nodes:
+                trial.say(f"drain and stop {node.name}, copy its directory, start it elsewhere")
+                restart(trial, world, node, meanwhile=elsewhere)
+        note_gaps(trial, world, began)
+
+
+def restart(
+    trial: Trial,
+    world: World,
+    node: LocalNode,
+    *,
+    meanwhile: Callable[[World, LocalNode], None] | None = None,
+    absent: str = "",
+) -> None:
+    """As an operator does it: the next node waits until this one is whole again.
+
+    `absent` names a node that does not run yet.
+    """
+    world.client.drain(node.name)
+    wait_until(lambda: _is_drained(world, node), what=f"{node.name} to drain", timeout_s=DRAIN_S)
+    began = time.monotonic()
+    node.stop()
+    if meanwhile is not None:
+        meanwhile(world, node)
+    stopped = time.monotonic()
+    node.restart()
+    trial.note_longest("longest stop, ms", stopped - began)
+    trial.note_longest("longest start, ms", time.monotonic() - stopped)
+    trial.counts["restarts"] += 1
+    wait_for_updates(world, timeout_s=UPDATES_S)
+    wait_until(lambda: _are_up(world, absent), what="all nodes to be up")
+
+
+def _are_up(world: World, absent: str) -> bool:
+    return all(one.state == "up" for one in world.client.status().nodes if one.name != absent)
+
+
+def _is_drained(world: World, node: LocalNode) -> bool:
+    found = next(one for one in world.client.status().nodes if one.name == node.name)
+    return found.state == "draining" and not found.ccqs_coordinated
+
+
+def note_gaps(trial: Trial, world: World, began: float, *, max_s: float = GAP_MAX_S) -> None:
+    """The longest time without an update to readers in this process."""
+    for reader in world.readers:
+        if isinstance(reader, WatchReader):
+            gap_s = reader.deliveries.longest_gap_s(began)
+            trial.note_longest(f"longest gap by {reader.way}, ms", gap_s)
+            trial.expect(gap_s < max_s, f"no update by {reader.way} for {gap_s:.1f} s")
+
+
 DELAY_S = (0.0, 0.5)
 """From the beginning of a move to the kill that befalls it."""
 DOWN_S = (0.0, 1.5)
 TIDY_S, NEWS_S = 60.0, 30.0
 UPDATES_S = 60.0
-GAP_MAX_S = 60.0
+MOVES_GAP_MAX_S = 60.0
 """Without an update; some of it is the start of nodes that were killed."""
 KILLED = 0.75
 """Share of the moves that a kill befalls."""
 
 
-def add(trial: Trial) -> None:
+@pytest.mark.fault(
+    "node-addition",
+    "nodes restarted, replaced, added",
+    needs=(SIGNALS,),
+    rounds=6,
+    lasting=True,
+    holds="a node is added, the others restarted one by one so that they know it, and partitions "
+    "are moved to it and back while one of the two nodes is killed at random moments: the "
+    "readers are handed every label once, in order, no frontier is ahead of what was handed "
+    "out, each partition is at one node, and no copy is left behind",
+)
+def test_node_addition(trial: Trial) -> None:
     """Adds a node, then in each round moves a partition to or fro, perhaps with a kill amid it."""
-    with standing(trial) as world:
+    with ccq_world(trial) as world:
         began = time.monotonic()
         new = _joined(trial, world)
         mover = world.cluster.client(timeout="60s")
@@ -40,7 +152,7 @@ def add(trial: Trial) -> None:
             _moved_somehow(trial, world, mover, partition, new)
             wait_for_updates(world, timeout_s=UPDATES_S)
         _bring_home(trial, mover, world, new)
-        note_gaps(trial, world, began, max_s=GAP_MAX_S)
+        note_gaps(trial, world, began, max_s=MOVES_GAP_MAX_S)
         wait_until(
             lambda: not _left_behind(mover, world), what="old copies to go", timeout_s=TIDY_S
         )
@@ -92,8 +204,11 @@ def _moved_somehow(
     trial.expect(not moving.is_alive(), f"the move of partition {partition} does not end")
     trial.note_longest("longest move, ms", time.monotonic() - began)
     trial.counts["moves"] += 1
-    told = f"all to know that partition {partition} is at {to.name}"
-    wait_until(lambda: _owners(world, partition) == {to.name}, what=told, timeout_s=NEWS_S)
+    wait_until(
+        lambda: _owners(world, partition) == {to.name},
+        what=f"all to know that partition {partition} is at {to.name}",
+        timeout_s=NEWS_S,
+    )
 
 
 def _move(trial: Trial, mover: Client, partition: int, to: str) -> None:
@@ -153,19 +268,3 @@ def _left_behind(client: Client, world: World) -> list[str]:
         for path in (world.cluster.directory / node.name / "journals").glob("*/*")
         if not path.name.isdecimal() or owners[int(path.name)] != node.name
     ]
-
-
-SCENARIOS = (
-    Scenario(
-        "node-addition",
-        "a node is added, the others restarted one by one so that they know it, and partitions "
-        "are moved to it and back while one of the two nodes is killed at random moments: the "
-        "readers are handed every label once, in order, no frontier is ahead of what was handed "
-        "out, each partition is at one node, and no copy is left behind",
-        (SIGNALS,),
-        6,
-        add,
-        is_lasting=True,
-        row=ROW,
-    ),
-)

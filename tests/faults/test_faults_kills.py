@@ -1,4 +1,4 @@
-"""Nodes that die at, or get an error from, the nth call of everything that changes the disk."""
+"""Nodes killed at random moments, or at the nth call of an ingest, a merge or a drop."""
 
 from __future__ import annotations
 
@@ -10,24 +10,58 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+import pytest
 from fault_injection import strace
+from fault_injection.damage import Commits, read_all
 from fault_injection.ledger import Ledger
 from fault_injection.nodes import (
+    DATASET,
     MERGING,
     PATIENCE,
     SMALL_FILES,
     one_node,
+    producing,
     send,
+    wait_acknowledged,
     wait_until,
 )
-from fault_injection.requirements import ATTACHING
+from fault_injection.requirements import ATTACHING, SIGNALS
+from fault_injection.trial import Trial
 
-from faults.registry import Scenario, Trial
-from faults.storage_kills import judge_at_rest
 from galileo.client import Client
 from galileo.cluster import LocalCluster
 from galileo.errors import GalileoError
 from galileo.local_node import LocalNode
+from galileo.model.retention import Retention
+from galileo.storage.verify import verify
+
+LIFE_S = (0.0, 1.0)
+"""How long a node that acknowledges is left alone before it is killed."""
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "kill",
+    "crash",
+    needs=(SIGNALS,),
+    rounds=10,
+    quick=1,
+    holds="SIGKILL at random moments of ingest and merging: everything acknowledged is there, once",
+)
+def test_kill(trial: Trial) -> None:
+    place = trial.directory / "cluster"
+    with one_node(place, storage=MERGING) as (cluster, ledger):
+        client = cluster.client(timeout=PATIENCE)
+        with producing(cluster, ledger):
+            for number in trial.each_round():
+                wait_acknowledged(ledger)
+                time.sleep(trial.random.uniform(*LIFE_S))
+                cluster.nodes[0].kill()
+                cluster.nodes[0].restart()
+                trial.judge(ledger.audit(client), f"kill {number}")
+        trial.judge(ledger.audit(client), "the last kill")
+    trial.judge_at_rest(place / "node-1", ledger)
+
 
 BATCHES = 12
 SEGMENTS_TO_MERGE = 3
@@ -38,7 +72,15 @@ MERGE_TIMEOUT_S = 20.0
 Work: TypeAlias = Callable[[], None]
 
 
-def kill_at_call(trial: Trial) -> None:
+@pytest.mark.fault(
+    "kill-at-call",
+    "kill at the nth system call",
+    needs=(ATTACHING,),
+    rounds=20,
+    holds="SIGKILL at the nth write, fdatasync and directory sync of an ingest: nothing "
+    "acknowledged is lost",
+)
+def test_kill_at_call(trial: Trial) -> None:
     """Every call of an ingest: the first of each kind, the second, … until none kills any more."""
     with one_node(trial.directory / "cluster", storage=SMALL_FILES) as (cluster, ledger):
         client = cluster.client(timeout=PATIENCE)
@@ -57,10 +99,18 @@ def kill_at_call(trial: Trial) -> None:
                     break
         send(ledger, client, batches=3)
         trial.judge(ledger.audit(client), "all kills")
-    judge_at_rest(trial, trial.directory / "cluster" / "node-1", ledger)
+    trial.judge_at_rest(trial.directory / "cluster" / "node-1", ledger)
 
 
-def kill_merge(trial: Trial) -> None:
+@pytest.mark.fault(
+    "kill-merge",
+    "kill at the nth system call",
+    needs=(ATTACHING,),
+    rounds=20,
+    holds="SIGKILL at the nth write, sync, rename and unlink of a merge: each commit is there, "
+    "once",
+)
+def test_kill_merge(trial: Trial) -> None:
     """Every call of a merge, which writes, renames and deletes files in the background."""
     place, kept = trial.directory / "cluster", trial.directory / "kept"
     with one_node(place, storage={**MERGING, "compaction_interval_s": MERGE_LATER_S}) as (
@@ -79,12 +129,22 @@ def kill_merge(trial: Trial) -> None:
                 client = cluster.client(timeout=PATIENCE)
                 trial.judge(ledger.audit(client), f"a kill at {name} number {nth} of a merge")
                 cluster.nodes[0].kill()
-                judge_at_rest(trial, place / "node-1", ledger)
+                trial.judge_at_rest(place / "node-1", ledger)
                 if trial.complaints or not died:
                     break
 
 
-def sync_error(trial: Trial) -> None:
+@pytest.mark.slow
+@pytest.mark.fault(
+    "sync-error",
+    "fsync error",
+    needs=(ATTACHING,),
+    rounds=3,
+    quick=1,
+    holds="fdatasync fails with EIO: the partition stops and says so, nothing is acknowledged "
+    "falsely, reads go on, a restart recovers",
+)
+def test_sync_error(trial: Trial) -> None:
     """The nth fdatasync fails: no false acknowledgement, no write after it, reads go on."""
     with one_node(trial.directory / "cluster", storage=SMALL_FILES) as (cluster, ledger):
         (node,) = cluster.nodes
@@ -111,7 +171,7 @@ def sync_error(trial: Trial) -> None:
             trial.judge(ledger.audit(client), f"EIO at fdatasync {number} and a restart")
             send(ledger, client, batches=2)
             trial.expect(not client.status().nodes[0].stopped, "still stopped after a restart")
-    judge_at_rest(trial, trial.directory / "cluster" / "node-1", ledger)
+    trial.judge_at_rest(trial.directory / "cluster" / "node-1", ledger)
 
 
 def killed(trial: Trial, node: LocalNode, call: tuple[str, int], work: Work) -> bool:
@@ -184,31 +244,79 @@ def _wait_merged(node: LocalNode) -> None:
     time.sleep(0.2)
 
 
-SCENARIOS = (
-    Scenario(
-        "kill-at-call",
-        "SIGKILL at the nth write, fdatasync and directory sync of an ingest: nothing "
-        "acknowledged is lost",
-        (ATTACHING,),
-        20,
-        kill_at_call,
-        row="kill at the nth system call",
-    ),
-    Scenario(
-        "kill-merge",
-        "SIGKILL at the nth write, sync, rename and unlink of a merge: each commit is there, once",
-        (ATTACHING,),
-        20,
-        kill_merge,
-        row="kill at the nth system call",
-    ),
-    Scenario(
-        "sync-error",
-        "fdatasync fails with EIO: the partition stops and says so, nothing is acknowledged "
-        "falsely, reads go on, a restart recovers",
-        (ATTACHING,),
-        3,
-        sync_error,
-        row="fsync error",
-    ),
+DROPPED_BATCHES = 60
+OUTDATED = Retention("1d", past_readers=True)
+"""The numbered observations are years old, so all of them are to go."""
+
+
+@pytest.mark.fault(
+    "kill-drop",
+    "kill at the nth system call",
+    needs=(ATTACHING,),
+    rounds=20,
+    holds="SIGKILL at the nth write, sync, rename and unlink while retention drops files: of each "
+    "log a beginning is gone, the rest is there",
 )
+def test_kill_drop(trial: Trial) -> None:
+    place, kept = trial.directory / "cluster", trial.directory / "kept"
+    settings = {**SMALL_FILES, "retention_check_s": 3_600.0}
+    with one_node(place, storage=settings) as (cluster, ledger):
+        whole = _filled(cluster, ledger)
+        shutil.copytree(place / "node-1", kept)
+        for name in ("pwritev", "fdatasync", "rename", "fsync", "unlink"):
+            for nth in range(1, trial.rounds + 1):
+                put_back(kept, place / "node-1")
+                cluster.nodes[0].restart()
+                died = killed(trial, cluster.nodes[0], (name, nth), lambda: _drop(cluster))
+                _judge_drop(trial, cluster, whole, after=f"a kill at {name} number {nth}")
+                if trial.complaints or not died:
+                    break
+        _judge_after_drops(trial, cluster, ledger)
+
+
+def _filled(cluster: LocalCluster, ledger: Ledger) -> Commits:
+    client = cluster.client(timeout=PATIENCE)
+    send(ledger, client, batches=DROPPED_BATCHES)
+    client.set_retention(DATASET, OUTDATED)
+    cluster.nodes[0].kill()
+    return read_all(cluster.directory / "node-1").commits
+
+
+def _drop(cluster: LocalCluster) -> None:
+    """Drops everything; fails where the node dies of it."""
+    with contextlib.suppress(GalileoError):
+        cluster.client(timeout="1s").apply_retention(DATASET)
+
+
+def _judge_drop(trial: Trial, cluster: LocalCluster, whole: Commits, *, after: str) -> None:
+    """Of each log a beginning may be gone; the rest is as it was, in the node and on its disk."""
+    client = cluster.client(timeout=PATIENCE)
+    served = client.read(client.query(DATASET)).num_rows
+    cluster.nodes[0].kill()
+    directory = cluster.directory / "node-1"
+    report, reading = verify(directory), read_all(directory)
+    trial.expect(report.ok, f"{after}: verify found {report.damages[:3]}")
+    trial.expect(not reading.refusals, f"{after}: {reading.refusals[:3]}")
+    trial.counts["commits kept"] += len(reading.commits)
+    trial.counts["commits dropped"] += len(whole) - len(reading.commits)
+    for partition in {place[:2] for place in whole}:
+        last = max(place[2] for place in whole if place[:2] == partition)
+        left = [place[2] for place in reading.commits if place[:2] == partition]
+        first = min(left, default=last + 1)
+        right = sorted(left) == list(range(first, last + 1))
+        trial.expect(right, f"{after}: {partition} has {sorted(left)} of commits 1 to {last}")
+    trial.expect_same(whole, reading.commits, after=after)
+    stored = sum(table.num_rows for table, _ in reading.commits.values())
+    trial.expect(served == stored, f"{after}: {served} observations served, {stored} stored")
+
+
+def _judge_after_drops(trial: Trial, cluster: LocalCluster, ledger: Ledger) -> None:
+    """The log goes on behind what was dropped, and new observations are there, once."""
+    cluster.nodes[0].restart()
+    client = cluster.client(timeout=PATIENCE)
+    _drop(cluster)
+    before = len(client.query(DATASET))
+    trial.expect(before == 0, f"expected nothing after a drop, got {before} labels")
+    fresh = Ledger(DATASET)
+    send(fresh, client, batches=3)
+    trial.judge(fresh.audit(client), "all kills")

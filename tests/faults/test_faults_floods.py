@@ -1,0 +1,263 @@
+"""Floods: a server gets far too many requests, must bound its memory and still serve others.
+
+Floods of a node over gRPC and of its metrics over HTTP, and of the SPARQL endpoint. A bystander
+makes calls of its own before, during and after each; its wait for a page includes all attempts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pytest
+from fault_injection.bystanders import (
+    DATASET,
+    FLOODING,
+    MIB,
+    PATIENCE,
+    client_calls,
+    fill,
+    flooding,
+    get_page,
+    quantile_ms,
+    repeated,
+    weighed,
+)
+from fault_injection.requirements import SIGNALS
+from fault_injection.trial import Trial
+
+from galileo.cluster import LocalCluster, free_ports
+
+ROWS, METRICS_ROWS, TRIPLES = 200_000, 20_000, 5_000
+LASTS_S = 6.0
+"""Of each flood, for every round."""
+BEFORE_S = 4.0
+WAIT_MAX_S = 20.0
+"""99th percentile of a bystander's waits: the flood takes processors of the same machine, too."""
+QUERY_S = 5
+"""What the endpoint gives a query, so that a bystander waits for one of a flood at most so long."""
+ANSWERS_MIB = 16
+"""What the endpoint holds of answers that are being taken, so that few readers are too many."""
+SAME_HOST, OTHER_HOST = "127.0.0.1", "127.0.0.2"
+SLOW_READERS = "slow or stopped reader"
+PAGES = ("/metrics", "/ready", "/live")
+COUNT_THINGS = f"/sparql?query={quote('SELECT (COUNT(?a) AS ?n) { ?a <urn:is> ?b }')}"
+
+Calls = list[Callable[[], object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """One flood.
+
+    Attributes:
+        kind: of `scripts/faults/flooding.py`.
+        count: of connections or calls at a time.
+        does: in words.
+        over_mib_max: that the server may take for it.
+        row: of the table of faults.
+        has_ccq: whether there is a continuous query, which takes an evaluator.
+        is_stopped: whether the flooding process is stopped meanwhile, and so reads nothing.
+        over_http: whether it is the port of metrics that is flooded.
+        source: where the bystander comes from; the flood comes from `SAME_HOST`.
+    """
+
+    kind: str
+    count: int
+    does: str
+    over_mib_max: int
+    row: str = "floods"
+    has_ccq: bool = False
+    is_stopped: bool = False
+    over_http: bool = False
+    source: str = SAME_HOST
+
+
+NODE_FLOODS = (
+    Flood("idle", 2_000, "2,000 connections that say nothing more", 200),
+    Flood("mute", 1_000, "1,000 connections that begin HTTP/2 byte by byte", 200),
+    Flood("churn", 100, "connections opened and closed as fast as it goes", 200),
+    Flood("resets", 8, "calls begun and taken back at once", 300),
+    Flood("headers", 8, "headers that never end", 1_000),
+    Flood("settings", 8, "settings and pings whose answers nothing reads", 200),
+    Flood("calls", 10_000, "10,000 calls at a time over one connection", 400),
+    Flood("queries", 2_000, "2,000 queries at a time", 600),
+    Flood("streams", 64, "watches that ask without end and wait for nothing", 400, has_ccq=True),
+    Flood("watchers", 4_000, "4,000 readers that watch one query", 600, has_ccq=True),
+    Flood(
+        "readers",
+        400,
+        "400 readers of everything that stop reading, and are stopped",
+        800,
+        row=SLOW_READERS,
+        is_stopped=True,
+    ),
+    Flood("uploads", 48, "requests of 60 MB, 48 at a time", 2_000),
+    Flood("halves", 100, "2,000 requests that are begun and never end", 200),
+    Flood("pages", 200, "metrics over HTTP, asked for and half asked for", 100, over_http=True),
+)
+SPARQL_FLOODS = (
+    Flood("silent", 1_000, "1,000 connections to the endpoint that say nothing", 100),
+    Flood("slow", 500, "500 requests to the endpoint, byte by byte", 100),
+    Flood("endless_heads", 50, "headers to the endpoint that never end", 100),
+    Flood("slow_bodies", 500, "500 bodies to the endpoint, byte by byte", 100),
+    Flood("huge_bodies", 50, "bodies to the endpoint that never end", 200),
+    Flood("expensive", 200, "200 clients with queries that never end", 100, source=OTHER_HOST),
+    Flood(
+        "takers",
+        100,
+        "100 readers that take nothing of a big answer",
+        300,
+        row=SLOW_READERS,
+        source=OTHER_HOST,
+    ),
+)
+METRICS_FLOODS = (
+    Flood("silent", 1_000, "1,000 connections to metrics that say nothing", 100),
+    Flood("slow", 500, "500 requests for metrics, byte by byte", 100),
+    Flood("endless_heads", 50, "headers to metrics that never end", 100),
+)
+
+
+def scenarios(floods: tuple[Flood, ...], *, of: str = "", server: str = "the node") -> list[object]:
+    """Each flood with its mark."""
+
+    def marked(flood: Flood) -> object:
+        who = "another client" if flood.source == SAME_HOST else "a client of another host"
+        holds = f"{server} takes at most {flood.over_mib_max} MiB for it, and {who} is served"
+        mark = pytest.mark.fault(
+            f"flood-{of}{flood.kind.replace('_', '-')}",
+            flood.row,
+            needs=(SIGNALS,),
+            rounds=1,
+            holds=f"{flood.does}: {holds}",
+        )
+        return pytest.param(flood, marks=mark, id=f"{of}{flood.kind}")
+
+    return [marked(flood) for flood in floods]
+
+
+@pytest.mark.parametrize("flood", scenarios(NODE_FLOODS))
+def test_flood(trial: Trial, flood: Flood) -> None:
+    with metered_cluster(trial, rows=ROWS) as (cluster, metrics):
+        (node,) = cluster.nodes
+        ccq = None
+        if flood.has_ccq:
+            patient = cluster.client(timeout="300s")
+            ccq = patient.submit(DATASET, "temperature > 300", interval="1s", expiration="1h")
+            patient.fetch(ccq.id, token=ccq.token, wait=1.0)
+        calls = client_calls(cluster.client(timeout=PATIENCE), ccq)
+        address = metrics if flood.over_http else node.address
+        play(trial, flood, pid=node.pid, address=address, calls=calls)
+        trial.expect(node.running, "the node is dead")
+
+
+@pytest.mark.parametrize("flood", scenarios(METRICS_FLOODS, of="metrics-"))
+def test_flood_of_metrics(trial: Trial, flood: Flood) -> None:
+    with metered_cluster(trial, rows=METRICS_ROWS) as (cluster, address):
+        (node,) = cluster.nodes
+        calls = [partial(get_page, address, page, source=SAME_HOST, trial=trial) for page in PAGES]
+        with repeated(*client_calls(cluster.client(timeout=PATIENCE))) as waits_s:
+            play(trial, flood, pid=node.pid, address=address, calls=[*calls])
+        trial.expect(node.running, "the node is dead")
+        trial.counts["calls over gRPC"] += len(waits_s)
+        trial.figures["p99 of gRPC, ms"] = quantile_ms(waits_s, 0.99)
+
+
+@pytest.mark.parametrize("flood", scenarios(SPARQL_FLOODS, of="sparql-", server="the endpoint"))
+def test_flood_of_sparql(trial: Trial, flood: Flood) -> None:
+    with sparql_endpoint(trial.directory) as (pid, address):
+        call = partial(get_page, address, COUNT_THINGS, source=flood.source, trial=trial)
+        play(trial, flood, pid=pid, address=address, calls=[call])
+
+
+def play(trial: Trial, flood: Flood, *, pid: int | None, address: str, calls: Calls) -> None:
+    """Holds a flood while a bystander makes calls, and judges its waits and the memory taken."""
+    with repeated(*calls) as before:
+        time.sleep(BEFORE_S)
+    during: list[float] = []
+    with weighed(pid) as memory, flooding(trial, flood.kind, address, flood.count) as process:
+        for _ in trial.each_round():
+            with stopped(process) if flood.is_stopped else contextlib.nullcontext():
+                with repeated(*calls) as waits_s:
+                    time.sleep(LASTS_S)
+                during += waits_s
+    figures, over_mib = trial.figures, memory.over_mib
+    figures["memory before, MiB"] = round(memory.before / MIB)
+    figures["memory over that, MiB"] = round(over_mib)
+    for when, waits_s in (("before", before), ("during", during)):
+        figures[f"p50 {when}, ms"] = quantile_ms(waits_s, 0.5)
+        figures[f"p99 {when}, ms"] = quantile_ms(waits_s, 0.99)
+    trial.counts["calls of another client"] += len(during)
+    most = flood.over_mib_max
+    trial.expect(over_mib <= most, f"it took {over_mib:.0f} MiB more, {most} are allowed")
+    trial.expect(bool(during), "the other client was not served at all")
+    slow_s = quantile_ms(during, 0.99) / 1e3
+    trial.expect(slow_s <= WAIT_MAX_S, f"the other client waited {slow_s:.1f} s")
+    with repeated(*calls) as later:
+        time.sleep(BEFORE_S)
+    figures["p99 after, ms"] = quantile_ms(later, 0.99)
+
+
+@contextlib.contextmanager
+def metered_cluster(trial: Trial, *, rows: int) -> Iterator[tuple[LocalCluster, str]]:
+    """A cluster of one node with so many observations, and the address of its metrics."""
+    metrics = f"127.0.0.1:{free_ports(1)[0]}"
+    settings = {"metrics": {"address": metrics}}
+    with LocalCluster(1, 1, trial.directory / "cluster", settings=settings) as cluster:
+        fill(cluster.client(timeout=PATIENCE), rows)
+        yield cluster, metrics
+
+
+@contextlib.contextmanager
+def sparql_endpoint(directory: Path) -> Iterator[tuple[int, str]]:
+    """`galileo sparql serve` in a process of its own: its id, and host:port."""
+    source = directory / "things.nt"
+    source.write_text("".join(f"<urn:a{n}> <urn:is> <urn:b{n % 7}> .\n" for n in range(TRIPLES)))
+    options = ["--timeout", str(QUERY_S), "--answers-mib", str(ANSWERS_MIB)]
+    command = [sys.executable, "-m", "galileo", "sparql", "serve", str(source)]
+    with (
+        (directory / "endpoint.log").open("w") as errors,
+        subprocess.Popen(
+            [*command, *options, "--port", "0", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None, "a pipe was asked for"
+            url = json.loads(process.stdout.readline())["url"]
+            yield process.pid, urlsplit(url).netloc
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def test_flood_that_fails_exits_with_the_error_while_its_input_is_open() -> None:
+    command = [sys.executable, str(FLOODING), "watchers", "127.0.0.1:1", "4"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as flood:
+        try:
+            assert flood.wait(120) == 1
+            assert flood.stderr is not None
+            assert "UNAVAILABLE" in flood.stderr.read()
+        finally:
+            flood.kill()

@@ -1,0 +1,192 @@
+"""Floods in processes of their own, and what others notice of them: waits of a client, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from fault_injection.ledger import numbered, numbered_schema
+from fault_injection.trial import Trial
+from galileo.client import Ccq, Client
+
+MIB = 1 << 20
+DATASET = "numbered"
+FIRST = 10_000_000
+"""Number of the first observation that a bystander stores; floods store none."""
+ROWS = 20
+PATIENCE = "30s"
+LOOK_S = 0.01
+PAUSE_S = 0.02
+END_S = 240.0
+SERVED_WITHIN_S = 120.0
+RETRIED = (0, http.HTTPStatus.SERVICE_UNAVAILABLE, http.HTTPStatus.GATEWAY_TIMEOUT)
+"""HTTP statuses after which a bystander repeats a request; 0: the connection was cut."""
+FLOODING = Path(__file__).parents[3] / "scripts" / "faults" / "flooding.py"
+
+
+@contextlib.contextmanager
+def repeated(*calls: Callable[[], object]) -> Iterator[list[float]]:
+    """Repeats calls in turn from a thread; yields the growing list of the seconds that each took.
+
+    Raises:
+        Exception: of a call that failed.
+    """
+    waits_s: list[float] = []
+    stopping = threading.Event()
+
+    def repeat() -> None:
+        while not stopping.wait(PAUSE_S):
+            for call in calls:
+                started = time.monotonic()
+                call()
+                waits_s.append(time.monotonic() - started)
+
+    with ThreadPoolExecutor(1) as pool:
+        repeating = pool.submit(repeat)
+        try:
+            yield waits_s
+        finally:
+            stopping.set()
+            repeating.result(END_S)
+
+
+def client_calls(client: Client, ccq: Ccq | None = None) -> list[Callable[[], object]]:
+    """A query, an ingest and, with a continuous query, a fetch."""
+    first = itertools.count(FIRST, ROWS)
+    calls: list[Callable[[], object]] = [
+        lambda: client.query(DATASET, "temperature > 309.8"),
+        lambda: client.ingest(DATASET, numbered(next(first), ROWS)),
+    ]
+    if ccq is not None:
+        calls.append(lambda: client.fetch(ccq.id, token=ccq.token))
+    return calls
+
+
+def get_page(address: str, path: str, *, source: str, trial: Trial) -> None:
+    """Gets a page over a new connection; counts refusals, and repeats the request after one.
+
+    Args:
+        address: host:port of the server.
+        path: of the page.
+        source: address that the connection comes from.
+        trial: counts refusals as "times turned away".
+
+    Raises:
+        RuntimeError: another answer, or none in time.
+    """
+    until = time.monotonic() + SERVED_WITHIN_S
+    host, _, port = address.rpartition(":")
+    while time.monotonic() < until:
+        connection = http.client.HTTPConnection(
+            host, int(port), timeout=SERVED_WITHIN_S, source_address=(source, 0)
+        )
+        try:
+            with contextlib.closing(connection):
+                connection.request("GET", path)
+                reply = connection.getresponse()
+                status, text = reply.status, reply.read().decode()
+        except (OSError, http.client.HTTPException):
+            status, text = 0, ""
+        if status == http.HTTPStatus.OK:
+            return
+        if status not in RETRIED or '"ready"' in text:
+            raise RuntimeError(f"{path} was answered with {status}: {text}")
+        trial.counts["times turned away"] += 1
+        time.sleep(PAUSE_S)
+    raise RuntimeError(f"{path} was not answered within {SERVED_WITHIN_S:g} s")
+
+
+class Memory(threading.Thread):
+    """The resident memory of a process, read a hundred times a second.
+
+    Attributes:
+        before: in bytes; `peak` at most since.
+    """
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._process = psutil.Process(pid)
+        self._stopping = threading.Event()
+        self.before = self.peak = self._process.memory_info().rss
+
+    def run(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while not self._stopping.wait(LOOK_S):
+                self.peak = max(self.peak, self._process.memory_info().rss)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
+
+    @property
+    def over_mib(self) -> float:
+        """Growth since the beginning, in MiB."""
+        return (self.peak - self.before) / MIB
+
+
+@contextlib.contextmanager
+def weighed(pid: int | None) -> Iterator[Memory]:
+    """The memory of a running process, within the block."""
+    assert pid is not None, "it runs"
+    memory = Memory(pid)
+    memory.start()
+    try:
+        yield memory
+    finally:
+        memory.stop()
+
+
+@contextlib.contextmanager
+def flooding(trial: Trial, kind: str, address: str, count: int) -> Iterator[subprocess.Popen[str]]:
+    """A flood at its height, by `scripts/faults/flooding.py`; counts what it did at the end.
+
+    Raises:
+        RuntimeError: it ended by itself.
+    """
+    log = trial.directory / f"flood-{kind}.log"
+    environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, str(FLOODING), kind, address, str(count)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline() != "flooding\n":
+                raise RuntimeError(f"the flood ended by itself: {log.read_text()[-2_000:]}")
+            yield process
+            report, _ = process.communicate(timeout=SERVED_WITHIN_S)
+            for name, number in json.loads(report or "{}").items():
+                trial.counts[f"flood: {name}"] += number
+        finally:
+            process.kill()
+
+
+def quantile_ms(waits_s: list[float], share: float) -> float:
+    return round(1e3 * float(np.quantile(waits_s, share)), 1) if waits_s else float("nan")
+
+
+def fill(client: Client, rows: int) -> None:
+    """Creates the dataset and stores so many observations."""
+    client.create_dataset(numbered_schema(DATASET))
+    for first in range(0, rows, 100_000):
+        client.ingest(DATASET, numbered(first, min(100_000, rows - first)))
