@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks import postgis
+from benchmarks.figures import quantity
 
 PACKAGES = ("galileo-store", "numpy", "pyarrow", "grpcio", "pyspark")
 PEERS = ("duckdb",)
@@ -54,6 +55,15 @@ class Machine:
             peers=_peers(),
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             load=os.getloadavg(),
+        )
+
+    @property
+    def description(self) -> str:
+        """Hardware, operating system and software."""
+        packages = ", ".join(f"{name} {number}" for name, number in self.packages.items())
+        return (
+            f"{self.cpu}, {self.cores} cores, {quantity(self.memory_bytes, 'B')} memory, "
+            f"{self.kernel}, {self.disk}; {self.python}, {packages}"
         )
 
 

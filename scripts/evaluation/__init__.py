@@ -1,1 +1,1 @@
-"""The paper's evaluation, repeated on one machine: measured part by part, told on one page."""
+"""The paper's evaluation, repeated on one machine: measured part by part, and put on one page."""

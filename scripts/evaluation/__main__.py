@@ -1,144 +1,173 @@
-"""Repeats the paper's evaluation on this machine, and writes docs/dev/paper.md with its plots."""
+"""Repeats the paper's evaluation on this machine, and renews docs/dev/paper.md with its plots.
+
+C. Tolooee, M. Malensek, S. L. Pallickara: "A Framework for Managing Continuous Query Evaluations
+over Voluminous, Multidimensional Datasets", International Conference on Cloud and Autonomic
+Computing (CAC), 2014, pages 73 to 82. Only what it states as a number is compared with.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import interrupts
 from benchmarks.machine import Machine
 from benchmarks.sizes import Bench
 
-from evaluation import stored
-from evaluation.page import whole
-from evaluation.registry import PARTS, Part
-from evaluation.sizes import FULL, QUICK
+from evaluation import ccqs, labels, memory, retrieval, scaling, streaming
+from evaluation.page import Block, Taken, renewed
+from evaluation.sizes import FULL, QUICK, Sizes
 
 ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "docs" / "dev" / "paper.md"
 FAILED = 1
-PAGE = "paper.md"
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where results are kept, and where the page is written, with `img` beside it."""
+class Part:
+    """One part of the evaluation.
 
-    results: Path
-    page: Path
+    Attributes:
+        name: as `--only` takes it, and of its block on the page.
+        measure: takes its result.
+        tell: what the page has of a result.
+        about_s: how long it takes on two quiet cores, in seconds; for the progress alone.
+    """
+
+    name: str
+    measure: Callable[[Sizes, Bench], Any]
+    tell: Callable[[Any], Block]
+    about_s: int
+
+
+PARTS = (
+    Part("retrieval", retrieval.measure_retrieval, retrieval.tell_retrieval, 60),
+    Part("labels", labels.measure, labels.tell, 20),
+    Part("memory", memory.measure, memory.tell, 100),
+    Part("streaming", streaming.measure, streaming.tell, 150),
+    Part("scaling", scaling.measure, scaling.tell, 120),
+    Part("freshness", ccqs.measure_freshness, ccqs.tell_freshness, 140),
+    Part("failover", ccqs.measure_failover, ccqs.tell_failover, 90),
+    Part("history", retrieval.measure_history, retrieval.tell_history, 180),
+)
 
 
 def main() -> int:
-    given = _arguments()
+    arguments = _arguments()
     interrupts.become_exceptions()
-    places = _places(given)
+    quick = arguments.quick
+    results = arguments.results or ROOT / "build" / ("paper-quick" if quick else "paper")
+    page = arguments.page or (results / TEMPLATE.name if quick else TEMPLATE)
     started = time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - started:5.0f} s] {text}", file=sys.stderr, flush=True)
 
-    parts = [] if given.page_only else _wanted(given, places)
+    named = [one for one in PARTS if one.name in (arguments.only or [one.name for one in PARTS])]
+    if arguments.resume:
+        named = [one for one in named if not _file(results, one.name).exists()]
+    parts = [] if arguments.page_only else named
     try:
-        failed = _measure_all(parts, given, say=say, results=places.results)
+        failed = measure_all(parts, results, quick=quick, say=say)
     except KeyboardInterrupt:
-        say(f"cancelled; finished parts are in {places.results}: go on with --resume")
+        say(f"cancelled; finished parts are in {results}: go on with --resume")
         return interrupts.CANCELLED
-    write_page(places)
-    say(f"written: {places.page}")
+    write_page(page, results)
+    say(f"written: {page}")
     if failed:
-        say(
-            f"failed: {', '.join(failed)}; the page has what was measured of them before, if it was"
-        )
+        say(f"failed: {', '.join(failed)}; the page keeps what it had of them")
     return FAILED if failed else 0
 
 
-def _measure_all(
-    parts: Sequence[Part],
-    given: argparse.Namespace,
-    *,
-    say: Callable[[str], None],
-    results: Path,
-) -> list[str]:
-    """Measures parts one behind the other and stores each; the names of those that failed."""
+def measure_all(parts: Sequence[Part], results: Path, *, quick: bool, say: Say) -> list[str]:
+    """Measures and stores parts one after the other; returns the names of those that failed."""
     failed = []
-    with tempfile.TemporaryDirectory(prefix="galileo-paper-", dir=given.directory) as scratch:
+    with tempfile.TemporaryDirectory(prefix="galileo-paper-") as scratch:
         for number, part in enumerate(parts):
-            left_s = 0 if given.quick else sum(one.about_s for one in parts[number:])
+            left_s = 0 if quick else sum(one.about_s for one in parts[number:])
             left = f", about {left_s / 60:.0f} min to go" if left_s else ""
-            say(f"-- {part.name} ({number + 1} of {len(parts)}{left}): {part.title}")
+            say(f"-- {part.name} ({number + 1} of {len(parts)}{left})")
             try:
-                stored.save(results, measured(part, Path(scratch), quick=given.quick, say=say))
+                save(results, measured(part, Path(scratch), quick=quick, say=say))
             except Exception as error:
                 say(f"{part.name} failed:\n{''.join(traceback.format_exception(error))}")
                 failed.append(part.name)
     return failed
 
 
-def measured(part: Part, scratch: Path, *, quick: bool, say: Callable[[str], None]) -> stored.Taken:
+def measured(part: Part, scratch: Path, *, quick: bool, say: Say) -> Taken:
     """The result of a part, with its circumstances."""
     sizes = QUICK if quick else FULL
     machine, started = Machine.here(scratch), time.perf_counter()
     result = part.measure(sizes, Bench(sizes.bench, scratch, say))
     took_s = time.perf_counter() - started
-    return stored.Taken(part.name, quick, took_s, machine, os.getloadavg(), result)
+    block = part.tell(result)
+    return Taken(
+        part.name,
+        quick,
+        took_s,
+        machine,
+        os.getloadavg(),
+        block.lines,
+        block.summary,
+        {name: draw().decode() for name, draw in block.pictures.items()},
+        asdict(result),
+    )
 
 
-def write_page(places: Places) -> None:
-    """Writes the page and its pictures from all results that there are."""
-    told = [_told(part, places.results) for part in PARTS]
-    images = places.page.parent / "img"
+def save(results: Path, taken: Taken) -> None:
+    """Writes the file of a part whole or not at all."""
+    results.mkdir(parents=True, exist_ok=True)
+    path = _file(results, taken.part)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(asdict(taken), indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def load(results: Path) -> list[Taken]:
+    """The stored results, in the order of the parts."""
+    paths = [_file(results, part.name) for part in PARTS]
+    raws = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    return [Taken(**{**raw, "machine": Machine(**raw["machine"])}) for raw in raws]
+
+
+def write_page(page: Path, results: Path) -> None:
+    """Renews a page and its pictures from all stored results; a new one has the prose of ours."""
+    taken = load(results)
+    source = page if page.exists() else TEMPLATE
+    text = renewed(source.read_text(encoding="utf-8"), taken) if taken else source.read_text()
+    images = page.parent / "img"
     images.mkdir(parents=True, exist_ok=True)
-    for name, data in whole.pictures(told).items():
-        (images / name).write_bytes(data)
-    places.page.write_text(whole.written(told), encoding="utf-8")
+    for one in taken:
+        for name, svg in one.pictures.items():
+            (images / name).write_text(svg, encoding="utf-8")
+    page.write_text(text, encoding="utf-8")
 
 
-def _told(part: Part, results: Path) -> whole.Told:
-    taken = stored.load(results, part.name, part.kind)
-    section = None if taken is None else part.tell(taken.result)
-    return whole.Told(part.name, part.title, taken, section)
-
-
-def _wanted(given: argparse.Namespace, places: Places) -> list[Part]:
-    named = [part for part in PARTS if part.name in (given.only or [one.name for one in PARTS])]
-    if not given.resume:
-        return named
-    return [part for part in named if not stored.path_of(places.results, part.name).exists()]
-
-
-def _places(given: argparse.Namespace) -> Places:
-    """Figures of small sizes never come near the documentation, nor among the others."""
-    results = given.results or ROOT / "build" / ("paper-quick" if given.quick else "paper")
-    default = results / PAGE if given.quick else ROOT / "docs" / "dev" / PAGE
-    return Places(results, given.page or default)
+def _file(results: Path, part: str) -> Path:
+    return results / f"{part}.json"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/paper", description=__doc__)
     names = [part.name for part in PARTS]
     parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=", ".join(names))
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes, kept and written apart from the others"
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="leave out parts that have a result already"
-    )
-    parser.add_argument(
-        "--page-only", action="store_true", help="measure nothing, write the page from results"
-    )
-    parser.add_argument(
-        "--results", type=Path, help="where results are kept (default: build/paper)"
-    )
+    parser.add_argument("--quick", action="store_true", help="small sizes, kept apart")
+    parser.add_argument("--resume", action="store_true", help="only parts without a result")
+    parser.add_argument("--page-only", action="store_true", help="the page from stored results")
+    parser.add_argument("--results", type=Path, help="directory of results (default: build/paper)")
     parser.add_argument("--page", type=Path, help="the page (default: docs/dev/paper.md)")
-    parser.add_argument(
-        "--directory", type=Path, help="on the disk to be measured (default: the temporary files')"
-    )
     return parser.parse_args()
 
 

@@ -1,36 +1,40 @@
-"""The page, made of results that nobody measured."""
+"""The page of made-up results: blocks between marks, tables, sentences and pictures."""
 
 from __future__ import annotations
 
+import json
 import re
+import signal
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
-from dataclasses import replace
-from datetime import datetime, timedelta
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import interrupts
 import pytest
+from benchmarks.sizes import Bench
 from evaluation import __main__ as program
-from evaluation import published, stored
-from evaluation.page import plots
-from evaluation.page.plots import Axes, Line
-from evaluation.page.section import extent, percent, table, times
-from evaluation.page.whole import Told, written
-from evaluation.parts.failures import Failover
-from evaluation.parts.history import Grown, History
-from evaluation.parts.intervals import Fresh, Freshness
-from evaluation.parts.label_sizes import AllSizes, Form, LabelSizes
-from evaluation.parts.node_memory import ClusterMemory, NodeMemory
-from evaluation.parts.retrieval import Retrieval, Retrieved
-from evaluation.parts.scaling import WORKS, Cluster, Scaling, Work
-from evaluation.parts.simulated import Simulated, Times
-from evaluation.parts.streamed import Retrieval as Came
-from evaluation.parts.streamed import Standing, Stream, Streaming
-from evaluation.registry import PARTS
+from evaluation import labels, plots
+from evaluation.__main__ import PARTS, Part
+from evaluation.ccqs import Failover, Fresh, Freshness
+from evaluation.labels import AllSizes, Form, LabelSizes
+from evaluation.memory import ClusterMemory, NodeMemory
+from evaluation.page import Taken, extent, percent, renewed, table, times
+from evaluation.plots import Axes, Line
+from evaluation.retrieval import Grown, History, Retrieval, Retrieved
+from evaluation.scaling import WORKS, Cluster, Scaling, Work
+from evaluation.simulated import Simulated, Times
+from evaluation.sizes import QUICK, Sizes
+from evaluation.streaming import Retrieval as Came
+from evaluation.streaming import Standing, Stream, Streaming
 from made_up_machine import MACHINE
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "dev" / "paper.md"
 PICTURES_BYTES_MAX = 300_000
+
 FORMS = (
     "path labels as text",
     "path labels as text, all together deflated",
@@ -65,7 +69,7 @@ RESULTS: dict[str, Any] = {
                 count,
                 tuple(Form(name, 56.0 / 2**n, (1e6,), (2e6,)) for n, name in enumerate(FORMS)),
             )
-            for count in (1_000, published.LABELS)
+            for count in (1_000, labels.PAPER_LABELS)
         ),
     ),
     "memory": ClusterMemory(
@@ -125,118 +129,98 @@ RESULTS: dict[str, Any] = {
     ),
 }
 
-
-def told(names: list[str]) -> list[Told]:
-    parts = []
-    for part in PARTS:
-        taken = section = None
-        if part.name in names:
-            result = RESULTS[part.name]
-            taken = stored.Taken(part.name, False, 61.0, MACHINE, (0.5, 0.5, 0.5), result)
-            section = part.tell(result)
-        parts.append(Told(part.name, part.title, taken, section))
-    return parts
+BY_NAME = {part.name: part for part in PARTS}
 
 
-def section_of(text: str, title: str) -> str:
-    return text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+def taken(name: str, *, quick: bool = False) -> Taken:
+    result = RESULTS[name]
+    block = BY_NAME[name].tell(result)
+    drawn = {picture: draw().decode() for picture, draw in block.pictures.items()}
+    load = (0.5, 0.5, 0.5)
+    return Taken(
+        name, quick, 61.0, MACHINE, load, block.lines, block.summary, drawn, asdict(result)
+    )
 
 
-def test_every_part_has_a_made_up_result_here() -> None:
-    assert [part.name for part in PARTS] == list(RESULTS)
-    assert all(isinstance(RESULTS[part.name], part.kind) for part in PARTS)
+def block_of(text: str, name: str) -> str:
+    return text.partition(f"<!-- {name}: begin -->\n")[2].partition("<!-- ")[0]
+
+
+def test_every_part_has_a_made_up_result_and_a_block_on_the_page() -> None:
+    assert list(BY_NAME) == list(RESULTS)
+    text = PAGE.read_text()
+    assert all(block_of(text, name) for name in (*BY_NAME, "circumstances", "summary"))
+    assert "Small sizes" not in text
+    pictures = (ROOT / "docs" / "dev" / "img").glob("paper-*.svg")
+    assert sum(path.stat().st_size for path in pictures) < PICTURES_BYTES_MAX
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_each_part_shows_all_its_pictures_and_tables_of_one_width(part: Any) -> None:
-    section = part.tell(RESULTS[part.name])
-    text = "\n".join(section.lines)
-    assert set(re.findall(r"\(img/(paper-\w+\.svg)\)", text)) == set(section.pictures)
-    for found in re.findall(r"(?:^\|.*\|\n)+", text + "\n", re.MULTILINE):
-        assert len({line.count("|") for line in found.splitlines()}) == 1
-    assert section.summary
+def test_tell_shows_all_pictures_and_tables_of_one_width(part: Part) -> None:
+    block = part.tell(RESULTS[part.name])
+    text = "\n".join(block.lines)
+    assert set(re.findall(r"\(img/(paper-\w+\.svg)\)", text)) == set(block.pictures)
+    for rows in re.findall(r"(?:^\|.*\|\n)+", text + "\n", re.MULTILINE):
+        assert len({line.count("|") for line in rows.splitlines()}) == 1
+    assert block.summary
+    for draw in block.pictures.values():
+        assert draw() == draw()
+        assert ET.fromstring(draw()).tag.endswith("svg")
 
 
-@pytest.mark.parametrize("name", ["retrieval", "memory", "failover"])
-def test_the_same_results_draw_the_same_bytes(name: str) -> None:
-    part = next(one for one in PARTS if one.name == name)
-    (draw,) = part.tell(RESULTS[name]).pictures.values()
-    assert draw() == draw()
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("retrieval", "| 9,876 | 50.0 ms | 40.0 ms to 60.0 ms (3) | 5.00 ms |"),
+        ("retrieval", "takes 10.0 times what the fetch takes"),
+        ("labels", f"That is {times(1.75, 27.4)} what the paper's compacted labels take"),
+        ("memory", "| together | 200 MB | 210 MB | +5.0 % | 10 |"),
+        ("memory", "single ones by +0.0 % to +10.0 %"),
+        ("memory", "deviation between nodes is 5.00 percentage points"),
+        ("streaming", "| 1,000 | 5 s | 32.3 blocks/s | 2 | 333 | 15.0 ms |"),
+        ("streaming", "| 178 ms |"),
+        ("scaling", "does 25.0 % of the work that a single node has with a tick"),
+        ("scaling", "an equal share would be 12.5 %"),
+        ("failover", "2.10 s"),
+        (
+            "history",
+            "a tick's scans 1.50 times, its job 1.00",
+        ),
+    ],
+)
+def test_tell_has_the_figures_of_the_result(name: str, words: str) -> None:
+    assert words in "\n".join(BY_NAME[name].tell(RESULTS[name]).lines)
 
 
-def test_the_pages_figures_are_those_of_the_results() -> None:
-    text = written(told(list(RESULTS)))
-    retrieval = section_of(text, PARTS[0].title)
-    assert "| 9,876 | 50.0 ms | 40.0 ms to 60.0 ms (3) | 5.00 ms |" in retrieval
-    assert "takes 10.0 times what the fetch takes" in retrieval
-    memory = section_of(text, PARTS[2].title)
-    assert "| together | 200 MB | 210 MB | +5.0 % | 10 |" in memory
-    assert "single ones by +0.0 % to +10.0 %" in memory
-    assert "deviation between nodes is 5.00 percentage points" in memory
-    assert "node-1 runs 7, node-2 runs 3" in memory
-    streaming = section_of(text, PARTS[3].title)
-    assert "| 1,000 | 5 s | 32.3 blocks/s | 2 | 333 | 15.0 ms |" in streaming
-    assert "| 101 ms |" in streaming
-    assert "| 178 ms |" in streaming
-    scaling = section_of(text, PARTS[4].title)
-    assert "does 25.0 % of the work that a single node has with a tick" in scaling
-    assert "an equal share would be 12.5 %" in scaling
-    assert "fetch takes 1.50 times what it took, a tick's scans 1.50 times, its job 1.00" in text
-    assert "8 parts" in text
-    assert "8.13 min" in text
-
-
-def test_only_as_many_labels_as_the_paper_has_are_compared_with_its() -> None:
-    text = section_of(written(told(["labels"])), PARTS[1].title)
-    assert f"{times(1.75, published.COMPACTED_B)} what the paper's compacted labels take" in text
+def test_tell_of_other_numbers_of_labels_compares_nothing_with_the_paper() -> None:
     few = AllSizes("humidity < 60", RESULTS["labels"].sizes[:1])
-    assert "what the paper's" not in "\n".join(PARTS[1].tell(few).lines)
+    assert "what the paper's" not in "\n".join(labels.tell(few).lines)
 
 
-def test_what_was_not_measured_is_said_with_the_command() -> None:
-    text = written(told(["failover"]))
-    assert "Not measured: `scripts/paper --only history`" in text
-    assert "Kill of a coordinator until the next new answer | left out | 2.10 s" in text
-    nothing = written(told([]))
-    assert "Nothing has been measured yet." in nothing
-    assert "img/" not in nothing
+def test_renewed_with_some_results_keeps_the_other_blocks_and_the_prose() -> None:
+    before = PAGE.read_text()
+    after = renewed(before, [taken("failover")])
+    assert "2.10 s" in block_of(after, "failover")
+    assert block_of(after, "history") == block_of(before, "history")
+    assert "| Kill of a coordinator until the next new answer | left out |" in after
+    assert "Abacus 3000" in block_of(after, "circumstances")
+    assert "Small sizes" in renewed(before, [taken("failover", quick=True)])
+    with pytest.raises(ValueError, match="failover: begin"):
+        renewed("nothing", [taken("failover")])
 
 
-def test_a_busy_machine_is_told() -> None:
-    (part,) = [one for one in told(["failover"]) if one.taken is not None]
-    assert part.taken is not None
-    busy = replace(part.taken, machine=replace(MACHINE, load=(2.5, 0.0, 0.0)))
-    assert "busy with other work" in written([replace(part, taken=busy)])
-    assert "busy with other work" not in written([part])
+def test_write_page_of_stored_results_writes_their_pictures(tmp_path: Path) -> None:
+    results, page = tmp_path / "results", tmp_path / "docs" / "paper.md"
+    for name in RESULTS:
+        program.save(results, taken(name))
+    page.parent.mkdir()
+    program.write_page(page, results)
+    shown = set(re.findall(r"\(img/(.*?)\)", page.read_text()))
+    assert shown == {path.name for path in (page.parent / "img").iterdir()}
+    assert [one.part for one in program.load(results)] == list(RESULTS)
 
 
-def test_the_load_of_a_run_itself_does_not_make_the_machine_busy() -> None:
-    (first,) = [one for one in told(["failover"]) if one.taken is not None]
-    (second,) = [one for one in told(["history"]) if one.taken is not None]
-    before, after = first.taken, second.taken
-    assert before is not None
-    assert after is not None
-
-    def begun_after(pause_s: float) -> str:
-        pause = timedelta(seconds=before.took_s + pause_s)
-        at = (datetime.fromisoformat(MACHINE.started_at) + pause).isoformat()
-        machine = replace(MACHINE, load=(2.5, 0.0, 0.0), started_at=at)
-        return written([first, replace(second, taken=replace(after, machine=machine))])
-
-    assert "busy with other work" not in begun_after(2.0)
-    assert "busy with other work" in begun_after(3600.0)
-
-
-def test_figures_of_small_sizes_say_so() -> None:
-    (part,) = [one for one in told(["failover"]) if one.taken is not None]
-    assert part.taken is not None
-    quick = stored.Taken("failover", True, 1.0, MACHINE, (0.0, 0.0, 0.0), part.taken.result)
-    text = written([Told(part.name, part.title, quick, part.section)])
-    assert "Small sizes" in text
-    assert "Small sizes" not in written([part])
-
-
-def test_a_table_refuses_rows_of_another_width() -> None:
+def test_table_with_rows_of_another_width_is_refused() -> None:
     assert table(("a", "b"), [("x", "1")]) == ["| a | b |", "| --- | ---: |", "| x | 1 |"]
     with pytest.raises(ValueError, match="expected 2 cells, got 1"):
         table(("a", "b"), [("x",)])
@@ -249,7 +233,7 @@ def test_phrases() -> None:
     assert times(3, 0) == "no multiple of nothing"
 
 
-def test_a_band_and_a_dashed_line_are_drawn() -> None:
+def test_lines_draw_a_band_and_a_dashed_line() -> None:
     axes = Axes("a title", "x", "y", log_x=True, x_ticks=(1, 10))
     band = Line("band", (1, 10), (2, 3), (1, 2), (3, 4))
     dashed = Line("dashed", (1, 10), (1, 1), dashed=True)
@@ -260,26 +244,83 @@ def test_a_band_and_a_dashed_line_are_drawn() -> None:
     assert not re.search(r"[ \t]\n", text)
 
 
-def test_results_become_a_page_with_pictures_beside_it(tmp_path: Path) -> None:
-    results, page = tmp_path / "results", tmp_path / "docs" / "dev" / "paper.md"
-    for part in told(list(RESULTS)):
-        assert part.taken is not None
-        stored.save(results, part.taken)
-    page.parent.mkdir(parents=True)
-    program.write_page(program.Places(results, page))
-    assert page.read_text() == written(told(list(RESULTS)))
-    shown = set(re.findall(r"\(img/(.*?)\)", page.read_text()))
-    written_files = list((page.parent / "img").iterdir())
-    assert shown == {path.name for path in written_files}
-    assert sum(path.stat().st_size for path in written_files) < PICTURES_BYTES_MAX
-    for path in written_files:
-        assert ET.parse(path).getroot().tag.endswith("svg")
+@pytest.mark.slow
+def test_paper_with_small_sizes_stores_and_shows_a_part(
+    evaluation_environment: dict[str, str], tmp_path: Path
+) -> None:
+    results, scratch = tmp_path / "results", tmp_path / "scratch"
+    scratch.mkdir()
+    run = subprocess.run(
+        [sys.executable, "-m", "evaluation", "--quick", "--only", "labels", "--results", results],
+        env={**evaluation_environment, "TMPDIR": str(scratch)},
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stdout) == (0, ""), run.stderr
+    raw = json.loads((results / "labels.json").read_text())
+    for sizes in raw["result"]["sizes"]:
+        by_name = {form["name"]: form["bytes_per_label"] for form in sizes["forms"]}
+        assert by_name["the cache, compacted"] < by_name["path labels as text"] / 4
+    assert "Small sizes" in (results / "paper.md").read_text()
+    assert (results / "img" / "paper-labels.svg").exists()
+    assert list(scratch.iterdir()) == []
 
 
-def test_the_documented_page_has_every_section() -> None:
-    text = (ROOT / "docs" / "dev" / "paper.md").read_text()
-    for part in PARTS:
-        assert f"## {part.title}\n" in text
-    assert "Small sizes" not in text
-    pictures = (ROOT / "docs" / "dev" / "img").glob("paper-*.svg")
-    assert sum(path.stat().st_size for path in pictures) < PICTURES_BYTES_MAX
+@pytest.fixture
+def arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Of a run in this process, whose signals stay as they are."""
+    words = ["paper", "--quick", "--results", str(tmp_path / "results")]
+    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return words
+
+
+def test_main_with_a_part_that_fails_measures_the_others_and_resume_takes_it_alone(
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[str] = []
+
+    def part(name: str, *, fails: bool) -> Part:
+        def measure(*_: object) -> object:
+            calls.append(name)
+            if fails:
+                raise AssertionError("expected 2 labels, got 3")
+            return RESULTS["failover"]
+
+        return Part(name, measure, BY_NAME["failover"].tell, 1)
+
+    monkeypatch.setattr(program, "write_page", lambda *_: None)
+    monkeypatch.setattr(program, "PARTS", (part("bad", fails=True), part("good", fails=False)))
+    assert program.main() == program.FAILED
+    said = capsys.readouterr().err
+    assert "AssertionError: expected 2 labels, got 3" in said
+    assert "failed: bad" in said
+    assert calls == ["bad", "good"]
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["good.json"]
+    arguments.append("--resume")
+    assert program.main() == program.FAILED
+    assert calls == ["bad", "good", "bad"]
+
+
+def test_main_when_cancelled_says_how_to_go_on_and_leaves_nothing(
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scratches: list[Path] = []
+
+    def cancelled(sizes: Sizes, bench: Bench) -> object:
+        assert sizes is QUICK
+        (bench.directory / "a-cluster").mkdir()
+        scratches.append(bench.directory)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "PARTS", (replace(PARTS[0], measure=cancelled),))
+    assert program.main() == interrupts.CANCELLED
+    assert "go on with --resume" in capsys.readouterr().err
+    assert not scratches[0].exists()
+    assert not (tmp_path / "results").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from evaluation.parts.simulated import BUSY_SHARE, INTERVAL_S, Quiet, simulate
+from evaluation.simulated import BUSY_SHARE, INTERVAL_S, Quiet, simulate
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Clusters of the simulator without faults: what happens when, by the number of nodes.
 
 The machines, the elections and the messages are production's. The simulator knows no processors;
-it is told how long storage nodes look at what is new: the one with the most of it decides, and a
+it is given how long storage nodes look at what is new: the one with the most of it decides, and a
 new observation costs what was measured of real ones. One that is simulated stands for so many that
 a single node would be busy with them for a given share of its time.
 """
@@ -188,7 +188,7 @@ class Quiet(NamedNodes):
                 seen[partition] = max(first, evaluated[partition])
 
     def _leader(self) -> tuple[str, Cursor]:
-        """Who runs the query in the highest term, and what it has in its cache; "" for nobody."""
+        """Coordinator of the query in the highest term, and what it has cached; "" for none."""
         led = [
             (one.term, node.name, one.evaluated)
             for node in self.nodes

@@ -1,23 +1,34 @@
 """Retrievals while blocks stream in: how long one takes, and what it brings (paper, Table II).
 
-For each number of blocks a process of its own streams them evenly over the same time. Continuous
-queries that find every block stand meanwhile, one for each update interval, and each has a reader
-that comes once an interval, between two ticks, and takes everything that is new.
+For each number of blocks a process of its own (`python -m evaluation.streaming`) streams them
+evenly over the same time. For each update interval there is a continuous query that finds every
+block, and each has a reader that comes once an interval, between two ticks, and takes everything
+that is new. A block is one observation: a grid point of a made-up forecast at one hour.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import pyarrow as pa
 from benchmarks import clusters
+from benchmarks.figures import quantity
 from benchmarks.sizes import Bench
 
 import galileo
-from evaluation.parts import stream_source
+from evaluation import plots
+from evaluation.page import Block, extent, picture, seconds, table
+from evaluation.plots import Axes, Line
 from evaluation.sizes import Sizes
 from galileo.client import Ccq, Client
 from galileo.cursor import Cursor
@@ -87,7 +98,7 @@ def _stream(sizes: Sizes, bench: Bench, *, running: galileo.LocalCluster, blocks
         for number, interval_s in enumerate(sizes.stream_intervals_s)
     ]
     threads = [threading.Thread(target=reader.run, daemon=True) for reader in readers]
-    with stream_source.source(
+    with _source(
         running.addresses[0],
         dataset,
         blocks=blocks,
@@ -99,7 +110,7 @@ def _stream(sizes: Sizes, bench: Bench, *, running: galileo.LocalCluster, blocks
         output, _ = process.communicate("go\n")
         if process.returncode:
             raise AssertionError(f"the source ended with status {process.returncode}")
-    sent = stream_source.sent(output)
+    sent = _sent(output)
     for reader in readers:
         reader.last.put(Cursor(sent.reached))
     for thread in threads:
@@ -122,7 +133,7 @@ class _Last:
 
 @dataclass(slots=True)
 class _Reader:
-    """Retrieves what is new once an interval; `last` is told when the stream is over."""
+    """Retrieves what is new once an interval; `last` is put when the stream is over."""
 
     client: Client
     dataset: str
@@ -179,3 +190,142 @@ class _Reader:
             )
         self.client.cancel(self.ccq.id)
         return Standing(self.interval_s, tuple(self.retrievals))
+
+
+BATCHES_PER_S = 10
+AT_ONCE = 4
+READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Blocks, the seconds that it took, and how far the commits reach, partition by partition."""
+
+    blocks: int
+    took_s: float
+    reached: dict[int, int]
+
+
+@contextlib.contextmanager
+def _source(
+    address: str, dataset: str, *, blocks: int, seconds: float, stride: int
+) -> Iterator[subprocess.Popen[str]]:
+    """A source that is ready; it starts with a line, and has ended behind the block."""
+    words = [address, dataset, str(blocks), str(seconds), str(stride)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "evaluation.streaming", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline().strip() != READY:
+                raise AssertionError("expected a source of blocks, it failed")
+            yield process
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _sent(line: str) -> Sent:
+    """What a source printed at its end."""
+    raw = json.loads(line)
+    return Sent(raw["blocks"], raw["took_s"], {int(p): s for p, s in raw["reached"].items()})
+
+
+def main(address: str, dataset: str, blocks: int, seconds: float, stride: int) -> None:
+    table = clusters.forecast(blocks, stride=stride)
+    batches = min(blocks, max(1, round(seconds * BATCHES_PER_S)))
+    edges = [blocks * number // batches for number in range(batches + 1)]
+    with galileo.connect(address, timeout=clusters.PATIENCE) as client:
+        client.schema(dataset)
+        print(READY, flush=True)
+        sys.stdin.readline()
+        started = time.monotonic()
+
+        def send(number: int) -> Cursor:
+            due = started + number * seconds / batches
+            time.sleep(max(0.0, due - time.monotonic()))
+            start, end = edges[number], edges[number + 1]
+            return client.ingest(dataset, table.slice(start, end - start)).reached
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            receipts = list(pool.map(send, range(batches)))
+        took_s = time.monotonic() - started
+    reached = Cursor()
+    for one in receipts:
+        reached = reached.join(one)
+    print(json.dumps(asdict(Sent(blocks, took_s, dict(reached.items())))))
+
+
+PAPER_NODES = 75
+PAPER_RETRIEVAL_S = {1_000: 0.101, 100_000: 0.109, 1_000_000: 0.178}
+"""Table II: seconds of a retrieval, by the number of streamed blocks."""
+
+
+def tell(taken: Streaming) -> Block:
+    rows = [
+        (
+            f"{stream.blocks:,}",
+            f"{query.interval_s:g} s",
+            quantity(stream.blocks / stream.sent_s, "blocks/s"),
+            f"{len(query.retrievals)}",
+            f"{statistics.median(one.blocks for one in query.retrievals):,.0f}",
+            _median(query),
+            extent([one.seconds for one in query.retrievals]),
+            _paper_retrieval(stream.blocks),
+        )
+        for stream in taken.streams
+        for query in stream.queries
+    ]
+    head = (
+        *("streamed", "interval", "sent", "updates", "blocks per update", "retrieval"),
+        *("lowest to highest", "the paper"),
+    )
+    return Block(
+        [
+            *table(head, rows, left=2),
+            "",
+            picture("paper-streaming.svg", "Retrieval time by the number of streamed blocks"),
+        ],
+        {"paper-streaming.svg": lambda: _plot(taken)},
+        [
+            (
+                f"Table II: retrieval, {stream.blocks:,} streamed blocks",
+                _paper_retrieval(stream.blocks),
+                ", ".join(
+                    f"{_median(query)} at {query.interval_s:g} s" for query in stream.queries
+                ),
+            )
+            for stream in taken.streams
+        ],
+    )
+
+
+def _median(query: Standing) -> str:
+    return seconds([one.seconds for one in query.retrievals])
+
+
+def _plot(taken: Streaming) -> bytes:
+    title = f"sent over {taken.meant_s:g} s or more"
+    axes = Axes(title, "blocks", "ms, median", log_x=True, log_y=True)
+    blocks = [float(stream.blocks) for stream in taken.streams]
+    drawn = []
+    for number, first in enumerate(taken.streams[0].queries):
+        runs = [stream.queries[number].retrievals for stream in taken.streams]
+        medians = [1e3 * statistics.median(one.seconds for one in run) for run in runs]
+        drawn.append(Line(f"interval {first.interval_s:g} s", blocks, medians))
+    paper = [1e3 * taken_s for taken_s in PAPER_RETRIEVAL_S.values()]
+    x = [float(count) for count in PAPER_RETRIEVAL_S]
+    drawn.append(Line(f"the paper, {PAPER_NODES} nodes", x, paper, dashed=True))
+    return plots.lines(axes, drawn)
+
+
+def _paper_retrieval(blocks: int) -> str:
+    paper_s = PAPER_RETRIEVAL_S.get(blocks)
+    return "not stated" if paper_s is None else quantity(paper_s, "s")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))

@@ -9,17 +9,23 @@ the same partitions, in one group.
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 from benchmarks import clusters, jobs
+from benchmarks.figures import digits, quantity
 from benchmarks.idle import processor_seconds
 from benchmarks.sizes import Bench
 
 import galileo
-from evaluation.parts.simulated import Simulated, simulate
+from evaluation import plots
+from evaluation.page import Block, picture, seconds, table
+from evaluation.plots import Axes, Line
+from evaluation.simulated import Simulated, simulate
 from evaluation.sizes import Sizes
 from galileo.client import Client
 from galileo.spark.scans import Scanner
@@ -192,3 +198,129 @@ def _work(
 def _processor_seconds(running: galileo.LocalCluster) -> list[float]:
     pids = [node.pid for node in running.nodes]
     return [processor_seconds(pid) for pid in pids if pid is not None]
+
+
+UNITS = {INGEST: "observation", ASK: "query", TICK: "tick", IDLE: "second"}
+
+
+def tell(taken: Scaling) -> Block:
+    counts = [float(one.nodes) for one in taken.clusters]
+    relative = {name: _relative(taken.clusters, name) for name in (INGEST, ASK, TICK)}
+    drawn = [Line(f"{name}, the busiest node", counts, shares) for name, shares in relative.items()]
+    drawn.append(Line("an equal share", counts, [1 / count for count in counts], dashed=True))
+    axes = Axes(
+        "work of the busiest node, one node = 1",
+        "nodes",
+        "share",
+        log_x=True,
+        log_y=True,
+        x_ticks=counts,
+    )
+    most, equal = taken.clusters[-1].nodes, digits(100 / taken.clusters[-1].nodes)
+    busiest = {name: f"{digits(100 * shares[-1])} %" for name, shares in relative.items()}
+    return Block(
+        [
+            *_work_table(taken.clusters),
+            "",
+            picture("paper-scaling.svg", "Work of the busiest node by the number of nodes"),
+            "",
+            f"With {most} nodes the busiest one does {busiest[TICK]} of the work that a single "
+            f"node has with a tick, {busiest[ASK]} of that with a query and {busiest[INGEST]} of "
+            f"that with ingest; an equal share would be {equal} %.",
+            "",
+            *_share_table(taken.clusters),
+            "",
+            "### In simulated time",
+            "",
+            *_simulated(taken.simulated),
+        ],
+        {
+            "paper-scaling.svg": lambda: plots.lines(axes, drawn),
+            "paper-simulated.svg": lambda: _simulated_plot(taken.simulated),
+        },
+        [
+            (
+                f"A tick's work of the busiest of {most} nodes, of a single one's",
+                "left out",
+                f"{busiest[TICK]}; an equal share is {equal} %",
+            )
+        ],
+    )
+
+
+def _relative(clusters: Sequence[Cluster], name: str) -> list[float]:
+    """Work of the busiest node of each cluster, of that of the first cluster's."""
+    works = [next(work for work in one.works if work.name == name) for one in clusters]
+    busiest = [max(work.node_s) / work.count for work in works]
+    return [value / busiest[0] for value in busiest]
+
+
+def _work_table(clusters: Sequence[Cluster]) -> list[str]:
+    rows = []
+    for cluster in clusters:
+        for work in cluster.works:
+            per = [node_s / work.count for node_s in work.node_s]
+            values = (quantity(value, "s") for value in (sum(per), max(per), min(per)))
+            rows.append((f"{cluster.nodes}", f"{work.name}, per {UNITS[work.name]}", *values))
+    rows.sort(key=lambda row: row[1])
+    return table(("nodes", "work", "all nodes", "the busiest", "the least busy"), rows, left=2)
+
+
+def _share_table(clusters: Sequence[Cluster]) -> list[str]:
+    rows = [
+        (
+            f"{one.nodes}",
+            f"{min(one.rows):,} to {max(one.rows):,}",
+            f"{quantity(min(one.disk_bytes), 'B')} to {quantity(max(one.disk_bytes), 'B')}",
+            f"{min(one.examined):,} to {max(one.examined):,}",
+        )
+        for one in clusters
+    ]
+    head = ("nodes", "observations of a node", "bytes on its disk", "paths it looks at for a query")
+    return table(head, rows, left=0)
+
+
+def _simulated(taken: Simulated) -> list[str]:
+    rows = [
+        (
+            f"{one.nodes}",
+            seconds(one.submitted_s),
+            seconds(one.cached_s),
+            quantity(float(np.quantile(one.cached_s, 0.99)), "s"),
+            seconds(one.failover_s) if one.failover_s else "none",
+            digits(statistics.median(one.messages_per_s)),
+        )
+        for one in taken.points
+    ]
+    head = (
+        *("nodes", "submission", "commit to cache", "99th percentile"),
+        *("crash to next commit in a cache", "messages/s"),
+    )
+    return [
+        f"A new observation costs a storage node {quantity(taken.row_s, 's')}, as a tick of a "
+        f"single node did above. {quantity(taken.rows_per_s, 'observations/s')} come in, with "
+        f"which a single node would be busy for {digits(100 * taken.busy_share)} % of its time. "
+        f"The update interval is {taken.interval_s:g} s and the failure detector waits "
+        f"{taken.dead_after_s:g} s. {len(taken.points[0].submitted_s)} worlds for each number of "
+        "nodes.",
+        "",
+        *table(head, rows, left=0),
+        "",
+        picture("paper-simulated.svg", "Simulated seconds by the number of nodes"),
+    ]
+
+
+def _simulated_plot(taken: Simulated) -> bytes:
+    counts = [float(one.nodes) for one in taken.points]
+    lags = [np.quantile(one.cached_s, (0.5, 0.99)).tolist() for one in taken.points]
+    failed = [one for one in taken.points if one.failover_s]
+    drawn = [
+        Line("commit to cache, median", counts, [lag[0] for lag in lags]),
+        Line("commit to cache, 99th percentile", counts, [lag[1] for lag in lags]),
+        Line(
+            "crash to next commit in a cache",
+            [float(one.nodes) for one in failed],
+            [statistics.median(one.failover_s) for one in failed],
+        ),
+    ]
+    return plots.lines(Axes("simulated time", "nodes", "s", log_x=True, x_ticks=counts), drawn)

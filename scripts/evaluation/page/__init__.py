@@ -1,1 +1,0 @@
-"""What is told of stored values: prose, tables and plots, with no figure typed by hand."""
