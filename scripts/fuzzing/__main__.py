@@ -1,4 +1,4 @@
-"""Feeds decoders and parsers what nobody should send, guided by coverage, and says what broke."""
+"""Feeds decoders and parsers changed input, guided by coverage, and reports what broke."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import interrupts
 
-from fuzzing import records
-from fuzzing.campaign import Campaign
-from fuzzing.running import Outcome, fuzz, keep
+from fuzzing import corpus
+from fuzzing.corpus import Outcome
+from fuzzing.running import campaign, fuzz, keep
 from fuzzing.table import TARGETS
 from fuzzing.targets import Target
 
@@ -22,47 +22,51 @@ FOUND = 1
 
 
 def main() -> int:
-    given = _arguments()
+    arguments = _arguments()
     interrupts.become_exceptions()
-    named = given.only or [one.name for one in TARGETS]
+    named = arguments.only or [one.name for one in TARGETS]
     chosen = [one for one in TARGETS if one.name in named]
-    if given.list:
+    if arguments.list:
         print("\n".join(f"{one.name:14} {one.does}" for one in chosen))
         return 0
-    if given.table:
-        records.write_page(TARGETS)
+    if arguments.table:
+        corpus.write_page(TARGETS)
         return 0
     try:
-        outcomes = _fuzzed(chosen, given)
-        if not given.unkept:
+        outcomes = _fuzzed(chosen, arguments)
+        if not arguments.unkept:
             for target in chosen:
                 keep(target, inputs=INPUTS / target.name)
     except KeyboardInterrupt:
         print("cancelled", file=sys.stderr)
         return interrupts.CANCELLED
     finally:
-        records.write_page(TARGETS)
+        corpus.write_page(TARGETS)
     print(
         json.dumps([asdict(one) | {"input": one.input.hex()} for one in outcomes], indent=2)
-        if given.json
+        if arguments.json
         else _table(outcomes)
     )
     return FOUND if any(one.finding for one in outcomes) else 0
 
 
-def _fuzzed(chosen: list[Target], given: argparse.Namespace) -> list[Outcome]:
-    if given.minutes:
-        campaign = Campaign(
-            chosen, inputs=INPUTS, minutes=given.minutes, seed=given.seed, told=_tell
+def _fuzzed(chosen: list[Target], arguments: argparse.Namespace) -> list[Outcome]:
+    if arguments.minutes:
+        return campaign(
+            chosen,
+            inputs=INPUTS,
+            minutes=arguments.minutes,
+            seed=arguments.seed,
+            workers=arguments.workers,
+            report=_report,
         )
-        return campaign.run(workers=given.workers)
     outcomes: list[Outcome] = []
     for target in chosen:
-        print(f"{target.name}: {target.does}, {given.seconds} s", file=sys.stderr, flush=True)
+        print(f"{target.name}: {target.does}, {arguments.seconds} s", file=sys.stderr, flush=True)
         inputs = INPUTS / target.name
-        outcomes.append(fuzz(target, seconds=given.seconds, seed=given.seed, inputs=inputs))
-        records.add(outcomes[-1])
-        _tell(outcomes[-1])
+        outcomes.append(fuzz(target, seconds=arguments.seconds, seed=arguments.seed, inputs=inputs))
+        corpus.add_record(outcomes[-1])
+        _report(outcomes[-1])
     return outcomes
 
 
@@ -75,16 +79,12 @@ def _table(outcomes: list[Outcome]) -> str:
     return "\n".join(rows)
 
 
-def _tell(outcome: Outcome) -> None:
-    print(_told(outcome), file=sys.stderr, flush=True)
-
-
-def _told(outcome: Outcome) -> str:
-    words = f"{outcome.target}: {outcome.verdict}, {outcome.runs:,} runs, "
-    words += f"{outcome.cpu_s:.0f} s, {outcome.memory_mb} MB at most"
+def _report(outcome: Outcome) -> None:
+    text = f"{outcome.target}: {outcome.verdict}, {outcome.runs:,} runs, "
+    text += f"{outcome.cpu_s:.0f} s, {outcome.memory_mb} MB at most"
     if outcome.finding:
-        words += f"\n{outcome.finding}\n  with {outcome.input.hex()}"
-    return words
+        text += f"\n{outcome.finding}\n  with {outcome.input.hex()}"
+    print(text, file=sys.stderr, flush=True)
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,21 +1,29 @@
-"""Runs targets one after the other, each in a process that may die, and keeps what it found."""
+"""Runs targets, each in a process that may die, and keeps what they found."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from fuzzing import corpus
+from fuzzing.corpus import Outcome
 from fuzzing.targets import Target
 
+SLICE_S = 150
+"""Of one run of a campaign; the next run of the target begins with what it found."""
+NO_RUNS = corpus.Record()
 MEMORY_MB = 2048
 """Of the process; more is a finding."""
 INTERRUPTED = (72, 130, -signal.SIGINT)
@@ -24,30 +32,6 @@ ERROR_LINES = 12
 KEPT_BYTES_MAX = 1024
 KEPT_MAX = 200
 """Of a target's corpus; what is larger, or comes after so many, is not kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What fuzzing a target came to.
-
-    Attributes:
-        runs: executions.
-        cpu_s: CPU time of the process that made them.
-        memory_mb: the most that the process took.
-        finding: the end of the process' words about an input that must not have done that.
-        input: that input.
-    """
-
-    target: str
-    runs: int
-    memory_mb: int
-    cpu_s: float = 0.0
-    finding: str = ""
-    input: bytes = b""
-
-    @property
-    def verdict(self) -> str:
-        return "found" if self.finding else "clean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +78,64 @@ def fuzz(target: Target, *, seconds: int, seed: int, inputs: Path) -> Outcome:
         finding=_words(fuzzed.words) if fuzzed.code else "",
         input=found,
     )
+
+
+def campaign(
+    targets: Sequence[Target],
+    *,
+    inputs: Path,
+    minutes: float,
+    seed: int,
+    workers: int,
+    report: Callable[[Outcome], None],
+) -> list[Outcome]:
+    """Many short runs, each of the target that had the least CPU time for its weight.
+
+    Args:
+        targets: to share the time.
+        inputs: directory with one for each target.
+        minutes: until no run is begun any more.
+        seed: of the first run; the others have the next ones.
+        workers: targets that run at a time.
+        report: called after each run.
+
+    Raises:
+        SystemExit: the fuzzer itself does not run.
+        KeyboardInterrupt: it was cancelled; no run was begun after that.
+    """
+    ends_at = time.monotonic() + minutes * 60
+    seeds, lock, is_over = itertools.count(seed), threading.Lock(), threading.Event()
+    busy: set[str] = set()
+    outcomes: list[Outcome] = []
+
+    def work() -> None:
+        while time.monotonic() < ends_at and not is_over.is_set():
+            with lock:
+                spent = corpus.load_records()
+                free = [target for target in targets if target.name not in busy]
+                if not free:
+                    return
+                target = min(free, key=lambda one: spent.get(one.name, NO_RUNS).cpu_s / one.weight)
+                busy.add(target.name)
+                number = next(seeds)
+            try:
+                outcome = fuzz(target, seconds=SLICE_S, seed=number, inputs=inputs / target.name)
+            except BaseException:
+                is_over.set()
+                raise
+            with lock:
+                busy.discard(target.name)
+                outcomes.append(outcome)
+                corpus.add_record(outcome)
+            report(outcome)
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for working in [pool.submit(work) for _ in range(workers)]:
+                working.result()
+        finally:
+            is_over.set()
+    return outcomes
 
 
 def keep(target: Target, *, inputs: Path) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from fuzzing import asked, encoded, files, stored, values
+from fuzzing import client_input, files, stored_input
 from fuzzing.targets import Target
 
 TARGETS: tuple[Target, ...] = (
-    *values.TARGETS,
-    *asked.TARGETS,
-    *encoded.TARGETS,
-    *stored.TARGETS,
+    *client_input.TARGETS,
+    *stored_input.TARGETS,
     *files.TARGETS,
 )
 

@@ -29,7 +29,8 @@ class Target:
         seeds: valid inputs to begin with.
         bytes_max: of an input.
         is_apart: whether a process of its own does it, since libraries in C that were not written
-            for hostile files crash. That takes a hundred times longer, and guides nobody.
+            for hostile files crash. That takes a hundred times longer, and
+            without its coverage.
         weight: of its share in CPU time; parsers of Galileo's own have more.
     """
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzzing import campaign, running
-from fuzzing.campaign import Campaign
-from fuzzing.running import Outcome
+from fuzzing import corpus, running
+from fuzzing.corpus import Outcome
 from fuzzing.table import TARGETS
 
 
@@ -33,12 +32,13 @@ def test_no_run_is_begun_once_a_campaign_is_cancelled(
         assert number < 10_000, "it goes on"
         return Outcome(target.name, runs=1, memory_mb=1)
 
-    monkeypatch.setattr(campaign, "fuzz", fuzz)
-    monkeypatch.setattr(campaign.records, "FILE", tmp_path / "records.json")
+    monkeypatch.setattr(running, "fuzz", fuzz)
+    monkeypatch.setattr(corpus, "FILE", tmp_path / "records.json")
     (tmp_path / "records.json").write_text("{}")
-    cancelled = Campaign(TARGETS, inputs=tmp_path, minutes=10.0, seed=1, told=lambda _: None)
     with pytest.raises(ended):
-        cancelled.run(workers=2)
+        running.campaign(
+            TARGETS, inputs=tmp_path, minutes=10.0, seed=1, workers=2, report=lambda _: None
+        )
     assert next(calls) < 10_000
 
 

@@ -1,4 +1,4 @@
-"""Every target takes its seeds, the inputs that were kept, and some that nobody guided."""
+"""Every target takes its seeds, the inputs that were kept, and some that nothing guided."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from fuzzing import corpus, records
-from fuzzing.mutation import mutated
+from fuzzing import corpus
 from fuzzing.table import TARGETS, named
 from fuzzing.targets import Target, refused
 
@@ -18,6 +17,34 @@ RUNS = 150
 RUNS_APART = 20
 """Of targets that a process of its own runs."""
 NEEDS = {"netcdf": "netCDF4", "grib": "eccodes"}
+
+
+INTERESTING = (b"\0", b"\xff", b"\x80", b"\x7f", b"(", b'"', b"-1", b"1e999", b"\xff" * 8)
+STEPS_MAX = 6
+
+
+def mutated(seeds: list[bytes], rng: np.random.Generator, *, bytes_max: int) -> bytes:
+    """A seed with a few bytes flipped, replaced, removed, doubled, or taken from another seed."""
+    data = bytearray(seeds[rng.integers(len(seeds))])
+    for _ in range(rng.integers(1, STEPS_MAX + 1)):
+        start = int(rng.integers(len(data) + 1))
+        stop = min(len(data), start + int(rng.geometric(0.2)))
+        match rng.integers(6):
+            case 0 if start < len(data):
+                data[start] ^= 1 << int(rng.integers(8))
+            case 1 if start < len(data):
+                data[start] = int(rng.integers(256))
+            case 2:
+                del data[start:stop]
+            case 3:
+                data[start:start] = data[start:stop]
+            case 4:
+                data[start:stop] = INTERESTING[rng.integers(len(INTERESTING))]
+            case _:
+                other = seeds[rng.integers(len(seeds))]
+                cut = int(rng.integers(len(other) + 1))
+                data[start:] = other[cut:]
+    return bytes(data[:bytes_max])
 
 
 @pytest.fixture(params=[target.name for target in TARGETS])
@@ -68,8 +95,8 @@ def test_what_counts_as_a_finding() -> None:
             refused(raising(error), b"")
 
 
-def test_the_page_tells_what_was_recorded() -> None:
+def test_the_page_has_what_was_recorded() -> None:
     """`scripts/fuzz --table` writes it."""
-    assert records.table(TARGETS) in records.PAGE.read_text()
-    assert set(records.load()) == {target.name for target in TARGETS}
-    assert not {path.stem for path in corpus.FINDINGS.iterdir()} - set(records.load())
+    assert corpus.table(TARGETS) in corpus.PAGE.read_text()
+    assert set(corpus.load_records()) == {target.name for target in TARGETS}
+    assert not {path.stem for path in corpus.FINDINGS.iterdir()} - set(corpus.load_records())
