@@ -1,7 +1,7 @@
 """What the caches of continuous queries add to the memory of a cluster, node by node.
 
 Clusters of three nodes take the same blocks, one row each, since observations are on the disk and
-only paths in memory. In every other one continuous queries stand, and nobody fetches, so their
+only paths in memory. In every other one continuous queries run, and nothing is fetched, so their
 caches hold every label. As the paper's Fig. 7 does, memory is compared of the nodes with and
 without queries; the evaluator, which is a process of its own and warm in both, stands beside it.
 
@@ -23,7 +23,7 @@ import psutil
 import pyarrow as pa
 
 import galileo
-from benchmarks import clusters, ingest_blocks
+from benchmarks import clusters, ingest
 from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.sizes import Bench
 from galileo.client import Client
@@ -163,15 +163,15 @@ def _random(bench: Bench) -> Blocks:
     is_found[np.flatnonzero(is_found)[found:]] = False
     levels = np.where(is_found, generator.uniform(280, 300, blocks), 100.0)
     rest = [np.round(generator.uniform(0, 100, blocks), 1) for _ in range(4)]
-    hours = ingest_blocks.START_US + generator.integers(0, 720, blocks) * ingest_blocks.HOUR_US
+    hours = ingest.START_US + generator.integers(0, 720, blocks) * ingest.HOUR_US
     columns = [
-        pa.array(generator.uniform(*ingest_blocks.LATITUDES, blocks)),
-        pa.array(generator.uniform(*ingest_blocks.LONGITUDES, blocks)),
+        pa.array(generator.uniform(*ingest.LATITUDES, blocks)),
+        pa.array(generator.uniform(*ingest.LONGITUDES, blocks)),
         times_from_micros(hours),
         pa.array(np.round(levels, 1)),
         *map(pa.array, rest),
     ]
-    schema = ingest_blocks.schema(DATASET)
+    schema = ingest.block_schema(DATASET)
     table = pa.table(columns, schema=schema.observation_schema)
     queries = [f"temperature > {200 + number}" for number in range(bench.sizes.memory_ccqs)]
     return Blocks("places at random, the same each", schema, table, queries)

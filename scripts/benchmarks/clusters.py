@@ -1,24 +1,30 @@
-"""Clusters for the bench, and the evaluator that their nodes share."""
+"""Clusters for the benchmarks, their data, evaluator and readers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pyarrow as pa
 
 import galileo
-from galileo.client import Client, Update
+from benchmarks.sizes import Bench
+from galileo.client import Ccq, Client, Update
 from galileo.cursor import Cursor
+from galileo.errors import Cancelled, CcqCancelled
 from galileo.generate import NamLike
 from galileo.spark.launcher import EvaluatorHandle
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime import RuntimeDir
 
+DATASET = "nam"
+FIRST_HOUR = "T_BEFORE(datetime, TIMESTAMP('2014-03-01T01:00:00Z'))"
+SMALL = f"S_INTERSECTS(geometry, BBOX(-105, 38, -102, 41)) AND {FIRST_HOUR}"
 START = "2014-03-01T00:00:00Z"
 PATIENCE = "60s"
 CACHED_TIMEOUT_S = 120.0
@@ -94,7 +100,7 @@ async def ensured(running: galileo.LocalCluster) -> psutil.Process:
 
 
 def evaluator_process(running: galileo.LocalCluster) -> psutil.Process | None:
-    """The process that is the evaluator, whoever started it."""
+    """The process that is the evaluator, started by any node."""
     return RuntimeDir(running.evaluator_directory).holder()
 
 
@@ -150,3 +156,69 @@ def drain(client: Client, ccq_id: str, *, token: str, labels_max: int = 0) -> li
     while updates[-1].more:
         updates.append(client.fetch(ccq_id, token=updates[-1].token, labels_max=labels_max))
     return updates
+
+
+def fill(client: Client, bench: Bench, *, labels: int) -> None:
+    """Stores as many observations of a forecast, each of which makes one label."""
+    model = NamLike(seed=7, stride=bench.sizes.stride)
+    bench.say(f"storing {labels:,} observations")
+    tables = model.stream(START, hours=-(-labels // model.rows))
+    client.ingest(DATASET, _first(tables, labels))
+
+
+def _first(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
+    for table in tables:
+        yield table.slice(0, rows)
+        rows = max(0, rows - table.num_rows)
+
+
+def ingesting(client: Client, table: pa.Table, *, dataset: str, rows: int) -> Callable[[], None]:
+    """Stores a table in batches of `rows` at each call; all of it is new each time."""
+
+    def ingest() -> None:
+        receipt = client.ingest(dataset, table, batch_rows=rows)
+        if receipt.rows != table.num_rows or receipt.duplicate_rows:
+            raise AssertionError(f"expected {table.num_rows} new observations, got {receipt}")
+
+    return ingest
+
+
+class Watcher(threading.Thread):
+    """Follows a continuous query from a thread of its own, which it starts.
+
+    Attributes:
+        labels: that came.
+        arrived: when each update came, on the monotonic clock, and its frontier.
+    """
+
+    def __init__(self, client: Client, ccq: Ccq) -> None:
+        super().__init__(daemon=True)
+        self.labels = 0
+        self.arrived: list[tuple[float, Cursor]] = []
+        self._client, self._ccq = client, ccq
+        self._changed = threading.Condition()
+        self.start()
+
+    def run(self) -> None:
+        with contextlib.suppress(CcqCancelled, Cancelled):
+            for update in self._client.watch(self._ccq.id, token=self._ccq.token):
+                with self._changed:
+                    self.labels += len(update.labels)
+                    self.arrived.append((time.monotonic(), update.labels.frontier))
+                    self._changed.notify_all()
+
+    def wait(self, reached: Cursor) -> float:
+        """When the first update came that covers `reached`, on the monotonic clock.
+
+        Raises:
+            TimeoutError: none came within `CACHED_TIMEOUT_S`.
+        """
+
+        def covering() -> float | None:
+            return next((at for at, frontier in self.arrived if frontier.covers(reached)), None)
+
+        with self._changed:
+            at = self._changed.wait_for(covering, CACHED_TIMEOUT_S)
+        if at is None:
+            raise TimeoutError(f"no update up to {reached} in {CACHED_TIMEOUT_S:.0f} s")
+        return at

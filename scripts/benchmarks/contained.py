@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.figures import Figure, Goal, Peer, Spread
+from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn
 from benchmarks.label_size import nam_result
-from benchmarks.measure import in_turn
 from benchmarks.sizes import Bench, NotInstalled
 from galileo import samplers
 from galileo.containment import ContainedSampler, obstacle

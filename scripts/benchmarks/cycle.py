@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import psutil
@@ -16,9 +13,7 @@ import galileo
 from benchmarks import clusters, jobs
 from benchmarks.figures import Figure, Peer, Spread
 from benchmarks.sizes import Bench
-from galileo.client import Client, Update
-from galileo.cursor import Cursor
-from galileo.errors import CcqCancelled
+from galileo.client import Client
 
 NODES = 3
 EXPIRATION = "1h"
@@ -42,37 +37,12 @@ def measure(bench: Bench) -> Iterator[Figure]:
         yield from _memory(running, jobs.evaluator(running), client)
 
 
-@dataclass(slots=True)
-class _Watcher:
-    """Follows one continuous query in a thread of its own, with a client of its own."""
-
-    client: Client
-    ccq: galileo.Ccq
-    arrived: queue.SimpleQueue[tuple[float, Update]] = field(default_factory=queue.SimpleQueue)
-
-    def run(self) -> None:
-        try:
-            for update in self.client.watch(self.ccq.id, token=self.ccq.token):
-                self.arrived.put((time.monotonic(), update))
-        except CcqCancelled:
-            return
-
-    def wait(self, reached: Cursor) -> float:
-        """When the update came that brought everything up to `reached`."""
-        while True:
-            at, update = self.arrived.get(timeout=UPDATE_TIMEOUT_S)
-            if update.frontier.covers(reached):
-                return at
-
-
 def _latency(
     running: galileo.LocalCluster, bench: Bench, news: pa.Table, *, interval_s: float
 ) -> Figure:
     client = running.client(timeout=clusters.PATIENCE)
     ccq = client.submit(jobs.DATASET, interval=interval_s, expiration=EXPIRATION)
-    watcher = _Watcher(running.client(timeout=clusters.PATIENCE), ccq)
-    thread = threading.Thread(target=watcher.run, daemon=True)
-    thread.start()
+    watcher = clusters.Watcher(running.client(timeout=clusters.PATIENCE), ccq)
     bench.say(f"timing {bench.sizes.updates} updates, one every {interval_s:g} s at most")
     phases = np.random.default_rng(5).uniform(0.0, interval_s, bench.sizes.updates)
     try:
@@ -81,7 +51,7 @@ def _latency(
         taken = [_one(client, watcher, news, pause_s=pause_s) for pause_s in phases.tolist()]
     finally:
         client.cancel(ccq.id)
-    thread.join()
+    watcher.join()
     return Figure(
         f"from ingest acknowledged to update received: {news.num_rows:,} observations, "
         f"{NODES} nodes, interval {interval_s:g} s",
@@ -91,7 +61,7 @@ def _latency(
     )
 
 
-def _one(client: Client, watcher: _Watcher, news: pa.Table, *, pause_s: float) -> float:
+def _one(client: Client, watcher: clusters.Watcher, news: pa.Table, *, pause_s: float) -> float:
     """Seconds from the acknowledgement to the update; the pause makes the phase random."""
     time.sleep(pause_s)
     reached = client.ingest(jobs.DATASET, news).reached

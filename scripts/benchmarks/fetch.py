@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from benchmarks import clusters
-from benchmarks.figures import Figure, Goal, Peer, Spread
-from benchmarks.measure import in_turn, seconds
+from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn, seconds
 from benchmarks.sizes import Bench
 from galileo.client import Ccq, Client, Update
 

@@ -18,8 +18,7 @@ import pyarrow as pa
 
 import galileo
 from benchmarks import clusters
-from benchmarks.figures import Figure, Goal, Peer, Spread
-from benchmarks.measure import in_turn
+from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn
 from benchmarks.sizes import Bench
 from benchmarks.weather import LATITUDES, LONGITUDES, SCHEMA, START_US
 from galileo.client import Ccq, Client

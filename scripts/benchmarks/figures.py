@@ -1,11 +1,13 @@
-"""Figures: what was measured, how far the runs lay apart, and what it is compared with."""
+"""Figures: timing in turns, how far the runs lie apart, and what a figure is compared with."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 _UP = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -115,3 +117,52 @@ def digits(value: float) -> str:
         return "0"
     decimals = next((d for d, least in _DECIMALS if size >= least), DECIMALS_MAX)
     return f"{value:,.{decimals}f}"
+
+
+Subject: TypeAlias = Callable[[], Any]
+
+
+CALLS_MAX = 1_000
+
+
+def in_turn(
+    *subjects: Subject,
+    runs: int,
+    warm_up: bool = True,
+    run_s: float = 0.0,
+    before: Subject | None = None,
+) -> list[Spread]:
+    """Seconds of one call of each subject over `runs` rounds; a round runs all of them.
+
+    Args:
+        subjects: called without arguments; what they return is freed outside the time taken.
+        runs: counted rounds.
+        warm_up: whether a round that does not count comes first.
+        run_s: how long a run takes at least, by calling a quick subject several times; a run's
+            value is then the mean of its calls.
+        before: called before each call of a subject, outside the time taken.
+    """
+    taken: list[list[float]] = [[] for _ in subjects]
+    calls = [1] * len(subjects)
+    if warm_up:
+        calls = [calls_for(run_s, seconds(subject, before)) for subject in subjects]
+    for _ in range(runs):
+        for subject, count, times in zip(subjects, calls, taken, strict=True):
+            times.append(sum(seconds(subject, before) for _ in range(count)) / count)
+    return [Spread.of(times) for times in taken]
+
+
+def calls_for(run_s: float, call_s: float) -> int:
+    """How many calls of `call_s` seconds make a run of `run_s`; at least one."""
+    return max(1, min(CALLS_MAX, math.ceil(run_s / max(call_s, 1e-9))))
+
+
+def seconds(subject: Subject, before: Subject | None = None) -> float:
+    """How long one call takes, without what comes before it."""
+    if before is not None:
+        before()
+    started = time.perf_counter()
+    result = subject()
+    elapsed = time.perf_counter() - started
+    del result
+    return elapsed

@@ -9,22 +9,20 @@ update came before the acknowledgement is 0.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 import galileo
-from benchmarks import clusters, ingest_blocks
+from benchmarks import clusters, ingest
 from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.sizes import Bench
-from galileo.client import Ccq, Client, Update
+from galileo.client import Client
 from galileo.cursor import Cursor
-from galileo.errors import CcqCancelled
 
 NODES = 3
 DATASET = "fresh"
@@ -35,27 +33,6 @@ P99_S = 1.5
 TIMEOUT_S = 120.0
 TABLES = 20
 """Different batches, sent in turn."""
-
-
-@dataclass(slots=True)
-class _Watcher:
-    """Follows a continuous query; notes when each update came, and how many labels it had."""
-
-    client: Client
-    ccq: Ccq
-    labels: int = 0
-    arrived: list[tuple[float, Cursor]] = field(default_factory=list)
-
-    def run(self) -> None:
-        try:
-            for update in self.client.watch(self.ccq.id, token=self.ccq.token):
-                self._note(update)
-        except CcqCancelled:
-            return
-
-    def _note(self, update: Update) -> None:
-        self.labels += len(update.labels)
-        self.arrived.append((time.monotonic(), update.labels.frontier))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +63,21 @@ def streamed(
     """Ingests into a new dataset, while a reader watches; the evaluator is warm."""
     sizes = bench.sizes
     client = running.client(timeout=clusters.PATIENCE)
-    schema = ingest_blocks.schema(dataset)
+    schema = ingest.block_schema(dataset)
     client.create_dataset(schema)
     ccq = client.submit(dataset, "", interval=interval_s, expiration=EXPIRATION)
-    watcher = _Watcher(running.client(timeout=clusters.PATIENCE), ccq)
-    thread = threading.Thread(target=watcher.run, daemon=True)
-    thread.start()
+    watcher = clusters.Watcher(running.client(timeout=clusters.PATIENCE), ccq)
     per_batch = sizes.fresh_blocks_per_s // BATCHES_PER_S
-    whole = ingest_blocks.blocks(schema, TABLES * per_batch, one_path=True)
+    whole = ingest.blocks(schema, TABLES * per_batch, one_path=True)
     bench.say(f"ingesting {sizes.fresh_blocks_per_s:,} blocks/s for {sizes.fresh_s:g} s")
     sent, took_s = _ingest(client, whole, dataset=dataset, seconds=sizes.fresh_s)
-    _wait(watcher, sent)
+    lags = [max(0.0, watcher.wait(reached) - at) for at, reached in sent]
     stored = len(client.query(dataset))
     client.cancel(ccq.id)
-    thread.join()
+    watcher.join()
     if watcher.labels != stored:
         raise AssertionError(f"expected {stored:,} labels, got {watcher.labels:,}")
-    return Stream(tuple(_lags(sent, watcher)), per_batch * len(sent) / took_s)
+    return Stream(tuple(lags), per_batch * len(sent) / took_s)
 
 
 def _ingest(
@@ -121,26 +96,6 @@ def _ingest(
     with ThreadPoolExecutor(AT_ONCE) as pool:
         sent = list(pool.map(send, range(round(seconds * BATCHES_PER_S))))
     return sent, time.monotonic() - started
-
-
-def _wait(watcher: _Watcher, sent: list[tuple[float, Cursor]]) -> None:
-    """Returns when everything has been handed out."""
-    reached = Cursor()
-    for _, cursor in sent:
-        reached = reached.join(cursor)
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (watcher.arrived and watcher.arrived[-1][1].covers(reached)):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the updates have not reached {reached}")
-        time.sleep(0.05)
-
-
-def _lags(sent: list[tuple[float, Cursor]], watcher: _Watcher) -> list[float]:
-    lags = []
-    for acknowledged, reached in sent:
-        at = next(at for at, frontier in watcher.arrived if frontier.covers(reached))
-        lags.append(max(0.0, at - acknowledged))
-    return lags
 
 
 def _figures(bench: Bench, stream: Stream) -> Iterator[Figure]:

@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks import weather
-from benchmarks.figures import Figure, Goal, Peer
-from benchmarks.measure import in_turn
+from benchmarks.figures import Figure, Goal, Peer, in_turn
 from benchmarks.sizes import FULL, Bench, NotInstalled
 from galileo.geo import geohash
 from galileo.graph.metadata_graph import MetadataGraph

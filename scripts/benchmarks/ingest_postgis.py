@@ -9,28 +9,22 @@ time: what it takes to ask for places and times, as Galileo's metadata graph let
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from benchmarks import clusters, postgis
-from benchmarks.figures import Figure, Goal, Peer
-from benchmarks.measure import in_turn
+from benchmarks.figures import Figure, Goal, Peer, in_turn
 from benchmarks.sizes import Bench
 from galileo.client import Client
 from galileo.model.schema import Feature, Schema
-from galileo.model.times import column_micros, micros
 
 FEATURES = ("temperature", "humidity", "wind_speed")
 SCHEMA = Schema("forecast", [Feature(name) for name in FEATURES])
 OBSERVATIONS_PER_S = 300_000
-POSTGRES_EPOCH_US = micros("2000-01-01T00:00:00Z")
 
-_SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-_END = b"\xff\xff"
 _COLUMNS = ("latitude", "longitude", "time", *FEATURES)
 
 
@@ -75,7 +69,10 @@ def _measured(
             session.ask(f"{command}\nSELECT 1")
 
     through, copied = in_turn(
-        _ingest(client, table, rows=rows), copy, runs=bench.sizes.runs, warm_up=True
+        clusters.ingesting(client, table, dataset=SCHEMA.name, rows=rows),
+        copy,
+        runs=bench.sizes.runs,
+        warm_up=True,
     )
     found = int(session.ask("SELECT count(*) FROM observations WHERE place IS NOT NULL")[1][0])
     if found != total * (bench.sizes.runs + 1):
@@ -104,15 +101,6 @@ def _make_table(session: postgis.Session) -> None:
         raise AssertionError(f"expected synchronous commits, got {found}")
 
 
-def _ingest(client: Client, table: pa.Table, *, rows: int) -> Callable[[], None]:
-    def ingest() -> None:
-        receipt = client.ingest(SCHEMA.name, table, batch_rows=rows)
-        if receipt.rows != table.num_rows or receipt.duplicate_rows:
-            raise AssertionError(f"expected {table.num_rows} new observations, got {receipt}")
-
-    return ingest
-
-
 @contextmanager
 def _files(batches: Sequence[pa.Table]) -> Iterator[list[Path]]:
     """A file for each batch, where the server's user can read it."""
@@ -121,23 +109,5 @@ def _files(batches: Sequence[pa.Table]) -> Iterator[list[Path]]:
         directory.chmod(0o755)
         files = [directory / f"{number}.copy" for number in range(len(batches))]
         for file, batch in zip(files, batches, strict=True):
-            file.write_bytes(binary_copy(batch))
+            file.write_bytes(postgis.binary_copy(batch))
         yield files
-
-
-def binary_copy(table: pa.Table) -> bytes:
-    """The rows as PostgreSQL's binary COPY format has them; only doubles and times, no nulls.
-
-    Source: PostgreSQL 15 documentation, COPY, "Binary Format".
-    """
-    fields: list[tuple[str, str]] = [("count", ">i2")]
-    for name in table.column_names:
-        fields += [(f"{name} bytes", ">i4"), (name, ">i8" if name == "time" else ">f8")]
-    rows = np.empty(table.num_rows, dtype=fields)
-    rows["count"] = table.num_columns
-    for name in table.column_names:
-        column = table.column(name)
-        rows[f"{name} bytes"] = 8
-        is_time = name == "time"
-        rows[name] = column_micros(column) - POSTGRES_EPOCH_US if is_time else column.to_numpy()
-    return _SIGNATURE + rows.tobytes() + _END

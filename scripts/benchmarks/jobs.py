@@ -13,8 +13,7 @@ import pyarrow as pa
 
 import galileo
 from benchmarks import clusters
-from benchmarks.figures import Figure, Peer, Spread
-from benchmarks.measure import seconds
+from benchmarks.figures import Figure, Peer, Spread, seconds
 from benchmarks.sizes import Bench
 from galileo.client import Client
 from galileo.cursor import Cursor
@@ -177,7 +176,7 @@ async def _call(
     """Seconds of the job and of the call.
 
     The reply stays in here: Python's `asyncio.run` may print the result of a task into a text
-    that nobody reads, which takes longer than all of this where the result is large.
+    that nothing reads, which takes longer than all of this where the result is large.
     """
     started = time.perf_counter()
     reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)

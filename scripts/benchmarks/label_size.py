@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.figures import Figure, Goal, Peer, Spread
-from benchmarks.measure import in_turn
+from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn
 from benchmarks.sizes import Bench
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.packs import PackedLabels, pack_labels

@@ -12,7 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+import pyarrow as pa
+
 from benchmarks.sizes import NotInstalled
+from galileo.model.times import column_micros, micros
 
 USER = "postgres"
 SETTINGS = {
@@ -34,6 +38,9 @@ _CONTROLS = Path("/usr/share/postgresql")
 _PROGRAMS = ("initdb", "pg_ctl", "psql")
 _TIME = re.compile(r"^Time: ([\d.]+) ms")
 _END = "-- answered --"
+POSTGRES_EPOCH_US = micros("2000-01-01T00:00:00Z")
+_COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_COPY_END = b"\xff\xff"
 
 
 class NoServer(NotInstalled):
@@ -163,3 +170,21 @@ def _as_user(*command: object) -> list[str]:
     """The server refuses to be run by root, so root runs it as `USER`."""
     words = [str(word) for word in command]
     return ["runuser", "-u", USER, "--", *words] if os.geteuid() == 0 else words
+
+
+def binary_copy(table: pa.Table) -> bytes:
+    """The rows as PostgreSQL's binary COPY format has them; only doubles and times, no nulls.
+
+    Source: PostgreSQL 15 documentation, COPY, "Binary Format".
+    """
+    fields: list[tuple[str, str]] = [("count", ">i2")]
+    for name in table.column_names:
+        fields += [(f"{name} bytes", ">i4"), (name, ">i8" if name == "time" else ">f8")]
+    rows = np.empty(table.num_rows, dtype=fields)
+    rows["count"] = table.num_columns
+    for name in table.column_names:
+        column = table.column(name)
+        rows[f"{name} bytes"] = 8
+        is_time = name == "time"
+        rows[name] = column_micros(column) - POSTGRES_EPOCH_US if is_time else column.to_numpy()
+    return _COPY_SIGNATURE + rows.tobytes() + _COPY_END

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
-from benchmarks.figures import Figure, Goal, Spread, digits, quantity
+from benchmarks.figures import Figure, Goal, digits, quantity
 from benchmarks.machine import Machine
 
 REPEAT = "scripts/bench --all --markdown-file docs/dev/benchmarks.md"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Section:
     """The figures of one area.
 
@@ -23,18 +22,18 @@ class Section:
         figures: in the order measured.
         took_s: all of it, preparations included.
         missing: which other software kept it from being measured; empty for none.
-        failure: the traceback of the error that ended it early; empty for none.
+        failure: the error that ended it early; empty for none.
     """
 
     name: str
     title: str
-    figures: Sequence[Figure]
-    took_s: float
+    figures: list[Figure] = field(default_factory=list)
+    took_s: float = 0.0
     missing: str = ""
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
     """Everything that one run found.
 
@@ -47,22 +46,16 @@ class Report:
 
     machine: Machine
     quick: bool
-    sections: Sequence[Section]
-    load_at_end: tuple[float, float, float]
+    sections: list[Section] = field(default_factory=list)
+    load_at_end: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @property
     def took_s(self) -> float:
         return sum(section.took_s for section in self.sections)
 
     def to_json(self) -> str:
-        raw = {
-            "machine": asdict(self.machine),
-            "quick": self.quick,
-            "load_at_end": self.load_at_end,
-            "took_s": self.took_s,
-            "areas": [_section(section) for section in self.sections],
-        }
-        return json.dumps(raw, indent=2)
+        """All values of all runs."""
+        return json.dumps(asdict(self), indent=2)
 
     def to_markdown(self) -> str:
         lines = ["# Benchmarks", "", *_foreword(self), ""]
@@ -83,59 +76,18 @@ def _section_lines(section: Section) -> list[str]:
     return lines
 
 
-def _section(section: Section) -> dict[str, Any]:
-    return {
-        "name": section.name,
-        "title": section.title,
-        "took_s": section.took_s,
-        "missing": section.missing,
-        "failure": section.failure,
-        "figures": [_figure(figure) for figure in section.figures],
-    }
-
-
-def _figure(figure: Figure) -> dict[str, Any]:
-    peers = [
-        {"name": peer.name, "ratio": figure.ratio(peer), **_spread(peer.spread)}
-        for peer in figure.peers
-    ]
-    return {
-        "name": figure.name,
-        "unit": figure.unit,
-        **_spread(figure.spread),
-        "compared_with": peers,
-        "goals": [
-            {**asdict(goal), "reached": (value := figure.reached(goal)), "met": goal.met(value)}
-            for goal in figure.goals
-        ],
-    }
-
-
-def _spread(spread: Spread) -> dict[str, Any]:
-    return {
-        "median": spread.median,
-        "min": spread.low,
-        "max": spread.high,
-        "runs": spread.runs,
-        "values": list(spread.values),
-    }
-
-
 def _foreword(report: Report) -> list[str]:
     machine = report.machine
-    packages = ", ".join(f"{name} {number}" for name, number in machine.packages.items())
     peers = ", ".join(f"{name} {number}" for name, number in machine.peers.items())
-    kind = "small sizes (`--quick`), good for nothing but a look" if report.quick else "full sizes"
+    kind = "small sizes (`--quick`), which show only that it runs" if report.quick else "full sizes"
     return [
         f"The figures of one run, written by `{REPEAT}`; {kind}. "
         "[performance.md](performance.md) says what each figure means, what limits it, and how "
-        "to take it. A median stands with the lowest and highest of its runs. The last column "
+        "to take it. Each median has the lowest and highest of its runs. The last column "
         "reads: the figure is so many times what it is compared with, in the same run.",
         "",
-        f"- Machine: {machine.cpu}, {machine.cores} cores, "
-        f"{quantity(machine.memory_bytes, 'B')} memory, {machine.kernel}, {machine.disk}",
-        f"- Software: {machine.python}, {packages}",
-        f"- Beside it: {peers or 'nothing else is installed'}",
+        f"- Machine and software: {machine.description}",
+        f"- Compared with: {peers or 'nothing else is installed'}",
         f"- Begun {machine.started_at}, took {report.took_s:.0f} s",
         f"- Load average (1, 5, 15 min): {_load(machine.load)} at the start, "
         f"{_load(report.load_at_end)} at the end",

@@ -33,7 +33,7 @@ class Sizes:
         verify: (observations in a commit, commits) of each store that is verified.
         recovery: (paths in a commit, commits, whether merged) of each store that is recovered.
         stream_labels: of the answer that is streamed.
-        standing_polygons, standing_boxes: standing queries, each against `standing_rows` new rows.
+        many_polygons, many_boxes: continuous queries, each against `many_rows` new rows.
         clients, clients_s: that work at the same time, and for how many seconds.
         kills: of coordinators.
         fresh_blocks_per_s, fresh_s: blocks ingested a second while their freshness is taken, and
@@ -75,9 +75,9 @@ class Sizes:
         (100, 100_000, True),
     )
     stream_labels: int = 5_000_000
-    standing_polygons: int = 20_000
-    standing_boxes: int = 100_000
-    standing_rows: int = 100_000
+    many_polygons: int = 20_000
+    many_boxes: int = 100_000
+    many_rows: int = 100_000
     clients: int = 20
     clients_s: float = 60.0
     kills: int = 50
@@ -120,9 +120,9 @@ QUICK = Sizes(
     verify=((500, 20),),
     recovery=((200, 50, True),),
     stream_labels=40_000,
-    standing_polygons=40,
-    standing_boxes=400,
-    standing_rows=2_000,
+    many_polygons=40,
+    many_boxes=400,
+    many_rows=2_000,
     clients=4,
     clients_s=3.0,
     kills=1,

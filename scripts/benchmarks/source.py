@@ -13,10 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812
 import galileo
 import galileo.spark
 from benchmarks import clusters
-from benchmarks.figures import Figure, Goal, Peer
-from benchmarks.measure import in_turn
+from benchmarks.clusters import DATASET, fill
+from benchmarks.figures import Figure, Goal, Peer, in_turn
 from benchmarks.sizes import Bench
-from benchmarks.streaming import DATASET, fill
 from galileo.model.times import micros, times_from_micros
 
 RANDOM = "random"

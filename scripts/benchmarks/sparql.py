@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyoxigraph as ox
 from rdflib import Graph
 
-from benchmarks.figures import Figure, Goal, Peer, Spread
-from benchmarks.measure import in_turn, seconds
+from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn, seconds
 from benchmarks.sizes import Bench
 from galileo import rdf
 from galileo.geo import geohash

@@ -4,18 +4,13 @@ Like for like: this process asks two server processes for the same rows, and get
 as an Arrow table from both. One is a Galileo node, asked through gRPC; the other is PostgreSQL,
 asked over a Unix socket through ADBC, with statements that it has prepared. Then both only count,
 and at last both are measured without the way there and back: Galileo in this process, PostgreSQL
-by what it says of its own planning and execution. By itself:
-
-    PYTHONPATH=scripts:. python -m benchmarks.spatial_postgis [--points 1000000] [--runs 7]
+by what it says of its own planning and execution.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import itertools
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,10 +24,8 @@ import pyarrow.csv as pcsv
 
 import galileo
 from benchmarks import clusters, postgis
-from benchmarks.figures import Figure, Goal, Peer, Spread, quantity
-from benchmarks.machine import Machine
-from benchmarks.measure import in_turn
-from benchmarks.sizes import FULL, Bench, NotInstalled
+from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn
+from benchmarks.sizes import Bench, NotInstalled
 from galileo.client import Client
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model import paths
@@ -318,39 +311,3 @@ def executed(statement: str, session: postgis.Session) -> float:
         raise AssertionError(f"expected PostGIS to use its GiST index, got {plan}")
     times = [line.split(": ")[1] for line in plan if "Time:" in line]
     return sum(float(time.removesuffix(" ms")) for time in times) / 1e3
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Polygons and distances, against PostGIS.")
-    parser.add_argument("--points", type=int, default=1_000_000)
-    parser.add_argument("--runs", type=int, default=7)
-    given = parser.parse_args()
-    sizes = type(FULL)(runs=given.runs)
-    with tempfile.TemporaryDirectory(prefix="galileo-bench-") as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        print(_machine(Machine.here(directory)))
-        try:
-            for figure in measure(Bench(sizes, directory, print), points=given.points):
-                _show(figure)
-        except NotInstalled as error:
-            print(f"skipped: {error}", file=sys.stderr)
-    return 0
-
-
-def _machine(machine: Machine) -> str:
-    packages = ", ".join(f"{name} {number}" for name, number in machine.packages.items())
-    return f"{machine.cpu}, {machine.cores} cores, load {machine.load[0]:.1f}; {packages}"
-
-
-def _show(figure: Figure) -> None:
-    lines = [("Galileo", figure.spread)]
-    lines += [(peer.name, peer.spread) for peer in figure.peers]
-    print(figure.name)
-    for name, spread in lines:
-        low, high = (quantity(value, figure.unit) for value in (spread.low, spread.high))
-        print(f"  {name}: {quantity(spread.median, figure.unit)} ({low} to {high}, {spread.runs})")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

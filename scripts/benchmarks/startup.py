@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
-from benchmarks.figures import Figure, Goal, Peer
-from benchmarks.measure import in_turn
+from benchmarks.figures import Figure, Goal, Peer, in_turn
 from benchmarks.sizes import Bench
 
 HELP_S = 0.3
@@ -39,12 +38,12 @@ def measure(bench: Bench) -> Iterator[Figure]:
 
 
 def checked(code: str, wanted: str) -> None:
-    told = run(code)
-    if wanted not in told:
-        raise AssertionError(f"expected {wanted!r} of {code!r}, got {told!r}")
+    output = run(code)
+    if wanted not in output:
+        raise AssertionError(f"expected {wanted!r} of {code!r}, got {output!r}")
 
 
 def run(code: str) -> str:
-    """What a fresh interpreter prints; `--help` is there for whoever looks at arguments."""
+    """What a fresh interpreter prints; `--help` is there for a program that looks at arguments."""
     command = [sys.executable, "-c", code, "--help"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout

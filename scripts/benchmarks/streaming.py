@@ -1,23 +1,28 @@
-"""A large answer as a stream and as a whole; and what a reader that stops does to others."""
+"""A large answer as a stream and as a whole; and what a reader that stops does to others.
+
+`python -m benchmarks.streaming ADDRESS DATASET batches|whole|forever` is a client in a process of
+its own that reads one answer. It says when it begins, and prints what that took, as JSON.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
-
-import pyarrow as pa
+from dataclasses import asdict, dataclass
 
 import galileo
 from benchmarks import clusters
-from benchmarks.figures import Figure, Peer, Spread
-from benchmarks.measure import Subject, seconds
+from benchmarks.clusters import DATASET, SMALL, fill
+from benchmarks.figures import Figure, Peer, Spread, Subject, seconds
 from benchmarks.memory import Growth
-from benchmarks.reader import Read, read, reading_on
 from benchmarks.sizes import Bench
-from benchmarks.worker import SMALL
 from galileo.client import Client
-from galileo.generate import NamLike
 
-DATASET = "nam"
 COLLECTED = "the same, collected by `query`"
 SMALL_CALLS = 40
 
@@ -29,20 +34,6 @@ def measure(bench: Bench) -> Iterator[Figure]:
         fill(client, bench, labels=bench.sizes.stream_labels)
         yield from _whole_and_in_batches(running, bench)
         yield from _beside_others(running, client, bench)
-
-
-def fill(client: Client, bench: Bench, *, labels: int) -> None:
-    """Stores as many observations of a forecast, each of which makes one label."""
-    model = NamLike(seed=7, stride=bench.sizes.stride)
-    bench.say(f"storing {labels:,} observations")
-    tables = model.stream(clusters.START, hours=-(-labels // model.rows))
-    client.ingest(DATASET, _first(tables, labels))
-
-
-def _first(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    for table in tables:
-        yield table.slice(0, rows)
-        rows = max(0, rows - table.num_rows)
 
 
 def _whole_and_in_batches(running: galileo.LocalCluster, bench: Bench) -> Iterator[Figure]:
@@ -105,3 +96,81 @@ def _calls(subject: Subject) -> Spread:
 
 def _one(value: float) -> Spread:
     return Spread.of([value])
+
+
+NOTHING = "temperature < 0"
+BEGINS = "begins"
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Seconds until the first labels and until the last, labels, bytes that the client grew by."""
+
+    first_s: float
+    all_s: float
+    labels: int
+    grown: int
+
+
+def read(address: str, dataset: str, how: str) -> Read:
+    """The answer, read by a fresh process."""
+    with _reader(address, dataset, how) as process:
+        output, _ = process.communicate()
+        if process.returncode:
+            raise AssertionError(f"a reader ended with status {process.returncode}")
+    return Read(**json.loads(output))
+
+
+@contextlib.contextmanager
+def reading_on(address: str, dataset: str) -> Iterator[None]:
+    """Beside it a fresh process reads the answer in batches, over and over."""
+    with _reader(address, dataset, "forever") as process:
+        yield
+        if process.poll() is not None:
+            raise AssertionError(f"a reader ended with status {process.returncode}")
+        process.terminate()
+
+
+@contextlib.contextmanager
+def _reader(address: str, dataset: str, how: str) -> Iterator[subprocess.Popen[str]]:
+    """A reader that has begun, and has ended behind the block."""
+    words = [sys.executable, "-m", "benchmarks.streaming", address, dataset, how]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != BEGINS:
+            raise AssertionError("expected a reader to begin, it failed")
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
+
+
+def main(address: str, dataset: str, how: str) -> None:
+    with galileo.connect(address) as client:
+        client.query(dataset, NOTHING)
+        print(BEGINS, flush=True)
+        while how == "forever":
+            sum(_counts(client, dataset, "batches"))
+        with Growth(os.getpid()) as growth:
+            started = time.perf_counter()
+            first_s, labels = 0.0, 0
+            for count in _counts(client, dataset, how):
+                first_s = first_s or time.perf_counter() - started
+                labels += count
+            all_s = time.perf_counter() - started
+    print(json.dumps(asdict(Read(first_s, all_s, labels, growth.bytes))))
+
+
+def _counts(client: galileo.Client, dataset: str, how: str) -> Iterator[int]:
+    if how == "whole":
+        yield len(client.query(dataset))
+        return
+    batches = client.query_batches(dataset)
+    yield from map(len, batches)
+    if batches.end is None or not batches.end.complete:
+        raise AssertionError(f"expected a complete answer, got one that ends with {batches.end}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -10,11 +10,9 @@ again. While nothing is new the evaluator's own count of its jobs must stand sti
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -26,9 +24,7 @@ from benchmarks import clusters, jobs
 from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.idle import processor_seconds
 from benchmarks.sizes import Bench
-from galileo.client import Ccq, Client
-from galileo.cursor import Cursor
-from galileo.errors import Cancelled, CcqCancelled
+from galileo.client import Client
 from galileo.spark.launcher import EvaluatorHandle
 from galileo.wire.internal.v1 import evaluator_pb2
 
@@ -49,32 +45,10 @@ NOTHING_NEW_S = 10.0
 _Find: TypeAlias = Callable[[psutil.Process], psutil.Process]
 
 
-@dataclass(slots=True)
-class _Watcher:
-    """Follows a continuous query; says when an update came."""
-
-    client: Client
-    ccq: Ccq
-    arrived: queue.SimpleQueue[tuple[float, Cursor]] = field(default_factory=queue.SimpleQueue)
-
-    def run(self) -> None:
-        try:
-            for update in self.client.watch(self.ccq.id, token=self.ccq.token):
-                self.arrived.put((time.monotonic(), update.labels.frontier))
-        except (CcqCancelled, Cancelled):
-            return
-
-    def wait(self, reached: Cursor) -> float:
-        while True:
-            at, frontier = self.arrived.get(timeout=TIMEOUT_S)
-            if frontier.covers(reached):
-                return at
-
-
 @dataclass(frozen=True, slots=True)
 class _Ticks:
     client: Client
-    watcher: _Watcher
+    watcher: clusters.Watcher
     news: pa.Table
 
     def one(self) -> float:
@@ -102,8 +76,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         clusters.create_dataset(running, client, DATASET)
         client.ingest(DATASET, table)
         ccq = client.submit(DATASET, interval=INTERVAL_S, expiration=EXPIRATION)
-        watcher = _Watcher(running.client(timeout=clusters.PATIENCE), ccq)
-        threading.Thread(target=watcher.run, daemon=True).start()
+        watcher = clusters.Watcher(running.client(timeout=clusters.PATIENCE), ccq)
         ticks = _Ticks(client, watcher, table.slice(0, sizes.tick_paths))
         bench.say("the first tick, which starts Spark")
         yield Figure(

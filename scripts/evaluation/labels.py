@@ -7,8 +7,7 @@ import zlib
 from dataclasses import dataclass
 
 from benchmarks import label_size
-from benchmarks.figures import digits, quantity
-from benchmarks.measure import in_turn
+from benchmarks.figures import digits, in_turn, quantity
 from benchmarks.sizes import Bench
 
 from evaluation import plots

@@ -14,5 +14,5 @@ sys.path.insert(0, str(SCRIPTS))
 
 @pytest.fixture
 def bench_environment() -> dict[str, str]:
-    """The environment in which `python -m benchmarks` runs."""
+    """The environment in which `scripts/bench` runs pytest."""
     return {**os.environ, "PYTHONPATH": str(SCRIPTS)}

@@ -3,8 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from benchmarks.figures import Figure, Peer, Spread, digits, quantity
-from benchmarks.measure import CALLS_MAX, calls_for, in_turn
+from benchmarks.figures import CALLS_MAX, Figure, Peer, Spread, calls_for, digits, in_turn, quantity
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -24,7 +24,7 @@ FIGURES = (
 
 @pytest.fixture
 def report() -> Report:
-    section = Section("query", "Querying", FIGURES, took_s=12.4)
+    section = Section("query", "Querying", list(FIGURES), took_s=12.4)
     return Report(MACHINE, quick=False, sections=[section], load_at_end=(3.0, 2.0, 1.0))
 
 
@@ -54,24 +54,27 @@ def test_markdown_states_the_machine(report):
     text = report.to_markdown()
     assert "Abacus 3000, 2 cores, 25.0 GB memory, Linux 6.1, ext4 on /dev/vda" in text
     assert "CPython 3.11.7, numpy 2.4.6" in text
-    assert "Beside it: duckdb 2.0.0" in text
+    assert "Compared with: duckdb 2.0.0" in text
     assert "Begun 2026-01-02T03:04:05+00:00, took 12 s" in text
     assert "0.1, 1.0, 2.1 at the start, 3.0, 2.0, 1.0 at the end" in text
     assert "full sizes" in text
 
 
-def test_json_says_the_same(report):
+def test_to_json_has_every_value(report):
     raw = json.loads(report.to_json())
-    assert raw["machine"]["cpu"] == "Abacus 3000"
-    assert (raw["quick"], raw["took_s"]) == (False, 12.4)
-    figure = raw["areas"][0]["figures"][0]
-    assert (figure["median"], figure["min"], figure["max"], figure["runs"]) == (
-        0.004,
-        0.003,
-        0.005,
-        3,
-    )
-    assert figure["values"] == [0.005, 0.003, 0.004]
-    assert figure["compared_with"][0]["name"] == "floor"
-    assert figure["compared_with"][0]["ratio"] == 2.0
-    assert [goal["met"] for goal in figure["goals"]] == [True, False]
+    assert (raw["machine"]["cpu"], raw["quick"]) == ("Abacus 3000", False)
+    (section,) = raw["sections"]
+    assert section["took_s"] == 12.4
+    assert section["figures"][0]["spread"]["values"] == [0.005, 0.003, 0.004]
+    assert section["figures"][0]["peers"][0]["name"] == "floor"
+
+
+def test_markdown_of_an_area_that_failed_or_lacks_software_keeps_its_figures(report):
+    (section,) = report.sections
+    section.failure = "AssertionError: expected 2 labels, got 3"
+    section.missing = "its peer is not installed"
+    text = report.to_markdown()
+    assert "| a thing | 4.00 ms |" in text
+    assert "**Failed**" in text
+    assert "    AssertionError: expected 2 labels, got 3" in text
+    assert "\n\nNot measured: its peer is not installed" in text

@@ -27,9 +27,9 @@ import shapely
 import galileo
 from benchmarks import clusters, postgis
 from benchmarks.figures import Figure, Goal, Peer, Spread
-from benchmarks.ingest_postgis import binary_copy
+from benchmarks.postgis import binary_copy
+from benchmarks.query_world import World, schema
 from benchmarks.sizes import Bench
-from benchmarks.standing_world import World, schema
 from galileo.geo import geohash
 
 DATASET = "polygons"
@@ -46,15 +46,15 @@ SUBMITTED_PER_S = 2_000
 SETTINGS = {"limits": {"ccqs_max": 1_000_000}}
 
 
-def measure(bench: Bench) -> Iterator[Figure]:
+def measure_polygons(bench: Bench) -> Iterator[Figure]:
     """Submission, then rows a second.
 
     Raises:
         postgis.NoServer: PostGIS is not installed.
     """
     world = World(2)
-    polygons = world.polygons(bench.sizes.standing_polygons)
-    tables = [world.observations(bench.sizes.standing_rows) for _ in range(bench.sizes.runs + 1)]
+    polygons = world.polygons(bench.sizes.many_polygons)
+    tables = [world.observations(bench.sizes.many_rows) for _ in range(bench.sizes.runs + 1)]
     with (
         _readable_directory() as directory,
         postgis.running() as session,
@@ -71,7 +71,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
 @contextmanager
 def _readable_directory() -> Iterator[Path]:
     """One whose files the server's user can read."""
-    with tempfile.TemporaryDirectory(prefix="standing-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="many-bench-") as name:
         directory = Path(name)
         directory.chmod(0o755)
         yield directory
@@ -274,7 +274,7 @@ def _compare_with_postgis(
 
 # --- PostGIS ---------------------------------------------------------------------------------
 
-_FUNCTION = """CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$
+_FUNCTION = """CREATE FUNCTION notify_met() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('met', p.id || ':' || f.id)
     FROM fresh f JOIN polygons p ON ST_Intersects(p.shape, f.place);
@@ -306,7 +306,7 @@ class _Trigger:
             "CREATE TABLE cells (west float8, south float8, east float8, north float8, count int)",
             _FUNCTION,
             "CREATE TRIGGER met AFTER INSERT ON points REFERENCING NEW TABLE AS fresh "
-            "FOR EACH STATEMENT EXECUTE FUNCTION tell()",
+            "FOR EACH STATEMENT EXECUTE FUNCTION notify_met()",
             "LISTEN met",
         ):
             session.ask(statement)
@@ -320,11 +320,11 @@ class _Trigger:
         started = time.perf_counter()
         _, lines = self._session.ask(f"{command} \nSELECT 1")
         took_s = time.perf_counter() - started
-        told = sum(line.startswith("Asynchronous notification") for line in lines)
+        shown = sum(line.startswith("Asynchronous notification") for line in lines)
         join = "points f JOIN polygons p ON ST_Intersects(p.shape, f.place)"
         _, (met,) = self._session.ask(f"SELECT count(*) FROM {join} WHERE f.id > {before}")
-        if told != int(met):
-            raise AssertionError(f"expected {met} notifications, psql showed {told}")
+        if shown != int(met):
+            raise AssertionError(f"expected {met} notifications, psql showed {shown}")
         return took_s
 
     def met_cells(self, tables: Sequence[pa.Table], *, step: int) -> int:

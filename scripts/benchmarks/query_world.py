@@ -1,4 +1,4 @@
-"""Where people live, and ask: queries and observations cluster around fifty places."""
+"""Queries and observations and observations cluster around fifty places."""
 
 from __future__ import annotations
 

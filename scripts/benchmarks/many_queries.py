@@ -1,7 +1,8 @@
 """What a tick of very many queries costs a node: one pass over what is new, all queries in columns.
 
-The node is a process of its own, asked over gRPC as evaluators ask it; its work is the time that
-its processor took. The peer asks the queries one by one in one call, for as many as it is fit for.
+The node is a process of its own, called over gRPC as evaluators call it; its work is the time that
+its processor took. The peer matches the queries one by one in one call,
+for as many as it is fit for.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ import pyarrow as pa
 
 import galileo
 from benchmarks import clusters, jobs
-from benchmarks.figures import Figure, Goal, Peer, Spread
-from benchmarks.measure import seconds
+from benchmarks.figures import Figure, Goal, Peer, Spread, seconds
+from benchmarks.query_world import World, schema
 from benchmarks.sizes import Bench
-from benchmarks.standing_world import World, schema
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht.topology import Topology
 from galileo.query import parse
@@ -38,14 +38,14 @@ LEAST_S = 1.0
 """Of a run: the kernel counts work in hundredths of a second."""
 
 
-def measure(bench: Bench) -> Iterator[Figure]:
+def measure_boxes(bench: Bench) -> Iterator[Figure]:
     world, sizes = World(1), bench.sizes
-    texts = world.boxes(sizes.standing_boxes)
+    texts = world.boxes(sizes.many_boxes)
     with clusters.cluster(bench.directory, nodes=1) as running, running.client() as client:
         client.create_dataset(schema(DATASET))
         # Something is stored before, which a tick must not look at.
-        after = client.ingest(DATASET, world.observations(sizes.standing_rows)).reached
-        client.ingest(DATASET, world.observations(sizes.standing_rows))
+        after = client.ingest(DATASET, world.observations(sizes.many_rows)).reached
+        client.ingest(DATASET, world.observations(sizes.many_rows))
         queries = [parse(text, schema(DATASET)).to_json() for text in texts]
         topology = Topology.from_json(client.topology_json())
         node = _Node(running, topology, psutil.Process(running.nodes[0].pid))
@@ -136,7 +136,7 @@ def _of_all(bench: Bench, node: _Node, queries: Sequence[str], *, after: Cursor)
     taken = [node.work(match, least_s=LEAST_S) for _ in range(bench.sizes.runs)]
     if len(set(found)) != 1 or not found[0]:
         raise AssertionError(f"expected the same matches in each run, got {found}")
-    rows = bench.sizes.standing_rows
+    rows = bench.sizes.many_rows
     return Figure(
         f"work of a node for a tick of {len(queries):,} queries: "
         f"{rows:,} new paths, {found[0]:,} matches",
