@@ -22,7 +22,7 @@ from urllib.parse import quote
 import grpc
 import grpc.aio
 
-from galileo.wire.pb import (
+from galileo.wire.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
     continuous_pb2,

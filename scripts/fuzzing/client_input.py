@@ -42,6 +42,7 @@ from galileo.wire.codec import cursor_from_pb, event_clock_from_pb, kept_rows, w
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import cursors_from_bytes
 from galileo.wire.status import error_from_pb
+from galileo.wire.v1 import common_pb2, continuous_pb2
 from galileo.wire.value_json import values_from_json, values_to_json
 
 SCHEMA = Schema(

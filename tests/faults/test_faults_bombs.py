@@ -29,7 +29,7 @@ from fault_injection.trial import Trial
 
 from galileo.cluster import LocalCluster
 from galileo.sampler_package import MANIFEST
-from galileo.wire.pb import cluster_pb2, continuous_pb2, query_pb2, samplers_pb2, storage_pb2
+from galileo.wire.v1 import cluster_pb2, continuous_pb2, query_pb2, samplers_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk, encode
 
 MIB = 1 << 20
