@@ -13,7 +13,7 @@ ROLES = (Role.READER, Role.WRITER, Role.SAMPLER_AUTHOR, Role.ADMIN, Role.NODE)
 
 
 def table() -> str:
-    """A row for every method with a rule, a column for whoever may call."""
+    """A row for every method with a rule, a column for each role."""
     head = ["method", "no proof", *(role.value for role in ROLES)]
     rows = [head, ["---"] * len(head)]
     for method in sorted({*RULES, *PUBLIC}):

@@ -35,7 +35,7 @@ WARM = "temperature > 303 AND humidity < 35"
 
 _FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 _REDRAWN = re.compile(r"(?:\x1b\[1A\x1b\[2K)+")
-"""What stands before a table that replaces the last one."""
+"""What precedes a table that replaces the last one."""
 _CCQ_ID = re.compile(r"ccq-[0-9a-f]{32}")
 _NOT_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-LN-Za-ln-z]|\r")
 
@@ -115,7 +115,7 @@ def take(screen: Screen, cluster: galileo.LocalCluster, directory: Path) -> None
 
 
 def captured(screen: Screen, addresses: list[str]) -> str:
-    """What stands on a terminal when a command has ended."""
+    """What a terminal shows when a command has ended."""
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS")}
     command = [sys.executable, "-m", "galileo", "--node", addresses[0], *screen.words]
     ours, theirs = pty.openpty()
@@ -125,11 +125,11 @@ def captured(screen: Screen, addresses: list[str]) -> str:
         command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
     ) as it:
         os.close(theirs)
-        told = b"".join(iter(lambda: _read(ours), b""))
+        output = b"".join(iter(lambda: _read(ours), b""))
     os.close(ours)
     if it.returncode != screen.status:
-        raise RuntimeError(f"{screen.title} ended with {it.returncode}: {told.decode()}")
-    return _NOT_COLOURS.sub("", _REDRAWN.split(told.decode())[-1]).strip("\n")
+        raise RuntimeError(f"{screen.title} ended with {it.returncode}: {output.decode()}")
+    return _NOT_COLOURS.sub("", _REDRAWN.split(output.decode())[-1]).strip("\n")
 
 
 def _read(terminal: int) -> bytes:
