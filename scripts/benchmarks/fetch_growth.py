@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +22,12 @@ from benchmarks import clusters
 from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn
 from benchmarks.sizes import Bench
 from benchmarks.weather import LATITUDES, LONGITUDES, SCHEMA, START_US
-from galileo.client import Ccq, Client
+from galileo.client import Ccq
 from galileo.cursor import Cursor
 from galileo.model.times import MICROS, times_from_micros
 
 INTERVAL, EXPIRATION = "1s", "2h"
+NODES = 3
 BATCH_ROWS = 65_536
 DECIMALS = 4
 RUN_S = 0.2
@@ -34,61 +36,100 @@ SETTLE_S = 5.0
 SETTINGS = {"limits": {"cache_bytes_max": 1 << 30}}
 OF_A_QUERY = 0.1
 MATCHES_NOTHING = "humidity > 101"
+TOLERANCE, SLACK = 0.3, 50
+"""Results more or less that a query may have, since the weather is random: a share, and some."""
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
     sizes = bench.sizes
+    with opened(bench) as store:
+        ccqs = {stored: store.submit(sizes.growth_results, stored) for stored in sizes.growth}
+        for stored, ccq in ccqs.items():
+            store.grow(stored, ccq)
+            labels, fetched, again, empty = store.compared(ccq, sizes.growth_results)
+            peers = (Peer("the same query asked again", again), Peer("a fetch of nothing", empty))
+            name = f"fetch {labels:,} cached labels, {stored:,} stored"
+            yield Figure(name, "s", fetched, peers, (Goal("at most", OF_A_QUERY, of_peer=True),))
+
+
+@contextmanager
+def opened(bench: Bench) -> Iterator[Store]:
+    """An empty store on three nodes, with a warm evaluator."""
     with (
-        clusters.cluster(bench.directory, nodes=3, settings=SETTINGS) as running,
+        clusters.cluster(bench.directory, nodes=NODES, settings=SETTINGS) as running,
         clusters.warm_evaluator(running),
     ):
-        client = running.client(timeout=clusters.PATIENCE)
-        client.create_dataset(SCHEMA)
-        ccqs = {
-            stored: client.submit(
-                SCHEMA.name,
-                query_of(sizes.growth_results, stored),
-                interval=INTERVAL,
-                expiration=EXPIRATION,
-            )
-            for stored in sizes.growth
-        }
-        nothing = client.submit(
-            SCHEMA.name, MATCHES_NOTHING, interval=INTERVAL, expiration=EXPIRATION
-        )
-        store = Store(client, seed=7)
-        for stored in sizes.growth:
-            bench.say(f"storing {stored:,} observations")
-            store.grow(stored)
-            ccq = ccqs[stored]
-            clusters.wait_cached(client, ccq.id, token=ccq.token, reached=store.reached)
-            time.sleep(SETTLE_S)
-            yield _figure(bench, client, ccq, stored, nothing=nothing)
-
-
-def query_of(results: int, stored: int) -> str:
-    """What so many of `stored` observations match, on average: humidity is 100·√U."""
-    least = 100.0 * np.sqrt(1.0 - results / stored)
-    return f"humidity > {least:.6f}"
+        yield Store(bench, running)
 
 
 class Store:
-    """Observations of random weather, more and more of them."""
+    """Observations of random weather, more and more of them, and continuous queries over them.
 
-    def __init__(self, client: Client, *, seed: int) -> None:
+    Attributes:
+        running, client: the cluster.
+        reached: by what is stored.
+    """
+
+    def __init__(self, bench: Bench, running: galileo.LocalCluster) -> None:
+        self.running = running
+        self.client = running.client(timeout=clusters.PATIENCE)
+        self.client.create_dataset(SCHEMA)
         self.reached = Cursor()
-        self._client = client
-        self._generator = np.random.default_rng(seed)
+        self._bench = bench
+        self._generator = np.random.default_rng(7)
         self._stored = 0
+        self._texts: dict[str, str] = {}
+        self._nothing = self._submit(MATCHES_NOTHING)
 
-    def grow(self, stored: int) -> None:
+    def submit(self, results: int, stored: int) -> Ccq:
+        """Submits what so many of `stored` observations match, on average."""
+        least = 100.0 * np.sqrt(1.0 - results / stored)  # humidity is 100·√U
+        return self._submit(f"humidity > {least:.6f}" if results else MATCHES_NOTHING)
+
+    def grow(self, stored: int, *ccqs: Ccq) -> None:
+        """Stores so many observations in all; returns when the caches of `ccqs` have them."""
+        self._bench.say(f"storing {stored:,} observations")
         missing, self._stored = stored - self._stored, stored
         batches = (
             observations(min(BATCH_ROWS, missing - start), self._generator)
             for start in range(0, missing, BATCH_ROWS)
         )
-        receipt = self._client.ingest(SCHEMA.name, batches, batch_rows=BATCH_ROWS)
+        receipt = self.client.ingest(SCHEMA.name, batches, batch_rows=BATCH_ROWS)
         self.reached = self.reached.join(receipt.reached)
+        for ccq in ccqs:
+            clusters.wait_cached(self.client, ccq.id, token=ccq.token, reached=self.reached)
+        time.sleep(SETTLE_S)
+
+    def compared(self, ccq: Ccq, wanted: int) -> tuple[int, Spread, Spread, Spread]:
+        """Labels, and seconds of a fetch of all, of the query asked again, of an empty fetch.
+
+        Raises:
+            AssertionError: there are not about `wanted` labels.
+        """
+        client, query = self.client, self._texts[ccq.id]
+        labels = len(client.query(SCHEMA.name, query))
+        if abs(labels - wanted) > TOLERANCE * wanted + SLACK * bool(wanted):
+            raise AssertionError(f"expected about {wanted:,} labels of {query!r}, got {labels:,}")
+        self._bench.say(f"fetching {labels:,} results, and asking again")
+        fetched, again, empty = in_turn(
+            lambda: self._fetch(ccq, labels),
+            lambda: client.query(SCHEMA.name, query),
+            lambda: self._fetch(self._nothing, 0),
+            runs=self._bench.sizes.runs,
+            run_s=RUN_S,
+        )
+        return labels, fetched, again, empty
+
+    def _submit(self, query: str) -> Ccq:
+        ccq = self.client.submit(SCHEMA.name, query, interval=INTERVAL, expiration=EXPIRATION)
+        self._texts[ccq.id] = query
+        return ccq
+
+    def _fetch(self, ccq: Ccq, labels: int) -> galileo.Update:
+        update = self.client.fetch(ccq.id, token=ccq.token)
+        if len(update.labels) != labels:
+            raise AssertionError(f"expected {labels:,} labels, got {len(update.labels):,}")
+        return update
 
 
 def observations(rows: int, generator: np.random.Generator) -> pa.Table:
@@ -108,50 +149,3 @@ def observations(rows: int, generator: np.random.Generator) -> pa.Table:
     return pa.table(
         columns | {name: np.round(values, DECIMALS) for name, values in features.items()}
     )
-
-
-def _figure(bench: Bench, client: Client, ccq: Ccq, stored: int, *, nothing: Ccq) -> Figure:
-    query = query_of(bench.sizes.growth_results, stored)
-    labels = len(client.query(SCHEMA.name, query))
-    if not 0.8 * bench.sizes.growth_results < labels < 1.2 * bench.sizes.growth_results:
-        raise AssertionError(f"expected about {bench.sizes.growth_results} labels, got {labels}")
-    fetched, again, empty = compared(
-        client, ccq, query, labels=labels, nothing=nothing, runs=bench.sizes.runs
-    )
-    peers = (Peer("the same query asked again", again), Peer("a fetch of nothing", empty))
-    name = f"fetch {labels:,} cached labels, {stored:,} stored"
-    return Figure(name, "s", fetched, peers, (Goal("at most", OF_A_QUERY, of_peer=True),))
-
-
-def compared(
-    client: Client, ccq: Ccq, query: str, *, labels: int, nothing: Ccq, runs: int
-) -> tuple[Spread, Spread, Spread]:
-    """Seconds of a fetch of all that `ccq` has cached, of `query`, and of a fetch of nothing.
-
-    Args:
-        client: of the cluster.
-        ccq: has cached as many `labels`.
-        query: its text.
-        labels: that fetch and query have to bring.
-        nothing: a continuous query that has found nothing.
-        runs: of each.
-    """
-
-    def fetch() -> galileo.Update:
-        update = client.fetch(ccq.id, token=ccq.token)
-        if len(update.labels) != labels:
-            raise AssertionError(f"expected {labels:,} labels, got {len(update.labels):,}")
-        return update
-
-    def fetch_nothing() -> None:
-        if len(client.fetch(nothing.id, token=nothing.token).labels):
-            raise AssertionError(f"expected nothing of {MATCHES_NOTHING}, got labels")
-
-    fetched, again, empty = in_turn(
-        fetch,
-        lambda: client.query(SCHEMA.name, query),
-        fetch_nothing,
-        runs=runs,
-        run_s=RUN_S,
-    )
-    return fetched, again, empty

@@ -8,27 +8,18 @@ results. Both are timed in turn in the hands of the same client, unpacked.
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import dataclass
 
 import numpy as np
-from benchmarks import clusters, fetch_growth, jobs
-from benchmarks.fetch_growth import EXPIRATION, INTERVAL, MATCHES_NOTHING, SETTINGS, SETTLE_S
+from benchmarks import fetch_growth, jobs
 from benchmarks.figures import Figure, digits
 from benchmarks.sizes import Bench
 from benchmarks.weather import SCHEMA
 
-import galileo
 from evaluation import plots
 from evaluation.page import Block, extent, picture, seconds, table, times
 from evaluation.plots import Axes, Line
 from evaluation.sizes import Sizes
-from galileo.client import Ccq, Client
-
-NODES = 3
-TOLERANCE = 0.3
-SLACK = 50
-"""Results more or less that a small query may have, since the weather is random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,50 +40,15 @@ class Retrieval:
 
 
 def measure_retrieval(sizes: Sizes, bench: Bench) -> Retrieval:
-    with (
-        clusters.cluster(bench.directory, nodes=NODES, settings=SETTINGS) as running,
-        clusters.warm_evaluator(running),
-    ):
-        client = running.client(timeout=clusters.PATIENCE)
-        client.create_dataset(SCHEMA)
-        asked = {wanted: _query(wanted, sizes.stored) for wanted in sizes.results}
-        standing = {wanted: _submit(client, query) for wanted, query in asked.items()}
-        nothing = _submit(client, MATCHES_NOTHING)
-        bench.say(f"storing {sizes.stored:,} observations")
-        store = fetch_growth.Store(client, seed=7)
-        store.grow(sizes.stored)
-        for ccq in standing.values():
-            clusters.wait_cached(client, ccq.id, token=ccq.token, reached=store.reached)
-        time.sleep(SETTLE_S)
+    with fetch_growth.opened(bench) as store:
+        ccqs = {wanted: store.submit(wanted, sizes.stored) for wanted in sizes.results}
+        store.grow(sizes.stored, *ccqs.values())
         points = []
-        for wanted, ccq in standing.items():
-            labels = _expected(client, asked[wanted], wanted)
-            bench.say(f"asking for {labels:,} results")
-            taken = fetch_growth.compared(
-                client, ccq, asked[wanted], labels=labels, nothing=nothing, runs=bench.sizes.runs
-            )
+        for wanted, ccq in ccqs.items():
+            labels, *taken = store.compared(ccq, wanted)
             continuous, standard, empty = (spread.values for spread in taken)
             points.append(Retrieved(labels, standard, continuous, empty))
-    return Retrieval(NODES, sizes.stored, tuple(points))
-
-
-def _query(wanted: int, stored: int) -> str:
-    return fetch_growth.query_of(wanted, stored) if wanted else MATCHES_NOTHING
-
-
-def _submit(client: Client, query: str) -> Ccq:
-    return client.submit(SCHEMA.name, query, interval=INTERVAL, expiration=EXPIRATION)
-
-
-def _expected(client: Client, query: str, wanted: int) -> int:
-    """The number of labels that are really found, which must be about what is wanted."""
-    labels = len(client.query(SCHEMA.name, query))
-    if abs(labels - wanted) > TOLERANCE * wanted + SLACK * bool(wanted):
-        raise AssertionError(f"expected about {wanted:,} labels of {query!r}, got {labels:,}")
-    return labels
-
-
-HISTORY_TOLERANCE = 0.2
+    return Retrieval(fetch_growth.NODES, sizes.stored, tuple(points))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,59 +79,28 @@ class History:
     points: tuple[Grown, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Cluster:
-    running: galileo.LocalCluster
-    client: Client
-    store: fetch_growth.Store
-    nothing: Ccq
-
-
 def measure_history(sizes: Sizes, bench: Bench) -> History:
     results, points = bench.sizes.growth_results, []
-    with (
-        clusters.cluster(bench.directory, nodes=NODES, settings=SETTINGS) as running,
-        clusters.warm_evaluator(running),
-    ):
-        client = running.client(timeout=clusters.PATIENCE)
-        client.create_dataset(SCHEMA)
-        standing = {
-            stored: _submit(client, fetch_growth.query_of(results, stored))
-            for stored in bench.sizes.growth
-        }
-        store = fetch_growth.Store(client, seed=7)
-        one = _Cluster(running, client, store, _submit(client, MATCHES_NOTHING))
-        for stored, ccq in standing.items():
-            points.append(_point(bench, one, ccq=ccq, stored=stored))
-            client.cancel(ccq.id)
-    return History(NODES, bench.sizes.tick_paths, tuple(points))
+    with fetch_growth.opened(bench) as store:
+        ccqs = {stored: store.submit(results, stored) for stored in bench.sizes.growth}
+        for stored, ccq in ccqs.items():
+            store.grow(stored, ccq)
+            labels, fetched, again, _ = store.compared(ccq, results)
+            job = _job(bench, store, seed=stored)
+            (scans,) = [peer.spread for peer in job.peers if peer.name == jobs.BARE]
+            runs = (spread.values for spread in (fetched, again, job.spread, scans))
+            points.append(Grown(stored, labels, *runs))
+            store.client.cancel(ccq.id)
+    return History(fetch_growth.NODES, bench.sizes.tick_paths, tuple(points))
 
 
-def _point(bench: Bench, one: _Cluster, *, ccq: Ccq, stored: int) -> Grown:
-    client, wanted = one.client, bench.sizes.growth_results
-    bench.say(f"storing {stored:,} observations")
-    one.store.grow(stored)
-    clusters.wait_cached(client, ccq.id, token=ccq.token, reached=one.store.reached)
-    time.sleep(SETTLE_S)
-    query = fetch_growth.query_of(wanted, stored)
-    labels = len(client.query(SCHEMA.name, query))
-    if abs(labels - wanted) > HISTORY_TOLERANCE * wanted:
-        raise AssertionError(f"expected about {wanted:,} labels, got {labels:,}")
-    bench.say("fetching, asking again, and looking at what is new")
-    runs = bench.sizes.runs
-    fetched, again, _ = fetch_growth.compared(
-        client, ccq, query, labels=labels, nothing=one.nothing, runs=runs
-    )
-    job = _job(bench, one, seed=stored)
-    (scans,) = [peer.spread for peer in job.peers if peer.name == jobs.BARE]
-    return Grown(stored, labels, fetched.values, again.values, job.spread.values, scans.values)
-
-
-def _job(bench: Bench, one: _Cluster, *, seed: int) -> Figure:
+def _job(bench: Bench, store: fetch_growth.Store, *, seed: int) -> Figure:
     """One for what is new since everything else."""
     news = fetch_growth.observations(bench.sizes.tick_paths, np.random.default_rng(seed))
-    after = one.client.query(SCHEMA.name, MATCHES_NOTHING).frontier
-    return jobs.of_news(one.running, one.client, bench, news=news, after=after, dataset=SCHEMA.name)
+    after = store.client.query(SCHEMA.name, fetch_growth.MATCHES_NOTHING).frontier
+    return jobs.of_news(
+        store.running, store.client, bench, news=news, after=after, dataset=SCHEMA.name
+    )
 
 
 def tell_retrieval(taken: Retrieval) -> Block:
