@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -112,9 +111,12 @@ def _work(
     """Seconds of all calls of so many clients, spread over processes; any error is one here."""
     shares = [min(CLIENTS_PER_PROCESS, clients - n) for n in range(0, clients, CLIENTS_PER_PROCESS)]
     took: dict[str, list[float]] = defaultdict(list)
+    words = (running.addresses[0], DATASET)
     with contextlib.ExitStack() as stack:
         processes = [
-            stack.enter_context(_worker(running, share, seconds=seconds, seed=100 * number))
+            stack.enter_context(
+                clusters.child("benchmarks.clients", *words, share, seconds, 100 * number)
+            )
             for number, share in enumerate(shares)
         ]
         stack.enter_context(watch or contextlib.nullcontext())
@@ -132,28 +134,6 @@ def _work(
             for name, values in report["took"].items():
                 took[name] += values
     return took
-
-
-@contextlib.contextmanager
-def _worker(
-    running: galileo.LocalCluster, clients: int, *, seconds: float, seed: int
-) -> Iterator[subprocess.Popen[str]]:
-    """A process of clients that are ready."""
-    words = (running.addresses[0], DATASET, str(clients), str(seconds), str(seed))
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.clients", *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            if process.stdout.readline().strip() != READY:
-                raise AssertionError("expected clients to get ready, they failed")
-            yield process
-        except BaseException:
-            process.kill()
-            raise
 
 
 @contextlib.contextmanager
@@ -177,7 +157,6 @@ def _probing(client: galileo.Client) -> Iterator[list[float]]:
         thread.join()
 
 
-READY = "ready"
 INGEST_ROWS = 500
 INTERVAL, EXPIRATION = "1s", "1h"
 WARM = "temperature > 300"
@@ -267,7 +246,7 @@ def _expect(wanted: int, got: int) -> None:
 def main(address: str, dataset: str, clients: int, seconds: float, seed: int) -> None:
     connected = [galileo.connect(address, timeout="30s") for _ in range(clients)]
     workers = [Worker(c, dataset, seed=seed + n) for n, c in enumerate(connected)]
-    print(READY, flush=True)
+    print(clusters.READY, flush=True)
     sys.stdin.readline()
     threads = [threading.Thread(target=worker.work, args=(seconds,)) for worker in workers]
     for thread in threads:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ DATASET = "nam"
 FIRST_HOUR = "T_BEFORE(datetime, TIMESTAMP('2014-03-01T01:00:00Z'))"
 SMALL = f"S_INTERSECTS(geometry, BBOX(-105, 38, -102, 41)) AND {FIRST_HOUR}"
 START = "2014-03-01T00:00:00Z"
+READY = "ready"
 PATIENCE = "60s"
 CACHED_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 15.0
@@ -130,6 +133,25 @@ def end(process: psutil.Process) -> None:
         for one in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
+
+
+@contextlib.contextmanager
+def child(module: str, *words: object) -> Iterator[subprocess.Popen[str]]:
+    """A program of `scripts` in a process of its own, which has printed `READY`."""
+    with subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, words)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            if process.stdout.readline().strip() != READY:
+                raise AssertionError(f"expected {module} to get ready, it failed")
+            yield process
+        except BaseException:
+            process.kill()
+            raise
 
 
 def wait_whole(client: Client) -> None:

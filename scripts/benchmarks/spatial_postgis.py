@@ -45,6 +45,7 @@ RING = ((-110.5, 35), (-99.5, 33.5), (-96, 40), (-104, 45.5), (-111, 41.5), (-11
 CENTRE = (-105.0, 40.0)
 RADII_M = (50_000, 200_000)
 RUN_S = 0.05
+POINTS = 1_000_000
 PLACES = 400
 """Different places of a question that is asked anew; far more than a node keeps the covers of."""
 FASTER = Goal("at most", 1.0, of_peer=True)
@@ -153,13 +154,13 @@ class Sides:
     here: InProcess
 
 
-def measure(bench: Bench, *, points: int = 1_000_000) -> Iterator[Figure]:
+def measure(bench: Bench) -> Iterator[Figure]:
     """Figures of each question, Galileo's time beside PostGIS's.
 
     Raises:
         NotInstalled: PostGIS or the driver is not installed.
     """
-    table = world(points)
+    table = world(POINTS)
     with sides(bench, table) as both:
         for question in QUESTIONS:
             yield from asked(question, both, bench=bench)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -99,7 +98,6 @@ def _one(value: float) -> Spread:
 
 
 NOTHING = "temperature < 0"
-BEGINS = "begins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ class Read:
 
 def read(address: str, dataset: str, how: str) -> Read:
     """The answer, read by a fresh process."""
-    with _reader(address, dataset, how) as process:
+    with clusters.child("benchmarks.streaming", address, dataset, how) as process:
         output, _ = process.communicate()
         if process.returncode:
             raise AssertionError(f"a reader ended with status {process.returncode}")
@@ -124,32 +122,17 @@ def read(address: str, dataset: str, how: str) -> Read:
 @contextlib.contextmanager
 def reading_on(address: str, dataset: str) -> Iterator[None]:
     """Beside it a fresh process reads the answer in batches, over and over."""
-    with _reader(address, dataset, "forever") as process:
+    with clusters.child("benchmarks.streaming", address, dataset, "forever") as process:
         yield
         if process.poll() is not None:
             raise AssertionError(f"a reader ended with status {process.returncode}")
         process.terminate()
 
 
-@contextlib.contextmanager
-def _reader(address: str, dataset: str, how: str) -> Iterator[subprocess.Popen[str]]:
-    """A reader that has begun, and has ended behind the block."""
-    words = [sys.executable, "-m", "benchmarks.streaming", address, dataset, how]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        if process.stdout.readline().strip() != BEGINS:
-            raise AssertionError("expected a reader to begin, it failed")
-        try:
-            yield process
-        except BaseException:
-            process.kill()
-            raise
-
-
 def main(address: str, dataset: str, how: str) -> None:
     with galileo.connect(address) as client:
         client.query(dataset, NOTHING)
-        print(BEGINS, flush=True)
+        print(clusters.READY, flush=True)
         while how == "forever":
             sum(_counts(client, dataset, "batches"))
         with Growth(os.getpid()) as growth:

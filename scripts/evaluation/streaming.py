@@ -8,14 +8,11 @@ that is new. A block is one observation: a grid point of a made-up forecast at o
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 
@@ -98,13 +95,8 @@ def _stream(sizes: Sizes, bench: Bench, *, running: galileo.LocalCluster, blocks
         for number, interval_s in enumerate(sizes.stream_intervals_s)
     ]
     threads = [threading.Thread(target=reader.run, daemon=True) for reader in readers]
-    with _source(
-        running.addresses[0],
-        dataset,
-        blocks=blocks,
-        seconds=sizes.stream_s,
-        stride=bench.sizes.stride,
-    ) as process:
+    words = (running.addresses[0], dataset, blocks, sizes.stream_s, bench.sizes.stride)
+    with clusters.child("evaluation.streaming", *words) as process:
         for thread in threads:
             thread.start()
         output, _ = process.communicate("go\n")
@@ -194,7 +186,6 @@ class _Reader:
 
 BATCHES_PER_S = 10
 AT_ONCE = 4
-READY = "ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,28 +195,6 @@ class Sent:
     blocks: int
     took_s: float
     reached: dict[int, int]
-
-
-@contextlib.contextmanager
-def _source(
-    address: str, dataset: str, *, blocks: int, seconds: float, stride: int
-) -> Iterator[subprocess.Popen[str]]:
-    """A source that is ready; it starts with a line, and has ended behind the block."""
-    words = [address, dataset, str(blocks), str(seconds), str(stride)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "evaluation.streaming", *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            if process.stdout.readline().strip() != READY:
-                raise AssertionError("expected a source of blocks, it failed")
-            yield process
-        except BaseException:
-            process.kill()
-            raise
 
 
 def _sent(line: str) -> Sent:
@@ -240,7 +209,7 @@ def main(address: str, dataset: str, blocks: int, seconds: float, stride: int) -
     edges = [blocks * number // batches for number in range(batches + 1)]
     with galileo.connect(address, timeout=clusters.PATIENCE) as client:
         client.schema(dataset)
-        print(READY, flush=True)
+        print(clusters.READY, flush=True)
         sys.stdin.readline()
         started = time.monotonic()
 

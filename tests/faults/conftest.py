@@ -2,7 +2,7 @@
 
 The mark has the scenario's name, the row of the table of faults that it belongs to, and:
 
-- `needs`: of the machine; the test is skipped where one is missing.
+- `needs`: of the machine, if anything; the test is skipped where one is missing.
 - `rounds`: how often the fault occurs where `--rounds` does not say.
 - `holds`: what happens and what must hold, in a sentence.
 - `lasting`: whether its rounds go on for a share of `--minutes`.
@@ -73,7 +73,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def trial(request: pytest.FixtureRequest, seed: int) -> Iterator[Trial]:
     scenario = request.node.get_closest_marker("fault").kwargs
-    if (missing := first_missing(scenario["needs"])) is not None:
+    if (missing := first_missing(scenario.get("needs", ()))) is not None:
         pytest.skip(missing)
     rounds, lasts_s = scenario.get("quick", 0), 0.0
     if is_chaos(request.config):

@@ -24,7 +24,6 @@ from fault_injection.bystanders import (
     weighed,
 )
 from fault_injection.ledger import numbered
-from fault_injection.requirements import SIGNALS
 from fault_injection.trial import Trial
 
 from galileo.cluster import LocalCluster
@@ -216,7 +215,6 @@ BOMBS = (
 @pytest.mark.fault(
     "bombs",
     "bombs",
-    needs=(SIGNALS,),
     rounds=1,
     holds="small things that would become large (gzip, lz4, zstd, zip, protobuf, nesting): each "
     f"is refused within {OVER_MIB_MAX} MiB and {TAKES_MAX_S:.0f} s, and another client is served",

@@ -10,7 +10,6 @@ import pytest
 from fault_injection.ccq_readers import WatchReader
 from fault_injection.ccq_world import World, ccq_world, wait_for_updates
 from fault_injection.nodes import wait_until
-from fault_injection.requirements import SIGNALS
 from fault_injection.trial import Trial
 
 from galileo.client import Client
@@ -34,7 +33,6 @@ anything that was measured."""
 @pytest.mark.fault(
     "rolling-restart",
     "nodes restarted, replaced, added",
-    needs=(SIGNALS,),
     rounds=1,
     lasting=True,
     holds=f"each node in turn drained, stopped with SIGTERM and started again: {HOLDS}",
@@ -53,7 +51,6 @@ def test_rolling_restart(trial: Trial) -> None:
 @pytest.mark.fault(
     "node-replacement",
     "nodes restarted, replaced, added",
-    needs=(SIGNALS,),
     rounds=1,
     lasting=True,
     holds="each node in turn drained, stopped and started at another address with a copy of its "
@@ -133,7 +130,6 @@ KILLED = 0.75
 @pytest.mark.fault(
     "node-addition",
     "nodes restarted, replaced, added",
-    needs=(SIGNALS,),
     rounds=6,
     lasting=True,
     holds="a node is added, the others restarted one by one so that they know it, and partitions "

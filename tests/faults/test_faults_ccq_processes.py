@@ -13,7 +13,6 @@ from typing import Literal, TypeAlias
 import psutil
 import pytest
 from fault_injection.ccq_world import World, ccq_world, wait_for_updates
-from fault_injection.requirements import SIGNALS
 from fault_injection.trial import Trial
 
 from galileo.local_node import LocalNode
@@ -170,7 +169,6 @@ Fault = tuple[Literal["kill", "pause"], Victim]
 @pytest.mark.fault(
     "ccq-kills",
     "crash",
-    needs=(SIGNALS,),
     rounds=6,
     lasting=True,
     holds=f"SIGKILL of coordinator, other node, evaluator, JVM, Spark worker and client: {HOLDS}",
@@ -182,7 +180,6 @@ def test_ccq_kills(trial: Trial) -> None:
 @pytest.mark.fault(
     "ccq-pauses",
     "pause past the timeout, then wake",
-    needs=(SIGNALS,),
     rounds=6,
     lasting=True,
     holds=f"the same stopped for longer than the failure detector waits, and continued: {HOLDS}",
@@ -194,7 +191,6 @@ def test_ccq_pauses(trial: Trial) -> None:
 @pytest.mark.fault(
     "ccq-storm",
     "crash",
-    needs=(SIGNALS,),
     rounds=12,
     lasting=True,
     holds=f"both, in random order: {HOLDS}",

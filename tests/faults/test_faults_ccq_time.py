@@ -16,7 +16,7 @@ from fault_injection.ccq_world import (
 )
 from fault_injection.clocks import READ_AGAIN_S, WallClock
 from fault_injection.proxies import Proxies, proxied
-from fault_injection.requirements import CLOCKS, SIGNALS
+from fault_injection.requirements import CLOCKS
 from fault_injection.trial import Trial
 
 from galileo.client import Ccq
@@ -109,7 +109,6 @@ Fault = Callable[[Trial, Proxies], None]
 @pytest.mark.fault(
     "delays",
     "delay, reorder",
-    needs=(SIGNALS,),
     rounds=4,
     lasting=True,
     holds=f"what passes between processes comes up to 0.8 s late and overtakes: {HOLDS}, later, "
@@ -125,7 +124,6 @@ def test_delays(trial: Trial) -> None:
 @pytest.mark.fault(
     "lost-answers",
     "retry storm",
-    needs=(SIGNALS,),
     rounds=5,
     lasting=True,
     holds=f"requests arrive, answers do not, and are sent again: {HOLDS}, and nothing is "

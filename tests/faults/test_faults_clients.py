@@ -10,7 +10,6 @@ from fault_injection.ccq_readers import FetchReader
 from fault_injection.ledger import Ledger, Producer, numbered, numbered_schema
 from fault_injection.nodes import DATASET, PATIENCE
 from fault_injection.proxies import proxied
-from fault_injection.requirements import SIGNALS
 from fault_injection.stream import Stream
 from fault_injection.trial import Trial
 
@@ -28,7 +27,6 @@ STREAMED_S, DRAIN_S = 3.0, 120.0
 @pytest.mark.fault(
     "retry-storm",
     "retry storm",
-    needs=(SIGNALS,),
     rounds=6,
     quick=1,
     holds=f"the answers to {PRODUCERS} producers are dropped again and again, and all send again: "
@@ -61,7 +59,6 @@ def test_retry_storm(trial: Trial) -> None:
 @pytest.mark.fault(
     "two-producers",
     "two producers with one name",
-    needs=(SIGNALS,),
     rounds=3,
     quick=1,
     holds="two clients send different batches under one producer's name: no batch of both is "
@@ -124,7 +121,6 @@ def _judge_names(trial: Trial, client: Client, dataset: str, outcomes: list[list
 @pytest.mark.fault(
     "two-readers",
     "two readers with one token",
-    needs=(SIGNALS,),
     rounds=2,
     holds="two readers begin with one token: each is handed every label once, in order",
 )

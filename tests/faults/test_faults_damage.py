@@ -18,7 +18,6 @@ from fault_injection.damage import (
 )
 from fault_injection.ledger import Ledger
 from fault_injection.nodes import MERGING, PATIENCE, SMALL_FILES, one_node, send, wait_until
-from fault_injection.requirements import SIGNALS
 from fault_injection.trial import Trial
 
 from galileo.cluster import LocalCluster
@@ -34,7 +33,6 @@ KINDS = ("sealed", "merged", "last", "schema", "epoch", "placement")
 @pytest.mark.fault(
     "torn-tail",
     "damage",
-    needs=(SIGNALS,),
     rounds=120,
     quick=1,
     holds="the last frame of a partition cut off at any byte: everything before it is there, "
@@ -90,7 +88,6 @@ def _compare_torn(
 @pytest.mark.fault(
     "bit-flips",
     "damage",
-    needs=(SIGNALS,),
     rounds=240,
     quick=18,
     holds="a flipped byte anywhere in any kind of file: found by verify, refused by the node, "

@@ -32,7 +32,6 @@ from fault_injection.bystanders import (
     repeated,
     weighed,
 )
-from fault_injection.requirements import SIGNALS
 from fault_injection.trial import Trial
 
 from galileo.cluster import LocalCluster, free_ports
@@ -137,7 +136,6 @@ def scenarios(floods: tuple[Flood, ...], *, of: str = "", server: str = "the nod
         mark = pytest.mark.fault(
             f"flood-{of}{flood.kind.replace('_', '-')}",
             flood.row,
-            needs=(SIGNALS,),
             rounds=1,
             holds=f"{flood.does}: {holds}",
         )

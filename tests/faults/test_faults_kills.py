@@ -25,7 +25,7 @@ from fault_injection.nodes import (
     wait_acknowledged,
     wait_until,
 )
-from fault_injection.requirements import ATTACHING, SIGNALS
+from fault_injection.requirements import ATTACHING
 from fault_injection.trial import Trial
 
 from galileo.client import Client
@@ -43,7 +43,6 @@ LIFE_S = (0.0, 1.0)
 @pytest.mark.fault(
     "kill",
     "crash",
-    needs=(SIGNALS,),
     rounds=10,
     quick=1,
     holds="SIGKILL at random moments of ingest and merging: everything acknowledged is there, once",

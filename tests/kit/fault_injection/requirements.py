@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 import subprocess
 import sys
@@ -85,11 +84,6 @@ def loop_disk_missing() -> str | None:
             return str(error)
 
 
-def _signals_missing() -> str | None:
-    return None if os.name == "posix" else "the operating system has no SIGKILL"
-
-
-SIGNALS = Need("signals", _signals_missing)
 STRACE = Need("strace", strace_missing)
 ATTACHING = Need("strace of running processes", attaching_missing)
 MEMORY_DISK = Need("small file system", memory_disk_missing)
