@@ -174,7 +174,7 @@ def measure_recovery(bench: Bench) -> Iterator[Figure]:
             1,
             place,
             partitions_per_group=weather.PARTITIONS,
-            settings={"storage": {"merge": False}},
+            settings={"storage": {"compaction": False}},
         )
         directory = place / cluster.nodes[0].name
         bench.say(f"writing {commits:,} commits of {rows:,} paths{', merged' if merged else ''}")
@@ -213,7 +213,7 @@ def _read_s(directory: Path) -> float:
 def _recovery_s(directory: Path, paths: int) -> float:
     started = time.perf_counter()
     with Store.open(directory, wall=time.time) as store, ThreadPoolExecutor(1) as executor:
-        catalog = Catalog(store, executor=executor, commits_waiting_max=1)
+        catalog = Catalog(store, executor=executor, commit_queue_max=1)
         taken = time.perf_counter() - started
         found = catalog.shard(weather.SCHEMA.name).graph.count()
     if found != paths:

@@ -54,13 +54,13 @@ def measure_freshness(sizes: Sizes, bench: Bench) -> Freshness:
 @dataclass(frozen=True, slots=True)
 class Failover:
     """Attributes:
-    dead_after_s: what the failure detector waits.
+    failure_timeout_s: what the failure detector waits.
     interval_s: of the query.
     taken_s: of each kill, until an answer has what was ingested right after it.
     """
 
     nodes: int
-    dead_after_s: float
+    failure_timeout_s: float
     interval_s: float
     taken_s: tuple[float, ...]
 
@@ -128,7 +128,7 @@ def _quantile(values: Sequence[float], share: float) -> float:
 def tell_failover(taken: Failover) -> Block:
     kills = len(taken.taken_s)
     axes = Axes(f"{kills} kills of a coordinator", "s until an answer has what came later", "%")
-    marked = {"what the failure detector waits": taken.dead_after_s}
+    marked = {"what the failure detector waits": taken.failure_timeout_s}
     p95 = quantity(_quantile(taken.taken_s, 0.95), "s")
     return Block(
         [
@@ -140,8 +140,8 @@ def tell_failover(taken: Failover) -> Block:
             "",
             picture("paper-failover.svg", "Share of kills by the time until the next answer"),
             "",
-            f"The failure detector waits {taken.dead_after_s:g} s after a node's last heartbeat; "
-            "election, first cycle and the reader's way to the new coordinator are the rest.",
+            f"The failure detector waits {taken.failure_timeout_s:g} s after a node's last "
+            "heartbeat; election, first cycle and the reader's way to the new coordinator are the rest.",
         ],
         {"paper-failover.svg": lambda: plots.steps(axes, taken.taken_s, marked=marked)},
         [

@@ -301,8 +301,8 @@ def _simulated(taken: Simulated) -> list[str]:
         f"single node did above. {quantity(taken.rows_per_s, 'observations/s')} come in, with "
         f"which a single node would be busy for {digits(100 * taken.busy_share)} % of its time. "
         f"The update interval is {taken.interval_s:g} s and the failure detector waits "
-        f"{taken.dead_after_s:g} s. {len(taken.points[0].submitted_s)} worlds for each number of "
-        "nodes.",
+        f"{taken.failure_timeout_s:g} s. {len(taken.points[0].submitted_s)} worlds for each "
+        "number of nodes.",
         "",
         *table(head, rows, left=0),
         "",

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from fuzzing.targets import Target
 from galileo.cursor import Cursor
-from galileo.errors import Bug, InputError, QuerySyntaxError
+from galileo.errors import InputError, InternalError, QuerySyntaxError
 from galileo.geo import cover, geohash, regions
 from galileo.labels import level_texts, level_value, parse_label
 from galileo.model.retention import Retention, VersionedRetention
@@ -304,7 +304,7 @@ def _http(data: bytes) -> None:
     except Refused as refusal:
         raise InputError(refusal.text) from None
     if not isinstance(wanted, QueryRequest | DescriptionRequest):
-        raise Bug(f"understood {wanted!r}")
+        raise InternalError(f"understood {wanted!r}")
 
 
 def _https() -> Iterator[bytes]:

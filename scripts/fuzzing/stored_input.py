@@ -21,7 +21,7 @@ from fuzzing.targets import Target
 from galileo.ccq import pack_codec
 from galileo.ccq.packs import pack_labels
 from galileo.cursor import Cursor
-from galileo.errors import DataDamaged, InputError
+from galileo.errors import CorruptData, InputError
 from galileo.labels import from_ipc, to_ipc
 from galileo.model import paths as model_paths
 from galileo.model.schema import Feature, Schema
@@ -264,7 +264,7 @@ def _record_batches() -> Iterator[bytes]:
     batches.save({"a": b"one", "b.c": b"", "d": b"\0" * 20})
     found = MetadataFiles(directory, _NO_WAIT).load(f"{1:016d}")
     if found is None:
-        raise DataDamaged("expected the batch that was written")
+        raise CorruptData("expected the batch that was written")
     yield found
 
 

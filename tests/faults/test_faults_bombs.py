@@ -220,7 +220,7 @@ BOMBS = (
     f"is refused within {OVER_MIB_MAX} MiB and {TAKES_MAX_S:.0f} s, and another client is served",
 )
 def test_bombs(trial: Trial) -> None:
-    settings = {"samplers": {"sent": "contained"}}
+    settings = {"samplers": {"uploads": "sandboxed"}}
     with LocalCluster(1, 1, trial.directory / "cluster", settings=settings) as cluster:
         fill(cluster.client(timeout=PATIENCE), ROWS)
         for _ in trial.each_round():

@@ -155,7 +155,7 @@ VICTIMS = (
 
 
 PAUSE_S = (3.0, 6.0)
-"""Longer than `membership.dead_after_s`."""
+"""Longer than `membership.failure_timeout_s`."""
 LONG_PAUSE_S, LONG_PAUSES = 20.0, 0.1
 """Longer than an evaluator may be silent before it is replaced; and how many of the pauses."""
 CALM_S = (0.5, 3.0)

@@ -98,7 +98,7 @@ def _end(trial: Trial, world: World, short: Ccq) -> None:
 
 DELAYED_S = (4.0, 8.0)
 DELAYS_S = ((0.0, 0.05), (0.05, 0.3), (0.0, 0.8))
-"""Least and most; below `membership.dead_after_s`, beyond which silence means death."""
+"""Least and most; below `membership.failure_timeout_s`, beyond which silence means death."""
 SILENT_S = (0.2, 3.0)
 CALM_S = (0.5, 2.0)
 UPDATES_S = 300.0
