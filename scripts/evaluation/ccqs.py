@@ -141,7 +141,8 @@ def tell_failover(taken: Failover) -> Block:
             picture("paper-failover.svg", "Share of kills by the time until the next answer"),
             "",
             f"The failure detector waits {taken.failure_timeout_s:g} s after a node's last "
-            "heartbeat; election, first cycle and the reader's way to the new coordinator are the rest.",
+            "heartbeat; election, first cycle and the reader's way to the new coordinator are the "
+            "rest.",
         ],
         {"paper-failover.svg": lambda: plots.steps(axes, taken.taken_s, marked=marked)},
         [
