@@ -1,4 +1,4 @@
-"""Galileo: a geospatial time-series store that keeps standing questions answered.
+"""Galileo: a store for geospatial time series with continuous queries.
 
 The public names load on first use, so that importing the package costs nothing in the
 processes (nodes, Spark's Python workers, the command line) that need only a part of it.

@@ -1,4 +1,4 @@
-"""Writes docs/commands.md from the command line itself; `--check` only compares."""
+"""Writes docs/commands from the command line itself; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -22,56 +22,99 @@ from galileo.cli.output import (
     EXIT_TRANSIENT,
 )
 
-TARGET = Path(__file__).parents[1] / "docs" / "commands.md"
+TARGET = Path(__file__).parents[1] / "docs" / "commands"
 
 NO_REWRAP = "\b"
 NO_REFERENCE = frozenset({"help", "version"})
 WRITTEN_DEFAULT = re.compile(r"\s*\[default: (.*)\]$")
 DOCUMENT = re.compile(r"\bdocs/([a-z]+\.md)")
 
+PAGES = {
+    "data": ("Commands for data", "create datasets drop ingest retention"),
+    "queries": (
+        "Commands for queries",
+        "query read count nearest summarise drill estimate explain sparql",
+    ),
+    "continuous": ("Commands for continuous queries", "ccq"),
+    "samplers": ("Commands for samplers", "sampler"),
+    "cluster": (
+        "Commands for clusters",
+        "up status top doctor whoami topology move drain backup restore verify",
+    ),
+    "nodes": ("Commands for the setup of nodes", "serve evaluator config certs token completion"),
+}
+"""A title and commands, by page. Commands of none are on the page "other"."""
+
+WRITTEN = "*Written by `scripts/command_reference.py` from the commands themselves; do not edit.*"
 INTRODUCTION = f"""\
-# Commands
+The options of `galileo` itself may stand before or after every command. Options that you leave out
+come from the environment (`GALILEO_NODE`, `GALILEO_TOKEN_FILE`, `GALILEO_TOKEN`, `GALILEO_TLS`),
+then from the [profile](../client.md#profiles). Name one node or several: the client learns the
+addresses of the others from the first that answers.
 
-*Written by `scripts/command_reference.py` from the commands themselves; do not edit.*
-
-The options of `galileo` itself may stand before or after every command. What they leave open
-comes from the environment (`GALILEO_NODE`, `GALILEO_TOKEN_FILE`, `GALILEO_TOKEN`, `GALILEO_TLS`),
-then from the [profile](client.md#profiles). One node is enough; the others are learnt from it.
-
-With `--json` the result is one JSON value on standard output, one for each update with
-`ccq watch`, one for each file with `ingest`; an error is
-`{{"error": {{"kind", "message", "details"}}}}` on standard error.
+With `--json` the result is one JSON value on standard output; `ccq watch` prints one for each
+update, `ingest` one for each file. An error is `{{"error": {{"kind", "message", "details"}}}}` on
+standard error.
 
 On a terminal, a table shows as many columns as fit, the most important first; `--wide` shows all,
 and so does a pipe. Control characters in stored texts are printed escaped, such as `\\x1b`.
 
 A duration is `250ms`, `10s`, `2m`, `1h30m`, `7d`, `1 hour` or `10y`; a plain number is seconds.
 
+## Exit status
+
 | exit status | meaning |
 |---|---|
-| 0 | done |
+| 0 | success |
 | 1 | any other error |
 | {EXIT_INPUT} | fix the input |
-| {EXIT_TRANSIENT} | nothing is wrong with the request: try again |
-| {EXIT_TERMINAL} | the continuous query, or the data, has ended |
-| {EXIT_INCOMPLETE} | a complete answer is required, and nodes are unreachable |
+| {EXIT_TRANSIENT} | the request is valid: try again later |
+| {EXIT_TERMINAL} | the continuous query has ended, or the data is deleted |
+| {EXIT_INCOMPLETE} | a complete answer was required, and nodes are unreachable |
 | {EXIT_INTERNAL} | a bug, or a broken disk |
 | {EXIT_INTERRUPTED} | Ctrl-C |
 | {EXIT_PIPE} | the reader of a pipe has ended, as in `galileo read … \\| head -1`; no message |
 
-[Errors](errors.md) lists the kinds.
+[Errors](../errors.md) lists the kinds of errors.
 """
 
 
-def reference() -> str:
-    """The whole page."""
+def pages() -> dict[str, str]:
+    """The text of each page, by the name of its file."""
     context = click.Context(galileo, info_name="galileo")
-    parts = [INTRODUCTION, *_section(context)]
-    return "\n".join(parts)
+    listed = {file: (title, names.split()) for file, (title, names) in PAGES.items()}
+    paged = {name for _, names in listed.values() for name in names}
+    if rest := sorted(galileo.commands.keys() - paged):
+        listed["other"] = ("Other commands", rest)
+    texts = {"README.md": "\n".join(_index(context, listed))}
+    for file, (title, names) in listed.items():
+        sections = [part for name in names for part in _section(_below(context, name))]
+        texts[f"{file}.md"] = "\n".join([f"# {title}\n", f"{WRITTEN}\n", *sections])
+    return texts
+
+
+def _index(context: click.Context, listed: dict[str, tuple[str, list[str]]]) -> Iterator[str]:
+    """The page of what all commands share, with a link to each command."""
+    yield f"# Commands\n\n{WRITTEN}\n"
+    yield "| commands | |\n|---|---|"
+    for file, (title, names) in listed.items():
+        links = ", ".join(f"[`{name}`]({file}.md#galileo-{name})" for name in names)
+        yield f"| [{title}]({file}.md) | {links} |"
+    yield f"\n{INTRODUCTION}"
+    yield from _section(context)
+
+
+def _below(context: click.Context, name: str) -> click.Context:
+    """The context of a command below another."""
+    assert isinstance(context.command, click.Group)
+    command = context.command.get_command(context, name)
+    if command is None:
+        raise LookupError(f"there is no command {name} any more; drop it from PAGES")
+    return click.Context(command, info_name=name, parent=context)
 
 
 def _section(context: click.Context) -> Iterator[str]:
-    """One command, then those below it, by name."""
+    """One command, then those below it, by name; of `galileo` itself only its own options."""
     command = context.command
     yield f"## {context.command_path}\n"
     text, example = _texts(command)
@@ -84,11 +127,9 @@ def _section(context: click.Context) -> Iterator[str]:
     rows = [_row(one) for one in options if one.get_help_record(context) is not None]
     if rows := [row for row in rows if row]:
         yield "\n".join(["| option | default | meaning |", "|---|---|---|", *rows]) + "\n"
-    if isinstance(command, click.Group):
+    if isinstance(command, click.Group) and context.parent is not None:
         for name in sorted(command.list_commands(context)):
-            below = command.get_command(context, name)
-            assert below is not None
-            yield from _section(click.Context(below, info_name=name, parent=context))
+            yield from _section(_below(context, name))
 
 
 def _texts(command: click.Command) -> tuple[str, str]:
@@ -128,21 +169,26 @@ def _meaning(option: click.Option) -> str:
 
 
 def _linked(text: str) -> str:
-    return DOCUMENT.sub(r"[\g<0>](\1)", text)
+    return DOCUMENT.sub(r"[\g<0>](../\1)", text)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     given = parser.parse_args()
-    text = reference()
-    if not given.check:
-        TARGET.write_text(text)
+    wanted = pages()
+    there = {path.name: path.read_text() for path in TARGET.glob("*.md")}
+    if wanted == there:
         return 0
-    if TARGET.exists() and TARGET.read_text() == text:
-        return 0
-    print(f"{TARGET} is not current: run scripts/command_reference.py", file=sys.stderr)
-    return 1
+    if given.check:
+        print(f"{TARGET} is not current: run scripts/command_reference.py", file=sys.stderr)
+        return 1
+    TARGET.mkdir(exist_ok=True)
+    for name in there.keys() - wanted.keys():
+        (TARGET / name).unlink()
+    for name, text in wanted.items():
+        (TARGET / name).write_text(text)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The demo's polygon and its map."""
+"""The polygon and the map of the demo."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ import shapely
 mpl.use("Agg")
 
 from matplotlib import pyplot as plt
+from PIL import Image
 
 BACKGROUND_POINTS_MAX = 40_000
+COLOURS = 96
+"""Palette size of the picture, which keeps the file small."""
 
 
 def middle_polygon(frame: pd.DataFrame) -> list[tuple[float, float]]:
@@ -30,7 +33,7 @@ def middle_polygon(frame: pd.DataFrame) -> list[tuple[float, float]]:
 
 
 def inside(frame: pd.DataFrame, polygon: Sequence[tuple[float, float]]) -> npt.NDArray[np.bool_]:
-    """Which points the polygon holds, counted by GEOS alone."""
+    """Whether each row lies in the polygon or on its edge, decided by GEOS alone."""
     area = shapely.Polygon(polygon)
     flags: npt.NDArray[np.bool_] = shapely.intersects_xy(
         area, frame["longitude"].to_numpy(), frame["latitude"].to_numpy()
@@ -46,12 +49,12 @@ def draw(
     title: str,
     path: Path,
 ) -> None:
-    """All points in grey, what was found in colour, the polygon around it."""
+    """Draws all points in grey, the points of `rows` in colour, and the polygon around them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     step = max(1, len(frame) // BACKGROUND_POINTS_MAX)
     background = frame.iloc[::step]
-    figure, axes = plt.subplots(figsize=(10, 6.5), layout="constrained")
-    axes.scatter(background["longitude"], background["latitude"], s=2, c="#dddddd", linewidths=0)
+    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    axes.scatter(background["longitude"], background["latitude"], s=2, c="#cccccc", linewidths=0)
     drawn = axes.scatter(
         rows.column("longitude").to_numpy(),
         rows.column("latitude").to_numpy(),
@@ -63,6 +66,9 @@ def draw(
     axes.plot(*zip(*polygon, strict=True), color="black", linewidth=1.2)
     figure.colorbar(drawn, label="temperature (K)", shrink=0.8)
     axes.set(xlabel="longitude (°)", ylabel="latitude (°)", aspect=1.2)
-    axes.set_title(f"{rows.num_rows:,} sampled observations with {title} inside the polygon")
-    figure.savefig(path, dpi=130)
+    axes.set_title(f"{rows.num_rows:,} observations with {title} in the polygon (a sample)")
+    figure.savefig(path, dpi=110)
     plt.close(figure)
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(COLOURS)
+    small.save(path, optimize=True)

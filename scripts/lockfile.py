@@ -1,8 +1,11 @@
-"""What scripts/lock and scripts/check need to know about requirements.lock.
+"""What scripts/lock and scripts/check need to know about the two lock files.
 
-lockfile.py inputs   requirements to resolve beside those of pyproject.toml
-lockfile.py header   the comment on top, with the fingerprint of what was resolved
-lockfile.py check    fails when pyproject.toml has changed since
+lockfile.py inputs FILE   requirements to resolve, in addition to those of the extra `dev`
+lockfile.py header FILE   the comment on top, with the fingerprint of what was resolved
+lockfile.py check         fails when pyproject.toml has changed since the files were written
+
+`requirements.lock` has everything that Galileo and its tests need, `requirements-docs.lock` what
+`scripts/docs` needs: those packages would make each installation slower.
 """
 
 from __future__ import annotations
@@ -12,12 +15,18 @@ import json
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
-LOCK = ROOT / "requirements.lock"
+MAIN = "requirements.lock"
+DOCS = "requirements-docs.lock"
+PURPOSES = {
+    MAIN: "everything that Galileo and its tests need",
+    DOCS: "what scripts/docs needs to build the site",
+}
 FINGERPRINT = "# fingerprint of the dependencies in pyproject.toml: "
 
-BESIDE = (
+ADDITIONAL = (
     # The build back end asks for it when it installs a checkout in editable mode.
     "editables>=0.5,<1",
     # The eccodes wheels of different platforms disagree about this dependency, and a resolver
@@ -28,53 +37,63 @@ BESIDE = (
 )
 
 
-def inputs() -> list[str]:
-    return [*_project()["build-system"]["requires"], *BESIDE]
+def inputs(name: str) -> list[str]:
+    """The requirements that a lock file adds to those of `pyproject.toml`'s extra `dev`."""
+    project = _project()
+    if name == DOCS:
+        requirements: list[str] = project["project"]["optional-dependencies"]["docs"]
+        return requirements
+    return [*project["build-system"]["requires"], *ADDITIONAL]
 
 
-def header() -> str:
+def header(name: str) -> str:
     return (
-        "# Exact versions of everything that Galileo and its tests need, with checksums.\n"
-        "# Written by scripts/lock; install with pip alone: pip install -r requirements.lock\n"
-        f"{FINGERPRINT}{fingerprint()}\n"
+        f"# Exact versions of {PURPOSES[name]}, with checksums.\n"
+        f"# Written by scripts/lock; install with pip alone: pip install -r {name}\n"
+        f"{FINGERPRINT}{fingerprint(name)}\n"
     )
 
 
-def fingerprint() -> str:
-    """Changes exactly when what is to be resolved changes."""
+def fingerprint(name: str) -> str:
+    """Changes exactly when the requirements to resolve change."""
     project = _project()["project"]
+    extras = dict(project["optional-dependencies"])
+    del extras["docs"]
     resolved = {
         "python": project["requires-python"],
         "dependencies": project["dependencies"],
-        "extras": project["optional-dependencies"],
-        "beside": inputs(),
+        "extras": extras,
+        "beside": inputs(name),
     }
+    if name == DOCS:
+        resolved = {"python": project["requires-python"], "docs": inputs(name)}
     return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()
 
 
 def check() -> None:
-    if f"{FINGERPRINT}{fingerprint()}" not in LOCK.read_text().splitlines():
-        sys.exit(
-            f"{LOCK.name} was made for other dependencies than those of pyproject.toml; "
-            "run scripts/lock"
-        )
+    for name in PURPOSES:
+        if f"{FINGERPRINT}{fingerprint(name)}" not in (ROOT / name).read_text().splitlines():
+            sys.exit(
+                f"{name} was made for other dependencies than those of pyproject.toml; "
+                "run scripts/lock"
+            )
 
 
-def _project() -> dict[str, dict[str, list[str]]]:
-    found: dict[str, dict[str, list[str]]] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return found
+def _project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def main(command: str) -> None:
-    if command == "inputs":
-        print("\n".join(inputs()))
-    elif command == "header":
-        print(header(), end="")
-    elif command == "check":
-        check()
-    else:
-        sys.exit(f"expected inputs, header or check, got {command!r}")
+def main(arguments: list[str]) -> None:
+    match arguments:
+        case ["inputs", name] if name in PURPOSES:
+            print("\n".join(inputs(name)))
+        case ["header", name] if name in PURPOSES:
+            print(header(name), end="")
+        case ["check"]:
+            check()
+        case _:
+            sys.exit(f"expected inputs FILE, header FILE or check, got {arguments}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) == 2 else "")
+    main(sys.argv[1:])

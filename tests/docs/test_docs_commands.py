@@ -1,8 +1,10 @@
-"""docs/commands.md is what scripts/command_reference.py writes."""
+"""docs/commands is what scripts/command_reference.py writes."""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,36 +34,42 @@ def paths(command: click.Command, path: str) -> list[str]:
     return [path, *(p for name, one in below for p in paths(one, f"{path} {name}"))]
 
 
-def test_the_reference_is_current(writer: ModuleType) -> None:
-    again = "run .venv/bin/python scripts/command_reference.py"
-    assert writer.TARGET.read_text() == writer.reference(), again
+def test_command_pages_are_current(writer: ModuleType) -> None:
+    there = {path.name: path.read_text() for path in writer.TARGET.glob("*.md")}
+    assert there == writer.pages(), "run .venv/bin/python scripts/command_reference.py"
 
 
-def test_every_command_and_option_is_in_it(writer: ModuleType) -> None:
-    text = writer.reference()
-    headings = [line[3:] for line in text.splitlines() if line.startswith("## ")]
-    assert sorted(headings) == sorted(paths(main, "galileo"))
+def test_command_pages_have_every_command_once_and_links_to_it(writer: ModuleType) -> None:
+    pages = writer.pages()
+    headings = {name: re.findall(r"^## (galileo.*)$", text, re.M) for name, text in pages.items()}
+    assert sorted(itertools.chain(*headings.values())) == sorted(paths(main, "galileo"))
+    links = re.findall(r"\[`([\w-]+)`\]\((\w+\.md)#galileo-([\w-]+)\)", pages["README.md"])
+    assert {name for name, _, _ in links} == set(main.commands)
+    assert all(f"galileo {name}" in headings[file] and name == to for name, file, to in links)
+
+
+def test_command_pages_have_every_option_of_a_command(writer: ModuleType) -> None:
+    text = writer.pages()["data.md"]
     for option in main.commands["ingest"].params:
         if isinstance(option, click.Option):
             assert all(f"`{name}`" in text for name in option.opts)
 
 
-def test_an_old_reference_is_noticed(
+def test_command_reference_check_notices_an_old_page(
     writer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = tmp_path / "commands.md"
-    monkeypatch.setattr(writer, "TARGET", old)
+    monkeypatch.setattr(writer, "TARGET", tmp_path / "commands")
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--check"])
-    assert writer.main() == 1
-    old.write_text("# Commands\n")
     assert writer.main() == 1
     monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
     assert writer.main() == 0
-    assert old.read_text() == writer.reference()
+    (tmp_path / "commands" / "old.md").write_text("")
+    assert writer.main() == 0
+    assert {path.name for path in (tmp_path / "commands").iterdir()} == set(writer.pages())
 
 
 @pytest.mark.slow
-def test_it_runs_as_a_script() -> None:
+def test_command_reference_runs_as_a_script() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--check"], capture_output=True, check=False
     )

@@ -256,7 +256,7 @@ def test_the_index_lists_every_page(page: Callable[[str], Any]) -> None:
     there = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
     there |= {f"dev/{path.name}" for path in (ROOT / "docs" / "dev").glob("*.md")}
     there |= {f"notebooks/{path.name}" for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
-    assert there | {"dev/decisions/README.md", "api/README.md"} == listed
+    assert there | {"dev/decisions/README.md", "api/README.md", "commands/README.md"} == listed
 
 
 def test_every_picture_is_shown_and_all_are_small(page: Callable[[str], Any]) -> None:
