@@ -104,8 +104,8 @@ def test_what_was_tried_fails_alone(
 
 
 def test_the_page_lists_what_was_tried() -> None:
-    page = Path(__file__).parents[2] / "docs" / "samplers.md"
-    assert listing() in page.read_text(), f"put this into docs/samplers.md:\n{listing()}"
+    page = Path(__file__).parents[2] / "docs" / "sandbox.md"
+    assert listing() in page.read_text(), f"put this into docs/sandbox.md:\n{listing()}"
 
 
 def test_servers_of_the_host_hear_nothing(

@@ -36,7 +36,7 @@ WITH_CLUSTER = [
     "docs/input.md",
     "docs/schema-design.md",
 ]
-ALONE = ["docs/cluster.md", "docs/errors.md"]
+ALONE = ["docs/cluster.md", "docs/errors.md", "docs/sandbox.md"]
 CONFIGURATIONS = ["docs/cluster.md", "docs/configuration.md"]
 DOCUMENTED_NODE = "127.0.0.1:7701"
 PICTURES_BYTES_MAX = 600_000

@@ -208,7 +208,7 @@ RESOURCE_ATTEMPTS = (
         "MemoryError",
     ),
     Attempt(
-        "share memory with nobody",
+        "share memory outside the sandbox",
         "mmap.mmap(-1, 4 << 30)",
         "the limit of memory",
         "Cannot allocate",
