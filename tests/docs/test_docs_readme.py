@@ -179,8 +179,9 @@ def make_files(command: click.Command, arguments: list[str], context: click.Cont
     given, _, _ = command.make_parser(context).parse_args(list(arguments))
     for parameter in command.params:
         if isinstance(parameter.type, click.Path) and parameter.type.exists:
-            value = given.get(parameter.name) or ()
-            for file in [value] if isinstance(value, str) else value:
+            value = given.get(parameter.name)
+            files = value if isinstance(value, tuple | list) else [value]
+            for file in (one for one in files if isinstance(one, str)):
                 if parameter.type.file_okay:
                     Path(file).touch()
                 else:
