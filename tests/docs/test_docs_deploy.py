@@ -91,8 +91,8 @@ def test_systemd_knows_every_key_of_the_unit(tmp_path: Path) -> None:
     done = subprocess.run([analyze, "verify", str(path)], capture_output=True, text=True)
     if "galileo.service" not in done.stderr + done.stdout and done.returncode:
         pytest.skip(f"systemd-analyze does not run here: {done.stderr}")
-    told = [line for line in done.stderr.splitlines() if "galileo.service" in line]
-    assert (done.returncode, told) == (0, [])
+    messages = [line for line in done.stderr.splitlines() if "galileo.service" in line]
+    assert (done.returncode, messages) == (0, [])
 
 
 def test_the_container_file_is_made_of_known_instructions() -> None:

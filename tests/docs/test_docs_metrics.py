@@ -48,11 +48,11 @@ def expressions(panels: list[dict[str, Any]]) -> Iterator[str]:
 
 def test_the_table_is_what_is_exported(page: Callable[[str], Any]) -> None:
     [rows] = page(PAGE).tables("What they mean")
-    told = [
+    expected = [
         [f"`{one.shown}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.help]
         for one in DEFINITIONS
     ]
-    assert rows == told
+    assert rows == expected
 
 
 def test_the_names_follow_the_conventions() -> None:

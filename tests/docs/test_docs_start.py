@@ -17,7 +17,7 @@ from galileo.cli.main import main
 
 PAGE = "docs/start.md"
 NODE = "127.0.0.1:7701"
-# A cluster runs already, and what never ends is told to end.
+# A cluster runs already, and commands without an end get an option that ends them.
 NOT_TYPED = ("galileo up",)
 ENDED = {"galileo top": "--once", "galileo ccq watch": "--updates 1"}
 
@@ -55,17 +55,17 @@ def test_the_first_page_works_as_it_stands(
     Path("reports.csv").write_text(csv)
     terminal = Terminal(cluster)
     lines = [line for _, block in start.blocks("console") for line in block.splitlines()]
-    told = {line: terminal.type(line) for line in lines if not line.startswith(NOT_TYPED)}
+    outputs = {line: terminal.type(line) for line in lines if not line.startswith(NOT_TYPED)}
     try:
-        assert len(told) == 11
-        assert "3 observations stored" in told["galileo ingest reports reports.csv --create"]
-        assert "humidity" in told["galileo datasets reports"]
+        assert len(outputs) == 11
+        assert "3 observations stored" in outputs["galileo ingest reports reports.csv --create"]
+        assert "humidity" in outputs["galileo datasets reports"]
         again = terminal.type("galileo ingest reports reports.csv")
         assert "3 of them stored before" in again
         assert pyarrow.parquet.read_table("warm.parquet").num_rows == 2
-        [watched] = [text for line, text in told.items() if line.startswith("galileo ccq watch")]
+        [watched] = [text for line, text in outputs.items() if line.startswith("galileo ccq watch")]
         assert "2 labels" in watched
-        assert "3 of 3 nodes are up" in told["galileo top"]
+        assert "3 of 3 nodes are up" in outputs["galileo top"]
         names: dict[str, Any] = {}
         for line, code in start.blocks("python"):
             source = "\n" * line + code.replace(NODE, cluster.addresses[0])
