@@ -202,7 +202,7 @@ def test_an_evaluator_of_its_own_ends_with_a_cluster_that_was_refused_a_second_s
 
 
 @pytest.mark.slow
-def test_an_address_to_listen_on_that_is_none_is_told_by_the_node(tmp_path: Path) -> None:
+def test_an_address_to_listen_on_that_is_none_is_reported_by_the_node(tmp_path: Path) -> None:
     settings = {"node": {"listen": "nowhere"}}
     cluster = galileo.LocalCluster(1, 1, tmp_path, settings=settings)
     with pytest.raises(Unavailable, match="host:port to listen on"):

@@ -162,10 +162,10 @@ def test_the_cluster_table_is_the_topology(write: Write) -> None:
     assert list(loaded.topology.by_name) == ["node-1", "node-2"]
 
 
-def test_a_node_listens_at_its_address_unless_told_otherwise(write: Write) -> None:
+def test_a_node_listens_at_its_address_by_default(write: Write) -> None:
     assert config.load(write(BASE), environment={}).listen == "127.0.0.1:7701"
-    told = config.load(write(with_key("node.listen", "[::1]:7999")), environment={})
-    assert told.listen == "[::1]:7999"
+    loaded = config.load(write(with_key("node.listen", "[::1]:7999")), environment={})
+    assert loaded.listen == "[::1]:7999"
 
 
 def test_the_nodes_of_a_host_meet_in_one_evaluator_directory() -> None:
@@ -173,8 +173,8 @@ def test_the_nodes_of_a_host_meet_in_one_evaluator_directory() -> None:
     two = config.from_dict(with_key("node.name", "node-2"))
     other = config.from_dict({**BASE, "cluster": {**BASE["cluster"], "name": "other"}})
     assert one.evaluator_directory == two.evaluator_directory != other.evaluator_directory
-    told = config.from_dict(with_key("evaluator.directory", "/run/galileo"))
-    assert told.evaluator_directory == Path("/run/galileo")
+    loaded = config.from_dict(with_key("evaluator.directory", "/run/galileo"))
+    assert loaded.evaluator_directory == Path("/run/galileo")
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -305,15 +305,15 @@ def test_any_section_is_taken_or_refused(section: str, value: Any) -> None:
 def test_other_than_loopback_needs_a_word(address: str) -> None:
     with pytest.raises(ConfigError, match=r"loopback address .* security\.insecure = true"):
         config.from_dict(with_key("node.listen", address))
-    told = config.from_dict({**with_key("node.listen", address), "security": {"insecure": True}})
-    assert told.listen == address
+    loaded = config.from_dict({**with_key("node.listen", address), "security": {"insecure": True}})
+    assert loaded.listen == address
 
 
 def test_with_tls_it_needs_none() -> None:
     tls = {"certificate": "c.pem", "key": "k.pem", "authority": "a.pem"}
-    told = config.from_dict({**with_key("node.listen", "10.0.0.1:7701"), "tls": tls})
-    assert told.keys.is_tls
-    assert not told.security.insecure
+    loaded = config.from_dict({**with_key("node.listen", "10.0.0.1:7701"), "tls": tls})
+    assert loaded.keys.is_tls
+    assert not loaded.security.insecure
 
 
 def test_a_token_in_a_message_is_not_repeated(tmp_path: Path) -> None:
@@ -322,9 +322,9 @@ def test_a_token_in_a_message_is_not_repeated(tmp_path: Path) -> None:
         '[node]\nname = "glt_planted-here"\n'
         '[cluster]\ngroups = [{name = "g", nodes = [{name = "a", address = "127.0.0.1:1"}]}]\n'
     )
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as loaded:
         config.load(path, environment={}, overrides=["node.listen=glt_planted-there"])
-    assert "planted" not in str(told.value)
+    assert "planted" not in str(loaded.value)
 
 
 def test_the_address_of_the_topology_is_no_way_around() -> None:
@@ -393,10 +393,10 @@ def test_a_sound_configuration_has_no_problems() -> None:
     assert config.problems(BASE) == []
 
 
-def test_every_problem_is_told_where_the_first_would_be_raised() -> None:
+def test_every_problem_is_reported_where_the_first_would_be_raised() -> None:
     raw = {
         **BASE,
-        "node": {"name": "nobody"},
+        "node": {"name": "unknown"},
         "storge": {},
         "limits": {"ccqs_max": 0, "ccq_max": 5, "batch_rows_max": "many"},
         "logging": {"format": "xml", "level": "loud"},
@@ -418,7 +418,7 @@ def test_every_problem_is_told_where_the_first_would_be_raised() -> None:
     assert len(found) == 9
 
 
-def test_what_a_node_would_miss_to_prove_itself_is_told_by_the_file_alone() -> None:
+def test_missing_credentials_of_a_node_are_reported_from_the_file_alone() -> None:
     alone = config.problems({**BASE, "tls": {"certificate": "/a", "key": "/b"}})
     assert alone == [
         "expected tls.certificate, tls.key and tls.authority together, got no tls.authority"
@@ -429,7 +429,7 @@ def test_what_a_node_would_miss_to_prove_itself_is_told_by_the_file_alone() -> N
     assert config.problems(named) == []
 
 
-def test_without_a_cluster_the_other_problems_are_told_all_the_same() -> None:
+def test_without_a_cluster_the_other_problems_are_reported_all_the_same() -> None:
     found = config.problems({"node": {"nam": "a"}})
     assert "'nam'; did you mean 'name'?" in found[0]
     assert "[cluster]" in found[1]

@@ -139,7 +139,7 @@ def lines() -> Iterator[Line]:
     return (Line() for _ in count())
 
 
-def test_somebody_of_the_host_that_has_most_goes_first(lines: Iterator[Line]) -> None:
+def test_someone_of_the_host_that_has_most_goes_first(lines: Iterator[Line]) -> None:
     first = Connection(next(lines), "calm", 0.0)  # type: ignore[arg-type]
     many = [Connection(next(lines), "greedy", 0.0) for _ in range(3)]  # type: ignore[arg-type]
     assert first_to_go([first, *many]) is many[0]
@@ -159,7 +159,7 @@ def test_a_newcomer_waits_for_who_was_sent_away() -> None:
     assert [first.is_open, second.is_open, third.is_open] == [False, False, True]
 
 
-def test_nobody_goes_who_has_just_come() -> None:
+def test_no_one_goes_who_has_just_come() -> None:
     seats = ConnectionLimiter(1, held_bytes_max=1, grace_s=0.2, leave_within_s=60.0)
     first, second = Line(), Line()
     started = time.monotonic()
@@ -169,7 +169,7 @@ def test_nobody_goes_who_has_just_come() -> None:
     assert not first.is_open
 
 
-def test_nobody_goes_who_is_worked_for(lines: Iterator[Line]) -> None:
+def test_no_one_goes_who_is_worked_for(lines: Iterator[Line]) -> None:
     seats = ConnectionLimiter(1, held_bytes_max=1)
     one = next(lines)
     assert seats.take(one, "a")  # type: ignore[arg-type]

@@ -46,9 +46,9 @@ def logged() -> Iterator[tuple[logging.Logger, Callable[[], list[dict[str, Any]]
 def test_a_line_is_one_object_whatever_is_in_it(logged: Any) -> None:
     log, lines = logged
     log.warning("two\nlines and %s", "“quotes”", extra={"ccq": "q-1"})
-    [told] = lines()
-    assert told.pop("time").endswith("Z")
-    assert told == {
+    [line] = lines()
+    assert line.pop("time").endswith("Z")
+    assert line == {
         "level": "warning",
         "logger": "test.logs",
         "message": "two\nlines and “quotes”",
@@ -63,8 +63,8 @@ def test_an_error_brings_its_traceback(logged: Any) -> None:
         raise ValueError("broken")
     except ValueError:
         log.exception("it failed")
-    [told] = lines()
-    assert "ValueError: broken" in told["error"]
+    [line] = lines()
+    assert "ValueError: broken" in line["error"]
 
 
 def test_a_line_names_the_request_that_is_served(logged: Any) -> None:
@@ -115,7 +115,7 @@ def lines_of(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines(keepends=True) if "}\n" in line]
 
 
-def told(pair: galileo.LocalCluster, **facts: str) -> list[dict[str, Any]]:
+def line(pair: galileo.LocalCluster, **facts: str) -> list[dict[str, Any]]:
     """The lines of both nodes with these facts."""
     lines = [line for node in pair.nodes for line in lines_of(node.log)]
     return [line for line in lines if facts.items() <= line.items()]
@@ -124,7 +124,7 @@ def told(pair: galileo.LocalCluster, **facts: str) -> list[dict[str, Any]]:
 def found(pair: galileo.LocalCluster, **facts: str) -> list[dict[str, Any]]:
     """The same, once there are any; a call's is written after its answer is sent."""
     deadline = time.monotonic() + WITHIN_S
-    while not (wanted := told(pair, **facts)) and time.monotonic() < deadline:
+    while not (wanted := line(pair, **facts)) and time.monotonic() < deadline:
         time.sleep(0.02)
     return wanted
 
@@ -145,7 +145,7 @@ def test_a_request_is_followed_from_node_to_node(pair: galileo.LocalCluster) -> 
     client.ingest("rain", rows)
     deadline = time.monotonic() + WITHIN_S
     # A client that has all of its answer may hang up before a slow node has ended the call.
-    while not told(pair, method="Query/Run", outcome="OK"):
+    while not line(pair, method="Query/Run", outcome="OK"):
         assert time.monotonic() < deadline
         assert len(client.query("rain", "rain > 0")) == 5
         client.status()

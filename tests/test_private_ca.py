@@ -64,7 +64,7 @@ def test_an_authority_is_made_once(authority: Path, tmp_path: Path) -> None:
         (Subject("client", "ann", days=0), "expected 1 to 36,500 days, got 0"),
     ],
 )
-def test_what_is_wrong_is_told(
+def test_what_is_wrong_is_reported(
     authority: Path, tmp_path: Path, subject: Subject, complaint: str
 ) -> None:
     with pytest.raises(InputError, match=complaint):

@@ -29,7 +29,7 @@ thread.join()
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "clean"),
     [
         ("got 'glt_planted-_9' here", "got '(a token)' here"),
         (f"got {KEY}", "got (a key)\n"),
@@ -43,8 +43,8 @@ thread.join()
         ),
     ],
 )
-def test_secrets_are_taken_out_and_nothing_else(text: str, told: str) -> None:
-    assert redacted(text) == told
+def test_secrets_are_taken_out_and_nothing_else(text: str, clean: str) -> None:
+    assert redacted(text) == clean
 
 
 @given(st.text(alphabet="ab c:/@;=-\n'\"{}0"))

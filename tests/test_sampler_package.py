@@ -146,13 +146,13 @@ def test_a_bomb_that_lies_about_its_size_is_refused() -> None:
         SamplerArchive.from_bytes(bytes(data))
 
 
-def test_what_is_packed_beyond_the_size_that_is_told_is_never_unpacked() -> None:
+def test_what_is_packed_beyond_the_size_that_is_reported_is_never_unpacked() -> None:
     bomb = sent(MEMBERS | {"zeros.txt": bytes(2**26)})
     assert len(bomb) < 2**17
     lying = bytearray(bomb)
-    real, told = (struct.pack("<I", size) for size in (2**26, 4_096))
+    real, claimed = (struct.pack("<I", size) for size in (2**26, 4_096))
     crcs = (struct.pack("<I", zlib.crc32(bytes(size))) for size in (2**26, 4_096))
-    for old, new in ((real, told), tuple(crcs)):
+    for old, new in ((real, claimed), tuple(crcs)):
         assert lying.count(old) == 2, "beside the member and in the directory"
         lying = lying.replace(old, new)
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Spans without OpenTelemetry: what is whose child, and that nothing happens where nobody asks."""
+"""Spans without OpenTelemetry: what is whose child, and that nothing happens where no one asks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Noted:
 
 
 class Notes:
-    """A recorder that keeps what it is told."""
+    """A recorder that keeps what it gets."""
 
     def __init__(self) -> None:
         self.all: list[Noted] = []
@@ -120,7 +120,7 @@ async def test_a_generator_may_be_closed_by_another_task(notes: Notes) -> None:
     assert len(notes.all[0].ended) == 1
 
 
-def test_nothing_is_recorded_where_nobody_asks() -> None:
+def test_nothing_is_recorded_where_no_one_asks() -> None:
     assert not spans.is_on()
     with spans.span("a") as nothing:
         nothing.note("x", 1)

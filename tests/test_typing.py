@@ -48,14 +48,16 @@ def test_a_program_is_checked(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, str(program)], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    told = [line.partition("program.py:")[2] for line in done.stdout.splitlines()]
+    messages = [line.partition("program.py:")[2] for line in done.stdout.splitlines()]
     first = PROGRAM.splitlines().index("reveal_type(f.temperature > 290)") + 1
-    assert [line.partition(":")[0] for line in told] == [str(first + n) for n in range(5)], told
-    assert 'Revealed type is "galileo.query.builder.Condition"' in told[0]
-    assert 'Revealed type is "galileo.client.blocking.Client"' in told[1]
-    assert "[arg-type]" in told[2]
-    assert "[arg-type]" in told[3]
-    assert "[assignment]" in told[4]
+    assert [line.partition(":")[0] for line in messages] == [str(first + n) for n in range(5)], (
+        messages
+    )
+    assert 'Revealed type is "galileo.query.builder.Condition"' in messages[0]
+    assert 'Revealed type is "galileo.client.blocking.Client"' in messages[1]
+    assert "[arg-type]" in messages[2]
+    assert "[arg-type]" in messages[3]
+    assert "[assignment]" in messages[4]
 
 
 # As a stranger would write it, who has installed the package and knows nothing of its settings.
@@ -127,5 +129,5 @@ def test_a_strangers_program_is_strict_against_the_wheel(wheel: Path, tmp_path: 
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary"]
     command += ["--python-executable", str(home / "bin" / "python"), "program.py", "wrong.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    [told] = done.stdout.splitlines()
-    assert told.startswith("wrong.py:3: error: Incompatible types in assignment"), done.stdout
+    [messages] = done.stdout.splitlines()
+    assert messages.startswith("wrong.py:3: error: Incompatible types in assignment"), done.stdout

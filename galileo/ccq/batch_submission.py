@@ -222,7 +222,7 @@ class BatchSubmissions:
                 mine = self._state.record_table.get(ccq_id)
                 assert mine is None or mine.ended is None, "a batch for an ended CCQ"
         assert len(self._of) == sum(len(batch.places) for batch in self._running.values())
-        assert set(self._of) == set(self._elections.reserved), "reserved for nobody"
+        assert set(self._of) == set(self._elections.reserved), "reserved without a submission"
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class BatchSubmissions:
         return []
 
     def _offer(self, batch: _Batch, node: str, now: float) -> Effects:
-        """Offers all that nobody has accepted yet."""
+        """Offers every submission that no node has accepted yet."""
         state, me = self._state, self._state.me
         batch.declined.clear()
         batch.placing = {

@@ -46,7 +46,7 @@ class CacheUsage:
     Attributes:
         bytes: of packs in memory.
         spilled_bytes: of files.
-        discarded: files that nobody needs any more.
+        discarded: files that are not needed any more.
     """
 
     bytes: int = 0

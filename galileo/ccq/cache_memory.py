@@ -5,7 +5,7 @@ are. When there is no room, those over their thresholds, and what this node hold
 gave away,
 
 1. let go of what they have in files as well;
-2. write their oldest packs into files, if their readers come seldom (nobody waits for it);
+2. write their oldest packs into files, if their readers come seldom (no reader waits for it);
 3. or else are given away to a node with more room, which begins where the cache ends;
 4. or, where there is none, write their oldest packs into files all the same.
 
@@ -69,7 +69,7 @@ class CacheMemory:
         return [*effects, *self.enforce(now)]
 
     def apply_discarded(self) -> Effects:
-        """Has the files deleted that nobody needs any more."""
+        """Has the files deleted that are not needed any more."""
         tally = self._state.cache_usage
         if not tally.discarded:
             return []
@@ -101,7 +101,7 @@ class CacheMemory:
 
     def check(self) -> None:
         for number, cache in self._spilling.items():
-            assert number in cache.spilling, f"file {number} is written for nobody"
+            assert number in cache.spilling, f"file {number} is written for no cache"
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class CacheMemory:
     # --- files ---------------------------------------------------------------------------------
 
     def _may_wait_in_files(self, one: Coordinator | HandedOffCache, now: float) -> bool:
-        """Whether nobody is expected to ask for its oldest labels soon."""
+        """Whether no reader is expected to fetch its oldest labels soon."""
         if isinstance(one, HandedOffCache):
             return True
         idle_s, interval_s = self._state.options.spill_idle_s, one.ccq.interval_s

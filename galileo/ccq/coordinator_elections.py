@@ -132,7 +132,7 @@ class CoordinatorElections:
         return self._start(campaign, event.candidates, now)
 
     def free_capacity(self, owner: str, owned_max: int) -> int:
-        """How many more CCQs somebody may have, those counted that are being submitted here.
+        """How many more CCQs an owner may submit; those being submitted here count.
 
         What is submitted to other nodes at the same moment is not known yet.
         """
@@ -179,7 +179,7 @@ class CoordinatorElections:
 
         Only a node with room for as much again is taken. It begins where the cache ends, which
         stays here (`galileo.ccq.handed_off_cache`). Nothing happens where that was tried a moment
-        ago, where enough nodes hold stretches already, or where nobody could take it.
+        ago, where enough nodes hold stretches already, or where no node could take it.
         """
         state, options = self._state, self._state.options
         led, overflows = (

@@ -18,7 +18,7 @@ from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import SamplerRevoked
 
 LASTING_FAILURES = frozenset({SamplerRevoked.kind})
-"""No further cycle can mend them, so readers are told at once."""
+"""A further cycle cannot mend them, so readers get the error at once."""
 _DOUBLINGS_MAX = 16
 _CALM_FACTOR = 2.0
 """A sampler that is still at work is asked again after the longest pause, and once more."""
@@ -30,7 +30,7 @@ class Cycles:
     Attributes:
         running: id of the cycle in flight, of which there is at most one.
         failure: why the CCQ itself fails, once it has done so several times at the same place: a
-            sampler whose process died may do better in the next cycle, so readers are not told at
+            sampler whose process died may do better in the next cycle, so readers get no error at
             once.
         fresh_at: when it was last known that nothing lies beyond the cache.
         is_resting: nothing is known to lie beyond it now, until `wake` says otherwise.

@@ -1,9 +1,9 @@
 """The event clock of a dataset: the start of the newest time bucket that was committed.
 
 Nodes tell, beside their commit sequences, up to which commit they hold which newest bucket. Each
-such step is a fact about the log, whoever tells it and however late: it holds for every cursor that
-has come so far. So the clock at a cursor is never ahead of what the log holds up to there; until
-the steps are known it may be behind.
+such step is a fact about the log, whichever node reports it and however late: it holds for every
+cursor that has come so far. So the clock at a cursor is never ahead of what the log holds up to
+there; until the steps are known it may be behind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class EventClock:
         self._steps: dict[int, list[tuple[int, int]]] = {}
 
     def observe(self, steps: Iterable[ClockStep]) -> bool:
-        """Takes steps; whether one told something new. What comes out of order is not needed."""
+        """Applies steps; returns whether one was new. A step that arrives out of order is not
+        needed.
+        """
         is_news = False
         for one in steps:
             known = self._steps.setdefault(one.partition, [])

@@ -144,7 +144,7 @@ class FetchesRequested:
 
 @dataclass(frozen=True, slots=True)
 class FetchAbandoned:
-    """Nobody waits for the answer to this fetch any more."""
+    """No reader waits for the response to this fetch any more."""
 
     request: int
 

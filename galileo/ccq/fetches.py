@@ -17,11 +17,11 @@ lies in one of three places:
 Where a fetch waits for news, it is served afresh, by the same rules, when the cache grew; for a
 CCQ with windows, news is also that the event clock came to where one of the reader's closes.
 Where retention dropped commits before they were evaluated, the answer names their stretch; it
-is no news that one could wait for, so it is told at once.
+is nothing new to wait for, so the response is sent at once.
 
 Each answer is "all labels in (after, cursor]" and a function of the log, the token and the
-cursor alone: whoever asks twice gets the same labels twice, each client that goes on from the
-cursor gets every label once.
+cursor alone: a reader that fetches twice gets the same labels twice, each client that goes on from
+the cursor gets every label once.
 
 Stages of a fetch: confirming, asking (a holder), backfilling, loading, waiting; answered ones are
 forgotten.

@@ -36,7 +36,7 @@ class Gossip:
         return [*self._flush(), *self._state.tell(self._state.record_table.digest)]
 
     def on_announce(self, sender: str, message: RecordUpdate, now: float) -> Effects:
-        """Merges the records; a sender whose own lag behind is told."""
+        """Merges the records; a sender with older records gets the newer ones."""
         effects: Effects = []
         tracker = self._state.record_table
         for incoming in message.records:

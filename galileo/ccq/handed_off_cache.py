@@ -6,8 +6,8 @@ of that stretch: until clients have acknowledged all of it, the CCQ is over, the
 given the holder up, or `handed_off_cache_ttl_s` is over. The coordinator asks for labels out of it
 (`CacheReadRequested`) when a token lies in there.
 
-A holding is a promise to nobody. Where it is lost, or lacks what is asked for, the answer says so
-and the stretch is rescanned from the log.
+A handed-off cache may be lost at any time. Where it is lost, or lacks what is asked for, the answer
+says so and the stretch is rescanned from the log.
 """
 
 from __future__ import annotations

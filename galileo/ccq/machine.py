@@ -191,7 +191,7 @@ class Continuous:
         return self.state.coordinated
 
     def owned_by(self, owner: str) -> int:
-        """How many live CCQs of the cluster are somebody's, as far as this node knows."""
+        """How many live CCQs of the cluster an owner has, as far as this node knows."""
         return self.state.record_table.owned_by(owner)
 
     @property
@@ -315,7 +315,7 @@ class Continuous:
         for ccq_id in dict.fromkeys(self._asked.values()):
             led = self.state.coordinated.get(
                 ccq_id
-            )  # What has just ended is asked for until it is told.
+            )  # A CCQ that has just ended is looked up until its end is recorded.
             effects += led.fetches.tick(now) if led is not None else []
         if now >= self._sync_at:
             self._sync_at = now + self.state.options.sync_interval_s

@@ -22,16 +22,16 @@ class Ccq:
     """A cached continuous query as it was submitted; it never changes.
 
     Attributes:
-        id: unique for ever; never used again for another query. Whoever submits draws it at
+        id: unique for ever; never used again for another query. The submitter draws it at
             random: two queries that are submitted under one id at two nodes at one time cannot
-            be told apart.
+            be distinguished.
         dataset: key of the dataset it asks about.
         query: canonical CQL2 JSON, empty for "everything".
         interval_s: update interval.
         expires_at: wall time, seconds since 1970-01-01 UTC.
         sampler: thins every commit's labels before they are cached.
         compression: of the cache.
-        window: the windows of its labels, of which readers are told.
+        window: the windows of its labels, whose changes readers get.
         owner: name of who submitted it, and alone may fetch and cancel it; "" where the cluster
             asked for no proof.
     """

@@ -18,7 +18,7 @@ class ContinuousOptions:
         groups: node names by group; this node's group is among them.
         cycle_timeout_s: after it a cycle counts as failed; a late result is used all the same.
         cycle_retry_s: pause after a failed cycle, doubled up to `cycle_retry_max_s`.
-        failures_before_error: so often a CCQ fails at one place before its readers are told.
+        failures_before_error: so often a CCQ fails at one place before its readers get the error.
         cycle_items_max: CCQs in one cycle; the others wait for the next tick.
         cache_bytes_max: of all caches of this node together, in memory.
         spill_bytes_max: of all their files.

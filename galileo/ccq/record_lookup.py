@@ -2,7 +2,7 @@
 
 A node may lack a record that others hold: it has just started, or announcements were lost. So
 it asks all peers before it says anything final. Only when each of them has denied the CCQ is it
-unknown; as long as one has not answered, the client is told to try again.
+unknown; as long as one has not answered, the client gets a transient error.
 """
 
 from __future__ import annotations

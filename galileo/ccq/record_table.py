@@ -70,7 +70,7 @@ class RecordTable:
         return tuple(self._led_by.get(node, ()))
 
     def owned_by(self, owner: str) -> int:
-        """How many live CCQs are somebody's."""
+        """How many live CCQs an owner has."""
         return self._owned[owner]
 
     def merge(self, incoming: Record, *, now: float, wall: float) -> MergeResult:
@@ -225,7 +225,7 @@ class RecordTable:
 
 
 def _announced_state(record: Record) -> tuple[int, str, str | None]:
-    """What has to be told at once."""
+    """What has to be announced at once."""
     return (record.term, record.coordinator, record.ended)
 
 

@@ -71,7 +71,7 @@ class Schedule:
         return [*self._abandon(now), *self._start(now), *self._tidy()]
 
     def on_compacted(self, ccq_id: str) -> None:
-        """A cache's packs were put together, whoever asked for it."""
+        """A cache's packs were compacted."""
         if ccq_id == self._tidying:
             self._tidying = None
 

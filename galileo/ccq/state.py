@@ -42,8 +42,8 @@ class NodeState:
         handed_off: what this node keeps of CCQs that it has given away.
         cache_usage: of all caches, held ones included.
         counts: for those who watch.
-        wall: of the last event that told it.
-        is_measured: whether the node has told its usage.
+        wall: the time of the last event that set it.
+        is_measured: whether the node has reported its usage.
         is_draining: whether this node gives away what it coordinates.
     """
 
@@ -118,7 +118,7 @@ class NodeState:
         return [SaveRecord(record, durable=True), *released, *self._adapt(record, now)]
 
     def with_next_term(self, record: Record, coordinator: str) -> Record:
-        """The record with a new coordinator, in a term that nobody else can ever use.
+        """The record with a new coordinator, in a term that no other node can ever use.
 
         The caller learns it (which saves it) before it tells anybody. What this node held in an
         earlier life is not named any more.

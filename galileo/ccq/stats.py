@@ -18,7 +18,7 @@ class LabelCounts:
         delivered: labels in answers to fetches, those that were delivered before included.
         served_again: of the delivered ones those at or before a position that an earlier answer
             had reached: for a further reader, or one that came back with an old token.
-        late: labels that were delivered for a window after its reader was told that it is closed;
+        late: labels that were delivered for a window after its reader saw it closed;
             of sliding windows once for each.
         lag: from when commits may have lain beyond the cache until they were taken in.
         of_node: where all of it is counted once more; None: this is that.
@@ -73,7 +73,7 @@ class NodeCounts:
         cycles_failed: of them those that came to nothing.
         elections: that this node began.
         elections_failed: of them those in which no node took the CCQ.
-        ended: the newest elections that are over; whoever tells of them takes them out.
+        ended: the newest elections that are over; reporting them removes them.
     """
 
     __slots__ = ("cycles", "cycles_failed", "elections", "elections_failed", "ended", "labels")

@@ -2,7 +2,7 @@
 
 Heard are the addresses of nodes that run elsewhere than the file says, and the moves of partitions.
 Of each partition the move with the highest number counts. Only the node that has a partition gives
-it away, and numbers that move; so whoever has heard the same moves has the same map, in whatever
+it away, and numbers that move; so nodes that know the same moves have the same map, in whatever
 order they came.
 """
 

@@ -52,7 +52,7 @@ class Started:
     Attributes:
         need_bytes: cache that the CCQ is expected to need.
         groups: node names by group, in the order in which they are to be polled.
-        only_suitable: rather nobody than a node that is not suitable.
+        only_suitable: no node rather than one that is not suitable.
     """
 
     need_bytes: int

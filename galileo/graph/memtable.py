@@ -40,7 +40,7 @@ class Memtable:
 
     @property
     def nbytes(self) -> int:
-        """Of what is used; the rest of a buffer are pages that nobody has touched."""
+        """Of what is used; the rest of a buffer are pages that were never touched."""
         return self._paths.nbytes + self._commits.nbytes
 
     def append(self, paths: Paths, *, partition: int, sequence: int) -> None:

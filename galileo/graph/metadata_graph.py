@@ -3,7 +3,7 @@
 The paper's tree is logical. Physically a path is a row; rows live in immutable sorted runs and
 an unsorted memtable. One writer at a time appends to the memtable under a lock; a full memtable
 becomes a run, and `maintain` merges runs in tiers. A reader takes the current snapshot, a tuple of
-runs and a view of the memtable that nobody changes, and neither waits nor makes wait.
+runs and an immutable view of the memtable, and neither blocks nor is blocked.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GATHER_BELOW_SHARE = 8
 _EVERY = 2**62
 """Past every commit."""
 RUNS_MAX = 64
-"""Runs above which an insert merges itself, where nobody calls `maintain`."""
+"""Runs above which an insert merges them, in case `maintain` is never called."""
 
 
 class MetadataGraph:

@@ -63,7 +63,7 @@ class Bounded:
 
 
 def check_quantiles(schema: Schema, feature: str | None, shares: Sequence[float]) -> None:
-    """Raises `InputError` where these quantiles cannot be told."""
+    """Raises `InputError` where these quantiles cannot be estimated."""
     if len(shares) > QUANTILES_MAX:
         raise InputError(f"expected at most {QUANTILES_MAX:,} quantiles, got {len(shares):,}")
     if wrong := [f"{share:g}" for share in shares if not 0 <= share <= 1]:

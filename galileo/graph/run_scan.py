@@ -171,7 +171,7 @@ class RunScan:
     def pieces(self, most: int) -> Iterator[Rows | None]:
         """Rows that match, ascending, at most `most` at a time; None after each look in between.
 
-        A look is at no more than a chunk of paths, so whoever asks can stop or do something else
+        A look is at no more than a chunk of paths, so the caller can stop or do something else
         in time, however little matches.
         """
         found: list[Rows] = []

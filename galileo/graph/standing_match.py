@@ -31,7 +31,7 @@ FEW_PATHS = 3_000
 """New paths of a run for each ask that it concerns, from which on each ask scans by itself."""
 
 SPARSE = 16
-"""Rows are told apart by sorting where there are fewer than one in so many."""
+"""Distinct rows are found by sorting where there are fewer than one in so many."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,11 +1,11 @@
 """Entries: the coarse vertices of a synopsis, in columns, with bounds of what lies under each.
 
 An entry stands for one coarse cell and one stretch of time. Bounds only ever widen, so an entry
-sent twice, or late, can be told from what is known and does no harm.
+sent twice, or late, is recognised and does no harm.
 
 The number of paths under an entry grows with every commit. Only when it passes into another
-bracket, which is an eighth wide, does the entry count as changed: so an entry is told anew
-a logarithmic number of times, and whoever was told a number knows the bracket.
+bracket, which is an eighth wide, does the entry count as changed: so an entry is sent anew
+a logarithmic number of times, and a receiver of a number knows the bracket.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Entries:
 
     @property
     def paths(self) -> Counts:
-        """Paths under each entry; at a receiver as many as it was told, in the right bracket."""
+        """Paths under each entry; at a receiver as many as were sent, in the right bracket."""
         counts: Counts = self.bounds[-1]
         return counts
 

@@ -1,6 +1,6 @@
 """What one principal may use of a cluster: bounds with names.
 
-Whoever has no bounds of its own has those of its role, then those of `[quotas]`.
+A principal without bounds of its own has those of its role, then those of `[quotas]`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Quotas:
     bytes_out_per_s: float = NO_RATE
 
     def with_overrides(self, overrides: Mapping[str, float]) -> Quotas:
-        """The same with other bounds for the names that are told, as `parse_quotas` gives them."""
+        """The same with other bounds for the names given, as `parse_quotas` returns them."""
         return dataclasses.replace(self, **overrides)  # type: ignore[arg-type]
 
 
@@ -53,7 +53,7 @@ def parse_quotas(raw: Any, what: str) -> dict[str, float]:
     """Bounds by their names, checked.
 
     Args:
-        raw: a mapping that somebody wrote.
+        raw: a mapping from a configuration file.
         what: it is, for the message, which repeats nothing of it.
 
     Raises:

@@ -6,9 +6,9 @@ the bucket's width: to exactly one tumbling window, and to size / slide sliding 
 
 The *event clock* is the start of the newest time bucket that was committed. It says how far the
 data has come, and no machine's clock has a part in it. A window is over once the clock stands
-`lateness` past its end. Labels that come for a window after its reader was told that are late.
+`lateness` past its end. Labels that come for a window after its reader saw it closed are late.
 
-All of this is a pure function (`advance_windows`) of what a reader was told before
+All of this is a pure function (`advance_windows`) of what a reader got before
 (`WindowProgress`), the labels of an answer, and the clock. Nothing here loops over labels or
 windows.
 """
@@ -34,7 +34,7 @@ OVERLAP_MAX = 512
 OPEN_MAX = 4_096
 """Windows between the event clock and the oldest that is not over, by size, slide and lateness."""
 OPEN_WINDOWS_MAX = 16_384
-"""Windows with labels that are not over, of which a reader is told; see `advance_windows`."""
+"""Open windows with labels that a reader gets; see `advance_windows`."""
 
 Kind: TypeAlias = Literal["tumbling", "sliding"]
 State: TypeAlias = Literal["open", "closed", "reopened"]
@@ -285,8 +285,8 @@ class WindowChange:
     Attributes:
         start_us, end_us: microseconds since 1970-01-01 UTC.
         labels: of the update that belong to it; 0 where it only closes.
-        state: "open": more is expected. "closed": it is over by the event clock, which is told
-            once. "reopened": it was over by the clock that the reader was told before, and these
+        state: "open": more is expected. "closed": it is over by the event clock, which is reported
+            once. "reopened": it was over by the clock that the reader got before, and these
             labels are late; it is closed again with this update.
     """
 
@@ -316,7 +316,7 @@ class WindowChanges:
     """What an answer brings for windows, in columns, ascending by start.
 
     Attributes:
-        clock_us: the event clock that the reader is told; None: none yet.
+        clock_us: the event clock that the reader gets; None: none yet.
         size_us: of each window.
         starts: microseconds, shape (n,).
         labels: of the answer in each, shape (n,).
@@ -367,7 +367,7 @@ def advance_windows(
         more: whether more waits behind the answer.
 
     Returns:
-        What the reader is told by then, and the changes.
+        The reader's new progress, and the changes.
     """
     touched, counts = window.counts(buckets)
     numbers = np.union1d(runs_to_array(progress.open), touched)

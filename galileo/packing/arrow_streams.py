@@ -1,4 +1,4 @@
-"""Arrow IPC streams that somebody else wrote: looked through before anything of them is unpacked.
+"""Arrow IPC streams from untrusted writers, checked before any of them is unpacked.
 
 A few kilobytes of a stream can say that they unpack to gigabytes: by compression, by many columns
 that share one buffer, by a schema or batches without end. Arrow believes what a stream says of

@@ -221,7 +221,7 @@ def _no_constant(name: str) -> NoReturn:
 def _check_nesting(source: str) -> None:
     """Bounds how deep the parser recurses: operators chained or in parentheses, and in all."""
     upper = source.upper()
-    if sum(map(upper.count, _NESTING_WORDS)) <= NESTING_MAX:  # Most are told apart by that.
+    if sum(map(upper.count, _NESTING_WORDS)) <= NESTING_MAX:  # This settles most texts.
         return
     outer: list[int] = []
     here = depth = joined = 0
@@ -244,7 +244,7 @@ def _check_nesting(source: str) -> None:
 
 def _check_groups(source: str) -> None:
     """Bounds how often the parser reads the same before it gives up."""
-    if len(source) << min(source.count("("), 64) <= READINGS_MAX:  # Most are told apart by that.
+    if len(source) << min(source.count("("), 64) <= READINGS_MAX:  # This settles most texts.
         return
     levels: list[int] = []
     groups = readings = start = behind = 0

@@ -39,7 +39,7 @@ from galileo.query.spatial_predicates import WithinDistance
 COUNT_MAX = 100_000
 """Observations of one search."""
 FIRST_M = 50_000.0
-"""Radius of the first circle, unless told."""
+"""Radius of the first circle, by default."""
 
 _GROWTH = (2.0, 8.0)
 """Least and greatest factor of the next circle's radius."""

@@ -117,19 +117,19 @@ def _is_answer(effect: object) -> bool:
     return isinstance(effect, Send) and isinstance(effect.message, AssignmentsAnswered)
 
 
-def test_one_of_which_more_is_known_is_told_with_the_refusal():
+def test_a_newer_record_is_sent_with_the_refusal():
     driver = Driver("c")
     newer = Record(CCQ, 5 * NODES_MAX, "b")
     driver.hear("b", RecordUpdate((newer,)))
-    told, answer = driver.hear("a", AssignMany((Record(CCQ, NODES_MAX, "c"),)))
-    assert told == Send("a", RecordUpdate((newer,)))
+    messages, answer = driver.hear("a", AssignMany((Record(CCQ, NODES_MAX, "c"),)))
+    assert messages == Send("a", RecordUpdate((newer,)))
     assert answer.message == AssignmentsAnswered((), (("q", NODES_MAX),))
 
 
 def test_what_only_this_node_holds_is_not_answered_for():
     driver = Driver()
     driver.feed(BatchSubmitted(1, items("q", "r")))
-    effects = driver.tick(0.5)  # Nobody has answered the poll; this node takes them.
+    effects = driver.tick(0.5)  # No one has answered the poll; this node takes them.
     assert only(effects, AnswerBatch) == []
     assert set(driver.machine.coordinated) == {"q", "r"}
     assert all(effect.message.note for effect in only(effects, Send))
@@ -190,7 +190,7 @@ def test_candidates_in_different_groups_have_elections_of_their_own():
     assert [[record.ccq.id for record in offer] for offer in offers] == [["q", "s"], ["r"]]
 
 
-def test_what_nobody_takes_in_time_is_refused_and_may_be_repeated():
+def test_what_no_one_takes_in_time_is_refused_and_may_be_repeated():
     driver = Driver(submit_timeout_s=3.0)
     offered(driver, "q", "r")
     driver.hear("c", AssignmentsAnswered((("q", NODES_MAX),), ()))
@@ -201,7 +201,7 @@ def test_what_nobody_takes_in_time_is_refused_and_may_be_repeated():
     assert again == [Send(p, RecordUpdate((again[0].message.records), note=True)) for p in "bc"]
 
 
-def test_one_that_runs_already_is_not_refused_for_others_that_nobody_takes():
+def test_one_that_runs_already_is_not_refused_for_others_that_no_one_takes():
     driver = Driver()
     driver.feed(DrainRequested())
     driver.hear("c", RecordUpdate((Record(replace(CCQ, id="q"), NODES_MAX, "c"),)))
@@ -329,6 +329,6 @@ def test_a_node_that_knows_of_a_drop_says_so_to_who_offers():
     driver = Driver("b")
     driver.feed(DatasetDropped("d", 1))
     effects = driver.hear("a", AssignMany((Record(CCQ, NODES_MAX, "b"),)))
-    told = [effect.message for effect in only(effects, Send)]
-    assert told[0].records[0].ended == "dropped"
-    assert told[-1] == AssignmentsAnswered((), (("q", NODES_MAX),))
+    messages = [effect.message for effect in only(effects, Send)]
+    assert messages[0].records[0].ended == "dropped"
+    assert messages[-1] == AssignmentsAnswered((), (("q", NODES_MAX),))

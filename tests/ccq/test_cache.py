@@ -90,7 +90,7 @@ def judge(cache: LabelCache, log, after: Cursor, labels_max: int) -> None:
 
 
 @given(logs, cursors, st.integers(1, 40))
-def test_answers_are_cut_between_commits_and_starve_nobody(log, after, labels_max):
+def test_answers_are_cut_between_commits_and_starve_no_one(log, after, labels_max):
     until = Cursor(dict.fromkeys(PARTITIONS, 12))
     cache = LabelCache(after)
     cache.append(to_labels(paths_of(log, after, until)), reached=until)
@@ -180,7 +180,7 @@ def test_at_rest_labels_leave_a_pack_that_they_share_with_others(monkeypatch):
     assert to_paths(everything(cache)) == rows[:20]
 
 
-def test_what_is_gone_past_what_was_reached_is_told_later():
+def test_what_is_gone_past_what_was_reached_is_reported_later():
     """A scan learns what is gone after it has begun, so that may lie further on."""
     cache = LabelCache(Cursor({0: 2}))
     cache.append(None, reached=Cursor({0: 5}), gone=Cursor({0: 9}))

@@ -86,7 +86,7 @@ def test_what_is_fetched_often_is_given_away_instead() -> None:
 
 
 def refused_by_all(**options) -> Driver:
-    """A machine that nobody has relieved of its CCQ, for want of memory."""
+    """A machine that no one has relieved of its CCQ, for want of memory."""
     driver = Driver(**options, succession_pause_s=10.0)
     driver.lead()
     for poll in only(fill(driver, 1, 2, 3, 4, 5), Send):
@@ -105,7 +105,7 @@ def test_only_a_node_with_room_is_offered_it_and_the_next_attempt_waits() -> Non
     assert polled(driver.tick(15.5)) == ["b", "c"]
 
 
-def test_what_nobody_takes_goes_to_files_though_it_is_fetched_often() -> None:
+def test_what_no_one_takes_goes_to_files_though_it_is_fetched_often() -> None:
     driver = refused_by_all(**OFTEN)
     (spill,) = only(driver.tick(6.0), SpillPacks)
     assert len(spill.labels) == 5
@@ -124,7 +124,7 @@ def test_a_node_as_busy_as_this_one_may_take_it() -> None:
     ] == ["b"]
 
 
-def test_nobody_is_asked_where_nobody_is_alive_or_holders_are_enough() -> None:
+def test_no_one_is_asked_where_no_one_is_alive_or_holders_are_enough() -> None:
     alone = Driver(**OFTEN)
     for peer in ("b", "c"):
         alone.feed(PeerDied(peer))

@@ -109,7 +109,7 @@ def test_a_sampler_that_does_better_next_time_is_nobodys_concern():
     assert to_paths(answer.labels) == [path(0, 1)]
 
 
-def test_readers_are_told_after_several_failures_in_a_row():
+def test_readers_get_the_error_after_several_failures_in_a_row():
     driver = Driver(failures_before_error=3)
     driver.lead()
     driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
@@ -131,11 +131,11 @@ def test_cycles_in_which_a_sampler_is_still_at_work_excuse_none_of_its_failures(
     driver = Driver(failures_before_error=3)
     driver.lead()
     driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
-    told = []
+    responses = []
     for now in (10.0, 100.0, 200.0):
-        told += fail(driver, now=now)
-        told += unanswered(driver, now=now + 45.0)
-    assert told == [RefuseFetch(1, FAILURE)]
+        responses += fail(driver, now=now)
+        responses += unanswered(driver, now=now + 45.0)
+    assert responses == [RefuseFetch(1, FAILURE)]
 
 
 def test_after_a_failure_pauses_grow_anew_with_the_failures_alone():
@@ -157,13 +157,13 @@ def test_what_other_partitions_find_excuses_no_failure():
     driver = Driver(failures_before_error=3)
     driver.lead()
     driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
-    told = []
+    responses = []
     for number, now in enumerate((10.0, 20.0, 30.0), 1):
         driver.feed(CommitsObserved("d", Cursor({1: number})))
-        told += fail(driver, now=now)
+        responses += fail(driver, now=now)
         driver.feed(CommitsObserved("d", Cursor({1: number + 1})))
         unanswered(driver, now=now + 5.0, reached=Cursor({1: number + 1}))
-    assert told == [RefuseFetch(1, FAILURE)]
+    assert responses == [RefuseFetch(1, FAILURE)]
 
 
 def test_a_query_that_goes_on_for_long_without_a_failure_has_overcome_it():
@@ -209,7 +209,7 @@ def test_cycles_longer_than_the_interval_stretch_it_and_skip_nothing():
     assert pauses == pytest.approx([3.5] * len(pauses), abs=0.11)
 
 
-def test_a_cycle_that_hangs_is_told_while_it_does():
+def test_a_cycle_that_hangs_is_reported_while_it_does():
     driver = Driver()
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
@@ -395,7 +395,7 @@ def test_a_waiting_fetch_that_another_reader_overtakes_is_rescanned():
     assert (effects[1].request, effects[1].until) == (1, Cursor({0: 2}))
 
 
-def test_too_many_fetches_are_told_to_come_back():
+def test_too_many_fetches_get_a_transient_error():
     driver = Driver(fetches_max=1)
     driver.lead()
     driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))

@@ -1,4 +1,4 @@
-"""What retention dropped before it was evaluated: remembered, told once, told in time."""
+"""What retention dropped before it was evaluated: remembered, reported once, reported in time."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def cycle(driver: Driver, paths: list, reached: dict, gone: dict, *, now: float)
     return driver.feed(CycleFinished(start.cycle_id, (result,)))
 
 
-def test_what_is_gone_is_told_at_once_and_once() -> None:
+def test_what_is_gone_is_reported_at_once_and_once() -> None:
     driver = Driver()
     driver.lead()
     driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
@@ -100,14 +100,14 @@ def test_an_answer_that_is_cut_names_what_lies_within_it() -> None:
     driver.lead()
     cycle(driver, [path(0, 1)], {0: 1}, {}, now=1.0)
     cycle(driver, [path(0, 5)], {0: 5, 1: 3}, {0: 4, 1: 2}, now=2.0)
-    token, told, got = ORIGIN, [], []
+    token, gone, got = ORIGIN, [], []
     for request in (1, 2):
         (answer,) = driver.feed(FetchRequested(request, "q", token, labels_max=1))
         token, got = answer.cursor, got + to_paths(answer.labels)
-        told += answer.gone
+        gone += answer.gone
         assert answer.more is (request == 1)
     assert got == [path(0, 1), path(0, 5)]
-    assert commits(tuple(told)) == {(0, 2), (0, 3), (0, 4), (1, 1), (1, 2)}
+    assert commits(tuple(gone)) == {(0, 2), (0, 3), (0, 4), (1, 1), (1, 2)}
 
 
 def test_a_rescan_that_comes_too_late_names_it() -> None:
@@ -141,7 +141,7 @@ def agree(driver: Driver, *peers: str) -> None:
         driver.hear(peer, driver.machine.state.record_table.digest)
 
 
-def test_nobody_knows_the_readers_before_every_peer_agrees() -> None:
+def test_no_one_knows_the_readers_before_every_peer_agrees() -> None:
     driver = Driver(agreement_s=10.0)
     assert driver.machine.live_records("d", driver.now) is None
     driver.lead()

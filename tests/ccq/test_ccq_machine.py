@@ -121,7 +121,7 @@ def test_a_single_node_answers_by_itself():
     assert only(effects, AnswerSubmit) == [AnswerSubmit(1, "q", "a", NODES_MAX)]
 
 
-def test_a_submission_that_nobody_takes_is_refused_and_may_be_repeated():
+def test_a_submission_that_no_one_takes_is_refused_and_may_be_repeated():
     driver = Driver()
     driver.feed(SubmitRequested(1, CCQ, ORIGIN))
     effects = []
@@ -176,7 +176,7 @@ def test_a_higher_term_deposes_and_redirects_who_waits():
     assert driver.feed(FetchRequested(2, "q", ORIGIN)) == [RedirectFetch(2, "c")]
 
 
-def test_who_announces_an_old_term_is_told():
+def test_a_node_that_announces_an_old_term_gets_the_newer_record():
     driver = Driver()
     newer = Record(CCQ, 2 * NODES_MAX, "c")
     driver.hear("c", RecordUpdate((newer,)))

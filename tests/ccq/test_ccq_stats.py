@@ -1,4 +1,4 @@
-"""What those who watch are told of the caches and their readers."""
+"""Statistics of the caches and their readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetches of a query with windows: they are told the event clock, and wait for it."""
+"""Fetches of a query with windows: they get the event clock, and wait for it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_answer_tells_the_clock_at_its_cursor():
     assert (answer.cursor, answer.clock_us) == (Cursor({0: 1}), 50)
 
 
-def test_a_query_without_windows_is_told_no_clock():
+def test_a_query_without_windows_gets_no_clock():
     driver = Driver()
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 1}), (ClockStep(0, 1, 50),)))

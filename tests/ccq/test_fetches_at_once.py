@@ -49,7 +49,7 @@ def evaluated(driver: Driver, known: Cursor, *, fails: bool, dropped: int) -> li
     return effects
 
 
-def told(effects: list) -> list:
+def responses_of(effects: list) -> list:
     """With the labels as what they are."""
     return [
         replace(one, labels=one.labels and one.labels.labels().table.to_pylist())
@@ -72,10 +72,12 @@ def test_they_are_answered_as_each_alone(steps: list) -> None:
                 evaluated(one, cursor, fails=how[0] and how[1] == 0, dropped=how[1])
                 for one in (alone, together)
             ]
-            assert told(found[0]) == told(found[1])
+            assert responses_of(found[0]) == responses_of(found[1])
             continue
         if kind == "fetch inside":
             cache = alone.machine.coordinated["q"].cache
             cursor = cursor.meet(cache.until).join(cache.base)
         asked = FetchRequested(number, "q", cursor, how[1], how[0])
-        assert told(alone.feed(asked)) == told(together.feed(FetchesRequested((asked,))))
+        assert responses_of(alone.feed(asked)) == responses_of(
+            together.feed(FetchesRequested((asked,)))
+        )

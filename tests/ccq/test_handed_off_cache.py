@@ -57,7 +57,7 @@ def test_records_merge_in_any_order_and_any_number_of_times(a, b, c):
 
 
 @given(records(), records())
-def test_a_merged_record_names_nobody_who_is_not_needed(a, b):
+def test_a_merged_record_names_no_one_who_is_not_needed(a, b):
     merged = a.merge(b)
     newest = max(a.term, b.term)
     named = [set(one.holders) for one in (a, b) if one.term == newest]
@@ -267,7 +267,7 @@ def test_a_token_before_what_others_have_read_is_not_looked_for_at_the_holder() 
     assert rescan.until == Cursor({0: 3})
 
 
-def test_holders_that_were_given_up_are_told_to_the_others() -> None:
+def test_holders_that_were_given_up_are_reported_to_the_others() -> None:
     driver = succeeding(OLD, NEW)
     driver.machine._sync_at = 0.0
     fetch(driver, 2)
@@ -275,6 +275,6 @@ def test_holders_that_were_given_up_are_told_to_the_others() -> None:
     effects = driver.tick(1.0)
     (saved,) = only(effects, SaveRecord)
     assert saved.record.holders == (NEW,)
-    told = [one.message for one in only(effects, Send) if isinstance(one.message, RecordUpdate)]
-    assert told
-    assert all(message.records[0].holders == (NEW,) for message in told)
+    updates = [one.message for one in only(effects, Send) if isinstance(one.message, RecordUpdate)]
+    assert updates
+    assert all(message.records[0].holders == (NEW,) for message in updates)

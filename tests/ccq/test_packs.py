@@ -153,7 +153,7 @@ def test_packs_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert made.labels().table.equals(labels.table)
 
 
-def test_commits_are_told_from_the_list_without_unpacking() -> None:
+def test_commits_are_read_from_the_list_without_unpacking() -> None:
     """A million labels are searched in the time that their commits take."""
     labels = to_labels([(0, sequence, 0, 7) for sequence in range(1, 50)])
     assert labels is not None

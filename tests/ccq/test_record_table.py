@@ -66,7 +66,7 @@ def test_two_trackers_that_compare_end_up_equal(one, other):
     assert a.digest == b.digest
 
 
-def test_news_are_told_from_what_is_known_and_what_lags():
+def test_new_records_are_distinguished_from_known_and_older_ones():
     tracker = RecordTable(OPTIONS)
     first = Record(ccq(), 5, "a")
     assert tracker.merge(first, now=0.0, wall=WALL).is_news

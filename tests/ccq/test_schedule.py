@@ -67,7 +67,7 @@ def test_news_of_a_dataset_rouse_its_ccqs_alone_at_the_next_multiple(looks: list
     assert looks == ["q"]
 
 
-def test_news_that_are_none_rouse_nobody(looks: list[str]) -> None:
+def test_news_that_are_none_rouse_no_one(looks: list[str]) -> None:
     driver = Driver()
     driver.lead()
     driver.cycle([], {0: 4}, now=1.0)

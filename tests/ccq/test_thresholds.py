@@ -66,5 +66,5 @@ def test_shares_are_as_the_weights_say() -> None:
     idle = MemoryBudget(8_000, 1 << 40)
     assert free_capacity(idle, weights=weights) == 4_000
     assert free_capacity(MemoryBudget(8_000, 6_000, cpu_share=1.0), weights=weights) == 2_400
-    # One that is half as popular as can be has 2.5 shares, one that nobody fetches 1.
+    # A query of half the greatest popularity has 2.5 shares, one that is never fetched 1.
     assert thresholds(idle, [10.0, 0.0], weights=weights).tolist() == [2857, 1142]

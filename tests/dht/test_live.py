@@ -20,7 +20,7 @@ TOPOLOGY = Topology("t", (Group("west", (A, B)), Group("east", (C, D))), even_ra
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Move]:
-    """Moves of some partitions, each given away by whoever has it."""
+    """Moves of some partitions, each given away by its owner."""
     moves = []
     for partition in draw(st.sets(st.integers(0, 7))):
         members = "ab" if partition < 4 else "cd"
@@ -36,11 +36,11 @@ def test_news_agree_however_often_and_in_whatever_order_they_come(
     expected = dict(placement.owners(TOPOLOGY))
     for move in moves:
         expected[move.partition] = move.node
-    told = moves * times
-    Random(seed).shuffle(told)
+    shuffled = moves * times
+    Random(seed).shuffle(shuffled)
     live = LiveTopology(TOPOLOGY)
-    for start in range(0, len(told), 2):
-        live.adopt(told[start : start + 2])
+    for start in range(0, len(shuffled), 2):
+        live.adopt(shuffled[start : start + 2])
     assert placement.owners(live.current) == expected
     for node in "abcd":
         assert live.partitions(node) == {p for p, owner in expected.items() if owner == node}

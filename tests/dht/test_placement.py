@@ -173,7 +173,7 @@ def test_no_block_lies_outside_its_candidates(
     assert set(placed.tolist()) <= placement.candidates(topology, schema(precision), asked)
 
 
-def test_no_ranges_ask_nobody_and_no_limit_asks_all() -> None:
+def test_no_ranges_ask_no_one_and_no_limit_asks_all() -> None:
     assert placement.candidates(GOLDEN, schema(), ranges.none()) == frozenset()
     assert placement.candidates(GOLDEN, schema(), None) == frozenset(range(8))
 

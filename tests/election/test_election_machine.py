@@ -39,7 +39,7 @@ def test_the_first_group_is_polled_and_its_best_appointed():
     assert election.is_over
 
 
-def test_nobody_is_better_than_one_without_room_where_the_election_says_so():
+def test_no_one_is_better_than_one_without_room_where_the_election_says_so():
     election = Election(options=OPTIONS)
     election.step(Started(1 << 20, (("a",), ("b",)), only_suitable=True), 0.0)
     assert election.step(PollAnswered("a", FULL), 0.1) == [SendPoll("b")]
@@ -79,7 +79,7 @@ def test_at_last_the_least_loaded_is_taken():
     assert election.step(PollAnswered("b", BUSY), 0.2) == [OfferAssignment("a")]
 
 
-def test_nobody_answers():
+def test_no_one_answers():
     election = started(("a",), ("b",))
     assert election.step(ElectionTicked(), 0.5) == [SendPoll("b")]
     (failed,) = election.step(ElectionTicked(), 1.0)

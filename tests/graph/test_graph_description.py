@@ -58,13 +58,13 @@ def batch_of(frame: pd.DataFrame) -> pa.RecordBatch:
 
 
 def check(graph: MetadataGraph, frame: pd.DataFrame, partitions: frozenset[int]) -> None:
-    told = graph.describe(partitions)
-    assert (told.paths, told.observations) == (len(frame), frame["rows"].sum())
+    described = graph.describe(partitions)
+    assert (described.paths, described.observations) == (len(frame), frame["rows"].sum())
     if frame.empty:
-        assert told.extent is None
+        assert described.extent is None
         return
     west, south, east, north = geohash.bounds(frame["cell"].to_numpy(np.uint64), 3)
-    assert told.extent == description.Extent(
+    assert described.extent == description.Extent(
         south.min(),
         west.min(),
         north.max(),
@@ -73,15 +73,15 @@ def check(graph: MetadataGraph, frame: pd.DataFrame, partitions: frozenset[int])
         frame["bucket"].max() + HOUR_US,
     )
     for name in ("temperature", "count", "wet"):
-        numbers = told.numbers[name]
+        numbers = described.numbers[name]
         values = frame[name].astype(float).repeat(frame["rows"])
         assert numbers.missing == values.isna().sum()
         if values.notna().any():
             assert (numbers.minimum, numbers.maximum) == (values.min(), values.max())
             assert numbers.mean == pytest.approx(values.mean(), rel=1e-9, abs=1e-3)
     expected = frame["station"].repeat(frame["rows"])
-    assert told.texts["station"].nulls == expected.isna().sum()
-    assert told.texts["station"].counts == expected.dropna().value_counts().to_dict()
+    assert described.texts["station"].nulls == expected.isna().sum()
+    assert described.texts["station"].counts == expected.dropna().value_counts().to_dict()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -138,6 +138,6 @@ def test_a_text_feature_of_very_many_values(monkeypatch: pytest.MonkeyPatch) -> 
     graph = MetadataGraph(SCHEMA)
     frame = paths(np.random.default_rng(2), 100)
     graph.insert(batch_of(frame), partition=0, sequence=1)
-    told = graph.describe(frozenset([0])).texts["station"]
-    assert (told.has_more, told.counts) == (True, {})
-    assert told.nulls == frame["rows"][frame["station"].isna()].sum()
+    described = graph.describe(frozenset([0])).texts["station"]
+    assert (described.has_more, described.counts) == (True, {})
+    assert described.nulls == frame["rows"][frame["station"].isna()].sum()

@@ -25,16 +25,16 @@ def _graph(world, commits, *, size=50):
 def test_an_explanation_is_of_the_same_scan(world, query_texts, commits, text, after):
     graph, query = _graph(world, commits), parse(query_texts[text], world.schema)
     cursor = Cursor({0: after})
-    told = graph.explain(query, after=cursor)
-    assert told.found == graph.scan(query, after=cursor).num_rows
-    assert told.paths == graph.count() == 50 * commits
-    assert told.runs == graph.runs + commits % 2
-    assert told.runs_pruned == sum(last <= after for last in _last_of_each(commits))
-    assert told.found <= told.paths_examined <= told.paths
-    assert told.zones_scanned <= told.zones <= -(-told.paths // 10)
-    assert min(told.plan_s, told.sift_s, told.gather_s) >= 0
-    for step in told.steps:
-        assert 0 <= step.passed <= step.tested <= told.paths_examined
+    explanation = graph.explain(query, after=cursor)
+    assert explanation.found == graph.scan(query, after=cursor).num_rows
+    assert explanation.paths == graph.count() == 50 * commits
+    assert explanation.runs == graph.runs + commits % 2
+    assert explanation.runs_pruned == sum(last <= after for last in _last_of_each(commits))
+    assert explanation.found <= explanation.paths_examined <= explanation.paths
+    assert explanation.zones_scanned <= explanation.zones <= -(-explanation.paths // 10)
+    assert min(explanation.plan_s, explanation.sift_s, explanation.gather_s) >= 0
+    for step in explanation.steps:
+        assert 0 <= step.passed <= step.tested <= explanation.paths_examined
         assert step.condition == COMMITS or parse(json.loads(step.condition), world.schema)
 
 
@@ -45,21 +45,21 @@ def _last_of_each(commits):
 
 def test_what_bounds_rule_out_is_not_examined(world):
     graph = _graph(world, 8)
-    told = graph.explain(parse("temperature > 400", world.schema))
-    assert (told.runs, told.runs_pruned, told.zones) == (4, 0, 40)
-    assert (told.zones_scanned, told.paths_examined, told.steps) == (0, 0, ())
-    told = graph.explain(parse("", world.schema), after=Cursor({0: 6}))
-    assert (told.runs_pruned, told.zones, told.found) == (3, 10, 100)
+    explanation = graph.explain(parse("temperature > 400", world.schema))
+    assert (explanation.runs, explanation.runs_pruned, explanation.zones) == (4, 0, 40)
+    assert (explanation.zones_scanned, explanation.paths_examined, explanation.steps) == (0, 0, ())
+    explanation = graph.explain(parse("", world.schema), after=Cursor({0: 6}))
+    assert (explanation.runs_pruned, explanation.zones, explanation.found) == (3, 10, 100)
 
 
 def test_cells_are_found_by_search_and_tested_among_what_is_left(world):
     graph = _graph(world, 8)
-    told = graph.explain(parse("geohash LIKE '9xj%' AND gusts = 3", world.schema))
-    assert 0 < told.cells_tested <= told.paths_examined < told.paths
+    explanation = graph.explain(parse("geohash LIKE '9xj%' AND gusts = 3", world.schema))
+    assert 0 < explanation.cells_tested <= explanation.paths_examined < explanation.paths
     assert graph.explain(parse("gusts = 3", world.schema)).cells_tested == 0
 
 
 @pytest.mark.parametrize(("after", "named"), [(ORIGIN, False), (Cursor({0: 3}), True)])
 def test_the_commits_are_a_step_where_they_divide_a_run(world, after, named):
-    told = _graph(world, 8).explain(parse("gusts >= 0", world.schema), after=after)
-    assert (COMMITS in {step.condition for step in told.steps}) == named
+    explanation = _graph(world, 8).explain(parse("gusts >= 0", world.schema), after=after)
+    assert (COMMITS in {step.condition for step in explanation.steps}) == named

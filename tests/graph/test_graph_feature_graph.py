@@ -40,11 +40,11 @@ def _through_the_wire(world, delta):
     limit=LIMITS,
     text=st.integers(0, 20),
     days=st.sampled_from([1, 40, 400]),
-    told=st.lists(st.integers(0, 2), min_size=10, max_size=10),
+    delivered=st.lists(st.integers(0, 2), min_size=10, max_size=10),
 )
 @examples(150)
 def test_no_partition_is_spared_that_holds_a_match(
-    world, dumb_store, query_texts, seed, sizes, limit, text, days, told
+    world, dumb_store, query_texts, seed, sizes, limit, text, days, delivered
 ):
     """Whatever of the deltas arrives: what is spared up to a sequence has no match up to it."""
     store, graph = dumb_store(world.schema), FeatureGraph(world.schema)
@@ -56,7 +56,7 @@ def test_no_partition_is_spared_that_holds_a_match(
         store.insert(batch, partition=partition, sequence=sequence)
         synopses[partition].add(batch, sequence)
         synopses[partition].check()
-        if told[number]:
+        if delivered[number]:
             delta = synopses[partition].changes_since(graph.version(partition))
             graph.apply(_through_the_wire(world, delta))
         found = graph.candidates(query, [0, 1, 2])
@@ -113,11 +113,11 @@ def test_only_what_changed_is_sent(world):
     limit=LIMITS,
     text=st.integers(-1, 20),
     days=st.sampled_from([1, 40]),
-    told=st.lists(st.booleans(), min_size=12, max_size=12),
+    delivered=st.lists(st.booleans(), min_size=12, max_size=12),
 )
 @examples(300)
 def test_the_number_of_matches_lies_within_the_estimate(
-    world, dumb_store, query_texts, seed, sizes, limit, text, days, told
+    world, dumb_store, query_texts, seed, sizes, limit, text, days, delivered
 ):
     store, graph = dumb_store(world.schema), FeatureGraph(world.schema)
     synopses = {p: Synopsis(world.schema, partition=p, epoch=1, entries_max=limit) for p in (0, 1)}
@@ -127,7 +127,7 @@ def test_the_number_of_matches_lies_within_the_estimate(
         batch = world.batch(seed + number, size, hours=24 * days)
         store.insert(batch, partition=partition, sequence=sequence)
         synopses[partition].add(batch, sequence)
-        if told[number]:
+        if delivered[number]:
             graph.apply(synopses[partition].changes_since(graph.version(partition)))
         found = graph.estimate(query)
         matching = len(store.scan(query, until=found.covered, partitions=found.covered.keys()))

@@ -52,7 +52,7 @@ def test_many_commits_at_once_are_the_same_commits(
     assert rows_of(many.scan(query, after=after)) == rows_of(single.scan(query, after=after))
 
 
-def test_runs_stay_few_where_nobody_maintains(world: Any) -> None:
+def test_runs_stay_few_where_no_one_maintains(world: Any) -> None:
     graph = MetadataGraph(world.schema, memtable_paths_max=1)
     for number in range(2 * RUNS_MAX):
         graph.insert_many(

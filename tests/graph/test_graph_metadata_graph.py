@@ -150,7 +150,7 @@ def test_what_merging_leaves_is_few_runs_with_all_paths(world):
     assert graph.count() == 2000
 
 
-def test_inserts_merge_where_nobody_maintains(world):
+def test_inserts_merge_where_no_one_maintains(world):
     graph = MetadataGraph(world.schema, memtable_paths_max=1)
     for sequence in range(1, 3 * RUNS_MAX):
         graph.insert(world.batch(sequence, 2), partition=0, sequence=sequence)

@@ -101,7 +101,7 @@ def test_too_many_pairs_are_no_answer(world):
     assert graph.match(short) is None
 
 
-def test_nobody_asks(world):
+def test_no_one_asks(world):
     graph = MetadataGraph(world.schema)
     graph.insert(world.batch(1, 10), partition=0, sequence=1)
     nothing = question(graph, [], [], cursors=[(0, 0, 0)], until=Cursor({0: 1}))

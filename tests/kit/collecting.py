@@ -17,7 +17,7 @@ WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RecordedSpan:
     """A span as it came in."""
 
     trace: str
@@ -37,7 +37,7 @@ class Collector(service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
 
     def __init__(self, port: int = 0) -> None:
         self._lock = threading.Lock()
-        self._spans: list[Told] = []
+        self._spans: list[RecordedSpan] = []
         self._server = grpc.server(
             futures.ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)]
         )
@@ -54,20 +54,22 @@ class Collector(service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
             for resource in request.resource_spans:
                 of = {one.key: one.value.string_value for one in resource.resource.attributes}
                 for scope in resource.scope_spans:
-                    self._spans += [_told(one, of) for one in scope.spans]
+                    self._spans += [_to_span(one, of) for one in scope.spans]
         return service_pb2.ExportTraceServiceResponse()
 
-    def spans(self) -> list[Told]:
+    def spans(self) -> list[RecordedSpan]:
         with self._lock:
             return list(self._spans)
 
-    def trace_with(self, holds: Callable[[list[Told]], bool]) -> list[Told]:
+    def trace_with(self, holds: Callable[[list[RecordedSpan]], bool]) -> list[RecordedSpan]:
         """The spans of the first trace of which something holds, as soon as one is there."""
         found = self.find(holds, within_s=WITHIN_S)
         assert found, [sorted({one.name for one in trace}) for trace in self.traces()]
         return found
 
-    def find(self, holds: Callable[[list[Told]], bool], *, within_s: float) -> list[Told] | None:
+    def find(
+        self, holds: Callable[[list[RecordedSpan]], bool], *, within_s: float
+    ) -> list[RecordedSpan] | None:
         """The same, or None where there is none in time."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
@@ -77,8 +79,8 @@ class Collector(service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
             time.sleep(0.1)
         return None
 
-    def traces(self) -> list[list[Told]]:
-        found: dict[str, list[Told]] = {}
+    def traces(self) -> list[list[RecordedSpan]]:
+        found: dict[str, list[RecordedSpan]] = {}
         for one in self.spans():
             found.setdefault(one.trace, []).append(one)
         return list(found.values())
@@ -87,9 +89,9 @@ class Collector(service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
         self._server.stop(0).wait()
 
 
-def _told(span: Any, of: dict[str, str]) -> Told:
+def _to_span(span: Any, of: dict[str, str]) -> RecordedSpan:
     facts = {one.key.removeprefix("galileo."): _value(one.value) for one in span.attributes}
-    return Told(
+    return RecordedSpan(
         trace=span.trace_id.hex(),
         id=span.span_id.hex(),
         parent=span.parent_span_id.hex(),

@@ -1,4 +1,4 @@
-"""The machine on which figures were taken that nobody took."""
+"""A machine that does not exist, for made-up figures."""
 
 from __future__ import annotations
 

@@ -44,11 +44,11 @@ class Line:
         return result
 
     async def topology(self, node: str) -> Topology:
-        async def told(there: Any) -> Topology:
+        async def fetch_topology(there: Any) -> Topology:
             known: Topology = there.topology
             return known
 
-        return await self._call("topology", node, told)
+        return await self._call("topology", node, fetch_topology)
 
     async def listing(self, node: str, partition: int) -> PartitionManifest:
         return await self._call("listing", node, lambda n: n.giving.listing(partition))

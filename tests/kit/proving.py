@@ -56,7 +56,7 @@ class Tokens:
 
     @staticmethod
     def of_all_roles(path: Path) -> Tokens:
-        """Somebody with each role, named like it."""
+        """A principal with each role, named like it."""
         made = Tokens.made(path)
         for role in Role:
             made.add(role.value, role)

@@ -316,8 +316,8 @@ class Stage:
             return
         count = 0 if effect.labels is None else len(effect.labels)
         self._tell(f"{node} holds {count} labels up to {_places(effect.reached)}")
-        told = effect.labels, effect.reached, effect.gone
-        self._feed(asker, cache_events.CacheReadAnswered(effect.request, *told))
+        response = effect.labels, effect.reached, effect.gone
+        self._feed(asker, cache_events.CacheReadAnswered(effect.request, *response))
 
     def _reply(self, effect: ev.ContinuousEffect) -> str:
         request = self._requests.get(getattr(effect, "request", -1), "")
@@ -362,8 +362,8 @@ def _message(message: msg.Message) -> str:
         case msg.AssignmentRefused(ccq_id, term):
             return f"no, not {ccq_id} in term {_term(term)}"
         case msg.RecordUpdate(records, note):
-            told = ", ".join(map(_record, records))
-            return f"know {told}{', and say so' if note else ''}"
+            response = ", ".join(map(_record, records))
+            return f"know {response}{', and say so' if note else ''}"
         case msg.RecordAck(entries):
             return "noted " + ", ".join(f"{ccq_id} in term {_term(t)}" for ccq_id, t in entries)
         case msg.RecordRequest(ccq_ids):

@@ -24,11 +24,11 @@ def main(address: str, source: str, target: str, checkpoint: str) -> None:
         .options(address=address, dataset=target, checkpointLocation=checkpoint, batch_rows=100)
         .start()
     )
-    told = -1
+    reported = -1
     while query.isActive:
         progress = query.lastProgress
-        if progress is not None and progress.batchId > told and progress.numInputRows:
-            told = progress.batchId
+        if progress is not None and progress.batchId > reported and progress.numInputRows:
+            reported = progress.batchId
             print(f"copied {progress.numInputRows}", flush=True)
         time.sleep(0.02)
     raise SystemExit(str(query.exception()))

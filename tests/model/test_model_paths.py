@@ -214,7 +214,7 @@ def test_the_rows_lie_as_a_stable_sort_of_all_of_them_puts_them(rows: list[dict[
 
 
 def places(cells: geohash.Cells, buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Three partitions, told apart by cell and bucket."""
+    """Three partitions, distinguished by cell and bucket."""
     numbers = cells.astype(np.int64) + buckets // HOUR_US
     return (numbers % 3).astype(np.int32)
 

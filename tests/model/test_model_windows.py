@@ -86,15 +86,19 @@ def histories(draw: st.DrawFn) -> tuple[Window, list[tuple[list[int], int | None
 @given(histories())
 def test_folding_answers_is_what_a_loop_over_labels_finds(history):
     window, answers = history
-    naive, told = Naive(window), WindowProgress()
+    naive, progress = Naive(window), WindowProgress()
     for buckets, clock_us in answers:
         expected = naive.take(buckets, clock_us=clock_us)
-        told, changes = advance_windows(
-            window, told, buckets=np.array(buckets, dtype=np.int64), clock_us=clock_us, more=False
+        progress, changes = advance_windows(
+            window,
+            progress,
+            buckets=np.array(buckets, dtype=np.int64),
+            clock_us=clock_us,
+            more=False,
         )
         assert [(one.start_us, one.labels, one.state) for one in changes.to_list()] == expected
-        assert changes.clock_us == told.clock_us == naive.clock_us
-        assert (runs_to_array(told.open) * window.slide_us).tolist() == sorted(naive.held)
+        assert changes.clock_us == progress.clock_us == naive.clock_us
+        assert (runs_to_array(progress.open) * window.slide_us).tolist() == sorted(naive.held)
 
 
 @given(st.sets(st.integers(-1_000, 1_000)))
@@ -114,38 +118,44 @@ def test_a_label_belongs_where_its_bucket_begins_however_wide_it_is():
 
 def test_while_more_waits_the_clock_stands_and_windows_stay_open():
     window, late_one = Window.tumbling("1h"), np.array([0])
-    told, changes = advance_windows(
+    progress, changes = advance_windows(
         window, WindowProgress(), buckets=np.array([9 * H]), clock_us=9 * H, more=True
     )
     assert changes.clock_us is None
-    told, changes = advance_windows(window, told, buckets=late_one, clock_us=9 * H, more=False)
+    progress, changes = advance_windows(
+        window, progress, buckets=late_one, clock_us=9 * H, more=False
+    )
     assert [(one.start_us, one.state) for one in changes.to_list()] == [(0, "closed")]
-    told, changes = advance_windows(window, told, buckets=late_one, clock_us=9 * H, more=True)
+    progress, changes = advance_windows(
+        window, progress, buckets=late_one, clock_us=9 * H, more=True
+    )
     assert [(one.start_us, one.state) for one in changes.to_list()] == [(0, "reopened")]
-    assert told == WindowProgress(9 * H, ((9, 1),))
+    assert progress == WindowProgress(9 * H, ((9, 1),))
 
 
 def test_what_was_held_while_more_waited_moves_the_clock_afterwards():
-    """Even where nobody has told of a clock that far yet."""
+    """Even where no node has reported a clock that far yet."""
     window = Window.tumbling("1h")
-    told, _ = advance_windows(
+    progress, _ = advance_windows(
         window, WindowProgress(), buckets=np.array([9 * H]), clock_us=None, more=True
     )
-    told, changes = advance_windows(window, told, buckets=np.array([0]), clock_us=None, more=False)
-    assert (changes.clock_us, told.open) == (9 * H, ((9, 1),))
+    progress, changes = advance_windows(
+        window, progress, buckets=np.array([0]), clock_us=None, more=False
+    )
+    assert (changes.clock_us, progress.open) == (9 * H, ((9, 1),))
     assert [(one.start_us, one.state) for one in changes.to_list()] == [(0, "closed")]
 
 
-def test_only_times_that_there_are_can_have_been_told():
+def test_only_times_that_there_are_can_have_been_reported():
     window = Window.tumbling("1h")
-    told, _ = advance_windows(
+    progress, _ = advance_windows(
         window,
         WindowProgress(),
         buckets=np.array([TIME_MIN_US, TIME_MAX_US]),
         clock_us=None,
         more=True,
     )
-    assert window.is_reachable(told)
+    assert window.is_reachable(progress)
     assert window.is_reachable(WindowProgress(TIME_MAX_US))
     assert not window.is_reachable(WindowProgress(TIME_MAX_US + 1))
     assert not window.is_reachable(WindowProgress(0, ((2**50, 1),)))
@@ -155,30 +165,32 @@ def test_only_times_that_there_are_can_have_been_told():
 def test_a_reader_holds_so_many_windows_open_and_no_more(monkeypatch):
     monkeypatch.setattr(windows, "OPEN_WINDOWS_MAX", 5)
     window, many = Window.tumbling("1h"), np.arange(6) * H
-    told, changes = advance_windows(
+    progress, changes = advance_windows(
         window, WindowProgress(), buckets=many[:5], clock_us=9 * H, more=True
     )
-    assert (told.clock_us, told.open) == (None, ((0, 5),))
-    told, changes = advance_windows(window, told, buckets=many[5:], clock_us=3 * H, more=True)
-    assert (told.clock_us, told.open) == (5 * H, ((5, 1),))
+    assert (progress.clock_us, progress.open) == (None, ((0, 5),))
+    progress, changes = advance_windows(
+        window, progress, buckets=many[5:], clock_us=3 * H, more=True
+    )
+    assert (progress.clock_us, progress.open) == (5 * H, ((5, 1),))
     assert [one.state for one in changes.to_list()] == ["closed"] * 5 + ["open"]
 
 
 def test_lateness_keeps_windows_open_for_as_long():
     window = Window.tumbling("1h", lateness="10m")
-    told, _ = advance_windows(
+    progress, _ = advance_windows(
         window, WindowProgress(), buckets=np.array([0]), clock_us=None, more=False
     )
-    assert window.next_close_us(told) == H + H // 6
-    told, changes = advance_windows(
-        window, told, buckets=np.array([]), clock_us=H + H // 6 - 1, more=False
+    assert window.next_close_us(progress) == H + H // 6
+    progress, changes = advance_windows(
+        window, progress, buckets=np.array([]), clock_us=H + H // 6 - 1, more=False
     )
     assert len(changes) == 0
-    told, changes = advance_windows(
-        window, told, buckets=np.array([]), clock_us=H + H // 6, more=False
+    progress, changes = advance_windows(
+        window, progress, buckets=np.array([]), clock_us=H + H // 6, more=False
     )
     assert [one.state for one in changes.to_list()] == ["closed"]
-    assert window.next_close_us(told) is None
+    assert window.next_close_us(progress) is None
 
 
 def test_a_change_says_when_its_window_is():

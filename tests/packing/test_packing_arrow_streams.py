@@ -124,7 +124,7 @@ def test_a_schema_without_end_is_refused() -> None:
 
 @given(place=st.integers(0, 10_000), byte=st.integers(0, 255))
 def test_damaged_heads_are_refused_and_nothing_else(place: int, byte: int) -> None:
-    """Whatever a changed byte makes of it: a table, or one of the errors that are told."""
+    """Whatever a changed byte makes of it: a table, or one of the errors that are reported."""
     data = bytearray(written(pa.table({"a": ["x", "y"], "b": [1, None]}), "zstd"))
     data[place % len(data)] = byte
     try:

@@ -252,7 +252,7 @@ def test_nulls_among_the_rows_that_others_follow_from_are_damage() -> None:
 
 @given(st.data())
 def test_forged_bytes_with_a_right_checksum_raise_nothing_else(data) -> None:
-    """Whoever can send us packed labels can also compute a checksum."""
+    """A sender of packed labels can also compute a checksum."""
     table = many(data.draw(st.sampled_from([3, 70, 1_200])))
     packed = bytearray(pack(table, compressed=data.draw(st.booleans())))
     for _ in range(data.draw(st.integers(1, 3))):

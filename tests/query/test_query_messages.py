@@ -142,7 +142,7 @@ def test_what_was_built_or_written_as_json_is_not_pointed_at():
 
 
 @pytest.mark.parametrize("text", ["BBOX(geometry, 1, 2, 3, 4)", "count = 1 AND 5"])
-def test_a_text_is_not_told_of_places_in_json(text):
+def test_an_error_about_a_text_names_no_place_in_json(text):
     error = refused(text, QuerySyntaxError)
     assert "$" not in error.message
     assert error.details["path"].startswith("$")

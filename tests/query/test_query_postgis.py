@@ -161,7 +161,7 @@ SELECT number FROM places JOIN polygons USING (at), LATERAL (
     SELECT bool_or(ST_Intersects(shape, point)) AS meets, bool_or(ST_Within(point, shape)) AS within
     FROM (SELECT ST_SetSRID(ST_MakePoint(longitude + turn, latitude), ST_SRID(shape)) AS point
           FROM unnest(ARRAY[-360, 0, 360]) AS turn) AS turned
-) AS told
+) AS reported
 WHERE CASE op WHEN 's_intersects' THEN meets WHEN 's_within' THEN within ELSE NOT meets END
 """
 

@@ -163,7 +163,7 @@ def test_none_of_many_dates_is_read_at_once():
     assert np.flatnonzero(query.match_observations(table)).tolist() == [*range(1, count, 2)]
 
 
-def test_conditions_on_many_cells_and_times_are_told_apart_once(monkeypatch):
+def test_conditions_on_many_cells_and_times_are_distinguished_once(monkeypatch):
     """Each was compared with all others: ten thousand cells in JSON took most of a minute."""
     schema = Schema("world", [*FEATURES], geohash_precision=4)
     cells = to_text(np.arange(0, 2**20, 1024, dtype=np.uint64), 4).to_pylist()

@@ -1,4 +1,4 @@
-"""Conditions as text: what is told of a query parses to the same query."""
+"""Conditions as text: the text of a query parses to the same query."""
 
 from __future__ import annotations
 

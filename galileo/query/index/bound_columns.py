@@ -79,7 +79,7 @@ class TextEquality:
         self.wanted = renumbered[self.wanted]
 
     def numbers_of(self, column: TextColumn, *, folded: bool) -> Ids:
-        """The number of each row's text; of one that nobody wants, and of null, none of them."""
+        """The number of each row's text; of one that no query wants, and of null, none of them."""
         texts = casefold(column.dictionary) if folded else column.dictionary
         known = pc.index_in(texts, value_set=pa.array([*self._codes], type=pa.string()))
         codes = np.asarray(known.fill_null(_OTHER).to_numpy(zero_copy_only=False), dtype=np.int32)

@@ -68,7 +68,7 @@ class MatchRequests:
         return len(self.slots)
 
     def least_sequences(self) -> Sequences:
-        """For each partition the sequence that nobody asks for anything before."""
+        """For each partition, the least sequence that any request starts from."""
         used = np.unique(self.cursors)
         if len(used) == 0:
             return np.full(len(self.partitions), NOT_REQUESTED, dtype=np.int64)

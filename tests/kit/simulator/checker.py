@@ -158,8 +158,10 @@ class Checker:
                 demand(one.last <= has, f"{ccq.id}: retention passed its readers to {one}")
 
     def _verify_clock(self, ccq: Ccq, answer: AnswerFetch) -> None:
-        """The event clock is told with windows, and is not ahead of what was committed."""
-        demand(ccq.window is not None or answer.clock_us is None, f"{ccq.id}: a clock for nobody")
+        """The event clock is reported with windows, and is not ahead of what was committed."""
+        demand(
+            ccq.window is not None or answer.clock_us is None, f"{ccq.id}: a clock without windows"
+        )
         if answer.clock_us is not None:
             newest_us = self.newest_us(answer.cursor)
             is_true = newest_us is not None and answer.clock_us <= newest_us
@@ -172,7 +174,7 @@ class Checker:
         return max((one for one in newest if one is not None), default=None)
 
     def acknowledge(self, partition: int, *, batch: tuple[str, int], sequence: int) -> None:
-        """Remembers that a producer was told that its batch is durable."""
+        """Records that a producer got the acknowledgement of its batch."""
         self._acknowledged[partition, batch] = sequence
 
     def verify_ingest(self) -> None:
@@ -187,7 +189,7 @@ class Checker:
             demand(found.get(key) == [sequence], f"batch {key} was acknowledged and is not there")
 
     def owed(self, ccq: Ccq, gone: Iterable[Stretch]) -> set[Path]:
-        """What a reader must have in the end that was told that some is gone."""
+        """What a reader must have in the end that got the error that some is gone."""
         gone = tuple(gone)
         return {path for path in self.truth(ccq) if not is_gone(path, gone)}
 

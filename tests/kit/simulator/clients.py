@@ -131,9 +131,9 @@ class Reader(_Client):
         ccq: None for one that has not begun to follow another's CCQ.
         delivered: the paths that its application has.
         answers: by which they came, as they were stored.
-        gone: what it was told that retention had dropped, or had dropped before it began.
+        gone: what retention had dropped by its answers, or had dropped before it began.
         ended: the kind of the final refusal.
-        windows: what it was told of the windows of its CCQ; None: that has none.
+        windows: its progress in the windows of its CCQ; None: that has none.
     """
 
     def __init__(self, name: str, world: Service, ccq: Ccq) -> None:
@@ -289,7 +289,7 @@ class Reader(_Client):
             self.loop.counters["answers served again"] += answer.after in self.answered
             self.answered.add(answer.after)
         paths = to_paths(answer.labels)
-        news = self._folded(self._told(), paths, clock_us=answer.clock_us, more=answer.more)
+        news = self._folded(self._progress(), paths, clock_us=answer.clock_us, more=answer.more)
         if self.world.variant.conduct.stores_token_first:
             self.token = token.encode(self.ccq.id, answer.cursor)
         if not self.world.is_calm and self.loop.chance(0.03):
@@ -322,22 +322,24 @@ class Reader(_Client):
         demand(allowed.get(failure.kind, False), f"{self.name}: {failure.message}")
         self.ended, self._awaited = failure.kind, None
 
-    def _told(self) -> WindowProgress:
+    def _progress(self) -> WindowProgress:
         """What its token says of windows."""
         return token.read(self.token, ccq_id=self.ccq.id)[1] if self.token else WindowProgress()
 
     def _until_clock_us(self) -> int | None:
         window = self.ccq.window
-        return None if window is None else window.next_close_us(self._told())
+        return None if window is None else window.next_close_us(self._progress())
 
     def _folded(
-        self, told: WindowProgress, paths: list[Path], *, clock_us: int | None, more: bool
+        self, progress: WindowProgress, paths: list[Path], *, clock_us: int | None, more: bool
     ) -> tuple[WindowProgress, WindowChanges | None]:
         """What the node that answers does for it."""
         if self.ccq.window is None:
-            return told, None
+            return progress, None
         buckets = np.array([bucket_us(path) for path in paths], dtype=np.int64)
-        return advance_windows(self.ccq.window, told, buckets=buckets, clock_us=clock_us, more=more)
+        return advance_windows(
+            self.ccq.window, progress, buckets=buckets, clock_us=clock_us, more=more
+        )
 
     def _store(
         self,
@@ -347,7 +349,7 @@ class Reader(_Client):
         news: tuple[WindowProgress, WindowChanges | None],
     ) -> None:
         self.gone += gone
-        told, changes = news
+        progress, changes = news
         if self.windows is not None and changes is not None:
             closed, reopened = self.windows.take(changes, paths)
             self.loop.counters["windows closed"] += closed
@@ -358,7 +360,7 @@ class Reader(_Client):
             self.delivered[path] = None
         self.answers.append(Answer(keys_of_paths(paths), cursor, cursor))
         forgets = self.world.variant.conduct.forgets_windows
-        self.token = token.encode(self.ccq.id, cursor, WindowProgress() if forgets else told)
+        self.token = token.encode(self.ccq.id, cursor, WindowProgress() if forgets else progress)
 
     def forge(self) -> None:
         """Asks with a token for commits that do not exist, beside the real reading."""

@@ -147,8 +147,8 @@ class Evaluator:
                 reached[partition] = at + 1
         self._loop.counters["backfills"] += 1
         found = to_labels(paths)
-        told = Cursor(reached), tuple(missing), Cursor(gone)
-        return BackfillFinished(effect.request, found, *told)
+        ranges = Cursor(reached), tuple(missing), Cursor(gone)
+        return BackfillFinished(effect.request, found, *ranges)
 
 
 def by_sequence(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:

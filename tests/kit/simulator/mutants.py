@@ -322,7 +322,7 @@ class _ReuseTerms(NodeState):
 
 
 class _CountTerms(NodeState):
-    """Takes the next number as term, whoever else may take it too."""
+    """Takes the next number as term, even where another node takes it, too."""
 
     def with_next_term(self, record: Record, coordinator: str) -> Record:
         mine = self.record_table.get(record.ccq.id) or record
@@ -360,7 +360,7 @@ class _IgnoreDrops(Continuous):
 
 
 class _CancelDropped(NodeState):
-    """Ends the CCQs of a dropped dataset as if somebody had cancelled them."""
+    """Ends the CCQs of a dropped dataset as if a user had cancelled them."""
 
     def learn(self, incoming: Record, now: float) -> Effects:
         if incoming.ended is None and self.is_dropped(incoming.ccq.dataset):

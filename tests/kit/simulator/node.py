@@ -299,12 +299,12 @@ class Node:
 
     def _tick(self) -> None:
         for effect in self._membership.step(membership.Ticked(), self._now):
-            self._heed(effect)
+            self._handle(effect)
         self._membership.check()
         self.feed(Ticked(self.wall))
         self._later(TICK_S, self._tick)
 
-    def _heed(self, effect: membership.MembershipEffect) -> None:
+    def _handle(self, effect: membership.MembershipEffect) -> None:
         if isinstance(effect, membership.SendHeartbeat):
             sequences = Cursor({log.partition: log.end for log in self.own_logs()})
             dropped = tuple(self._dropped.items())
@@ -318,7 +318,7 @@ class Node:
     def on_heartbeat(self, sender: str, beat: Heartbeat) -> None:
         arrived = membership.HeartbeatArrived(sender, beat.epoch)
         for effect in self._membership.step(arrived, self._now):
-            self._heed(effect)
+            self._handle(effect)
         self._membership.check()
         for dropped in beat.dropped:
             self.drop(*dropped)
@@ -418,8 +418,8 @@ class Node:
         def take(reply: ContinuousEffect) -> None:
             if isinstance(reply, AnswerCacheRead):
                 self._loop.counters["stretches from holders"] += 1
-                told = reply.labels, reply.reached, reply.gone
-                answer(CacheReadAnswered(effect.request, *told))
+                response = reply.labels, reply.reached, reply.gone
+                answer(CacheReadAnswered(effect.request, *response))
             else:
                 self._loop.counters["holders lost"] += 1
                 answer(CacheReadFailed(effect.request))
@@ -459,7 +459,7 @@ class Node:
             promised = [(record.ccq.id, record.term) for record in message.records]
         for ccq_id, term in promised:
             saved = self._disk.synced_term(ccq_id)
-            demand(saved >= term, f"{self.name} told of {ccq_id} {term}, saved is {saved}")
+            demand(saved >= term, f"{self.name} sent {ccq_id} {term}, saved is {saved}")
 
     def _send(self, to: str, message: Message) -> None:
         peer = self._world.node(to)

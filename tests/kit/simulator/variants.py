@@ -17,7 +17,7 @@ class Conduct:
         evaluates_unsynced: scans see it, too.
         stores_batches_again: storage does not recognise a repeated batch.
         stores_token_first: readers store the token, and their labels in a second step.
-        forgets_windows: tokens do not say what the reader was told of windows.
+        forgets_windows: tokens do not contain the reader's progress in windows.
         takes_stale_answers: readers take an answer that they no longer wait for.
         drops_what_is_unfetched: retention passes readers though it must not.
         conceals_what_is_gone: scans say that they saw everything, what was dropped included.

@@ -1,4 +1,4 @@
-"""What a reader with windows must be told: kept label by label, by naive means."""
+"""What a reader with windows must get, computed label by label."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def window_of(seed: int, number: int) -> Window | None:
 
 @dataclass(slots=True)
 class Windows:
-    """The windows of one reader, as the updates that it stored have told of them.
+    """The windows of one reader, as the updates that it stored describe them.
 
     Attributes:
         held: the paths of each window, by its start.
-        closed: the windows that are closed as far as it was told.
-        clock_us: the event clock that it was told last.
+        closed: the windows that its updates closed.
+        clock_us: the last event clock that it got.
     """
 
     window: Window
@@ -48,11 +48,11 @@ class Windows:
             How many windows it closed, and how many it opened again.
         """
         news = self._grouped(paths)
-        told = {one.start_us: one for one in changes.to_list()}
-        demand(set(news) <= set(told), "labels of windows of which nothing is told")
+        reported = {one.start_us: one for one in changes.to_list()}
+        demand(set(news) <= set(reported), "labels of windows without a change")
         has_gone_back = self.clock_us is not None and (changes.clock_us or 0) < self.clock_us
         demand(not has_gone_back, f"the event clock went back to {changes.clock_us}")
-        for start, one in told.items():
+        for start, one in reported.items():
             found = news.get(start, set())
             demand(one.labels == len(found), f"{one} has {len(found)} labels")
             demand(bool(found or self.held.get(start)), f"{one} never had a label")
@@ -65,11 +65,11 @@ class Windows:
             self.closed |= {start} if is_over else set()
         self.clock_us = changes.clock_us
         self._demand_closed()
-        states = [one.state for one in told.values()]
+        states = [one.state for one in reported.values()]
         return states.count("closed"), states.count("reopened")
 
     def verify(self, paths: Iterable[Path], *, clock_us: int | None) -> None:
-        """All of that is told in the end: of each window its labels, and whether it is over."""
+        """All of that is reported in the end: of each window its labels, and whether it is over."""
         expected = self._grouped(paths)
         found = {start: held for start, held in self.held.items() if held}
         demand(found == expected, "the windows of a reader lack labels, or have some of others")
