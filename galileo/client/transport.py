@@ -162,22 +162,23 @@ class Transport:
         A node speaks TLS and this client does not, or the reverse, or the client does not trust
         the node's certificate.
         """
-        for address, problem in problems.items():
-            if problem == HANDSHAKE_FAILED:
-                raise ConfigError(
-                    f"the TLS handshake with the node at {address} failed: the client does not "
-                    "trust the node's certificate, which has expired, names another host, or is of "
-                    "another authority than the client's authority.pem",
-                    address=address,
-                    remedy="tls",
-                )
         addresses = [one for one, problem in problems.items() if REFUSED not in problem]
         answers = await asyncio.gather(*map(tls_probe.speaks_tls, addresses))
         for address, speaks_tls in zip(addresses, answers, strict=True):
-            if speaks_tls is None or speaks_tls == self._is_tls:
+            if speaks_tls is None:
                 continue
-            if speaks_tls:
+            if speaks_tls and self._is_tls:
+                if problems[address] != HANDSHAKE_FAILED:
+                    continue
+                remedy = "tls"
+                problem = (
+                    "has a certificate that this client does not trust: it has expired, names "
+                    "another host, or is of another authority than the client's authority.pem"
+                )
+            elif speaks_tls:
                 problem, remedy = "expects TLS, and this client connects without", "tls"
+            elif not self._is_tls:
+                continue
             else:
                 problem, remedy = "does not speak TLS, and this client expects it", "no_tls"
             raise ConfigError(f"the node at {address} {problem}", address=address, remedy=remedy)

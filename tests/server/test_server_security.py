@@ -564,7 +564,7 @@ def test_nodes_that_could_not_prove_to_be_nodes_do_not_start(config: Path, tmp_p
     tokens = Tokens.made(tmp_path / "principals.toml")
     tokens.add("root", Role.ADMIN)
     told = refused(config, f"auth.token_file={tokens.path}")
-    assert "expected auth.node_token_file, with which this node proves to the others" in told
+    assert "expected auth.node_token_file or certificates in [tls]" in told
 
 
 @pytest.mark.slow
