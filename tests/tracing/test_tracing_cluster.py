@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 
-from collecting import Collector, Told
+from collecting import Collector, RecordedSpan
 
 import galileo
 from galileo.cluster import free_ports
@@ -93,15 +93,15 @@ def rows(day: int) -> pd.DataFrame:
     )
 
 
-def names(trace: list[Told]) -> set[str]:
+def names(trace: list[RecordedSpan]) -> set[str]:
     return {one.name for one in trace}
 
 
-def of(trace: list[Told], name: str) -> list[Told]:
+def of(trace: list[RecordedSpan], name: str) -> list[RecordedSpan]:
     return [one for one in trace if one.name == name]
 
 
-def check_family(trace: list[Told]) -> None:
+def check_family(trace: list[RecordedSpan]) -> None:
     """Every parent is there, and nothing begins before its parent does."""
     by_id = {one.id: one for one in trace}
     assert len([one for one in trace if not one.parent]) == 1
@@ -116,7 +116,7 @@ def test_a_batch_is_followed_to_the_disks_of_both_nodes(
 ) -> None:
     pair.client().ingest("rain", rows(day=1))
 
-    def is_whole(trace: list[Told]) -> bool:
+    def is_whole(trace: list[RecordedSpan]) -> bool:
         is_told = {"Storage/Ingest", "PeerStorage/Commit"} <= names(trace)
         return is_told and {one.node for one in of(trace, "fsync")} == NODES
 
@@ -136,7 +136,7 @@ def test_a_query_is_followed_to_both_nodes(
     pair.client().query("rain", "rain > 0")
     wanted = {"Query/Run", "merge", "scan", "Storage/Scan"}
 
-    def is_whole(trace: list[Told]) -> bool:
+    def is_whole(trace: list[RecordedSpan]) -> bool:
         return wanted <= names(trace) and {one.node for one in of(trace, "scan")} == NODES
 
     check_family(collector.trace_with(is_whole))
@@ -165,7 +165,7 @@ def test_a_tick_is_followed_to_spark_workers_and_back_to_the_nodes(
     )
     inside = {"tick", "due", "job", "store", "Evaluator/Evaluate", "evaluate", "PeerStorage/Match"}
 
-    def is_whole(trace: list[Told]) -> bool:
+    def is_whole(trace: list[RecordedSpan]) -> bool:
         scans = {one.node for one in of(trace, "scan")}
         return inside | {"scan", "sampler"} <= names(trace) and scans == NODES
 
