@@ -29,7 +29,7 @@ class SystemClock:
         return time.time()
 
 
-def queued_s(process: int | str = "self") -> float:
+def run_queue_wait_s(process: int | str = "self") -> float:
     """How long the main thread of a process has waited for a processor; 0 where nobody says.
 
     Linux says: nanoseconds run, nanoseconds waited, and how often it ran.

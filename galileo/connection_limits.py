@@ -91,7 +91,7 @@ class ConnectionLimiter:
             if len(self._leaving) < self._seats_max:
                 if len(self._seats) < self._seats_max:
                     return True
-                gone = first_to_go(self._seats.values())
+                gone = select_victim(self._seats.values())
                 if gone is None:
                     return False
                 wait_s = gone.since + self._grace_s - now
@@ -109,11 +109,11 @@ class ConnectionLimiter:
             self._leaving.discard(connection)
             self._lock.notify_all()
 
-    def note_request(self, connection: socket.socket) -> None:
+    def record_request(self, connection: socket.socket) -> None:
         """It has come whole: now the client waits."""
         self._note(connection, is_worked_for=True)
 
-    def note_answer(self, connection: socket.socket, held_bytes: int) -> None:
+    def record_answer(self, connection: socket.socket, held_bytes: int) -> None:
         """It is to be taken; others who are slow at that give way where all are too large."""
         self._note(connection, is_worked_for=False, held_bytes=held_bytes)
         with self._lock:
@@ -121,16 +121,16 @@ class ConnectionLimiter:
                 others = (
                     seat for seat in self._seats.values() if seat.connection is not connection
                 )
-                gone = first_to_go(seat for seat in others if seat.held_bytes)
+                gone = select_victim(seat for seat in others if seat.held_bytes)
                 if gone is None:
                     return
                 self._send_away(gone)
 
-    def note_taken(self, connection: socket.socket) -> None:
+    def record_written(self, connection: socket.socket) -> None:
         """A piece of the answer."""
         self._note(connection)
 
-    def note_end(self, connection: socket.socket) -> None:
+    def record_end(self, connection: socket.socket) -> None:
         """The answer was taken; a request may come."""
         self._note(connection, is_worked_for=False, held_bytes=0)
 
@@ -159,7 +159,7 @@ class ConnectionLimiter:
             seat.connection.shutdown(socket.SHUT_RDWR)
 
 
-def first_to_go(seats: Iterable[Connection]) -> Connection | None:
+def select_victim(seats: Iterable[Connection]) -> Connection | None:
     """Of seats in the order in which they got on; None where all are worked for."""
     all_seats = list(seats)
     of_host = Counter(seat.host for seat in all_seats)

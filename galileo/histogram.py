@@ -16,7 +16,7 @@ DISK_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1
 LOOP_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class Timings:
+class DurationHistogram:
     """Counts of durations; written by one thread at a time, read by any.
 
     Args:

@@ -146,7 +146,7 @@ class BoundedServer(ThreadingHTTPServer):
 class BoundedHandler(BaseHTTPRequestHandler):
     """Reads and writes within the bounds of its server.
 
-    Subclasses say `note_request` once they have read all of a request, and write by `send_body`.
+    Subclasses say `record_request` once they have read all of a request, and write by `send_body`.
     """
 
     protocol_version = "HTTP/1.1"
@@ -164,16 +164,16 @@ class BoundedHandler(BaseHTTPRequestHandler):
     def handle_one_request(self) -> None:
         self._incoming.begin()
         super().handle_one_request()
-        self.server.seats.note_end(self.connection)
+        self.server.seats.record_end(self.connection)
 
     def parse_request(self) -> bool:
         is_parsed = super().parse_request()
         self._incoming.end_head()
         return is_parsed
 
-    def note_request(self) -> None:
+    def record_request(self) -> None:
         """It has come whole, so from now on it is answered."""
-        self.server.seats.note_request(self.connection)
+        self.server.seats.record_request(self.connection)
 
     def send_body(self, body: bytes) -> None:
         """The headers that wait, and a body, which the client has to take within the time.
@@ -182,7 +182,7 @@ class BoundedHandler(BaseHTTPRequestHandler):
             OSError: it did not, or was too slow beside others.
         """
         seats, until = self.server.seats, time.monotonic() + self.server.idle_timeout_s
-        seats.note_answer(self.connection, len(body))
+        seats.record_answer(self.connection, len(body))
         self._set_timeout(until)
         self.end_headers()
         if self.command == "HEAD":
@@ -191,7 +191,7 @@ class BoundedHandler(BaseHTTPRequestHandler):
         for start in range(0, len(view), PIECE_BYTES):
             self._set_timeout(until)
             self.wfile.write(view[start : start + PIECE_BYTES])
-            seats.note_taken(self.connection)
+            seats.record_written(self.connection)
 
     def _set_timeout(self, until: float) -> None:
         self.connection.settimeout(_left(until))

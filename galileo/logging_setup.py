@@ -47,20 +47,20 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         at = dt.datetime.fromtimestamp(record.created, tz=dt.UTC)
-        told: dict[str, object] = {
+        fields: dict[str, object] = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
             "node": self._node,
         }
-        told["request"] = request_id.current()
-        told["trace"] = spans.trace_id()
-        told |= {fact: getattr(record, fact, "") for fact in FACTS}
+        fields["request"] = request_id.current()
+        fields["trace"] = spans.trace_id()
+        fields |= {fact: getattr(record, fact, "") for fact in FACTS}
         if record.exc_info:
-            told["error"] = self.formatException(record.exc_info)
-        told = {key: _redacted(value) for key, value in told.items() if value != ""}
-        return json.dumps(told, default=lambda value: redacted(str(value)))
+            fields["error"] = self.formatException(record.exc_info)
+        fields = {key: _redacted(value) for key, value in fields.items() if value != ""}
+        return json.dumps(fields, default=lambda value: redacted(str(value)))
 
 
 class TextFormatter(logging.Formatter):
@@ -82,7 +82,7 @@ def start_logging(kind: str = "text", *, level: str = "info", node: str = "") ->
 
     Args:
         kind: "text" or "json".
-        level: the least that is told, "debug" to "error".
+        level: the minimum level, "debug" to "error".
         node: name of the node, for JSON.
     """
     handler = logging.StreamHandler()

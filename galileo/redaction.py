@@ -1,7 +1,7 @@
-"""Secrets are taken out of whatever is told: logs, errors, what commands print of them.
+"""Removal of secrets from logs, error messages and command output.
 
-Nothing tells secrets on purpose. But somebody puts a token where another value belongs, and an
-error quotes it; or an exception that nobody foresaw has it in its message.
+No message contains a secret on purpose. But a user may put a token where another value belongs, and
+an error quotes it; or an unexpected exception has it in its message.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.connection_limits import Connection, ConnectionLimiter, first_to_go
+from galileo.connection_limits import Connection, ConnectionLimiter, select_victim
 
 HOSTS = ("a", "b", "c")
 
@@ -122,12 +122,13 @@ def act(seats: ConnectionLimiter, model: Model, step: str, line: Line, held: int
         else:
             model.leaving -= 1
     elif step == "answer":
-        seats.note_answer(line, held)  # type: ignore[arg-type]
+        seats.record_answer(line, held)  # type: ignore[arg-type]
         model.answer(line, held)
     else:
-        getattr(seats, {"request": "note_request", "taken": "note_taken", "end": "note_end"}[step])(
-            line
-        )
+        getattr(
+            seats,
+            {"request": "record_request", "taken": "record_written", "end": "record_end"}[step],
+        )(line)
         if known is not None:
             known.at = next(model.times)
             known.works = {"request": True, "taken": known.works, "end": False}[step]
@@ -142,9 +143,9 @@ def lines() -> Iterator[Line]:
 def test_someone_of_the_host_that_has_most_goes_first(lines: Iterator[Line]) -> None:
     first = Connection(next(lines), "calm", 0.0)  # type: ignore[arg-type]
     many = [Connection(next(lines), "greedy", 0.0) for _ in range(3)]  # type: ignore[arg-type]
-    assert first_to_go([first, *many]) is many[0]
+    assert select_victim([first, *many]) is many[0]
     many[0].is_worked_for = True
-    assert first_to_go([first, *many]) is many[1]
+    assert select_victim([first, *many]) is many[1]
 
 
 def test_a_newcomer_waits_for_who_was_sent_away() -> None:
@@ -173,8 +174,8 @@ def test_no_one_goes_who_is_worked_for(lines: Iterator[Line]) -> None:
     seats = ConnectionLimiter(1, held_bytes_max=1)
     one = next(lines)
     assert seats.take(one, "a")  # type: ignore[arg-type]
-    seats.note_request(one)  # type: ignore[arg-type]
+    seats.record_request(one)  # type: ignore[arg-type]
     assert not seats.take(next(lines), "b")  # type: ignore[arg-type]
-    seats.note_end(one)  # type: ignore[arg-type]
+    seats.record_end(one)  # type: ignore[arg-type]
     assert seats.take(next(lines), "b")  # type: ignore[arg-type]
     assert not one.is_open

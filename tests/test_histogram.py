@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.histogram import DISK_BOUNDS_S, LAG_BOUNDS_S, LOOP_BOUNDS_S, Timings
+from galileo.histogram import DISK_BOUNDS_S, LAG_BOUNDS_S, LOOP_BOUNDS_S, DurationHistogram
 
 
 @given(st.lists(st.floats(-1.0, 4000.0), max_size=50))
 def test_buckets_hold_what_is_not_longer(durations: list[float]) -> None:
-    timings = Timings(LAG_BOUNDS_S)
+    timings = DurationHistogram(LAG_BOUNDS_S)
     for duration_s in durations:
         timings.observe(duration_s)
     counted = [max(one, 0.0) for one in durations]
@@ -24,7 +24,7 @@ def test_buckets_hold_what_is_not_longer(durations: list[float]) -> None:
 @pytest.mark.parametrize("bounds", [DISK_BOUNDS_S, LAG_BOUNDS_S, LOOP_BOUNDS_S])
 def test_bounds_ascend_and_are_named_as_open_metrics_wants(bounds: tuple[float, ...]) -> None:
     assert sorted(set(bounds)) == list(bounds)
-    names = [name for name, _ in Timings(bounds).cumulative()]
+    names = [name for name, _ in DurationHistogram(bounds).cumulative()]
     assert names[-1] == "+Inf"
     assert all("." in name and "e" not in name for name in names[:-1])
     assert bisect_left(bounds, bounds[0]) == 0

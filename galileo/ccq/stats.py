@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from galileo.histogram import LAG_BOUNDS_S, Timings
+from galileo.histogram import LAG_BOUNDS_S, DurationHistogram
 
 ENDED_MAX = 256
 
@@ -28,7 +28,7 @@ class LabelCounts:
 
     def __init__(self, of_node: LabelCounts | None = None) -> None:
         self.matched = self.delivered = self.served_again = self.late = 0
-        self.lag = Timings(LAG_BOUNDS_S)
+        self.lag = DurationHistogram(LAG_BOUNDS_S)
         self.of_node = of_node
 
     def record_matched(self, labels: int, *, lag_s: float) -> None:
@@ -80,7 +80,7 @@ class NodeCounts:
 
     def __init__(self) -> None:
         self.labels = LabelCounts()
-        self.cycles = Timings(LAG_BOUNDS_S)
+        self.cycles = DurationHistogram(LAG_BOUNDS_S)
         self.cycles_failed = 0
         self.elections = 0
         self.elections_failed = 0

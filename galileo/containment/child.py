@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from galileo.clock import queued_s
+from galileo.clock import run_queue_wait_s
 from galileo.containment import filters
 from galileo.containment.limits import ContainmentLimits
 from galileo.containment.sandbox import Descriptors, command
@@ -77,7 +77,7 @@ class Child:
 
     def run_queue_wait_s(self) -> float:
         """How long the contained process has waited for a processor; 0 before `find`."""
-        return queued_s(self.pid) if self.pid else 0.0
+        return run_queue_wait_s(self.pid) if self.pid else 0.0
 
     def end(self) -> None:
         """Kills it with everything in its namespace, waits for that, and closes the pipes."""

@@ -116,7 +116,7 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
     def _respond(self) -> None:
         try:
             request = self._request()
-            self.note_request()
+            self.record_request()
             answer = self.server.service.answer(
                 request, self.connection, host=str(self.client_address[0])
             )

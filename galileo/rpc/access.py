@@ -1,8 +1,8 @@
-"""Who may call what: one rule for every method, and whatever has no rule is refused.
+"""Authorisation rules: which role may call which method; a method without a rule is forbidden.
 
-Roles say which methods, grants say which datasets, and a continuous query belongs to whom it was
-submitted by. The role `node` is apart: it may what nodes do among themselves and for callers whose
-rights another node has checked, and nothing that only clients do.
+Roles permit methods and grants permit datasets; a continuous query belongs to its submitter. The
+role `node` permits the calls between nodes, also for callers whose rights another node has checked,
+and no call that only clients make.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DATASET = "dataset"
 
 
 class Role(StrEnum):
-    """What somebody is to the cluster."""
+    """A role of a principal in the cluster."""
 
     READER = "reader"
     WRITER = "writer"
@@ -67,14 +67,14 @@ _OF_NODES = {short_name(method) for method in INTERNAL} | {"Storage/Scan"}
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who has proved who it is.
+    """An authenticated caller.
 
     Attributes:
-        name: of it, to which continuous queries belong.
-        roles: what it is.
+        name: the owner's name of its continuous queries.
+        roles: its roles.
         datasets: patterns of the names of datasets that it may use, with `*` and `?`.
-        quotas: of its own or its roles', by name; others are the cluster's.
-        expires_at: wall time, in seconds since 1970, from when on its token is worth nothing.
+        quotas: its own or its roles', by name; for others those of the cluster apply.
+        expires_at: when its token expires, in seconds since 1970.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Principal:
 
     @property
     def is_admin(self) -> bool:
-        """Admins and nodes are asked for no ownership."""
+        """Whether ownership is not checked: of admins and nodes."""
         return bool(self.roles & {Role.ADMIN, Role.NODE})
 
     @property
@@ -97,18 +97,18 @@ class Principal:
         return self.is_node or "*" in self.datasets
 
     def may_use(self, dataset: str) -> bool:
-        """Whether a grant names a dataset, which goes by its name or its key."""
+        """Whether a grant matches the dataset, given by name or key."""
         if self.may_use_all:
             return True
         name = name_of_key(dataset)
         return any(fnmatchcase(name, pattern) for pattern in self.datasets)
 
     def owns(self, owner: str) -> bool:
-        """Whether what belongs to `owner` is its own, or it may treat it so."""
+        """Whether it may use the objects of `owner`."""
         return self.is_admin or (owner != "" and owner == self.name)
 
     def check_use(self, dataset: str) -> None:
-        """Raises Forbidden where no grant names the dataset, whether it exists or not."""
+        """Raises Forbidden if no grant matches the dataset, whether it exists or not."""
         if not self.may_use(dataset):
             raise Forbidden(
                 f"expected a grant on the dataset {name_of_key(dataset)!r}, got none for "
@@ -116,18 +116,18 @@ class Principal:
             )
 
     def check_owns(self, owner: str, ccq_id: str) -> None:
-        """Raises Forbidden where a continuous query is somebody else's."""
+        """Raises Forbidden if a continuous query belongs to another principal."""
         if not self.owns(owner):
             raise Forbidden(
-                f"expected a continuous query of {self.name!r}, got {ccq_id!r} of somebody else; "
-                "who submitted it and administrators may use it"
+                f"expected a continuous query of {self.name!r}, got {ccq_id!r} of another "
+                "principal; only its submitter and administrators may use it"
             )
 
 
-EVERYBODY = Principal("", frozenset(Role), EVERY_DATASET)
-"""Where no access is configured: whoever calls may do everything."""
+ANONYMOUS = Principal("", frozenset(Role), EVERY_DATASET)
+"""The caller without authentication: it may do everything."""
 ANY_CLIENT = Principal("", frozenset(Role) - {Role.NODE}, EVERY_DATASET)
-"""The same with TLS, where certificates tell nodes from clients."""
+"""The same with TLS, where certificates distinguish nodes and clients."""
 
 
 def check_method(principal: Principal, method: str) -> None:
@@ -158,7 +158,7 @@ def check_request(principal: Principal, request: Any) -> None:
 
 
 def is_between_nodes(method: str, request: Any) -> bool:
-    """Whether only a node sends such a request, "Service/Method", where nobody proves anything."""
+    """Whether only nodes send such a request; `method` is "Service/Method"."""
     return method in _OF_NODES or bool(used_nodes_only_fields(request))
 
 

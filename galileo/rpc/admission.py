@@ -346,16 +346,16 @@ def _decoder(
 
     def decoded(data: bytes) -> _Read | _Unreadable:
         if len(data) > most:
-            told = f"expected a request of at most {most:,} bytes, got {len(data):,}"
-            return _Unreadable(MessageTooLarge(told))
+            message = f"expected a request of at most {most:,} bytes, got {len(data):,}"
+            return _Unreadable(MessageTooLarge(message))
         try:
             if _is_inflated(data, policy):
-                told = f"expected a request of at most {FIELDS_MAX:,} parts, got more"
-                return _Unreadable(MessageTooLarge(told))
+                message = f"expected a request of at most {FIELDS_MAX:,} parts, got more"
+                return _Unreadable(MessageTooLarge(message))
             return _Read(decode(data) if decode is not None else data, len(data))
         except DecodeError as error:
-            told = f"expected a message of protobuf, got {len(data):,} bytes that fail: {error}"
-            return _Unreadable(InputError(told))
+            message = f"expected a message of protobuf, got {len(data):,} bytes that fail: {error}"
+            return _Unreadable(InputError(message))
 
     return decoded
 
@@ -434,7 +434,7 @@ def _refusing(why: str) -> Handler:
     """Refuses without reading the request: whoever streams is asked for nothing."""
 
     async def refused(_: Any, context: Any) -> NoReturn:
-        told = f"this node {why}; try again shortly"
-        await refuse(context, Overloaded(told, after_s=RETRY_AFTER_S))
+        message = f"this node {why}; try again shortly"
+        await refuse(context, Overloaded(message, after_s=RETRY_AFTER_S))
 
     return grpc.stream_unary_rpc_method_handler(refused)

@@ -41,7 +41,7 @@ _Asking: TypeAlias = (
 _Parts = AsyncGenerator[analytics_pb2.AnalyticsPart, None]
 
 
-class ExploreServicer(analytics_pb2_grpc.AnalyticsServicer):
+class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
     def __init__(
         self,
         node: StorageNode,
@@ -62,15 +62,15 @@ class ExploreServicer(analytics_pb2_grpc.AnalyticsServicer):
             local = await self._exploration.local.explain(query, share)
             alone = analytics_pb2.ExplainedNode(node=self._node.name, scan=_scan(local.explanation))
             return analytics_pb2.ExplainReply(nodes=[alone], reached=cursor_to_pb(local.reached))
-        told = await self._exploration.explain(query)
+        result = await self._exploration.explain(query)
         return analytics_pb2.ExplainReply(
             query_json=query.to_json(),
-            groups=told.groups,
-            partitions=sorted(told.partitions),
-            spared=cursor_to_pb(told.spared),
-            plan_s=told.plan_s,
-            total_s=told.total_s,
-            nodes=[_explained(node) for node in told.nodes],
+            groups=result.groups,
+            partitions=sorted(result.partitions),
+            spared=cursor_to_pb(result.spared),
+            plan_s=result.plan_s,
+            total_s=result.total_s,
+            nodes=[_explained(node) for node in result.nodes],
         )
 
     @unary
@@ -82,8 +82,8 @@ class ExploreServicer(analytics_pb2_grpc.AnalyticsServicer):
         if request.HasField("share"):
             local = await self._exploration.local.summarise(question, share_from_pb(request.share))
             return _summary(local.summary, query, frontier=local.reached)
-        told = await self._exploration.summarise(question)
-        return _summary(told.value, query, frontier=told.frontier, missing=told.missing)
+        result = await self._exploration.summarise(question)
+        return _summary(result.value, query, frontier=result.frontier, missing=result.missing)
 
     @unary
     async def Describe(  # noqa: N802
@@ -95,28 +95,28 @@ class ExploreServicer(analytics_pb2_grpc.AnalyticsServicer):
             return described_to_pb(
                 await self._exploration.local.describe(schema.key, share), schema
             )
-        told = await self._exploration.describe(schema)
-        return described_to_pb(told.value, schema, missing=told.missing)
+        result = await self._exploration.describe(schema)
+        return described_to_pb(result.value, schema, missing=result.missing)
 
     @unary
     async def Estimate(  # noqa: N802
         self, request: analytics_pb2.EstimateRequest, context: Context
     ) -> analytics_pb2.EstimateReply:
         query = await self._query(request, context)
-        told = self._exploration.estimate(
+        result = self._exploration.estimate(
             query, feature=request.feature or None, shares=list(request.quantiles)
         )
         return analytics_pb2.EstimateReply(
             query_json=query.to_json(),
-            low=told.count.low,
-            high=told.count.high,
+            low=result.count.low,
+            high=result.count.high,
             quantiles=[
                 analytics_pb2.Quantile(share=q.share, low=q.low, high=q.high, value=q.value)
-                for q in told.quantiles
+                for q in result.quantiles
             ],
-            covered=cursor_to_pb(told.count.covered),
-            behind=told.behind,
-            missing=sorted(told.unheard),
+            covered=cursor_to_pb(result.count.covered),
+            behind=result.behind,
+            missing=sorted(result.unheard),
             node=self._node.name,
         )
 
@@ -129,8 +129,8 @@ class ExploreServicer(analytics_pb2_grpc.AnalyticsServicer):
         if request.local:
             page, missing = await self._exploration.local.children(question), frozenset[int]()
         else:
-            told = await self._exploration.children(question)
-            page, missing = told.value, told.missing
+            result = await self._exploration.children(question)
+            page, missing = result.value, result.missing
         yield _head(schema, order=question.order)
         for part in _rows(page.table):
             yield part
@@ -154,8 +154,8 @@ class ExploreServicer(analytics_pb2_grpc.AnalyticsServicer):
             local = await self._exploration.local.nearest(sought, share_from_pb(request.share))
             table, frontier = local.observations, local.reached
         else:
-            told = await self._exploration.nearest(sought)
-            table, frontier, missing = _measured(told.value), told.frontier, told.missing
+            result = await self._exploration.nearest(sought)
+            table, frontier, missing = _measured(result.value), result.frontier, result.missing
         yield _head(query.schema, query_json=query.to_json())
         for part in _rows(table):
             yield part
@@ -230,38 +230,42 @@ def _explained(answer: NodeAnswer) -> analytics_pb2.ExplainedNode:
     return made
 
 
-def _scan(told: Explanation) -> analytics_pb2.GraphScan:
+def _scan(explanation: Explanation) -> analytics_pb2.GraphScan:
     return analytics_pb2.GraphScan(
-        runs=told.runs,
-        runs_pruned=told.runs_pruned,
-        zones=told.zones,
-        zones_scanned=told.zones_scanned,
-        paths=told.paths,
-        paths_examined=told.paths_examined,
-        cells_tested=told.cells_tested,
-        found=told.found,
-        plan_s=told.plan_s,
-        sift_s=told.sift_s,
-        gather_s=told.gather_s,
+        runs=explanation.runs,
+        runs_pruned=explanation.runs_pruned,
+        zones=explanation.zones,
+        zones_scanned=explanation.zones_scanned,
+        paths=explanation.paths,
+        paths_examined=explanation.paths_examined,
+        cells_tested=explanation.cells_tested,
+        found=explanation.found,
+        plan_s=explanation.plan_s,
+        sift_s=explanation.sift_s,
+        gather_s=explanation.gather_s,
         steps=[
             analytics_pb2.ExplainStep(condition=s.condition, tested=s.tested, passed=s.passed)
-            for s in told.steps
+            for s in explanation.steps
         ],
     )
 
 
 def _summary(
-    told: Summary, query: Query, *, frontier: Cursor = ORIGIN, missing: frozenset[int] = frozenset()
+    summary: Summary,
+    query: Query,
+    *,
+    frontier: Cursor = ORIGIN,
+    missing: frozenset[int] = frozenset(),
 ) -> analytics_pb2.SummariseReply:
-    histogram = told.histogram
+    histogram = summary.histogram
     return analytics_pb2.SummariseReply(
         query_json=query.to_json(),
-        paths=told.paths,
-        observations=told.observations,
-        nulls=told.missing,
-        minimum=told.minimum,
-        maximum=told.maximum,
-        total=told.total,
+        paths=summary.paths,
+        observations=summary.observations,
+        nulls=summary.missing,
+        minimum=summary.minimum,
+        maximum=summary.maximum,
+        total=summary.total,
         edges=[] if histogram is None else histogram.edges.tolist(),
         counts=[] if histogram is None else histogram.counts.tolist(),
         frontier=cursor_to_pb(frontier),

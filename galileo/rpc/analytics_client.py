@@ -165,14 +165,14 @@ def _summary(value: analytics_pb2.SummariseReply) -> Summary:
 
 
 def described_to_pb(
-    told: Described, schema: Schema, *, missing: frozenset[int] = frozenset()
+    described: Described, schema: Schema, *, missing: frozenset[int] = frozenset()
 ) -> analytics_pb2.DescribeReply:
-    description, extent = told.description, told.description.extent
+    description, extent = described.description, described.description.extent
     reply = analytics_pb2.DescribeReply(
         observations=description.observations,
         paths=description.paths,
-        bytes=told.bytes,
-        frontier=cursor_to_pb(told.reached),
+        bytes=described.bytes,
+        frontier=cursor_to_pb(described.reached),
         missing=sorted(missing),
     )
     if extent is not None:

@@ -1,7 +1,7 @@
-"""Whether a caller may call: asked around every handler of a node.
+"""Authentication and authorisation of calls, by wrapped handlers.
 
-Interceptors of asyncio servers see a call's method and metadata alone. The certificate of the
-peer and the request are there when the handler is called, so the handlers are wrapped.
+Interceptors of asyncio servers see only the method and metadata of a call. The peer's certificate
+and the request are available when the handler is called; therefore the handlers are wrapped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Handler = Any
 
 
 class RedactingContext:
-    """The context of a call by somebody who may not use, and so not know, every dataset."""
+    """The context of a call whose caller may not see every dataset."""
 
     is_restricted = True
 
@@ -36,7 +36,7 @@ class RedactingContext:
 
 
 class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Wraps every handler so that it is not begun for callers who may not call it."""
+    """Wraps every handler with authentication, authorisation and rate limits."""
 
     def __init__(self, identify: Identify, metering: Metering | None = None) -> None:
         self._identify = identify
@@ -69,11 +69,10 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _admitted(
         self, request: Any, context: Context, method: str, *, many: bool
     ) -> tuple[Any, Context, PrincipalUsage | None]:
-        """Request and context for the handler, once it is clear that the caller may send it, and
-        what counts it.
+        """Checks a call; returns request and context for the handler, and the usage to count.
 
         Raises:
-            Unauthenticated, Forbidden: it may not.
+            Unauthenticated, Forbidden.
         """
         principal = self._identify(context)
         CALLER.set(principal)
@@ -89,7 +88,7 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _each(
         self, requests: AsyncIterator[Any], context: Context, method: str
     ) -> AsyncIterator[Any]:
-        """Of a stream, each request is asked about anew: a token can be revoked meanwhile."""
+        """Checks each request of a stream: a token can be revoked meanwhile."""
         async for request in requests:
             yield self._admitted(request, context, method, many=False)[0]
 
@@ -109,7 +108,7 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self, handler: Callable[..., Any], method: str, *, many: bool
     ) -> Callable[..., Any]:
         if not inspect.isasyncgenfunction(inspect.unwrap(handler)):
-            # It writes its replies itself; nothing of ours does so.
+            # It writes its replies by itself, as no handler of this package does.
             return self._unary(handler, method, many=many)
 
         async def admitted(request: Any, context: Context) -> AsyncIterator[Any]:

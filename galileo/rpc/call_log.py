@@ -16,11 +16,11 @@ import grpc.aio
 
 from galileo import spans
 from galileo.errors import Forbidden, NotPermitted, QuotaExceeded, Throttled, Unauthenticated
-from galileo.rpc.access import EVERYBODY
+from galileo.rpc.access import ANONYMOUS
 from galileo.rpc.policy import HEARTBEATS
 from galileo.rpc.rate_limit import Metering, PrincipalUsage, metered, metered_stream
 from galileo.wire.channel import short_name
-from galileo.wire.context_propagation import take_over
+from galileo.wire.context_propagation import begin_request
 from galileo.wire.status import METADATA_KEY
 from galileo.wire.v1 import common_pb2
 
@@ -32,9 +32,9 @@ OWN_SERVICES = "/galileo."
 REFUSALS = frozenset(
     kind.kind for kind in (NotPermitted, Unauthenticated, Forbidden, QuotaExceeded, Throttled)
 )
-"""Kinds of the errors with which callers are told that they may not, or not so much."""
+"""Kinds of errors that deny permission or exceed a quota."""
 _HEARTBEATS = frozenset(map(short_name, HEARTBEATS))
-"""They are not logged: each node sends some every second."""
+"""Not logged: each node sends several per second."""
 _NEWS = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -53,15 +53,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """A call that is over.
+    """A finished call.
 
     Attributes:
         name: "Service/Method".
-        request: as it was decoded; of a stream, what iterates over it.
-        peer: who called, by address.
-        code: the status, where the handler gave one.
-        error: with which the handler ended it, if it did.
-        reply: the one, of a call that is answered by one.
+        request: the decoded request; for a stream, its iterator.
+        peer: the caller's address.
+        code: the status, if the handler set one.
+        error: the error that ended the handler, if any.
+        reply: the reply of a unary call.
     """
 
     name: str
@@ -76,8 +76,8 @@ class CallTracker(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Counts calls from their arrival until their handler has ended, whatever ended it.
 
     Args:
-        metering: counts what is used, where nobody is asked who it is.
-        on_end: told of each call that has ended.
+        metering: counts usage if there is no authentication.
+        on_end: called with each finished call.
 
     Attributes:
         refused: how many calls were refused, by kind of the error.
@@ -105,7 +105,7 @@ class CallTracker(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
         handler, method = await continuation(handler_call_details), handler_call_details.method
-        # Health checks and reflection write their streams in another way, and are no work.
+        # Health checks and reflection write their streams in another way and are not counted.
         if handler is None or not method.startswith(OWN_SERVICES):
             return handler
         known = self._wrapped.get(method)
@@ -147,14 +147,14 @@ class CallTracker(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _meter(self, name: str, request: Any) -> PrincipalUsage | None:
         if self._metering is None:
             return None
-        return self._metering.meter_of(EVERYBODY, name, request)
+        return self._metering.meter_of(ANONYMOUS, name, request)
 
     def begin(self, name: str, context: Any) -> str:
         """Counts a call; it serves the request that the caller names, or a new one, and returns
         the span that it belongs to.
         """
         self._counts[name] += 1
-        return take_over(dict(context.invocation_metadata() or ()))
+        return begin_request(dict(context.invocation_metadata() or ()))
 
     def end(self, ended: CallRecord, *, took_s: float, failure: str) -> None:
         self._counts[ended.name] -= 1

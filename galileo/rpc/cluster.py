@@ -13,7 +13,7 @@ from galileo.node.storage_node import StorageNode
 from galileo.rpc.access import Principal
 from galileo.rpc.dropping import removed_to_pb
 from galileo.rpc.error_mapping import Context, unary
-from galileo.rpc.identity import Identify, everybody
+from galileo.rpc.identity import Identify, anonymous
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.retention import report_to_pb
 from galileo.wire.internal.v1 import peers_pb2
@@ -23,7 +23,7 @@ from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 class PeerInbox(Protocol):
     """Where heartbeats and machines' messages arrive; `server.peer_messaging` implements it."""
 
-    async def arrive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply: ...
+    async def receive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply: ...
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
@@ -35,7 +35,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         mail: PeerInbox,
         own_status: Callable[[], Awaitable[cluster_pb2.NodeStatus]],
         drain: Callable[[bool], None],
-        identify: Identify = everybody,
+        identify: Identify = anonymous,
         condition: Callable[[], Awaitable[cluster_pb2.NodeCondition]] | None = None,
         describe: Callable[[Principal], cluster_pb2.Caller] | None = None,
         ccqs_of: Callable[[str], int] = lambda _: 0,
@@ -152,7 +152,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     async def Gossip(  # noqa: N802
         self, request: peers_pb2.GossipRequest, context: Context
     ) -> peers_pb2.GossipReply:
-        return await self._mail.arrive(request)
+        return await self._mail.receive(request)
 
     async def _status_of(self, name: str) -> cluster_pb2.NodeStatus:
         if name == self._node.name:
@@ -170,11 +170,11 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
 
 
 def _check_admin(caller: Principal) -> None:
-    """How a node is tells of everybody's continuous queries, and takes it a second to find out."""
+    """Diagnostics are costly and show continuous queries of all owners."""
     if not caller.is_admin:
         raise Forbidden(
-            f"expected the role admin to examine a node, {caller.name!r} has it not; ask an "
-            "administrator of the cluster to do it"
+            f"expected the role admin to examine a node, {caller.name!r} does not have it; ask an "
+            "administrator of the cluster"
         )
 
 
@@ -183,7 +183,7 @@ def _name_of(caller: Principal) -> cluster_pb2.Caller:
 
 
 def _visible(status: cluster_pb2.NodeStatus, caller: Principal) -> cluster_pb2.NodeStatus:
-    """What somebody may know of a node: of datasets only those that it may use."""
+    """The status of a node without the datasets that the caller may not use."""
     if all(caller.may_use(one.dataset) for one in status.datasets):
         return status
     shown = cluster_pb2.NodeStatus()

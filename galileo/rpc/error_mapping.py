@@ -69,13 +69,13 @@ def streaming(
 
 
 def _end(task: asyncio.Task[Any] | None) -> None:
-    log.warning("a stream is ended, since its reader took nothing for %g s", STALLED_MAX_S)
+    log.warning("cancelled a stream whose reader received nothing for %g s", STALLED_MAX_S)
     if task is not None:
         task.cancel()
 
 
 async def refuse(context: Context, error: Exception) -> NoReturn:
-    """Ends a call with an error, its kind beside it."""
+    """Aborts a call with an error, its kind and details in the trailing metadata."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if not isinstance(error, GalileoError):
@@ -91,7 +91,7 @@ async def refuse(context: Context, error: Exception) -> NoReturn:
 
 
 def redact_for(error: GalileoError, context: Context) -> GalileoError:
-    """The error as the caller may know it: names of datasets only where all are granted to it."""
+    """Removes names of datasets from an error if the caller has no grant for all datasets."""
     is_unknown = isinstance(error, UnknownDataset) and "dropped" not in error.details
     if is_unknown and getattr(context, "is_restricted", False):
         return UnknownDataset(

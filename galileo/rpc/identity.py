@@ -1,4 +1,4 @@
-"""Who calls a node, by its certificate, its token, or both."""
+"""Authentication of callers by certificate, token, or both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from galileo.errors import Forbidden, Unauthenticated
-from galileo.rpc.access import ANY_CLIENT, EVERY_DATASET, EVERYBODY, Principal, Role
+from galileo.rpc.access import ANONYMOUS, ANY_CLIENT, EVERY_DATASET, Principal, Role
 from galileo.rpc.error_mapping import Context
 from galileo.rpc.token_store import TokenStore
 from galileo.wire.channel import TOKEN_KEY, TOKEN_SCHEME
@@ -18,27 +18,27 @@ _URIS = "peer_uri"
 
 
 CALLER: ContextVar[Principal | None] = ContextVar("galileo_caller", default=None)
-"""Who has proved to be the caller of the call that this task serves."""
+"""The authenticated caller of the call that this task serves."""
 
 
 class Identify(Protocol):
-    """Says who calls. Raises Unauthenticated where that was not proved."""
+    """Returns the caller. Raises Unauthenticated."""
 
     def __call__(self, context: Context) -> Principal: ...
 
 
-def everybody(context: Context) -> Principal:
-    """Where no access is configured."""
-    return EVERYBODY
+def anonymous(context: Context) -> Principal:
+    """The caller if no authentication is configured."""
+    return ANONYMOUS
 
 
 class Identity:
-    """Who calls a node that asks for proof.
+    """Authenticates callers.
 
     Args:
-        principals: whose tokens there are; None: callers need none.
-        is_mutual: whether the connection proves that callers have a certificate of the cluster's
-            authority. Then a node is who has one of a node, and no token makes one.
+        principals: the known tokens; None if callers need none.
+        is_mutual: whether connections use mutual TLS. Then only the owner of a node certificate is
+            a node; no token gives that role.
     """
 
     def __init__(self, principals: TokenStore | None, *, is_mutual: bool) -> None:
@@ -51,7 +51,7 @@ class Identity:
             if node:
                 return Principal(node, frozenset({Role.NODE}), EVERY_DATASET)
         if self._principals is None:
-            return ANY_CLIENT if self._is_mutual else EVERYBODY
+            return ANY_CLIENT if self._is_mutual else ANONYMOUS
         found = self._principals.of_token(_token_of(context))
         if found is None:
             raise Unauthenticated(

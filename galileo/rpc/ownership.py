@@ -1,4 +1,4 @@
-"""To whom continuous queries belong: to who submitted them."""
+"""Ownership of continuous queries: each belongs to the principal that submitted it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from galileo.ccq.model import Ccq
 from galileo.errors import UnknownCcq
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context
-from galileo.rpc.identity import Identify, everybody
+from galileo.rpc.identity import Identify, anonymous
 from galileo.wire.v1 import continuous_pb2
 
 
 async def _unused(ccq_id: str) -> Ccq:
-    raise AssertionError("nobody is asked for an owner where everybody may do everything")
+    raise AssertionError("ownership is not checked without authentication")
 
 
 class Ownership:
-    """What a caller may do with which continuous query.
+    """Checks whether callers may use continuous queries.
 
     Args:
-        identify: says who calls.
-        find: the continuous query of an id, wherever it is known; raises what is wrong.
+        identify: returns the caller.
+        find: finds a continuous query by id in the cluster; raises UnknownCcq or TransientError.
     """
 
     def __init__(
         self,
-        identify: Identify = everybody,
+        identify: Identify = anonymous,
         find: Callable[[str], Awaitable[Ccq]] = _unused,
     ) -> None:
         self._identify = identify
@@ -38,16 +38,16 @@ class Ownership:
     async def check(
         self, context: Context, ccq_ids: Iterable[str], *, skips_unknown: bool = False
     ) -> None:
-        """Raises Forbidden where one of them is not the caller's, before anything is done with it.
+        """Raises Forbidden unless all of the queries belong to the caller.
 
         Args:
             context: of the call.
-            ccq_ids: which ones.
-            skips_unknown: whether ids that no node knows are left for whoever answers the call.
+            ccq_ids: the queries.
+            skips_unknown: whether to ignore unknown ids, which the handler then reports.
 
         Raises:
-            UnknownCcq: there is none of that id.
-            TransientError: nobody could be asked who knows it.
+            UnknownCcq: no node knows the id.
+            TransientError: no node that may know it is reachable.
         """
         caller = self._identify(context)
         if caller.is_admin:
@@ -65,6 +65,6 @@ class Ownership:
     def visible(
         self, context: Context, values: Sequence[continuous_pb2.Ccq]
     ) -> list[continuous_pb2.Ccq]:
-        """Those that the caller may know of."""
+        """The queries that the caller may see."""
         caller = self._identify(context)
         return [one for one in values if caller.owns(one.owner) and caller.may_use(one.dataset)]

@@ -10,9 +10,9 @@ from functools import lru_cache
 from galileo.errors import QuotaExceeded
 from galileo.model.quotas import Quotas
 from galileo.query import Query
-from galileo.rpc.access import EVERYBODY, Principal
+from galileo.rpc.access import ANONYMOUS, Principal
 from galileo.rpc.error_mapping import Context
-from galileo.rpc.identity import Identify, everybody
+from galileo.rpc.identity import Identify, anonymous
 
 NO_BOUNDS = 1 << 62
 UNBOUNDED = Quotas(
@@ -33,7 +33,7 @@ class QuotaResolver:
         identify: says who calls.
     """
 
-    def __init__(self, default: Quotas = UNBOUNDED, identify: Identify = everybody) -> None:
+    def __init__(self, default: Quotas = UNBOUNDED, identify: Identify = anonymous) -> None:
         self._default = default
         self._identify = identify
 
@@ -42,7 +42,7 @@ class QuotaResolver:
         return self.of(self._identify(context))
 
     def of(self, principal: Principal) -> Quotas:
-        if principal.is_node and principal is not EVERYBODY:
+        if principal.is_node and principal is not ANONYMOUS:
             return UNBOUNDED
         return _with_own(self._default, principal.quotas) if principal.quotas else self._default
 

@@ -1,9 +1,9 @@
 """Rate limits of principals: concurrent calls, and calls and bytes per second.
 
-A rate is kept by a bucket that fills at that rate, up to a second's worth. What comes too early
-waits where that takes a moment; else it is refused, and told when to come back. A call may take
-more than there is, since its size is known only when it is there: then the next ones wait for it.
-Of a stream the requests and answers wait as long as it takes, and the transport passes that on.
+Each rate has a token bucket, which holds up to one second's worth. A call above the rate waits up
+to `WAIT_MAX_S`; beyond that it fails with `Throttled`, which names the delay. A call may overdraw
+the bucket, because its size is known only after it was received; the next calls wait for that.
+Requests and answers of streams wait as long as necessary, and flow control slows the sender.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from google.protobuf.message import Message
 
 from galileo.errors import Throttled
 from galileo.model.quotas import NO_RATE, Quotas
-from galileo.rpc.access import EVERYBODY, Principal, is_between_nodes
+from galileo.rpc.access import ANONYMOUS, Principal, is_between_nodes
 from galileo.rpc.error_mapping import Context, refuse
 from galileo.rpc.quotas import QuotaResolver
 from galileo.wire.zero_copy import Bulk
 
 WAIT_MAX_S = 1.0
-"""A call that may begin later is refused."""
+"""A call that would have to wait longer is rejected."""
 BURST_S = 1.0
-"""What somebody does not use is kept for so long."""
+"""Unused capacity is kept for this long."""
 CALLS_RETRY_S = 0.5
 METERS_MAX = 20_000
-"""Beyond it, those are forgotten that use nothing and were used least recently."""
+"""Beyond it, the least recently used idle meters are dropped."""
 
 
 class TokenBucket:
-    """A rate, and what may still be taken by it; may be overdrawn.
+    """A token bucket that may be overdrawn.
 
     Args:
         rate: a second.
@@ -48,11 +48,11 @@ class TokenBucket:
 
     @property
     def used(self) -> float:
-        """Of a second's worth."""
+        """The used part of one second's worth."""
         return self.rate * BURST_S - self._filled()
 
     def wait_s(self) -> float:
-        """Until there is anything to take."""
+        """Seconds until the bucket is no longer overdrawn."""
         return max(0.0, -self._filled() / self.rate)
 
     def take(self, amount: float) -> None:
@@ -164,7 +164,7 @@ class Metering:
         self._meters: OrderedDict[str, PrincipalUsage] = OrderedDict()
 
     def meter(self, principal: Principal) -> PrincipalUsage:
-        """What somebody uses; begun anew where its quotas have changed."""
+        """The usage of a principal; starts anew when its quotas have changed."""
         name, quotas = principal.name, self._allowances.of(principal)
         found = self._meters.get(name)
         if found is None:
@@ -180,9 +180,9 @@ class Metering:
     def meter_of(self, principal: Principal, method: str, request: Any) -> PrincipalUsage | None:
         """Whose meter counts a call; None for what nodes do among themselves.
 
-        Where nobody is asked for proof, nodes are told by what only they say.
+        Without authentication, calls between nodes are recognised by their methods and fields.
         """
-        if principal is EVERYBODY:
+        if principal is ANONYMOUS:
             is_nodes = is_between_nodes(method, request)
         else:
             is_nodes = principal.is_node

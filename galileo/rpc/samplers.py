@@ -8,7 +8,7 @@ from galileo.node.peers import UploadedSampler
 from galileo.node.sampler_store import SamplerStore
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context, unary
-from galileo.rpc.identity import Identify, everybody
+from galileo.rpc.identity import Identify, anonymous
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import samplers_pb2, samplers_pb2_grpc
 
@@ -20,12 +20,12 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
 
     Args:
         samplers: of the node.
-        in_use: tells the CCQs that run with each digest, those that somebody may know of.
+        in_use: the CCQs that use each digest and that the caller may see.
         identify: says who calls.
     """
 
     def __init__(
-        self, samplers: SamplerStore, *, in_use: InUse, identify: Identify = everybody
+        self, samplers: SamplerStore, *, in_use: InUse, identify: Identify = anonymous
     ) -> None:
         self._samplers = samplers
         self._in_use = in_use

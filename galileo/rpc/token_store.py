@@ -1,8 +1,7 @@
 """The token file: the principals, their tokens and their roles.
 
-It holds no token, only SHA-256 of each: tokens are random and long, so that nothing is to be
-guessed. It is read again when it changes; one that is wrong then is not taken, the last one that
-was right counts on.
+It holds no token, only the SHA-256 digest of each: tokens are long and random, so that guessing is
+hopeless. A changed file is read again; if it is invalid, the previous content stays in effect.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from galileo.model.quotas import parse_quotas
 from galileo.rpc.access import EVERY_DATASET, Principal, Role
 
 TOKEN_PREFIX = "glt_"
-"""So that a token that lies around is recognised, by people and by what looks for secrets."""
+"""Lets people and secret scanners recognise a token."""
 TOKEN_RANDOM_BYTES = 32
 LOOK_S = 1.0
 PRINCIPALS_MAX = 10_000
 SMALLER_IS_MORE = frozenset({"interval_min_s"})
-"""Quotas that are a least, not a most."""
+"""Quotas that are minimums, not maximums."""
 FILE_BYTES_MAX = 16 << 20
 
 _KEYS = ("name", "roles", "datasets", "token_sha256", "expires", "quotas")
@@ -48,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class TokenStore:
-    """Who has which token.
+    """The principals by token.
 
     Args:
         path: of the file.
@@ -56,7 +55,7 @@ class TokenStore:
         wall: seconds since 1970.
 
     Attributes:
-        on_look: told of each change that was taken, or why one was not.
+        on_look: called after each change of the file, with the error if it is invalid.
 
     Raises:
         ConfigError: it cannot be read, is wrong, or can be read by others.
@@ -78,7 +77,7 @@ class TokenStore:
         self.on_look: Callable[[ConfigError | None], None] = _ignored
 
     def of_token(self, token: str) -> Principal | None:
-        """Whose it is; None: nobody's.
+        """The principal of a token; None if the token is unknown.
 
         Raises:
             Unauthenticated: it has expired.
@@ -87,8 +86,7 @@ class TokenStore:
         found = self._found.get(digest_of(token))
         if found is not None and self._wall() >= found.expires_at:
             raise Unauthenticated(
-                "expected a token that is valid still, got one that has expired; ask an "
-                "administrator of the cluster for another"
+                "the token has expired; ask an administrator of the cluster for another"
             )
         return found
 
@@ -103,10 +101,10 @@ class TokenStore:
         try:
             self._found = read(self._path).effective()
         except ConfigError as error:
-            log.error("the file of principals is not taken: %s", error.message)
+            log.error("invalid token file, keeping the previous one: %s", error.message)
             self.on_look(error)
         else:
-            log.info("%d principals are known now", len(self._found))
+            log.info("read the token file: %d principals", len(self._found))
             self.on_look(None)
 
 
@@ -116,29 +114,29 @@ def _ignored(error: ConfigError | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the file says.
+    """The content of the token file.
 
     Attributes:
         principals: by the digests of their tokens, each with its own quotas.
-        role_quotas: of whoever has a role and none of its own.
+        role_quotas: the quotas of roles, for principals without their own.
     """
 
     principals: Mapping[str, Principal]
     role_quotas: Mapping[Role, Mapping[str, float]]
 
     def effective(self) -> dict[str, Principal]:
-        """The principals with the quotas that count for them."""
+        """The principals by digest, with the quotas that apply to them."""
         return {digest: self._with_roles(one) for digest, one in self.principals.items()}
 
     def _with_roles(self, principal: Principal) -> Principal:
-        """Of several roles the most generous bound counts."""
-        told: dict[str, float] = {}
+        """Adds the quotas of its roles; the most generous bound applies."""
+        quotas: dict[str, float] = {}
         for role in principal.roles & self.role_quotas.keys():
             for quota, bound in self.role_quotas[role].items():
                 better = min if quota in SMALLER_IS_MORE else max
-                told[quota] = better(told.get(quota, bound), bound)
+                quotas[quota] = better(quotas.get(quota, bound), bound)
         own = dict(principal.quotas)
-        return replace(principal, quotas=tuple(sorted((told | own).items())))
+        return replace(principal, quotas=tuple(sorted((quotas | own).items())))
 
 
 def digest_of(token: str) -> str:
@@ -146,17 +144,17 @@ def digest_of(token: str) -> str:
 
 
 def read(path: Path) -> Known:
-    """What the file says.
+    """Reads a token file.
 
     Raises:
-        ConfigError: as `TokenStore`. The message names places, never what stands there.
+        ConfigError: as `TokenStore`. The message names positions, never values.
     """
     raw = _parsed(_content(path))
     listed, roles = raw.pop("principal", []), raw.pop("role", {})
     if raw or not isinstance(listed, list) or len(listed) > PRINCIPALS_MAX:
         raise ConfigError(
             f"expected at most {PRINCIPALS_MAX:,} tables [[principal]], tables [role.NAME], and "
-            "nothing else in the file of auth.token_file"
+            "nothing else in auth.token_file"
         )
     found: dict[str, Principal] = {}
     names: set[str] = set()
@@ -170,7 +168,7 @@ def read(path: Path) -> Known:
 
 
 def add(path: Path, principal: Principal) -> str:
-    """Adds somebody to the file, which is made where there is none; returns the new token.
+    """Adds a principal to the file, which is created if missing; returns the new token.
 
     Raises:
         InputError: the name is taken, or wrong.
@@ -194,24 +192,24 @@ def add(path: Path, principal: Principal) -> str:
 
 
 def remove(path: Path, name: str) -> None:
-    """Makes somebody's token worth nothing.
+    """Removes a principal, which revokes its token.
 
     Raises:
-        InputError: nobody has the name.
+        InputError: there is no principal of this name.
         ConfigError: the file is wrong.
     """
     with _locked(path):
         known = read(path)
         kept = {digest: one for digest, one in known.principals.items() if one.name != name}
         if len(kept) == len(known.principals):
-            names = ", ".join(sorted(one.name for one in known.principals.values())) or "nobody"
+            names = ", ".join(sorted(one.name for one in known.principals.values())) or "none"
             raise InputError(f"expected the name of a principal, one of {names}; got {name!r}")
         _write(path, replace(known, principals=kept))
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One change at a time; the directory is locked, since the file is replaced."""
+    """Serialises changes; locks the directory, because the file is replaced."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -266,7 +264,7 @@ def _content(path: Path) -> str:
             "new makes one"
         ) from None
     except UnicodeDecodeError:
-        raise ConfigError("expected UTF-8 in the file of auth.token_file") from None
+        raise ConfigError("expected UTF-8 in auth.token_file") from None
     if mode & _OTHERS:
         raise ConfigError(
             "expected auth.token_file to be a file that only its owner can read, got mode "
@@ -282,7 +280,7 @@ def _parsed(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         # What the parser says can quote what it met.
-        raise ConfigError("expected TOML in the file of auth.token_file") from None
+        raise ConfigError("expected TOML in auth.token_file") from None
 
 
 def _principal(table: Any, number: int) -> tuple[str, Principal]:
@@ -316,14 +314,14 @@ def _principal(table: Any, number: int) -> tuple[str, Principal]:
 
 def _expiry(table: Mapping[str, Any], number: int) -> float:
     """Seconds since 1970; a date without a zone is in UTC."""
-    told = table.get("expires")
-    if told is None:
+    expires = table.get("expires")
+    if expires is None:
         return inf
-    if type(told) is dt.date:
-        told = dt.datetime.combine(told, dt.time())
-    if not isinstance(told, dt.datetime):
+    if type(expires) is dt.date:
+        expires = dt.datetime.combine(expires, dt.time())
+    if not isinstance(expires, dt.datetime):
         raise ConfigError(f"expected a date, perhaps with a time, as expires of principal {number}")
-    return (told if told.tzinfo else told.replace(tzinfo=dt.UTC)).timestamp()
+    return (expires if expires.tzinfo else expires.replace(tzinfo=dt.UTC)).timestamp()
 
 
 def _role_quotas(raw: Any) -> dict[Role, dict[str, float]]:
@@ -339,7 +337,7 @@ def _texts(value: Any, what: str) -> Sequence[str]:
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    """Tells one state of the file from another; who may read it is part of that."""
+    """Identifies the content and the mode of a file."""
     try:
         found = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a caller may know of itself: its identity, quotas and usage."""
+"""Description of a caller for itself: identity, quotas and usage."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from math import inf
 
 from galileo.model.quotas import KINDS
-from galileo.rpc.access import EVERYBODY, Principal, Role
+from galileo.rpc.access import ANONYMOUS, Principal, Role
 from galileo.rpc.rate_limit import Metering, PrincipalUsage
 from galileo.wire.v1 import cluster_pb2
 
 UNCOUNTED = -1.0
 COUNTED = {"ccqs_max": "cluster", **dict.fromkeys(("calls_max", "calls_per_s"), "node")}
 COUNTED |= dict.fromkeys(("bytes_in_per_s", "bytes_out_per_s"), "node")
-"""Where what is used of a quota is counted; others bound each query for itself."""
+"""Where the usage of a quota is counted; other quotas apply to each query by itself."""
 
 
 class Callers:
@@ -21,7 +21,7 @@ class Callers:
 
     Args:
         metering: of the node.
-        owned_by: how many continuous queries are somebody's.
+        owned_by: the number of continuous queries of an owner.
     """
 
     def __init__(self, metering: Metering, *, owned_by: Callable[[str], int]) -> None:
@@ -29,17 +29,17 @@ class Callers:
         self._owned_by = owned_by
 
     def describe(self, principal: Principal) -> cluster_pb2.Caller:
-        """With quotas, unless it is a node, which has none."""
-        is_named = principal is not EVERYBODY
-        told = cluster_pb2.Caller(
+        """Describes a principal, with its quotas; a node has none."""
+        is_named = principal is not ANONYMOUS
+        caller = cluster_pb2.Caller(
             name=principal.name,
             roles=sorted(principal.roles) if is_named else (),
             datasets=principal.datasets,
             expires_at=principal.expires_at if principal.expires_at < inf else 0.0,
         )
         if not (is_named and Role.NODE in principal.roles):
-            told.quotas.extend(self._quotas(principal))
-        return told
+            caller.quotas.extend(self._quotas(principal))
+        return caller
 
     def _quotas(self, principal: Principal) -> Iterator[cluster_pb2.Quota]:
         meter = self._metering.meter(principal)

@@ -1,10 +1,9 @@
-"""What an audit log tells: administrative acts, sampler code that is sent and run, refusals.
+"""Events of the audit log: administrative acts, uploads and runs of sampler code, refusals.
 
 A line has `time`, `node`, `request` (see `galileo.request_id`), `principal`, `roles`, `peer`,
-`action`, `object`, `outcome` ("done" or the kind of the error), and where it says more, `times`:
-of refusals alike only the first is told at once, the others together after a while, so that who
-knocks without end cannot push everything else out of the log. No line has what a caller wrote,
-but for names and ids.
+`action`, `object` and `outcome` ("done" or the kind of the error). Equal refusals are aggregated:
+the first is written at once, the others as one line with their number in `times`, so that a
+persistent caller cannot fill the log. Of a request, lines contain only names and ids.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from galileo.server.audit_log import AuditLog
 
 DONE = "done"
 TOGETHER_S = 10.0
-"""Refusals alike within so long are one line more."""
+"""Equal refusals within this time become one more line."""
 KINDS_MAX = 10_000
-"""Of refusals that are waited with; beyond it the oldest is told early."""
+"""Aggregated kinds of refusals; beyond it the oldest is written early."""
 NAME_MAX = 200
-"""Characters of a name or id that somebody made up."""
-NOBODY = Principal("", frozenset())
+"""Characters of a name or id from a request."""
+NO_PRINCIPAL = Principal("", frozenset())
 
 _Act = tuple[str, str]
 """Action and object."""
@@ -44,7 +43,7 @@ _Act = tuple[str, str]
 
 @dataclass(slots=True)
 class _Refused:
-    """Refusals alike since the last line about them."""
+    """Equal refusals since the last line about them."""
 
     event: dict[str, Any]
     since: float
@@ -52,13 +51,13 @@ class _Refused:
 
 
 class Audit:
-    """Tells the audit log what happens.
+    """Writes events to the audit log.
 
     Args:
         written: the log.
-        node: whose it is.
-        owner_of: whose a continuous query is; None: it is not known.
-        clock: both of it.
+        node: the name of the node.
+        owner_of: the owner of a continuous query; None if it is unknown.
+        clock: wall and monotonic clock.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Audit:
         return self._log.failed
 
     def call_ended(self, ended: CallRecord) -> None:
-        """Tells of a call, if it is one to tell of."""
+        """Records a finished call, if it is an event."""
         kind = ended.error.kind if ended.error is not None else ""
         if kind in REFUSALS:
             self._refuse(ended, _caller(), action=ended.name, kind=kind)
@@ -95,18 +94,18 @@ class Audit:
                 self._write(self._event(ended, caller, action, what) | {"outcome": outcome})
 
     def note(self, action: str, what: str, *, error: GalileoError | None = None) -> None:
-        """Tells of what the node did by itself."""
+        """Records an act of the node itself."""
         event = {**self._when(), "principal": "", "roles": [], "peer": "", "action": action}
         self._write({**event, "object": what, "outcome": error.kind if error else DONE})
 
     def flush(self, *, is_last: bool = False) -> None:
-        """Tells of the refusals that have waited long enough, or of all."""
+        """Writes the aggregated refusals that are due, or all if `is_last`."""
         now = self._clock.monotonic()
         for key, one in list(self._refused.items()):
             if not is_last and now < one.since + TOGETHER_S:
                 return
             del self._refused[key]
-            self._tell(one)
+            self._write_repeated(one)
 
     def close(self) -> None:
         self.flush(is_last=True)
@@ -123,19 +122,19 @@ class Audit:
             known.times += 1
             return
         if len(self._refused) >= KINDS_MAX:
-            self._tell(self._refused.popitem(last=False)[1])
+            self._write_repeated(self._refused.popitem(last=False)[1])
         what = _quota(ended) or _object(ended)
         event = self._event(ended, caller, action, what) | {"outcome": kind}
         self._refused[key] = _Refused(event, self._clock.monotonic())
         self._write(event)
 
-    def _tell(self, refused: _Refused) -> None:
-        """Of those after the first."""
+    def _write_repeated(self, refused: _Refused) -> None:
+        """Writes the refusals after the first as one line."""
         if refused.times:
             self._write(refused.event | self._when() | {"times": refused.times})
 
     def _refuse_some(self, ended: CallRecord) -> None:
-        """Of many submissions some may be refused in an answer that is none."""
+        """Records the refused submissions of a call that succeeds as a whole."""
         outcomes = ended.reply.outcomes if ended.reply is not None else ()
         for kind in sorted({one.error.kind for one in outcomes} & REFUSALS):
             self._refuse(ended, _caller(), action=ended.name, kind=kind)
@@ -151,7 +150,7 @@ class Audit:
         find = _ACTS.get(ended.name)
         if find is None or used_nodes_only_fields(ended.request):
             return
-        if ended.name in _OF_NODES_MOSTLY and not _is_client(_caller()):
+        if ended.name in _INTERNAL_CALLS and not _is_client(_caller()):
             return
         yield from find(ended.request)
 
@@ -177,17 +176,17 @@ class Audit:
 
 
 def _caller() -> Principal:
-    """Of the call that has just ended; its context may be gone."""
-    return CALLER.get() or NOBODY
+    """The caller of the call that has just ended; its context may be gone."""
+    return CALLER.get() or NO_PRINCIPAL
 
 
 def _is_client(caller: Principal) -> bool:
-    """Whether it has proved to be one."""
+    """Whether the caller is an authenticated client."""
     return bool(caller.roles) and not caller.is_node
 
 
 def _object(ended: CallRecord) -> str:
-    """What a refused call was about, as far as its request says so plainly."""
+    """The query, dataset or node of a refused call."""
     request = getattr(ended.request, "head", ended.request)
     return next((v for n in ("ccq_id", "dataset", "node") if (v := getattr(request, n, ""))), "")
 
@@ -210,7 +209,7 @@ def _digest(archive: bytes) -> str:
 
 
 def _run(text: str) -> Iterator[_Act]:
-    """Of a sampler that was sent; installed ones are the node's own code."""
+    """The run of an uploaded sampler; installed samplers are trusted code."""
     try:
         spec = SamplerSpec.from_json(text) if text else None
     except GalileoError:
@@ -240,5 +239,5 @@ _ACTS: Mapping[str, Callable[[Any], Iterator[_Act]]] = {
         [("move-partition", f"{request.partition} {request.to}")]
     ),
 }
-_OF_NODES_MOSTLY = frozenset({"Storage/Scan"})
-"""What nodes ask of each other with every cycle, and clients may ask, too."""
+_INTERNAL_CALLS = frozenset({"Storage/Scan"})
+"""Calls that nodes make in every cycle; recorded only for clients."""

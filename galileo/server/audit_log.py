@@ -1,8 +1,8 @@
-"""The file of an audit log: a JSON object a line, appended, put aside when it is long.
+"""The file of an audit log: one JSON object per line, with rotation by size.
 
-Each line is handed to the operating system at once, so it outlives the process, but it is not
-synced: a power cut may lose the last seconds. What cannot be written goes to the log instead,
-and the node goes on: else a full disk would stop the very acts that mend it.
+Each line is written at once, so that it survives the process, but not synced: a power cut may lose
+the last seconds. A line that cannot be written goes to the log instead, and the node goes on;
+otherwise a full disk would prevent the acts that repair it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class AuditLog:
     """One file of one process; any thread may write.
 
     Args:
-        path: of the file; those put aside have a number behind it, the newest 1.
-        bytes_max: of the file.
-        files_max: that are kept beside it.
+        path: of the file; rotated files have a number as suffix, the newest 1.
+        bytes_max: size at which the file is rotated.
+        files_max: number of rotated files.
 
     Attributes:
-        written, failed: how many lines were, and how many could not be.
+        written, failed: the numbers of lines that were written and that could not be.
 
     Raises:
         ConfigError: it cannot be written, or another process writes it.
@@ -56,15 +56,15 @@ class AuditLog:
             ) from None
 
     def write(self, event: Mapping[str, Any]) -> None:
-        """Appends an event; where that fails it is logged, and counted."""
+        """Appends an event; a failure is logged and counted."""
         line = json.dumps(event, separators=(",", ":"), default=str).encode() + b"\n"
         with self._one_at_a_time:
             try:
                 self._append(line)
             except (OSError, ValueError) as error:
                 self.failed += 1
-                told = line.decode(errors="replace").strip()
-                log.error("an event of the audit log could not be written (%s): %s", error, told)
+                text = line.decode(errors="replace").strip()
+                log.error("an event of the audit log could not be written (%s): %s", error, text)
             else:
                 self.written += 1
 
@@ -86,9 +86,9 @@ class AuditLog:
             raise OSError(f"only {done} of {len(whole)} bytes were taken")
 
     def _put_aside(self) -> None:
-        """Renames the file and those before it by one, the oldest of which goes.
+        """Rotates the files and deletes the oldest.
 
-        Once: where no other could be opened behind it, the next line tries that alone.
+        If no new file can be opened, the next line retries only that.
         """
         if self._path.exists():
             for number in range(self._files_max - 1, 0, -1):
@@ -110,7 +110,7 @@ class AuditLog:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fchmod(file, MODE)
             size = os.fstat(file).st_size
-            # A line that was cut short, then or in an earlier life, shall not spoil the next one.
+            # An incomplete line, of this or an earlier run, must not corrupt the next one.
             self._is_torn = size > 0 and _last_byte(self._path, size) != b"\n"
             return file, size
         except OSError:

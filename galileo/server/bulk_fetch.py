@@ -1,8 +1,8 @@
-"""Fetching for many CCQs of this node with one call.
+"""Fetches for many CCQs of this node with one call.
 
-The machine is asked about a thousand at a time, in one step. What cycles have packed together for
-many CCQs is given as it is, once, with the rows that belong to each; nothing is unpacked here. CCQs
-that others coordinate are not forwarded: the answer says where to ask.
+Each step of the machine answers up to a thousand CCQs. Labels that cycles packed for many CCQs are
+sent once, with the rows of each CCQ; nothing is unpacked here. Fetches of CCQs with another
+coordinator are not forwarded: the answer names its address.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ FETCHES_PER_STEP = 1_000
 CCQS_MAX = 100_000
 """CCQs of one call."""
 TOKENS_KEPT = 200_000
-"""Tokens given out of which it is remembered what they say."""
+"""Issued tokens that are cached in decoded form."""
 FEW_COMMITS = 64
 RECHECK_S = 1.0
-"""After so long those that wait are looked at again, whether a cycle was over or not."""
+"""Interval after which waiting CCQs are checked again, without a finished cycle."""
 ANSWER_TIMEOUT_S = 60.0
 
 _Said: TypeAlias = tuple[str, Cursor, WindowProgress]
@@ -49,18 +49,18 @@ _Said: TypeAlias = tuple[str, Cursor, WindowProgress]
 
 @dataclass(slots=True)
 class _Ask:
-    """A CCQ that was asked about.
+    """A CCQ of the request.
 
     Attributes:
-        place: in the request.
+        place: its position in the request.
         error: why it cannot be answered.
-        seen: its cache's end when the machine last had nothing for it.
+        seen: the end of its cache when the machine last had no news for it.
     """
 
     place: int
     ccq_id: str
     cursor: Cursor = ORIGIN
-    told: WindowProgress = tokens.NO_PROGRESS
+    progress: WindowProgress = tokens.NO_PROGRESS
     error: GalileoError | None = None
     seen: Cursor | None = None
 
@@ -72,10 +72,10 @@ class _Answer:
 
 
 class BulkFetches:
-    """See the module.
+    """Fetches for many CCQs.
 
     Args:
-        check: raises why a CCQ is not to be fetched now.
+        check: raises an error if a CCQ cannot be fetched now.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class BulkFetches:
         include_query: bool,
         accept_shared_updates: bool = False,
     ) -> ManyFetched:
-        """What is new past the tokens, of those CCQs that have news or whose tokens move.
+        """Updates of the CCQs that have new labels or an advanced token.
 
-        Instead of tokens the cursors may be given that they would be made of. A reader that takes
-        sheets gets those that have most in common together.
+        Cursors can be given in place of tokens. Readers that accept shared updates get similar
+        updates as one.
 
         Raises:
-            InputError: there are too many, or not as many tokens.
+            InputError: there are too many CCQs, or the number of tokens differs.
         """
         if not len(given) == len(ccq_ids) <= CCQS_MAX:
             raise InputError(
@@ -133,7 +133,7 @@ class BulkFetches:
         )
         for one in updates:
             if one.windows is not None:
-                self._driver.note_late(one.ccq_id, one.windows.late)
+                self._driver.record_late(one.ccq_id, one.windows.late)
         return ManyFetched((*wrong, *updates), is_cut, sheets.all() if sheets else ())
 
     # --- asking the machine ----------------------------------------------------------------------
@@ -166,7 +166,7 @@ class BulkFetches:
             await asyncio.wait([over], timeout=min(left_s, RECHECK_S))
 
     def _has_moved(self, ask: _Ask) -> bool:
-        """Whether the machine may have something for it that it had not."""
+        """Whether the machine may have news since the last check."""
         led = self._driver.machine.coordinated.get(ask.ccq_id)
         if led is None or led.ccq.window is not None:
             return True
@@ -174,7 +174,7 @@ class BulkFetches:
         return not is_same or led.cycles.failure is not None
 
     async def _round(self, asks: Sequence[_Ask], labels_max: int) -> tuple[list[_Answer], bool]:
-        """Asks about as many as there is room for; whether some were left out."""
+        """Fetches as many as fit; returns whether some were left out."""
         answers: list[_Answer] = []
         labels = 0
         for start in range(0, len(asks), FETCHES_PER_STEP):
@@ -217,13 +217,13 @@ class BulkFetches:
         record = self._driver.machine.state.record_table.get(effect.ccq_id)
         if record is None or record.ccq.window is None or effect.clock_us is None:
             return False
-        closing_us = record.ccq.window.next_close_us(answer.ask.told)
+        closing_us = record.ccq.window.next_close_us(answer.ask.progress)
         return closing_us is not None and closing_us <= effect.clock_us
 
     def _updates(
         self, answers: Sequence[_Answer], *, include_query: bool, sheets: SharedUpdates | None
     ) -> list[ManyUpdate]:
-        """Those that go into no sheet. Takes some microseconds for each; belongs into a thread."""
+        """Builds updates that are not shared; takes microseconds each, so call it in a thread."""
         making = _Making(_Shares(answers), include_query)
         if sheets is not None:
             answers = [one for one in answers if not self._is_in_sheet(one, making, sheets)]
@@ -231,14 +231,14 @@ class BulkFetches:
         return [update for update in made if update is not None]
 
     def _is_in_sheet(self, answer: _Answer, making: _Making, sheets: SharedUpdates) -> bool:
-        """Puts an answer into a sheet; not those that have more to say than labels."""
+        """Adds an answer to a shared update, unless it has more than labels."""
         ask, effect = answer.ask, answer.effect
         if not isinstance(effect, ccq.AnswerFetch) or effect.gone or effect.missing or effect.more:
             return False
         record = self._driver.machine.state.record_table.get(ask.ccq_id)
         if record is None or not self._node.catalog.knows(record.ccq.dataset):
             return False
-        if record.ccq.window is not None or ask.told != tokens.NO_PROGRESS:
+        if record.ccq.window is not None or ask.progress != tokens.NO_PROGRESS:
             return False
         if effect.labels is None and effect.cursor == ask.cursor:
             return True
@@ -256,7 +256,7 @@ class BulkFetches:
         return True
 
     def _update(self, answer: _Answer, making: _Making) -> ManyUpdate | None:
-        """None where nothing is new and the token stays."""
+        """Builds an update; None if nothing is new and the token is unchanged."""
         ask, effect = answer.ask, answer.effect
         if isinstance(effect, ccq.RefuseFetch):
             return ManyUpdate(ask.place, ask.ccq_id, error=effect.failure.to_error())
@@ -272,17 +272,17 @@ class BulkFetches:
             return ManyUpdate(ask.place, ask.ccq_id, error=error)
         made = record.ccq
         try:
-            told, windows = apply_windows(made, ask.told, effect)
+            progress, windows = apply_windows(made, ask.progress, effect)
         except InvalidToken as error:
             return ManyUpdate(ask.place, ask.ccq_id, error=error)
-        if effect.cursor == ask.cursor and told == ask.told and effect.labels is None:
+        if effect.cursor == ask.cursor and progress == ask.progress and effect.labels is None:
             return None
         if self._node.catalog.is_dropped(made.dataset):
             return ManyUpdate(ask.place, ask.ccq_id, error=dropped_failure(made).to_error())
         return ManyUpdate(
             ask.place,
             ask.ccq_id,
-            token=self._issue(made.id, effect.cursor, told, making.tokens),
+            token=self._issue(made.id, effect.cursor, progress, making.tokens),
             cursor=effect.cursor,
             frontier=effect.frontier,
             age_s=effect.frontier_age_s,
@@ -297,17 +297,17 @@ class BulkFetches:
         )
 
     def _issue(
-        self, ccq_id: str, cursor: Cursor, told: WindowProgress, encoder: tokens.Encoder
+        self, ccq_id: str, cursor: Cursor, progress: WindowProgress, encoder: tokens.Encoder
     ) -> str:
-        token = encoder.encode(ccq_id, cursor, told)
+        token = encoder.encode(ccq_id, cursor, progress)
         if len(self._issued) >= TOKENS_KEPT:
             self._issued.clear()
-        self._issued[token] = ccq_id, cursor, told
+        self._issued[token] = ccq_id, cursor, progress
         return token
 
 
 class _Shares:
-    """Which packs may be given as they are: those of which enough counts, or all that is there."""
+    """The packs that are sent unchanged: those with enough relevant rows."""
 
     def __init__(self, answers: Sequence[_Answer]) -> None:
         self._rows: dict[int, KeptRows] = {}
@@ -335,7 +335,7 @@ class _Shares:
                 yield self._rest[id(one)]
 
     def _pack_rest(self, number: int, schema: Schema) -> None:
-        """Packs what counts of a pack anew, of all CCQs together."""
+        """Packs the relevant rows of all CCQs anew."""
         packs = self._packs[number]
         table = unpack(packs[0].data, schema.label_schema)
         ranges = [self._rows[id(one)] for one in packs]
@@ -352,7 +352,7 @@ class _Shares:
 
 @dataclass(slots=True)
 class _Making:
-    """What the updates of one answer have in common."""
+    """Common state of the updates of one answer."""
 
     shares: _Shares
     include_query: bool
@@ -367,7 +367,7 @@ class _Making:
 
 
 def _ranges(pack: Pack) -> KeptRows:
-    """As `Pack.ranges`, quick for few commits, which usually lie one behind the other."""
+    """Like `Pack.ranges`; fast for few commits, which are usually adjacent."""
     if pack.commits.shape[1] > FEW_COMMITS:
         return pack.ranges()
     _, _, starts, counts = pack.commits.tolist()

@@ -1,4 +1,4 @@
-"""Submitting many CCQs with one call."""
+"""Submission of many CCQs with one call."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SUBMISSIONS_MAX = 1_000
 """Continuous queries that are submitted with one call."""
 
 Asked: TypeAlias = Submission | GalileoError
-"""One that could not be decoded is the error."""
+"""A submission, or the error of one that could not be decoded."""
 
 
-class BulkSubmissions:
-    """See the module.
+class BulkSubmitter:
+    """Submits many CCQs.
 
     Args:
-        node: for its schemas.
-        ask: asks the machine.
-        checked: the CCQ of a submission, or raises what is wrong with it.
-        candidates: the nodes that may hold matches.
-        load: raises what is wrong with a sampler for a dataset.
-        told: what the client hears of a CCQ, its coordinator and its term.
+        node: provides the schemas.
+        ask: sends an event to the machine and waits for the answers.
+        checked: builds the CCQ of a submission; raises InputError.
+        candidates: the nodes that may hold matches of a query.
+        load: loads a sampler for a dataset; raises if it cannot be used.
+        reply: builds the reply from a CCQ, its coordinator and its term.
     """
 
     def __init__(
@@ -44,24 +44,24 @@ class BulkSubmissions:
         checked: Callable[[Submission, Query], Ccq],
         candidates: Callable[[Query], tuple[str, ...]],
         load: Callable[..., Awaitable[Any]],
-        told: Callable[[Ccq, str, int], SubmittedLater],
+        reply: Callable[[Ccq, str, int], SubmittedLater],
     ) -> None:
         self._node = node
         self._ask = ask
         self._checked = checked
         self._candidates = candidates
         self._load = load
-        self._told = told
+        self._reply = reply
 
     async def submit(self, submissions: Sequence[Asked]) -> list[SubmittedLater | GalileoError]:
-        """Has coordinators elected; what matches already, the first cycles find.
+        """Starts the election of coordinators; the first cycles find existing matches.
 
         Returns:
-            For each submission what became of it; for one that is wrong, why.
+            For each submission its reply or its error.
 
         Raises:
-            InputError: there are too many.
-            TransientError: nothing was submitted, or it is not known whether it was.
+            InputError: there are too many submissions.
+            TransientError: nothing was submitted, or the outcome is unknown.
         """
         if len(submissions) > SUBMISSIONS_MAX:
             raise InputError(
@@ -90,7 +90,7 @@ class BulkSubmissions:
     def _items(
         self, submissions: Sequence[Asked], schemas: dict[str, Schema | GalileoError]
     ) -> list[BatchItem | GalileoError]:
-        """Takes about half a millisecond for each; belongs into a thread."""
+        """Checks submissions; takes about 0.5 ms each, so call it in a thread."""
         is_placed = len(self._node.topology.groups) > 1
         return [self._item(one, schemas, is_placed=is_placed) for one in submissions]
 
@@ -112,7 +112,7 @@ class BulkSubmissions:
     async def _with_samplers(
         self, made: list[BatchItem | GalileoError]
     ) -> list[BatchItem | GalileoError]:
-        """The same; errors for those whose sampler this node does not have or refuses."""
+        """Replaces items whose sampler this node cannot use by errors."""
         named = {(i.ccq.sampler, i.ccq.dataset) for i in made if isinstance(i, BatchItem)}
         wrong: dict[tuple[SamplerSpec | None, str], GalileoError] = {}
         for sampler, dataset in named:
@@ -141,4 +141,4 @@ class BulkSubmissions:
     def _result(self, made: Ccq, outcome: Outcome) -> SubmittedLater | GalileoError:
         if outcome.failure is not None:
             return outcome.failure.to_error()
-        return self._told(made, outcome.coordinator, outcome.term)
+        return self._reply(made, outcome.coordinator, outcome.term)

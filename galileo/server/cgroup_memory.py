@@ -1,8 +1,8 @@
-"""The memory limit of this process: the machine's, or that of its control group.
+"""The memory limit of this process: that of the machine or of its control groups.
 
-A container sees the memory of its whole machine, and is ended by the kernel where it takes more
-than its own share. So the limits of the process's group and of those around it are read, in the
-files of both versions of Linux's control groups.
+A container sees the memory of the whole machine, and the kernel kills it if it exceeds its limit.
+Therefore the limits of the process's group and its ancestors are read, for both versions of Linux's
+control groups.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import psutil
 OWN_GROUPS = Path("/proc/self/cgroup")
 MOUNTED = Path("/sys/fs/cgroup")
 _UNLIMITED_FROM = 1 << 60
-"""Version 1 says so with a number a little below 2**63."""
+"""Version 1 reports a number a little below 2**63 if there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """In bytes.
+    """Memory in bytes.
 
     Attributes:
-        total: that the process could have, were it alone.
-        available: that it may take beyond what it has.
+        total: the limit of the process.
+        available: the memory that it can still allocate.
     """
 
     total: int
@@ -33,7 +33,7 @@ class Memory:
 
 
 def memory(own_groups: Path = OWN_GROUPS, mounted: Path = MOUNTED) -> Memory:
-    """What the machine has, bounded by the groups of this process."""
+    """The memory of the machine, bounded by the groups of this process."""
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
     for limit, used in _limits(own_groups, mounted):
@@ -42,7 +42,7 @@ def memory(own_groups: Path = OWN_GROUPS, mounted: Path = MOUNTED) -> Memory:
 
 
 def _limits(own_groups: Path, mounted: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use of each group around the process that has a limit."""
+    """Limit and usage of each group of the process that has a limit."""
     for place, names in _places(own_groups, mounted):
         limit, used = _number(place / names[0]), _number(place / names[1])
         if limit is not None and used is not None and limit < _UNLIMITED_FROM:
@@ -61,13 +61,13 @@ def _places(own_groups: Path, mounted: Path) -> Iterator[tuple[Path, tuple[str, 
         else:
             continue
         inner = root / path.lstrip("/")
-        # Within a container the path is that of the host, and its own group is the root.
+        # Within a container the path is that of the host, and the container's group is the root.
         chain = [inner, *inner.parents] if inner.is_dir() else [root]
         yield from ((place, names) for place in chain if place.is_relative_to(root))
 
 
 def _reclaimable(place: Path) -> int:
-    """Of what is used, files that the kernel drops when memory is wanted."""
+    """The part of the usage that the kernel can reclaim: cached files."""
     facts = dict(line.partition(" ")[::2] for line in _read(place / "memory.stat").splitlines())
     number = facts.get("total_inactive_file", facts.get("inactive_file", "0"))
     return int(number) if number.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""Continuous queries as clients see them: submit, fetch, cancel, list."""
+"""Continuous queries for clients: submit, fetch, cancel and list."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.quotas import check_times, check_vertices
 from galileo.samplers import SamplerSpec
 from galileo.server.bulk_fetch import BulkFetches
-from galileo.server.bulk_submit import BulkSubmissions
+from galileo.server.bulk_submit import BulkSubmitter
 from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor, gathered
-from galileo.server.fetch_response import apply_windows, check_told, forwarded, pieces_of
+from galileo.server.fetch_response import apply_windows, check_progress, forwarded, pieces_of
 from galileo.wire import token as tokens
 from galileo.wire.v1 import continuous_pb2
 
 SUBMIT_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 30.0
 MOVING_RETRY_S = 0.2
-"""When to ask again while a CCQ changes its coordinator; electing one takes no longer."""
-# For a first guess of the cache that a CCQ needs: what it found so far may come again.
+"""Delay of a retry while a CCQ changes its coordinator; an election takes no longer."""
+# For the first estimate of a CCQ's cache: as much as it has found so far may come again.
 BYTES_PER_LABEL = 16
 RECORDS_FREE_BYTES = 16 << 20
-"""Of the disk, without which no continuous query is taken on."""
+"""Free disk space that is required to accept a continuous query."""
 
 _CCQ_ID = re.compile(r"[a-z0-9_.-]{1,64}")
 
@@ -108,23 +108,23 @@ class ContinuousQueries:
             limits=limits,
             check=self._check_not_revoked,
         )
-        self._submissions = BulkSubmissions(
+        self._submissions = BulkSubmitter(
             node,
             ask=self._ask,
             checked=self._checked,
             candidates=self._candidates,
             load=self._load,
-            told=self._told,
+            reply=self._submitted,
         )
 
     # --- submit ------------------------------------------------------------------------------
 
     async def submit(self, submission: Submission) -> Submitted:
-        """Evaluates once, has a coordinator elected, and answers with both.
+        """Evaluates a query once and elects its coordinator.
 
         Raises:
-            InputError: the query, the sampler or a limit refuses it.
-            TransientError: no node could take it.
+            InputError: the query or its sampler is wrong, or a limit is exceeded.
+            TransientError: no node could accept it.
         """
         schema = await self._node.named(submission.dataset)
         query = await read_query(submission.query, schema)
@@ -147,20 +147,20 @@ class ContinuousQueries:
         if isinstance(answer, ccq.RefuseSubmit):
             raise answer.failure.to_error()
         facts = self._facts(made, answer.coordinator, term=answer.term, state="running")
-        told, windows = self._first_windows(made, initial)
-        token = tokens.encode(made.id, initial.tail.frontier, told)
+        progress, windows = self._first_windows(made, initial)
+        token = tokens.encode(made.id, initial.tail.frontier, progress)
         return Submitted(facts, initial.labels, token, windows)
 
     async def submit_many(
         self, submissions: Sequence[Submission | GalileoError]
     ) -> list[SubmittedLater | GalileoError]:
-        """See `BulkSubmissions.submit`."""
+        """See `BulkSubmitter.submit`."""
         return await self._submissions.submit(submissions)
 
     async def _load(self, sampler: SamplerSpec, *, dataset: str) -> None:
         await self._work.load(sampler, dataset=dataset)
 
-    def _told(self, made: Ccq, coordinator: str, term: int) -> SubmittedLater:
+    def _submitted(self, made: Ccq, coordinator: str, term: int) -> SubmittedLater:
         self._warm()
         facts = self._facts(made, coordinator, term=term, state="running")
         return SubmittedLater(facts, tokens.encode(made.id, ORIGIN))
@@ -252,13 +252,15 @@ class ContinuousQueries:
         forwarded: bool,
         allow_row_filters: bool,
     ) -> Fetched:
-        """What is new past the token, from this node or from the coordinator through it.
+        """The labels since the token, from this node or forwarded from the coordinator.
 
-        With `allow_row_filters` packs may hold more than what is new; `Fetched.kept` says what.
+        With `allow_row_filters` packs may hold other rows; `Fetched.kept` names the new ones.
         """
-        cursor, told = tokens.read(token, ccq_id=ccq_id) if token else (ORIGIN, WindowProgress())
+        cursor, progress = (
+            tokens.read(token, ccq_id=ccq_id) if token else (ORIGIN, WindowProgress())
+        )
         self._check_not_revoked(ccq_id)
-        until_clock_us = self._until_clock_us(ccq_id, told)
+        until_clock_us = self._until_clock_us(ccq_id, progress)
         bound = self._limits.answer_labels_max
         wanted = min(labels_max or bound, bound)
         wait_until = self._clock.monotonic() + wait_s if wait_s else None
@@ -284,7 +286,7 @@ class ContinuousQueries:
                 ),
                 forwarded=forwarded,
             )
-        return await self._fetched(answer, told, allow_row_filters=allow_row_filters)
+        return await self._fetched(answer, progress, allow_row_filters=allow_row_filters)
 
     def _check_not_revoked(self, ccq_id: str) -> None:
         record = self._driver.machine.state.record_table.records.get(ccq_id)
@@ -312,16 +314,16 @@ class ContinuousQueries:
             accept_shared_updates=accept_shared_updates,
         )
 
-    def _until_clock_us(self, ccq_id: str, told: WindowProgress) -> int | None:
-        """The event clock at which there is something to tell this reader."""
+    def _until_clock_us(self, ccq_id: str, progress: WindowProgress) -> int | None:
+        """The event clock at which the next window of this reader closes."""
         record = self._driver.machine.state.record_table.records.get(ccq_id)
         if record is None or record.ccq.window is None:
             return None
-        check_told(record.ccq.window, told)
-        return record.ccq.window.next_close_us(told)
+        check_progress(record.ccq.window, progress)
+        return record.ccq.window.next_close_us(progress)
 
     async def _fetched(
-        self, answer: ccq.AnswerFetch, told: WindowProgress, *, allow_row_filters: bool
+        self, answer: ccq.AnswerFetch, progress: WindowProgress, *, allow_row_filters: bool
     ) -> Fetched:
         record = self._driver.machine.state.record_table.records.get(answer.ccq_id)
         if record is None:
@@ -329,9 +331,9 @@ class ContinuousQueries:
         made = record.ccq
         windows = None
         if made.window is not None:
-            told, windows = await asyncio.to_thread(apply_windows, made, told, answer)
+            progress, windows = await asyncio.to_thread(apply_windows, made, progress, answer)
         if windows is not None:
-            self._driver.note_late(made.id, windows.late)
+            self._driver.record_late(made.id, windows.late)
         packed, kept = await pieces_of(
             answer.labels, compressed=made.compression == "lz4", allow_row_filters=allow_row_filters
         )
@@ -339,7 +341,7 @@ class ContinuousQueries:
             schema_json=self._schema(made).to_json(),
             query_json=made.query,
             packed=packed,
-            token=tokens.encode(made.id, answer.cursor, told),
+            token=tokens.encode(made.id, answer.cursor, progress),
             cursor=answer.cursor,
             missing=answer.missing,
             frontier=answer.frontier,
@@ -352,7 +354,7 @@ class ContinuousQueries:
         )
 
     def _schema(self, made: Ccq) -> Schema:
-        """The schema of a CCQ's dataset; where that was just dropped, the CCQ ends with it."""
+        """The schema of a CCQ's dataset. Raises CcqDropped if it was dropped."""
         try:
             return self._node.catalog.schema(made.dataset)
         except UnknownDataset as error:
@@ -373,7 +375,7 @@ class ContinuousQueries:
             await asyncio.wait([answer, death], return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return answer.result()
-            # One that was stopped keeps its connections: nothing would ever break.
+            # A stopped process keeps its connections, so that the call would never fail.
             raise Unavailable(f"node {coordinator} says nothing more", after_s=MOVING_RETRY_S)
         finally:
             answer.cancel()
@@ -381,7 +383,7 @@ class ContinuousQueries:
             await asyncio.gather(answer, death, return_exceptions=True)
 
     async def _asked(self, coordinator: str, request: continuous_pb2.FetchRequest) -> Fetched:
-        """What another node answers; where it is gone, with the advice to come back soon."""
+        """Forwards a call to another node. Raises TransientError if it is unreachable."""
         parts = []
         try:
             async for part in self._peers.fetch(coordinator, request):
@@ -396,7 +398,7 @@ class ContinuousQueries:
     async def held(
         self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
     ) -> CachedRange | None:
-        """What this node keeps of a CCQ that it gave away; None where it does not."""
+        """The handed-off cache of a CCQ; None if there is none."""
         wanted = max(1, min(labels_max, self._limits.answer_labels_max))
         answer = await self._ask(
             lambda request: cache_events.CacheReadRequested(request, ccq_id, term, after, wanted),
@@ -410,11 +412,11 @@ class ContinuousQueries:
         return CachedRange(data, answer.reached, answer.gone)
 
     async def find(self, ccq_id: str) -> Ccq:
-        """A CCQ; others are asked where this node does not know it. Nothing is acknowledged.
+        """Finds a CCQ here or at other nodes; acknowledges nothing.
 
         Raises:
-            UnknownCcq: there is none of that id.
-            TransientError: not all others could be asked.
+            UnknownCcq: no node knows the id.
+            TransientError: not all nodes are reachable.
         """
         record = self._driver.machine.state.record_table.get(ccq_id)
         if record is None:
@@ -432,10 +434,10 @@ class ContinuousQueries:
     # --- cancel and list ---------------------------------------------------------------------
 
     async def cancel(self, ccq_id: str) -> None:
-        """Ends a CCQ; again is harmless.
+        """Cancels a CCQ; repeating it has no effect.
 
         Raises:
-            UnknownCcq: there is none of that id.
+            UnknownCcq: no node knows the id.
         """
         answer = await self._ask(
             lambda request: ccq.CancelRequested(request, ccq_id), timeout_s=ANSWER_TIMEOUT_S
@@ -495,7 +497,7 @@ class ContinuousQueries:
         )
 
     def _address(self, node: str) -> str:
-        """Empty where this node has not been told of it yet."""
+        """Empty if this node does not know it yet."""
         try:
             return self._peers.address(node)
         except Unavailable:

@@ -1,9 +1,9 @@
 """Executes processing cycles of very many CCQs: one request in columns, one result for each.
 
-A cycle asks Spark only about what can be new: partitions that cannot hold a match, by placement
-or, where few are asked about, by the feature graph, are answered here. CCQs that stand at the same
-cursor and ask the same partitions share one row of the request and one cursor of the result, so
-one that finds nothing costs next to nothing.
+A cycle evaluates only partitions that can have new matches on Spark; placement and, in small
+cycles, the feature graph exclude the others. CCQs at the same cursor with the same partitions share
+one row of the request and one cursor of the result, so that a CCQ without matches costs almost
+nothing.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from galileo.wire.status import error_from_pb
 
 QUERIES_KEPT = 200_000
 SPARED_ITEMS_MAX = 256
-"""CCQs of a cycle up to which the feature graph is asked about each."""
+"""Size of a cycle up to which the feature graph is used."""
 STAND_BYTES_MAX = 4 << 20
-"""Texts of queries that go to a node in one message."""
+"""Texts of queries in one message to a node."""
 STOOD_MAX = 1_000_000
-"""Digests that are remembered to be known to nodes."""
+"""Cached digests of queries that nodes know."""
 
 Evaluate = Callable[[evaluator_pb2.EvaluateRequest], Awaitable[evaluator_pb2.EvaluateReply]]
 Stand = Callable[[str, str, Sequence[str]], Awaitable[None]]
@@ -51,7 +51,7 @@ Partitions: TypeAlias = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a cycle needs of a query, so that it is parsed once."""
+    """A parsed query, as a cycle needs it."""
 
     digest: bytes
     candidates: Partitions
@@ -59,12 +59,12 @@ class _Known:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Row:
-    """Items that stand at one cursor and ask the same.
+    """Items at one cursor with the same partitions.
 
     Attributes:
-        after: where they stand.
-        asked: the partitions to ask.
-        certain: what is known without asking.
+        after: their cursor.
+        asked: the partitions to scan.
+        certain: the result for the excluded partitions.
     """
 
     after: Cursor
@@ -78,10 +78,10 @@ class _Group:
 
     Attributes:
         schema: of the dataset.
-        items: of the cycle.
-        rows: the distinct ones.
+        items: the items of the cycle.
+        rows: the distinct rows.
         row_of: for each item its row.
-        row_at: of items by where they stand and what they ask, by value.
+        row_at: rows by cursor and partitions.
     """
 
     schema: Schema
@@ -100,11 +100,11 @@ class CycleExecutor:
     """Runs processing cycles for the continuous machine.
 
     Args:
-        node: for what is known here.
+        node: the node's view of the cluster.
         evaluate: runs one Spark job.
-        stand: has a node index the texts of queries.
-        is_dead: whether a node is held dead, so that a cycle does not wait for it.
-        failure_of: an error as the machine takes it.
+        stand: registers the texts of queries at a node.
+        is_dead: whether a node counts as dead, so that a cycle does not wait for it.
+        failure_of: converts an error for the machine.
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class CycleExecutor:
         self._stood: set[tuple[str, str, bytes]] = set()
 
     async def run(self, effect: ccq.StartCycle) -> ccq.CycleFinished:
-        """One cycle.
+        """Runs one cycle.
 
         Raises:
-            GalileoError: it came to nothing.
+            GalileoError: the cycle failed.
         """
         groups = await asyncio.to_thread(self._grouped, effect.items)
         asked = [group for group in groups if group.partitions]
@@ -154,7 +154,7 @@ class CycleExecutor:
 
     def _grouped(self, items: Sequence[ccq.CycleItem]) -> list[_Group]:
         groups: dict[str, _Group] = {}
-        # By identity first: very many items have the same objects.
+        # By identity first: many items share objects.
         rows: dict[tuple[int, int, int, int], int] = {}
         is_spared = len(items) <= SPARED_ITEMS_MAX
         shards = self._node.catalog.shards
@@ -163,7 +163,7 @@ class CycleExecutor:
             group = groups.get(name)
             if group is None:
                 if name not in shards:
-                    continue  # Dropped, or not heard of yet: it ends, or is asked again.
+                    continue  # Dropped: it ends. Not known yet: retried in the next cycle.
                 group = groups[name] = _Group(shards[name].schema)
             known = self._of_query(item.ccq.query, group.schema)
             key = (id(group), id(item.after), id(item.partitions), id(known.candidates))
@@ -192,7 +192,7 @@ class CycleExecutor:
             return _Row(item.after, possible, certain)
         query = parse(item.ccq.query, schema)
         spared = self._node.view.spared(query, possible, after=item.after)
-        # A synopsis that speaks of less than was evaluated spares nothing new.
+        # A synopsis that is older than the evaluated commits excludes nothing new.
         spared = Cursor({p: s for p, s in spared.items() if s > item.after[p]})
         return _Row(item.after, possible - set(spared), certain.join(spared))
 
@@ -203,13 +203,13 @@ class CycleExecutor:
             if len(self._known) >= QUERIES_KEPT:
                 self._known.clear()
             candidates = self._possible(text, schema)
-            # Equal ones are one object, by which rows are told apart.
+            # Equal cursors are one object, which identifies the row.
             candidates = self._candidates.setdefault(candidates, candidates)
             known = self._known[key] = _Known(digest(text), candidates)
         return known
 
     def _possible(self, text: str, schema: Schema) -> Partitions:
-        """The partitions that placement allows to hold a match; where there is one group, all."""
+        """The partitions that can hold a match by placement; all, if there is one group."""
         if len(self._node.topology.groups) == 1:
             return frozenset(self._node.topology.partitions)
         return self._node.scans.candidates(parse(text, schema))
@@ -227,9 +227,9 @@ class CycleExecutor:
     # --- queries that nodes do not know yet --------------------------------------------------
 
     async def _introduce(self, groups: Sequence[_Group]) -> None:
-        """Has nodes index what they are asked about for the first time.
+        """Registers new queries at nodes.
 
-        Where that fails a node says that it does not know them, and they are asked again.
+        If that fails, the node reports unknown queries, which the next cycle registers again.
         """
         if len(self._stood) > STOOD_MAX:
             self._stood.clear()
@@ -256,7 +256,7 @@ class CycleExecutor:
     def _forget(
         self, groups: Sequence[_Group], answers: Sequence[evaluator_pb2.EvaluateAnswer]
     ) -> None:
-        """What some node does not know any more is introduced again with the next cycle."""
+        """Forgets queries that a node no longer knows; the next cycle registers them again."""
         for group, answer in zip(groups, answers, strict=True):
             lost = {group.known[i].digest for data in answer.unknown for i in from_bytes(data)}
             if lost:
@@ -267,7 +267,7 @@ class CycleExecutor:
     def _results(
         self, group: _Group, answer: evaluator_pb2.EvaluateAnswer
     ) -> list[ccq.CycleResult]:
-        """Decodes and packs what was found; takes time in proportion to it."""
+        """Decodes and packs the matches; takes time in proportion to them."""
         parts = [part_from_pb(part, group.schema.label_schema) for part in answer.parts]
         failures = self._failures(answer)
         matches = joined([part.matches for part in parts], group.schema.label_schema)
@@ -301,11 +301,11 @@ class CycleExecutor:
 
 
 class _Reached:
-    """How far each item has been answered; items of one row and the same parts share a cursor.
+    """The evaluated cursor of each item; items of one row with the same parts share it.
 
     Attributes:
-        keys: for each item the number of its cursors.
-        cursors: how far, and up to where retention has dropped what lies past the item's cursor.
+        keys: for each item the index of its cursors.
+        cursors: the evaluated cursor, and the end of commits that retention dropped.
     """
 
     def __init__(self, group: _Group, parts: Sequence[Answered]) -> None:
@@ -324,7 +324,7 @@ class _Reached:
             self.cursors.append(self._joined(row, members[number]))
 
     def within(self, matches: Matches) -> Matches:
-        """Those past where their item stands, as far as it has been answered; usually all."""
+        """Selects the labels after the cursor of their item, up to its evaluated cursor."""
         if len(matches) == 0:
             return matches
         column = matches.rows.column("partition").to_numpy()
@@ -353,7 +353,7 @@ class _Reached:
 
 
 def _memberships(items: int, parts: Sequence[Answered]) -> npt.NDArray[np.int64]:
-    """A number for each item; the same for those that are in the same parts."""
+    """A number for each item, equal for items in the same parts."""
     said = np.zeros(items, dtype=np.int64)
     for part in parts:
         inside = np.zeros(items, dtype=np.int64)
@@ -368,7 +368,7 @@ def _holds(part: Answered, item: int) -> bool:
 
 
 def _packed(group: _Group, matches: Matches) -> dict[int, PackedLabels]:
-    """The labels of each item that has some."""
+    """The labels of each item with matches."""
     found: dict[int, PackedLabels] = {}
     is_compressed = np.array([item.ccq.compression == "lz4" for item in group.items])
     for compressed in (False, True):

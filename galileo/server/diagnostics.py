@@ -16,11 +16,11 @@ from galileo.wire.v1 import cluster_pb2
 
 TROUBLED_MAX = 20
 FRESH_S = 2.0
-"""Those who ask more often are told the same again: it costs a node two processes to find out."""
+"""Age up to which a result is reused, because measuring starts two processes."""
 
 
 class Diagnostics:
-    """Finds out a node's condition for whoever asks, once at a time.
+    """Measures the condition of a node, one measurement at a time.
 
     Args:
         parts: of the node, when asked.
@@ -95,5 +95,5 @@ def _trouble(led: Coordinator, now: float) -> cluster_pb2.CcqTrouble:
     if failure is not None:
         return cluster_pb2.CcqTrouble(ccq_id=led.ccq.id, kind=failure.kind, message=failure.message)
     taken_s, wanted_s = led.cycles.interval_s(now), led.ccq.interval_s
-    told = f"its cycles take {taken_s:.3g} s, its interval is {wanted_s:.3g} s"
-    return cluster_pb2.CcqTrouble(ccq_id=led.ccq.id, message=told)
+    message = f"its cycles take {taken_s:.3g} s, its interval is {wanted_s:.3g} s"
+    return cluster_pb2.CcqTrouble(ccq_id=led.ccq.id, message=message)

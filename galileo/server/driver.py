@@ -1,9 +1,9 @@
-"""The one driver that runs the machines in production: events in order, effects in order.
+"""Drives the state machines in production: events in order, effects in order.
 
-Every event passes one queue and one consumer, so a machine never sees two at once, and the
-effects of a step are carried out before the next step begins. The records of a step are written
-first, all with one sync; durable ones are on disk before anything else is done. What takes long
-(a cycle, a rescan, packing) runs as a task of its own and comes back as an event.
+Every event passes one queue and one consumer, so a machine handles one event at a time, and the
+effects of a step are executed before the next step begins. The records of a step are written first,
+with one sync; durable records are on disk before any other effect. Long work (a cycle, a rescan,
+packing) runs in a task of its own; its result is an event.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from galileo.errors import GalileoError, Overloaded, PartitionReadOnly
 from galileo.server.peer_messaging import TAGGED, PeerMessenger
 from galileo.storage.metadata_files import is_full
 from galileo.storage.store import Store
-from galileo.wire.context_propagation import Origin, going_on, outgoing_metadata
+from galileo.wire.context_propagation import Origin, continue_request, outgoing_metadata
 
 TICK_S = 0.05
-NEWS_INTERVAL_S = 0.25
-"""Peers are told of new commits at once, and no more often than this."""
+ANNOUNCE_INTERVAL_S = 0.25
+"""New commits are announced to peers at once, but at most at this interval."""
 EVENTS_WAITING_MAX = 50_000
 RECORD_KIND = "ccq"
 RECORDS_RETRY_S = 1.0
-"""A record that has to be durable is tried again so often while the disk is full."""
+"""Interval at which a durable record is retried while the disk is full."""
 
 Answer: TypeAlias = Any
 Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, ccq.ContinuousEvent]]
@@ -66,22 +66,22 @@ _ANSWERS = (
 )
 
 
-_COMES_AGAIN = ccq.Ticked | ccq.UsageMeasured | ccq.MessageArrived
-"""What nobody misses, or what counts as lost and is asked for again."""
+_REPEATED = ccq.Ticked | ccq.UsageMeasured | ccq.MessageArrived
+"""Events that may be lost, because they are sent again."""
 
 
 class Driver:
-    """Feeds the machines of one node and does what they say.
+    """Feeds events to the machines of one node and executes their effects.
 
     Args:
         machine: the node's continuous queries.
         members: its failure detector.
-        store: keeps the records.
-        clock: both clocks.
-        work: carries out what takes long (`_Long`); returns the event that answers, and never
-            raises a GalileoError.
-        drop_spills: deletes spill files, soon.
-        own_news: called before each tick; the CommitsObserved of this node's own commits.
+        store: stores the records.
+        clock: wall and monotonic clock.
+        work: executes a long effect (`_Long`); returns the resulting event, never raises a
+            GalileoError.
+        drop_spills: deletes spill files in the background.
+        new_commits: called before each tick; returns CommitsObserved events of this node.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Driver:
         store: Store,
         clock: Clock,
         work: Work,
-        own_news: Callable[[], list[ccq.ContinuousEvent]],
+        new_commits: Callable[[], list[ccq.ContinuousEvent]],
         drop_spills: Callable[[Sequence[int]], None],
     ) -> None:
         self.machine = machine
@@ -101,12 +101,12 @@ class Driver:
         self._store = store
         self._clock = clock
         self._work = work
-        self._own_news = own_news
+        self._new_commits = new_commits
         self._drop_spills = drop_spills
         self._events: asyncio.Queue[ccq.ContinuousEvent] = asyncio.Queue()
         self._awaits_disk = False
         self._has_news = False
-        self._told_at = float("-inf")
+        self._announced_at = float("-inf")
         self._requests = itertools.count(1)
         self._waiting: dict[int, Callable[[Answer], None]] = {}
         self._served: dict[int | None, Origin] = {}
@@ -119,11 +119,11 @@ class Driver:
         self._deaths: dict[str, asyncio.Event] = {}
 
     def feed(self, event: ccq.ContinuousEvent) -> None:
-        """Takes an event; it is stepped in its turn.
+        """Queues an event.
 
-        While the machine waits for a full disk, perhaps for days, what comes again is not kept.
+        While the machine waits for a full disk, perhaps for days, repeated events are dropped.
         """
-        if self._awaits_disk and isinstance(event, _COMES_AGAIN):
+        if self._awaits_disk and isinstance(event, _REPEATED):
             return
         self._events.put_nowait(event)
 
@@ -131,8 +131,8 @@ class Driver:
     def events_waiting(self) -> int:
         return self._events.qsize()
 
-    def note_late(self, ccq_id: str, labels: int) -> None:
-        """Labels of a CCQ that is coordinated here were told as late; see `ccq.stats`."""
+    def record_late(self, ccq_id: str, labels: int) -> None:
+        """Counts late labels of a CCQ that is coordinated here; see `ccq.stats`."""
         led = self.machine.coordinated.get(ccq_id)
         if labels and led is not None:
             led.counts.record_late(labels)
@@ -142,14 +142,14 @@ class Driver:
         self._on_membership(self.members.step(event, self._clock.monotonic()))
 
     async def ask(self, make: Callable[[int], ccq.ContinuousEvent], *, timeout_s: float) -> Answer:
-        """Feeds a client's request and returns the effect that answers it.
+        """Feeds the event of a client's request and returns the effect that answers it.
 
         Raises:
-            TimeoutError: no answer came in time.
-            Overloaded: too many events wait.
+            TimeoutError: there was no answer in time.
+            Overloaded: too many events are queued.
         """
         if self._events.qsize() > EVENTS_WAITING_MAX:
-            raise Overloaded("this node has too much to do; try again", after_s=1.0)
+            raise Overloaded("the event queue of this node is full; try again", after_s=1.0)
         request = next(self._requests)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[request] = functools.partial(_give, future)
@@ -166,12 +166,13 @@ class Driver:
     async def ask_many(
         self, make: Callable[[int], ccq.ContinuousEvent], count: int, *, timeout_s: float
     ) -> list[Answer]:
-        """The same for an event with `count` requests, numbered from the one that is given on.
+        """Like `ask`, for an event with `count` requests with consecutive numbers.
 
-        Errors as `ask`.
+        Raises:
+            TimeoutError, Overloaded: as `ask`.
         """
         if self._events.qsize() > EVENTS_WAITING_MAX:
-            raise Overloaded("this node has too much to do; try again", after_s=1.0)
+            raise Overloaded("the event queue of this node is full; try again", after_s=1.0)
         first = next(self._requests)
         self._requests = itertools.count(first + count)
         numbers = range(first, first + count)
@@ -198,20 +199,20 @@ class Driver:
                     self.feed(ccq.FetchAbandoned(number))
 
     def next_cycle(self) -> asyncio.Future[None]:
-        """Done when the next processing cycle is over; not to be cancelled."""
+        """A future that is done after the next cycle; do not cancel it."""
         if self._cycle_over is None:
             self._cycle_over = asyncio.get_running_loop().create_future()
         return self._cycle_over
 
     async def until_dead(self, node: str) -> None:
-        """Returns when a peer counts as dead; at once where it does so already."""
+        """Waits until a peer counts as dead."""
         if node not in self.members.dead:
             await self._deaths.setdefault(node, asyncio.Event()).wait()
 
     async def restore(self) -> tuple[Record, ...]:
-        """Feeds the records of earlier lives; comes before anything that can feed an event.
+        """Feeds the stored records; call it before any other event is fed.
 
-        What was dropped in them comes first, so that no CCQ of a dropped dataset begins again.
+        Dropped datasets come first, so that no CCQ of a dropped dataset is restarted.
         """
         for name, generations in self._store.generations.items():
             self.feed(ccq.DatasetDropped(name, generations))
@@ -238,27 +239,28 @@ class Driver:
         while True:
             now = self._clock.monotonic()
             self._on_membership(self.members.step(membership.Ticked(), now))
-            self.hear_own(self._own_news(), now)
+            self.announce_commits(self._new_commits(), now)
             self.feed(ccq.Ticked(self._clock.wall()))
             await asyncio.sleep(self._pause_s(now))
 
     def _pause_s(self, now: float) -> float:
-        """Until the next tick, which is earlier than usual where a cycle is due before it."""
+        """Seconds until the next tick, which is earlier if a cycle is due before it."""
         due_at = self.machine.cycle_due_at
         is_soon = due_at is not None and now < due_at < now + TICK_S
         return due_at - now if due_at is not None and is_soon else TICK_S
 
-    def hear_own(self, news: Sequence[ccq.ContinuousEvent], now: float) -> None:
-        """Feeds the news of this node's own commits, and tells the peers that there are some.
-
-        They get a heartbeat beside the regular ones, for the commit sequences that it carries.
-        """
+    def announce_commits(self, news: Sequence[ccq.ContinuousEvent], now: float) -> None:
+        """Feeds events of this node's own commits, and announces them by an extra heartbeat."""
         for event in news:
             self._has_news = True
             self.feed(event)
-        if not self._has_news or now < self._told_at + NEWS_INTERVAL_S or self.mail is None:
+        if (
+            not self._has_news
+            or now < self._announced_at + ANNOUNCE_INTERVAL_S
+            or self.mail is None
+        ):
             return
-        self._has_news, self._told_at = False, now
+        self._has_news, self._announced_at = False, now
         for peer in self.members.alive:
             self.mail.send_heartbeat(peer)
 
@@ -289,11 +291,11 @@ class Driver:
             if isinstance(event, ccq.CycleFinished) and self._cycle_over is not None:
                 _give(self._cycle_over, None)
                 self._cycle_over = None
-            if not self._events.empty():  # One that never is would not let anybody else run.
+            if not self._events.empty():  # Let other tasks run while the queue is never empty.
                 await asyncio.sleep(0)
 
     def _carry_out(self, effect: ccq.ContinuousEffect) -> None:
-        if isinstance(effect, _ANSWERS):  # First, since they come by the thousand.
+        if isinstance(effect, _ANSWERS):  # First, because there are thousands.
             take = self._waiting.get(effect.request)
             if take is not None:
                 take(effect)
@@ -308,7 +310,7 @@ class Driver:
             self._cycles[effect.cycle_id].cancel()
 
     async def _save(self, effects: Sequence[ccq.ContinuousEffect]) -> None:
-        """Records are written in order by one thread; durable ones are waited for."""
+        """Writes records in order in one thread; waits for durable ones."""
         values: dict[str, Record | None] = {}
         is_durable = False
         for effect in effects:
@@ -320,14 +322,14 @@ class Driver:
         if not values:
             return
         if is_durable:
-            await self._written(values)
+            await self._write_durably(values)
         else:
             self._keep(asyncio.ensure_future(_logged(self._writing(values))))
 
-    async def _written(self, values: dict[str, Record | None]) -> None:
-        """Waits for room on a full disk: this node's part in continuous queries waits with it.
+    async def _write_durably(self, values: dict[str, Record | None]) -> None:
+        """Writes records; retries while the disk is full, which pauses the machines.
 
-        It is then as if the machines were paused, which they bear; what is stored is still read.
+        Reads of stored data go on.
         """
         try:
             while True:
@@ -336,7 +338,7 @@ class Driver:
                 except PartitionReadOnly as error:
                     if not is_full(error):
                         raise
-                    log.error("continuous queries wait for the disk: %s", error)
+                    log.error("continuous queries are paused: %s", error)
                 self._awaits_disk = True
                 await asyncio.sleep(RECORDS_RETRY_S)
         finally:
@@ -358,12 +360,12 @@ class Driver:
             task.add_done_callback(lambda _: self._cycles.pop(cycle_id, None))
 
     async def _do(self, effect: _Long) -> None:
-        """Serves the request that waits for it, or is one of its own, as a cycle is."""
+        """Executes long work as a part of its request; a cycle is a request of its own."""
         if isinstance(effect, ccq.StartCycle):
             await self._run_cycle(effect)
             return
         with (
-            going_on(self._served.get(getattr(effect, "request", None), ())),
+            continue_request(self._served.get(getattr(effect, "request", None), ())),
             spans.child(type(effect).__name__),
         ):
             self.feed(await self._work(effect))
@@ -380,7 +382,7 @@ class Driver:
             self.feed(answer)
 
     def _trace(self, event: ccq.ContinuousEvent) -> None:
-        """Tells the spans of what the machine has just done."""
+        """Records spans of the last step."""
         now = self._clock.monotonic()
         if isinstance(event, ccq.CycleFinished | ccq.CycleFailed):
             tick, fed_at = self._stored.pop(event.cycle_id, ("", 0.0))
@@ -415,4 +417,4 @@ async def _logged(written: Awaitable[None]) -> None:
     try:
         await written
     except GalileoError as error:
-        log.warning("a record was not written: %s", error)
+        log.warning("could not write a record: %s", error)

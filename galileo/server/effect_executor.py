@@ -54,14 +54,14 @@ log = logging.getLogger(__name__)
 
 
 class EffectExecutor:
-    """Carries out the effects of `Continuous` that take long.
+    """Executes the long effects of `Continuous`.
 
     Args:
-        node: for scans and for what is known.
+        node: for scans and the view of the cluster.
         peers: for confirmations.
         evaluate: runs one Spark job.
-        is_dead: whether a node is held dead, so that a cycle does not wait for it.
-        spills: the files of caches.
+        is_dead: whether a node counts as dead, so that a cycle does not wait for it.
+        spills: the spill files.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class EffectExecutor:
         | cache_events.LoadPacks
         | cache_events.ReadHandedOffCache,
     ) -> ccq.ContinuousEvent:
-        """Does it; the event that answers."""
+        """Executes an effect and returns the resulting event."""
         match effect:
             case ccq.CompactPacks():
                 return await _gather(effect)
@@ -127,7 +127,7 @@ class EffectExecutor:
     def refused(
         self, items: Sequence[ccq.CycleItem]
     ) -> tuple[list[ccq.CycleResult], list[ccq.CycleItem]]:
-        """The results of items whose sampler was revoked, and the other items."""
+        """Splits items into results of those with a revoked sampler, and the others."""
         failed, others = [], []
         for item in items:
             spec = item.ccq.sampler
@@ -185,7 +185,7 @@ class EffectExecutor:
         until: Cursor,
         labels_max: int,
     ) -> tuple[LabelSet, ScanEnd]:
-        """All labels of (after, until], up to the frontier that the tail names."""
+        """All labels of (after, until], up to the frontier in the tail."""
         parts = self._node.scans.between(
             query, partitions=partitions, after=after, until=until, labels_max=labels_max
         )
@@ -196,9 +196,9 @@ class EffectExecutor:
         """The labels that the CCQ's sampler keeps.
 
         Raises:
-            SamplerFailed: it raised, or gave no mask.
-            NotPermitted, SandboxUnavailable, SamplerRevoked: it was sent, and is not run.
-            TransientError: a node whose observations it looks at is away.
+            SamplerFailed: it raised an error, or did not return a mask.
+            NotPermitted, SandboxUnavailable, SamplerRevoked: the uploaded sampler is not run.
+            TransientError: a node with observations for the sampler is unreachable.
         """
         if spec is None:
             return labels
@@ -212,17 +212,17 @@ class EffectExecutor:
         return LabelSet.concat(labels.schema, kept)
 
     async def load(self, spec: SamplerSpec, *, dataset: str) -> Sampler:
-        """The sampler, which looks at labels of this dataset.
+        """Loads a sampler for labels of a dataset.
 
         Raises:
-            UnknownSampler, InputError: there is none, or not with these options.
-            NotPermitted, SandboxUnavailable, SamplerRevoked: it was sent, and is not run.
+            UnknownSampler, InputError: the sampler is unknown, or its options are wrong.
+            NotPermitted, SandboxUnavailable, SamplerRevoked: the uploaded sampler is not run.
         """
         await self._node.samplers.ready(spec)
         return await asyncio.to_thread(self._node.samplers.load, spec, owner=dataset)
 
     async def _observed(self, labels: LabelSet, query: Query) -> pa.Table:
-        """The observations behind labels of any nodes, as a sampler gets them."""
+        """The observations of labels of any nodes, for a sampler."""
         task = ReadTask(query.schema.key, numbered_parts(labels), query.to_json())
         with translate_dropped_to_retry():
             async with aclosing(self._node.reading.read(task)) as pieces:
@@ -234,7 +234,7 @@ class EffectExecutor:
     async def _ask_holder(
         self, effect: cache_events.ReadHandedOffCache
     ) -> cache_events.CacheReadAnswered | cache_events.CacheReadFailed:
-        """Asks a node for what it holds, over the network though it were this one."""
+        """Reads a handed-off cache; over the network even at this node."""
         request = peers_pb2.ReadHandedOffCacheRequest(
             ccq_id=effect.ccq.id,
             term=effect.term,
@@ -267,20 +267,20 @@ class EffectExecutor:
         answers = await asyncio.gather(
             *(self._sequences_at(node, effect.dataset) for node in nodes)
         )
-        told = dict(zip(nodes, answers, strict=True))
+        labels_by_node = dict(zip(nodes, answers, strict=True))
         nothing = _Held(ORIGIN, frozenset())
         reached, unreachable = ORIGIN, []
         for partition in effect.partitions:
             owner = owners.get(partition)
-            answer = nothing if owner is None else told[owner]
+            answer = nothing if owner is None else labels_by_node[owner]
             if answer is None or (owner is not None and partition not in answer.partitions):
-                unreachable.append(partition)  # The node is away, or has given it away.
+                unreachable.append(partition)  # Unreachable, or the partition has moved.
             else:
                 reached = reached.join({partition: answer.sequences[partition]})
         return ccq.SequencesConfirmed(effect.request, reached, tuple(unreachable))
 
     async def _sequences_at(self, node: str, dataset: str) -> _Held | None:
-        """What a node has committed; None where it does not answer."""
+        """The commits of a node; None if it does not answer."""
         if node == self._node.name:
             shard = self._node.catalog.shards.get(dataset)
             return _Held(shard.published() if shard else ORIGIN, self._node.partitions)
@@ -295,7 +295,7 @@ class EffectExecutor:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a node has committed of a dataset, and the partitions that it has."""
+    """The commits of a dataset at a node, and its partitions."""
 
     sequences: Cursor
     partitions: frozenset[int]
@@ -304,7 +304,7 @@ class _Held:
 async def gathered(
     query: Query, scan: AsyncGenerator[pa.Table | ScanEnd, None]
 ) -> tuple[LabelSet, ScanEnd]:
-    """All labels of a scan, up to the frontier that its tail names."""
+    """All labels of a scan, up to the frontier in its tail."""
     tables, tail = [], ScanEnd(ORIGIN, frozenset())
     async with aclosing(scan) as parts:
         async for part in parts:
@@ -337,10 +337,10 @@ async def _gather(effect: ccq.CompactPacks) -> ccq.PacksCompacted:
     compressed = effect.ccq.compression == "lz4"
     try:
         labels = await asyncio.to_thread(effect.labels.compact, compressed=compressed)
-    except Exception as error:  # Whatever it is: the cache, and others, wait for these to be back.
+    except Exception as error:  # Any error: the cache waits for the result.
         name, why = effect.ccq.id, None if isinstance(error, GalileoError) else error
-        told = "labels of %s could not be put together: %s"
-        log.error(told, name, error, extra={"ccq": name}, exc_info=why)
+        template = "cannot compact labels of %s: %s"
+        log.error(template, name, error, extra={"ccq": name}, exc_info=why)
         labels = None
     return ccq.PacksCompacted(effect.ccq.id, effect.term, labels)
 

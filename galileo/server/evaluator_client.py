@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def evaluator_options(config: Config) -> EvaluatorOptions:
-    """How the evaluator of a node's host is to run."""
+    """The options of the evaluator of a node's host."""
     section = config.evaluator
     return EvaluatorOptions(
         runtime_dir=config.evaluator_directory,
@@ -32,7 +32,7 @@ def evaluator_options(config: Config) -> EvaluatorOptions:
 
 
 class Evaluation:
-    """Starts the evaluator when it is first needed, and holds its lease while CCQs run here."""
+    """Starts the evaluator on demand, and renews its lease while this node coordinates CCQs."""
 
     def __init__(self, config: Config) -> None:
         self._timeout_s = config.evaluator.cycle_timeout_s
@@ -40,20 +40,20 @@ class Evaluation:
         self._warming: asyncio.Task[None] | None = None
 
     def warm(self) -> None:
-        """Starts it in the background, so that the first cycle does not wait for a JVM."""
+        """Starts the evaluator in the background, before the first cycle."""
         if self._warming is None or self._warming.done():
             self._warming = asyncio.get_running_loop().create_task(self._ensure())
 
     async def evaluate(self, request: evaluator_pb2.EvaluateRequest) -> evaluator_pb2.EvaluateReply:
-        """One Spark job over all items.
+        """Runs one Spark job over all items.
 
         Raises:
-            TransientError: no evaluator, or not in time; nothing is lost.
+            TransientError: there is no evaluator, or it timed out; nothing is lost.
         """
         return await self._handle.evaluate(request, timeout_s=self._timeout_s)
 
     async def keep(self, is_needed: Callable[[], bool]) -> None:
-        """Looks after the evaluator while `is_needed`; until cancelled."""
+        """Renews the lease of the evaluator while `is_needed`; runs until cancelled."""
         while True:
             if is_needed():
                 await self._ensure()

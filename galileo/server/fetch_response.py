@@ -61,26 +61,26 @@ def forwarded(parts: list[continuous_pb2.FetchPart], *, address: str) -> Fetched
     )
 
 
-def check_told(window: Window, told: WindowProgress) -> None:
-    """Raises InvalidToken where no reader of such windows can have been told so."""
-    if not window.is_reachable(told):
+def check_progress(window: Window, progress: WindowProgress) -> None:
+    """Raises InvalidToken if the progress is impossible for these windows."""
+    if not window.is_reachable(progress):
         raise InvalidToken("expected a token that was given out, got one of impossible windows")
 
 
 def apply_windows(
-    made: Ccq, told: WindowProgress, answer: AnswerFetch
+    made: Ccq, progress: WindowProgress, answer: AnswerFetch
 ) -> tuple[WindowProgress, WindowChanges | None]:
-    """What a reader is told of windows by now, and what an answer does to them; None: it has none.
+    """Advances the windows of a reader by an answer; no changes if the query has no windows.
 
     Takes time in proportion to the labels.
 
     Raises:
-        InvalidToken: what its token says it was told is impossible.
+        InvalidToken: the progress in the token is impossible.
     """
     if made.window is None:
-        return told, None
-    check_told(made.window, told)
+        return progress, None
+    check_progress(made.window, progress)
     buckets = answer.labels.labels().buckets if answer.labels else np.zeros(0, dtype=np.int64)
     return advance_windows(
-        made.window, told, buckets=buckets, clock_us=answer.clock_us, more=answer.more
+        made.window, progress, buckets=buckets, clock_us=answer.clock_us, more=answer.more
     )

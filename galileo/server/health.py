@@ -18,7 +18,7 @@ from galileo.server.readiness import PROBE_INTERVAL_S, ReadinessChecks
 
 HEALTH_INTERVAL_S = 0.5
 STARTING_INTERVAL_S = 0.02
-"""Until the node is ready for the first time."""
+"""Interval of checks until the node is ready for the first time."""
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -29,9 +29,9 @@ class HealthMonitor:
     """Readiness, metrics and condition of one node.
 
     Args:
-        parts: of the node.
-        mail: knows which peers answer.
-        clock: both clocks.
+        parts: the node's components.
+        mail: knows which peers have answered.
+        clock: wall and monotonic clock.
 
     Attributes:
         conditions: for `galileo doctor`.
@@ -51,7 +51,7 @@ class HealthMonitor:
         self.conditions = Diagnostics(lambda: parts, look=self._readiness.look, clock=clock)
 
     def serve(self) -> Monitoring | None:
-        """Serves metrics, readiness and liveness over HTTP, where the configuration says so.
+        """Serves metrics, readiness and liveness over HTTP, if configured.
 
         Raises:
             ConfigError: the address cannot be listened on.
@@ -62,7 +62,7 @@ class HealthMonitor:
         return Monitoring(address, measure=self._measurements, look=self._readiness.look)
 
     async def run(self, healthy: health.aio.HealthServicer) -> None:
-        """Has gRPC's health service say whether the node is ready; until cancelled."""
+        """Updates gRPC's health service with the readiness of the node; runs until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._probe_disk())
             group.create_task(self._tell(healthy))
@@ -80,7 +80,7 @@ class HealthMonitor:
             await asyncio.sleep(pause_s)
             lag_s = self._clock.monotonic() - due
             self._parts.loop_lag.observe(lag_s)
-            self._readiness.note_lag(lag_s)
+            self._readiness.record_lag(lag_s)
 
     async def _probe_disk(self) -> None:
         while True:
@@ -92,6 +92,6 @@ class HealthMonitor:
         return measurements(self._parts, now=self._clock.monotonic(), is_ready=is_ready)
 
     def _unheard(self) -> list[str]:
-        """A reply to a heartbeat of ours is as good here as one of theirs."""
+        """The peers that have neither sent a heartbeat nor replied to one, and are not dead."""
         unheard = self._parts.driver.members.never_heard
         return [one for one in unheard if not self._mail.has_answered(one)]

@@ -19,17 +19,17 @@ from galileo.spark.java import find_java
 SYNCED_BYTES = 4096
 REFUSED_S = -1.0
 OPEN_FILES_COUNTED_MAX = 2**32 - 1
-"""Where there is no limit."""
+"""Reported if there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCondition:
-    """Measured a moment ago; sizes in bytes.
+    """Measurements of a host; sizes in bytes.
 
     Attributes:
-        sync_s: that the disk took to make a small file durable; `REFUSED_S`: it cannot be written.
-        java: why Spark cannot run; empty: it can.
-        containment: why sent samplers cannot be contained; empty: they can, or nobody sends any.
+        sync_s: time to write and sync a small file; `REFUSED_S` if it cannot be written.
+        java: why Spark cannot run; empty if it can.
+        containment: why there is no sandbox; empty if there is one, or it is not needed.
     """
 
     disk_free_bytes: int
@@ -42,12 +42,12 @@ class HostCondition:
 
 
 def host_condition(directory: Path, *, takes_samplers: bool, master: str) -> HostCondition:
-    """Looks and tries out; takes a second, so it belongs into a thread.
+    """Measures the host; takes a second, so call it in a thread.
 
     Args:
         directory: of the node.
-        takes_samplers: whether users may send samplers.
-        master: of Spark; a remote one needs no Java here.
+        takes_samplers: whether users may upload samplers.
+        master: of Spark; a remote master needs no Java here.
 
     Raises:
         ConfigError: there is no such directory.
@@ -70,7 +70,7 @@ def host_condition(directory: Path, *, takes_samplers: bool, master: str) -> Hos
 
 
 def sync_s(directory: Path) -> float:
-    """How long the disk takes to make a small file durable; one without a name, gone at once."""
+    """Measures the time to write and sync a small unnamed file."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             file.write(bytes(SYNCED_BYTES))

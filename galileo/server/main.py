@@ -1,4 +1,4 @@
-"""A node process: everything wired, served until it is told to stop."""
+"""A node process: builds all components and serves until it is stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from galileo.dht.topology import Topology
 from galileo.election.machine import ElectionOptions
 from galileo.election.ranking import Suitability
 from galileo.errors import ConfigError
-from galileo.histogram import LOOP_BOUNDS_S, Timings
+from galileo.histogram import LOOP_BOUNDS_S, DurationHistogram
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.compaction_runner import CompactionRunnerOptions
 from galileo.node.retention_plan import ReaderProgress
@@ -38,7 +38,7 @@ from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.access import Principal
 from galileo.rpc.admission import BULK_BYTES_MAX, AdmissionController, AdmissionOptions
-from galileo.rpc.analytics import ExploreServicer
+from galileo.rpc.analytics import AnalyticsServicer
 from galileo.rpc.analytics_client import GrpcAnalyticsPeer
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.continuous import ContinuousServicer
@@ -56,7 +56,7 @@ from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor
 from galileo.server.evaluator_client import Evaluation
 from galileo.server.health import NOT_SERVING, HealthMonitor
-from galileo.server.malloc_tuning import give_back_at_rest
+from galileo.server.malloc_tuning import trim_when_idle
 from galileo.server.metric_source import NodeView
 from galileo.server.peer_messaging import PeerMessenger
 from galileo.server.security import Security
@@ -91,9 +91,9 @@ thousand, none of which is garbage that it would find: it would look through all
 hundred milliseconds each time, several times in each cycle. By these it does so once in ten million
 objects."""
 RESERVED_PART = 4
-"""Of its caches' budget at most a quarter has to be free where a node is to take one more CCQ."""
+"""Divisor of the cache budget: the free memory that another CCQ requires at most."""
 BULK_PART = 4
-"""Requests in bulk have at most a quarter of the memory."""
+"""Divisor of the memory: the part for bulk requests."""
 TOPOLOGY_KIND = "topology"
 PLACEMENT = "placement"
 
@@ -101,7 +101,7 @@ log = logging.getLogger(__name__)
 
 
 class NodeProcess:
-    """One node, from its configuration to its open port."""
+    """The components of one node and their lifecycle."""
 
     def __init__(self, config: Config, *, clock: Clock) -> None:
         self._config = config
@@ -139,7 +139,7 @@ class NodeProcess:
             store=self._store,
             clock=clock,
             work=work,
-            own_news=self._own_news,
+            new_commits=self._new_commits,
             drop_spills=self._spills.drop,
         )
         self.mail = PeerMessenger(
@@ -147,10 +147,10 @@ class NodeProcess:
             self._peers,
             on_heartbeat=self.driver.heartbeat_arrived,
             on_message=lambda node, message: self.driver.feed(ccq.MessageArrived(node, message)),
-            on_news=self._tell_sequences,
+            on_news=self._observe_commits,
         )
         self.driver.mail = self.mail
-        self.node.moves.on_moved = self.mail.beat
+        self.node.moves.on_moved = self.mail.broadcast_heartbeat
         self._queries = ContinuousQueries(
             self.node,
             self.driver,
@@ -162,7 +162,7 @@ class NodeProcess:
         )
         self._usage = Usage(clock, cache_bytes_max=config.limits.cache_bytes_max)
         self._watch = self._make_watch()
-        self._told: dict[str, PublishedCommits] = {}
+        self._published: dict[str, PublishedCommits] = {}
         self.node.samplers.on_revoked = self._fail_revoked
         self.node.on_dropped = self._on_dropped
 
@@ -177,7 +177,7 @@ class NodeProcess:
             asyncio.create_task(self.driver.run()),
             asyncio.create_task(self._measure()),
             asyncio.create_task(self._watch.run(healthy)),
-            asyncio.create_task(give_back_at_rest()),
+            asyncio.create_task(trim_when_idle()),
             asyncio.create_task(self._evaluation.keep(lambda: bool(self.machine.coordinated))),
         ]
         stopped = asyncio.create_task(stop.wait())
@@ -208,7 +208,7 @@ class NodeProcess:
         add_storage(StorageServicer(self.node, allowances), server)
         query_pb2_grpc.add_QueryServicer_to_server(QueryServicer(self.node, allowances), server)
         analytics_pb2_grpc.add_AnalyticsServicer_to_server(
-            ExploreServicer(self.node, self._exploration, allowances), server
+            AnalyticsServicer(self.node, self._exploration, allowances), server
         )
         ownership = Ownership(identify, self._queries.find)
         continuous = ContinuousServicer(self._queries, ownership, allowances)
@@ -254,9 +254,9 @@ class NodeProcess:
         return server, healthy
 
     def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        """The first is asked first, and the last just before the handler.
+        """The interceptors, outermost first.
 
-        Who is refused for what he is counts, and who is refused since there is too much does not.
+        Calls that are denied count as refused; calls that admission rejects do not.
         """
         return [_bounds(), *self._security.interceptors()]
 
@@ -289,7 +289,7 @@ class NodeProcess:
             machine=self.machine,
             driver=self.driver,
             calls=self._security.calls,
-            loop_lag=Timings(LOOP_BOUNDS_S),
+            loop_lag=DurationHistogram(LOOP_BOUNDS_S),
             audit=self._security.audit,
             version=VERSION,
         )
@@ -305,7 +305,7 @@ class NodeProcess:
         )
 
     def _readers(self, dataset: str) -> list[ReaderProgress] | None:
-        """Whom retention must not pass; called from its thread."""
+        """The progress of readers that retention must respect; called from its thread."""
         records = self.machine.live_records(dataset, self._clock.monotonic())
         if records is None:
             return None
@@ -315,7 +315,7 @@ class NodeProcess:
         return node in self._members.dead
 
     def _samplers_in_use(self, caller: Principal) -> dict[str, list[str]]:
-        """The CCQs of a caller that run with each sent sampler, by its digest."""
+        """The CCQs of a caller that use each uploaded sampler, by its digest."""
         found: dict[str, list[str]] = {}
         for record in self.machine.records:
             spec = record.ccq.sampler
@@ -325,7 +325,7 @@ class NodeProcess:
         return found
 
     def _fail_revoked(self, digest: str) -> None:
-        """Has the CCQs of a revoked sampler that are coordinated here fail at once."""
+        """Fails the CCQs of a revoked sampler that are coordinated here."""
         items = [
             ccq.CycleItem(led.ccq, led.term, led.evaluated, ())
             for led in self.machine.coordinated.values()
@@ -335,24 +335,24 @@ class NodeProcess:
         self.driver.feed(ccq.CycleFinished(NO_CYCLE, tuple(failed)))
 
     def _on_dropped(self, name: str, generations: int, keys: Sequence[str]) -> None:
-        """Has the CCQs of datasets end that have just been dropped here."""
+        """Ends the CCQs of dropped datasets."""
         for dataset in keys:
-            self._told.pop(dataset, None)
+            self._published.pop(dataset, None)
         self.driver.feed(ccq.DatasetDropped(name, generations))
 
     def _ccqs_of(self, dataset: str) -> int:
-        """How many CCQs of a dataset run, as far as this node knows."""
+        """The number of running CCQs of a dataset that this node knows."""
         of_it = (record for record in self.machine.records if record.ccq.dataset == dataset)
         return sum(record.ended is None for record in of_it)
 
     def _check_losses(self, records: Iterable[Record]) -> None:
-        """Finds out whether readers have retrieved commits that are not here any more."""
+        """Reports commits that readers have retrieved and that are lost here."""
         losses, shards = self.node.view.losses, self.node.catalog.shards
         for record in records:
             if record.ended is None and record.ccq.dataset in shards:
                 losses.expect(record.ccq.dataset, record.retrieved)
-        told = {dataset: shard.own_published().sequences for dataset, shard in shards.items()}
-        losses.check_own(self.node.name, self.node.partitions, told=told)
+        sequences = {dataset: shard.own_published().sequences for dataset, shard in shards.items()}
+        losses.check_own(self.node.name, self.node.partitions, told=sequences)
 
     async def _status(self) -> cluster_pb2.NodeStatus:
         status = self._usage.status(self.node, self.machine)
@@ -365,25 +365,25 @@ class NodeProcess:
             self._security.flush()
             await asyncio.sleep(USAGE_INTERVAL_S)
 
-    def _own_news(self) -> list[ccq.ContinuousEvent]:
-        """The datasets in which this node has committed since it was last asked."""
+    def _new_commits(self) -> list[ccq.ContinuousEvent]:
+        """Events for the datasets with commits since the last call."""
         news: list[ccq.ContinuousEvent] = []
         for dataset, shard in self.node.catalog.shards.items():
-            published, before = shard.own_published(), self._told.get(dataset)
+            published, before = shard.own_published(), self._published.get(dataset)
             if published is before:
                 continue
-            self._told[dataset] = published
+            self._published[dataset] = published
             if before is None or published.sequences != before.sequences:
                 self.node.view.hear_sequences(dataset, published.sequences)
                 self.node.view.hear_event_clock(dataset, published.clock)
-                news.append(self._seen(dataset))
+                news.append(self._commits_observed(dataset))
         return news
 
-    def _tell_sequences(self, datasets: Iterable[str]) -> None:
+    def _observe_commits(self, datasets: Iterable[str]) -> None:
         for dataset in datasets:
-            self.driver.feed(self._seen(dataset))
+            self.driver.feed(self._commits_observed(dataset))
 
-    def _seen(self, dataset: str) -> ccq.CommitsObserved:
+    def _commits_observed(self, dataset: str) -> ccq.CommitsObserved:
         view = self.node.view
         return ccq.CommitsObserved(dataset, view.sequences(dataset), view.event_clock(dataset))
 
@@ -403,10 +403,10 @@ def _members(config: Config) -> Membership:
 
 
 def _keep_placement(store: Store, topology: Topology) -> None:
-    """Remembers by which topology blocks were placed.
+    """Stores the placement of blocks, or compares it with the stored one.
 
     Raises:
-        ConfigError: it is another one now, which would look for them in the wrong places.
+        ConfigError: the placement has changed, so that blocks would not be found.
     """
     kept = store.load_records(TOPOLOGY_KIND).get(PLACEMENT)
     now = topology.placement_json.encode()
@@ -414,9 +414,9 @@ def _keep_placement(store: Store, topology: Topology) -> None:
         return
     if kept is not None and store.schemas():
         raise ConfigError(
-            "expected the [cluster] table by which this node's data was placed: the groups, their "
-            "nodes with names, weights and ordinals, the ranges and partitions_per_group must not "
-            f"change once there is data. It was {kept.decode()}, it is {now.decode()}"
+            "the [cluster] table does not match this node's data: the groups, their nodes with "
+            "names, weights and ordinals, the ranges and partitions_per_group must not change once "
+            f"there is data; expected {kept.decode()}, got {now.decode()}"
         )
     store.save_record(TOPOLOGY_KIND, PLACEMENT, now)
 
@@ -447,7 +447,7 @@ def _merging(storage: StorageSection) -> CompactionRunnerOptions | None:
 
 
 def _election(limits: LimitsSection) -> ElectionOptions:
-    """A node whose caches may only be small keeps only a part of that free to be suitable."""
+    """The required free memory of a coordinator, lower if the cache budget is small."""
     usual = Suitability()
     reserve = min(usual.memory_reserve_bytes, limits.cache_bytes_max // RESERVED_PART)
     return ElectionOptions(limits=replace(usual, memory_reserve_bytes=reserve))
@@ -463,7 +463,7 @@ def _retaining(storage: StorageSection, clock: Clock) -> RetentionRunnerOptions:
 
 
 def serve(config: Config, *, parent: int = 0) -> None:
-    """Runs a node until SIGTERM or SIGINT, or until `parent` (a process id) is gone."""
+    """Runs a node until SIGTERM or SIGINT, or until the process `parent` has ended."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     asyncio.run(_serve(config, parent=parent))

@@ -1,13 +1,12 @@
 """Configures malloc and Arrow pools, and returns free memory when the node is idle.
 
-What batches, scans and cycles needed while they ran, the allocators of C and Arrow keep: free, in
-many arenas and in a heap for each thread, and never given back. It adds up to more than what a
-node stores. So nodes run with the settings of `config.NODE_ENVIRONMENT`: one arena, since of others
-the C library gives back what lies free between pieces, and not what lies free at the end; and
-Arrow's memory in it. Who starts a node sets them, since Arrow looks at its own when it is loaded;
-what was not set is made up for as far as can be. And a node that has come to rest gives back
-whatever is free, which takes some milliseconds; it is not done in between, since what is in use now
-will be used again.
+The allocators of C and Arrow keep the memory that batches, scans and cycles have freed, in many
+arenas and in one heap for each thread; this can exceed the memory of the stored data. Therefore
+nodes run with the settings of `config.NODE_ENVIRONMENT`: one arena, from which the C library
+returns free pages, and Arrow's pool in it. The process that starts a node sets them, because Arrow
+reads its setting when it is loaded; missing settings are applied as far as possible. An idle node
+returns all free memory, which takes some milliseconds; a busy node does not, since it would
+allocate it again.
 """
 
 from __future__ import annotations
@@ -24,25 +23,24 @@ from galileo.config import NODE_ENVIRONMENT
 
 LOOK_S = 1.0
 QUIET_SHARE = 0.1
-"""Of one core: a node that uses less is at rest; one that has nothing to do uses a few percent."""
+"""Share of one core below which a node is idle; without work it uses a few percent."""
 WORTH_S = 0.1
-"""Processor time after which there may be something to give back."""
+"""Processor time after which there may be free memory to return."""
 APART_S = 5.0
-"""It is given back no more often than this,"""
+"""Shortest interval between two trims."""
 BUSY_MAX_S = 60.0
-"""and as often as this by a node that never rests."""
+"""Interval of trims of a node that is never idle."""
 
 
 _M_ARENA_MAX = -8
-"""Of glibc's mallopt(3)."""
+"""Parameter of glibc's mallopt(3)."""
 
 
 def configure_malloc() -> None:
-    """Has the allocators of this process work as a node's do, where nobody told them.
+    """Applies the settings of `config.NODE_ENVIRONMENT` that the environment lacks.
 
-    To be called before there are threads. What the environment says already is left as it is;
-    processes that this one starts inherit the rest. Arrow's own C++ code goes on with the pool that
-    it chose when it was loaded: a twentieth of a node's memory.
+    Call it before there are threads. Child processes inherit the settings. Arrow's C++ code keeps
+    the pool that it chose when it was loaded: about 5 % of a node's memory.
     """
     missing = {name: value for name, value in NODE_ENVIRONMENT.items() if name not in os.environ}
     if "ARROW_DEFAULT_MEMORY_POOL" in missing:
@@ -54,11 +52,11 @@ def configure_malloc() -> None:
 
 
 class IdleDetector:
-    """When a process has come to rest after it was at work.
+    """Detects that a process has become idle after work.
 
     Args:
-        now: seconds, at the beginning.
-        used_s: processor time until then.
+        now: monotonic time in seconds.
+        used_s: processor time of the process until `now`.
     """
 
     def __init__(self, *, now: float, used_s: float) -> None:
@@ -66,7 +64,7 @@ class IdleDetector:
         self._used_s = self._given_used_s = used_s
 
     def look(self, *, now: float, used_s: float) -> bool:
-        """Whether memory is to be given back now."""
+        """Whether to trim now."""
         share = (used_s - self._used_s) / max(now - self._looked_at, 1e-9)
         self._looked_at, self._used_s = now, used_s
         since_s = now - self._given_at
@@ -77,12 +75,12 @@ class IdleDetector:
         return is_due
 
 
-async def give_back_at_rest(
+async def trim_when_idle(
     *,
     monotonic: Callable[[], float] = time.monotonic,
     used_s: Callable[[], float] = time.process_time,
 ) -> None:
-    """Gives free memory back whenever the process has come to rest; until cancelled."""
+    """Returns free memory whenever the process becomes idle; runs until cancelled."""
     repose = IdleDetector(now=monotonic(), used_s=used_s())
     while True:
         await asyncio.sleep(LOOK_S)
@@ -91,7 +89,7 @@ async def give_back_at_rest(
 
 
 def give_back() -> None:
-    """Gives back to the system what is free.
+    """Returns free memory to the system.
 
     Arrow's system pool does so for all of the C heap.
     """

@@ -1,7 +1,7 @@
-"""The source of a node's metrics: reads them from its parts on demand, on the event loop.
+"""The source of a node's metrics: reads them from its components on demand, on the event loop.
 
-What is looked at is bounded: whatever a cluster grows to, a scrape tells of so many continuous
-queries and partitions, and of the rest in sums.
+The numbers of continuous queries and partitions with metrics of their own are bounded; the others
+appear only in sums.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.machine import Continuous
 from galileo.ccq.stats import LabelCounts
 from galileo.config import Config
-from galileo.histogram import Timings
+from galileo.histogram import DurationHistogram
 from galileo.model.schema import name_of_key
 from galileo.node.storage_node import StorageNode
 from galileo.server.audit import Audit
@@ -37,12 +37,12 @@ class Calls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """What there is to look at.
+    """The components of a node from which metrics and diagnostics are read.
 
     Attributes:
-        loop_lag: how late the event loop came to what was due.
+        loop_lag: the lag of the event loop.
         version: of this package.
-        audit: where there is one.
+        audit: the audit log, if enabled.
     """
 
     config: Config
@@ -50,7 +50,7 @@ class NodeView:
     machine: Continuous
     driver: Driver
     calls: Calls
-    loop_lag: Timings
+    loop_lag: DurationHistogram
     version: str
     audit: Audit | None = None
 
@@ -59,9 +59,9 @@ def measurements(parts: NodeView, *, now: float, is_ready: bool) -> list[Measure
     """All of a node's metrics.
 
     Args:
-        parts: of the node.
-        now: by the clock of the machine.
-        is_ready: whether the node is.
+        parts: the node's components.
+        now: monotonic time of the machine.
+        is_ready: whether the node is ready.
     """
     return [
         ("galileo_ready", (), float(is_ready)),
@@ -137,7 +137,7 @@ def _ccqs(parts: NodeView, now: float) -> Iterator[Measured]:
 def shown_ccqs(
     led: Iterable[Coordinator], *, named: tuple[str, ...], others_max: int, now: float
 ) -> list[Coordinator]:
-    """Those that are named, and of the others those with the oldest frontiers."""
+    """The configured queries, and the others with the oldest frontiers."""
     all_led = list(led)
     first = [one for one in all_led if one.ccq.id in named]
     others = (one for one in all_led if one.ccq.id not in named)
@@ -174,7 +174,7 @@ def _datasets(node: StorageNode) -> Iterator[Measured]:
 
 
 def _partitions(node: StorageNode, *, partitions_max: int) -> Iterator[Measured]:
-    """Those that refuse writes or have commits waiting come first, for they are looked for."""
+    """Partitions; read-only ones and those with waiting commits come first."""
     waiting = node.catalog.waiting()
     journals = [
         (not journal.stopped, -waiting.get((dataset, partition), 0), dataset, partition)
@@ -186,7 +186,7 @@ def _partitions(node: StorageNode, *, partitions_max: int) -> Iterator[Measured]
     for _, few, dataset, partition in shown:
         journal = node.catalog.shards[dataset].journals.get(partition)
         if journal is None:
-            continue  # It has left the node just now.
+            continue  # It has just moved away.
         labels = (dataset, str(partition))
         yield "galileo_partition_sequence", labels, journal.last_sequence
         yield "galileo_partition_fsync_seconds", labels, journal.syncs

@@ -17,10 +17,10 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from galileo.histogram import Timings
+from galileo.histogram import DurationHistogram
 
 Kind: TypeAlias = Literal["gauge", "counter", "histogram", "summary"]
-Value: TypeAlias = "float | Timings | tuple[int, float]"
+Value: TypeAlias = "float | DurationHistogram | tuple[int, float]"
 """A number; of a histogram its timings; of a summary how many there were and their sum."""
 Measured: TypeAlias = "tuple[str, tuple[str, ...], Value]"
 """Name of the metric, values of its labels, value."""
@@ -190,7 +190,7 @@ class _Measurements(Collector):
 def _family(made: Definition, samples: Iterable[tuple[tuple[str, ...], Value]]) -> Metric:
     family: Any = _FAMILIES[made.kind](made.name, made.help, labels=made.labels)
     for labels, value in samples:
-        if isinstance(value, Timings):
+        if isinstance(value, DurationHistogram):
             family.add_metric(labels, value.cumulative(), value.sum_s)
         elif isinstance(value, tuple):
             family.add_metric(labels, value[0], value[1])

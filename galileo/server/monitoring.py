@@ -1,7 +1,7 @@
-"""Metrics, readiness and liveness over HTTP, for Prometheus and for what restarts processes.
+"""Metrics, readiness and liveness over HTTP, for Prometheus and supervisors.
 
-Its threads ask the node's event loop for what
-they tell, and wait for so long at most: a node whose loop does not answer is not alive.
+Its threads get the data from the node's event loop, with a timeout: a node whose loop does not
+answer is not alive.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from galileo.server.metrics import Measured, exposed
 from galileo.server.readiness import Readiness
 
 ANSWER_WITHIN_S = 5.0
-"""The event loop has so long before the node counts as hung."""
+"""Time after which an event loop that does not answer counts as hung."""
 CONNECTIONS_MAX = 64
 IDLE_S = 10.0
-"""For a request, for taking the answer, and between two requests."""
+"""Timeout of a request, of its answer, and between two requests."""
 _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
 
 T = TypeVar("T")
 
 
 class Monitoring:
-    """Serves from the moment it is made, on the running event loop, until it is closed.
+    """An HTTP server that uses the running event loop; serves until it is closed.
 
     Args:
         address: host:port to listen on.
         measure: all measurements; called on the event loop.
-        look: whether the node is ready; called there too.
+        look: the readiness of the node; called on the event loop.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -69,10 +69,10 @@ class Monitoring:
         return self._server.server_port
 
     def on_loop(self, function: Callable[[], T]) -> T:
-        """What `function` returns, called on the node's event loop.
+        """Calls `function` on the node's event loop and returns its result.
 
         Raises:
-            TimeoutError: the loop did not come to it.
+            TimeoutError: the loop did not answer in time.
         """
 
         async def called() -> T:
@@ -86,7 +86,7 @@ class Monitoring:
             raise
 
     def close(self) -> None:
-        """Blocks for a moment; belongs into a thread."""
+        """Closes the server; blocks shortly, so call it in a thread."""
         self._server.end()
 
 
@@ -115,7 +115,7 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
         self._respond()
 
     def _respond(self) -> None:
-        self.note_request()
+        self.record_request()
         if not self._is_for_this_machine():
             self._send(HTTPStatus.MISDIRECTED_REQUEST, b"expected a host of this machine\n", _TEXT)
             return
@@ -132,7 +132,7 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, text.encode(), _TEXT)
 
     def _is_for_this_machine(self) -> bool:
-        """Where the server listens for other machines, they know it by any name."""
+        """Whether a Host header is accepted; any, if the server listens for other machines."""
         listening = self.server.host
         header = self.headers.get("Host", "")
         return not is_loopback(listening) or names_this_machine(header, listening=listening)
@@ -146,8 +146,8 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
     def _ready(self) -> None:
         monitoring = self.server.monitoring
         found = monitoring.on_loop(monitoring.look)
-        told = {name: wrong or "ok" for name, wrong in found.checks.items()}
-        body = json.dumps({"ready": found.is_ready, "checks": told}).encode()
+        checks = {name: wrong or "ok" for name, wrong in found.checks.items()}
+        body = json.dumps({"ready": found.is_ready, "checks": checks}).encode()
         status = HTTPStatus.OK if found.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         self._send(status, body, _JSON)
 

@@ -1,8 +1,8 @@
 """Messages between nodes: heartbeats, gossip and the messages of the machines.
 
-One sender per peer, so that a peer that hangs delays nobody else. A heartbeat carries the
-sender's commit sequences, the names of its datasets, and those changes of its synopses and sent
-samplers that the peer has not acknowledged.
+There is one sender per peer, so that a peer that hangs does not delay others. A heartbeat carries
+the sender's commit sequences, the names of its datasets, and the changes of its synopses and
+uploaded samplers that the peer has not acknowledged.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from galileo.wire.tagged_json import TaggedJson
 OUTBOX_MAX = 10_000
 MESSAGES_TOGETHER_MAX = 1_000
 MESSAGES_BYTES_MAX = 2 << 20
-"""Of one exchange; a single message may exceed it."""
+"""Size of one request; a single message may exceed it."""
 SYNOPSIS_BYTES_MAX = 4 << 20
 SAMPLERS_TOGETHER_MAX = 16
-"""News of sent samplers in one heartbeat; the receiver may have to fetch their code."""
+"""Uploaded samplers announced in one heartbeat; the receiver may have to fetch their code."""
 DROPPED_TOGETHER_MAX = 1_000
 """Names of dropped datasets in one heartbeat."""
 PROTOCOL = 3
-"""What nodes say to one another; raised where one of an older version would take it wrongly."""
+"""Version of the messages; raised when older versions would misinterpret a message."""
 PROTOCOLS_UNDERSTOOD = (3,)
-"""Those of other nodes that this version understands, for upgrades of a node at a time."""
+"""Versions that are accepted from other nodes, for rolling upgrades."""
 
-_PATIENT = (messages.Digest,)
+_NOT_URGENT = (messages.Digest,)
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ TAGGED = TaggedJson(
 
 
 class _Peer:
-    """What waits for one peer, and which synopses it has."""
+    """The outbox of one peer, and the state that it has acknowledged."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -78,8 +78,8 @@ class _Peer:
         self.dropped: dict[str, int] = {}
         self.samplers: dict[str, float] = {}
 
-    def take_reply(self, request: peers_pb2.GossipRequest, reply: peers_pb2.GossipReply) -> None:
-        """Notes what the peer has now; a peer that was restarted may have been restored."""
+    def record_reply(self, request: peers_pb2.GossipRequest, reply: peers_pb2.GossipReply) -> None:
+        """Records what the peer has acknowledged; forgets it after a restart of the peer."""
         is_another = reply.epoch != self.epoch
         if is_another:
             self.epoch, self.retentions, self.dropped, self.samplers = reply.epoch, {}, {}, {}
@@ -93,23 +93,25 @@ class _Peer:
         for one in request.heartbeat.retentions:
             numbered = VersionedRetention.from_json(one.numbered_json)
             self.retentions[one.dataset] = numbered.version
-        told = {one.digest: one.revoked_at for one in request.heartbeat.samplers}
-        self.samplers |= {digest: told[digest] for digest in reply.samplers if digest in told}
+        revocations = {one.digest: one.revoked_at for one in request.heartbeat.samplers}
+        self.samplers |= {
+            digest: revocations[digest] for digest in reply.samplers if digest in revocations
+        }
 
 
 class _Received(NamedTuple):
-    """What a peer has published of a dataset, as it arrived and decoded."""
+    """The commits of a dataset that a peer announced, encoded and decoded."""
 
     encoded: bytes
     published: PublishedCommits
 
 
 class PeerMessenger:
-    """Sends and receives what nodes tell one another.
+    """Exchanges heartbeats and messages with the other nodes.
 
     Args:
-        node: whose state the heartbeats report.
-        peers: how to reach the others.
+        node: the node whose state the heartbeats report.
+        peers: the clients of the other nodes.
         on_heartbeat: called with (node, epoch).
         on_message: called with (node, message).
         on_news: called with the datasets of which new commits were reported.
@@ -136,12 +138,12 @@ class PeerMessenger:
         self._received: dict[str, dict[str, _Received]] = {name: {} for name in others}
 
     def send(self, to: str, message: Any) -> None:
-        """Sends a message; one that is patient goes with the next heartbeat."""
+        """Queues a message; one that is not urgent goes with the next heartbeat."""
         box = self._boxes[to]
-        if self._encoded[0] is not message:  # What all peers are told is encoded once.
+        if self._encoded[0] is not message:  # A message to all peers is encoded once.
             self._encoded = message, TAGGED.encode(message)
         box.outbox.append(self._encoded[1])
-        if not isinstance(message, _PATIENT):
+        if not isinstance(message, _NOT_URGENT):
             box.wake.set()
 
     def send_heartbeat(self, to: str) -> None:
@@ -149,13 +151,13 @@ class PeerMessenger:
         box.heartbeat_due = True
         box.wake.set()
 
-    def beat(self) -> None:
-        """Sends a heartbeat to every peer at once, with news that nobody should wait for."""
+    def broadcast_heartbeat(self) -> None:
+        """Sends a heartbeat to every peer now."""
         for name in self._boxes:
             self.send_heartbeat(name)
 
     def has_answered(self, node: str) -> bool:
-        """Whether the node has replied to mail since this one was started."""
+        """Whether the node has replied since this one was started."""
         return self._boxes[node].epoch > 0
 
     async def run(self) -> None:
@@ -173,12 +175,12 @@ class PeerMessenger:
                 try:
                     reply = await self._peers.exchange(box.name, request)
                 except ConfigError as error:
-                    log.error("%s refuses our mail: %s", box.name, error)
+                    log.error("%s rejected gossip: %s", box.name, error)
                     continue
                 except GalileoError as error:
-                    log.debug("nothing reached %s: %s", box.name, error)
+                    log.debug("could not send gossip to %s: %s", box.name, error)
                     continue
-                box.take_reply(request, reply)
+                box.record_reply(request, reply)
 
     def _request(self, box: _Peer) -> peers_pb2.GossipRequest:
         heartbeat = self._heartbeat(box) if box.heartbeat_due else None
@@ -188,7 +190,7 @@ class PeerMessenger:
             epoch=self._node.store.epoch,
             topology_fingerprint=self._node.topology.fingerprint,
             heartbeat=heartbeat,
-            messages=_taken(box.outbox),
+            messages=_take_batch(box.outbox),
             protocol=PROTOCOL,
             address=self._node.topology.by_name[self._node.name].address,
         )
@@ -214,7 +216,7 @@ class PeerMessenger:
         )
 
     def _sequences(self) -> list[peers_pb2.DatasetSequences]:
-        """What is published of each dataset, encoded once for all peers and heartbeats."""
+        """The commits of each dataset, encoded once for all peers and heartbeats."""
         encoded: dict[str, tuple[PublishedCommits, peers_pb2.DatasetSequences]] = {}
         for dataset, shard in self._node.catalog.shards.items():
             published, known = shard.own_published(), self._sent.get(dataset)
@@ -225,7 +227,7 @@ class PeerMessenger:
         return [message for _, message in encoded.values()]
 
     def _dropped(self, box: _Peer) -> list[peers_pb2.DroppedGenerations]:
-        """The latest first: the receiver has to hear of them before it misses their commits."""
+        """Dropped datasets, latest first, so that the receiver does not miss their commits."""
         unheard = [
             peers_pb2.DroppedGenerations(name=name, generations=generations)
             for name, generations in reversed(self._node.catalog.generations.items())
@@ -264,16 +266,16 @@ class PeerMessenger:
 
     # --- what arrives ------------------------------------------------------------------------
 
-    async def arrive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
-        """Takes in what another node of this cluster sends.
+    async def receive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
+        """Applies a request of another node.
 
         Raises:
-            InputError: the sender is none of this cluster.
-            ConfigError: its topology is another, or it is of a version that speaks otherwise.
+            InputError: the sender is not a node of this cluster.
+            ConfigError: its topology or its version of the messages differs.
         """
         if request.sender not in self._boxes:
             raise InputError(
-                f"expected mail from a node of {sorted(self._boxes)}, got {request.sender!r}; "
+                f"expected a sender of {sorted(self._boxes)}, got {request.sender!r}; "
                 "check that all nodes have one topology"
             )
         if request.topology_fingerprint != self._node.topology.fingerprint:
@@ -285,18 +287,18 @@ class PeerMessenger:
         held: list[peers_pb2.SynopsisVersion] = []
         refused: GalileoError | None = None
         if self._node.live.relocate(request.sender, request.address, epoch=request.epoch):
-            log.info("node %s runs at %s now", request.sender, request.address)
+            log.info("node %s has moved to %s", request.sender, request.address)
         if request.HasField("heartbeat"):
             self._on_heartbeat(request.sender, request.epoch)
-            refused = await self._learn_datasets(request)
+            refused = await self._sync_datasets(request)
             moves = request.heartbeat.moves
-            told = [Move(one.partition, one.number, one.node) for one in moves]
-            self._node.moves.hear(request.sender, told)
+            received = [Move(one.partition, one.number, one.node) for one in moves]
+            self._node.moves.hear(request.sender, received)
             held = self._take_heartbeat(request.heartbeat, sender=request.sender)
             self._node.view.hear_node(request.sender)
         for data in request.messages:
             self._on_message(request.sender, TAGGED.decode(data))
-        for one in request.heartbeat.retentions:  # last: where the disk refuses, they come again
+        for one in request.heartbeat.retentions:  # last: if the disk refuses, they are sent again
             numbered = VersionedRetention.from_json(one.numbered_json)
             self._node.catalog.adopt_retention(one.dataset, numbered)
         if refused is not None:
@@ -308,42 +310,45 @@ class PeerMessenger:
         ]
         return peers_pb2.GossipReply(epoch=self._node.store.epoch, synopses=held, samplers=taken)
 
-    async def _learn_datasets(self, request: peers_pb2.GossipRequest) -> GalileoError | None:
-        """Learns which datasets there are and which were dropped; why that was refused, if it was.
+    async def _sync_datasets(self, request: peers_pb2.GossipRequest) -> GalileoError | None:
+        """Adopts created and dropped datasets.
 
-        An error of the disk about dropped ones is the sender's to know: they have to come again.
+        Returns:
+            An error of the disk about dropped datasets, which the sender then announces again.
         """
         dropped = {one.name: one.generations for one in request.heartbeat.dropped}
         try:
             await self._node.learn_generations(dropped)
         except GalileoError as error:
-            log.error("what %s says is dropped cannot be dropped: %s", request.sender, error)
+            log.error("cannot drop the datasets that %s dropped: %s", request.sender, error)
             return error
         try:
             await self._node.sync_datasets(request.sender, list(request.heartbeat.datasets))
         except GalileoError as error:
-            log.warning("could not learn the datasets of %s: %s", request.sender, error)
+            log.warning("cannot adopt the datasets of %s: %s", request.sender, error)
         return None
 
     def _take_heartbeat(
         self, heartbeat: peers_pb2.Heartbeat, *, sender: str
     ) -> list[peers_pb2.SynopsisVersion]:
         view, catalog = self._node.view, self._node.catalog
-        # The sender may not have heard yet that it is dropped.
+        # The sender may not know yet that a dataset was dropped.
         living = [one for one in heartbeat.sequences if not catalog.is_dropped(one.dataset)]
         received = self._decode(living, sender=sender)
         for dataset, one in received.items():
             view.hear_event_clock(dataset, one.published.clock)
-        told = {dataset: one.published.sequences for dataset, one in received.items()}
-        news = [dataset for dataset in told if view.hear_sequences(dataset, told[dataset])]
+        sequences = {dataset: one.published.sequences for dataset, one in received.items()}
+        news = [
+            dataset for dataset in sequences if view.hear_sequences(dataset, sequences[dataset])
+        ]
         own = self._node.live.partitions(sender)
-        view.losses.hear(sender, own, told=told, heard=view.all_sequences)
+        view.losses.hear(sender, own, told=sequences, heard=view.all_sequences)
         if news:
             self._on_news(news)
         held = []
         for change in heartbeat.synopses:
             if not catalog.knows(change.dataset):
-                continue  # It was dropped, or could not be learnt yet; it comes again.
+                continue  # Dropped, or not adopted yet; the change is sent again.
             schema = catalog.schema(change.dataset)
             delta = SynopsisDelta.from_bytes(schema, change.delta)
             version = view.hear_synopsis(schema, delta)
@@ -360,7 +365,7 @@ class PeerMessenger:
     def _decode(
         self, sequences: Iterable[peers_pb2.DatasetSequences], *, sender: str
     ) -> dict[str, _Received]:
-        """Decodes what is published of each dataset; what has not changed only once."""
+        """Decodes the commits of each dataset; reuses the result for unchanged ones."""
         decoded: dict[str, _Received] = {}
         for message in sequences:
             # The message itself would keep the memory of the whole request.
@@ -389,13 +394,13 @@ def _check_protocol(request: peers_pb2.GossipRequest) -> None:
     if request.protocol not in PROTOCOLS_UNDERSTOOD:
         understood = ", ".join(map(str, PROTOCOLS_UNDERSTOOD))
         raise ConfigError(
-            f"expected mail of protocol {understood}, got protocol {request.protocol} of node "
-            f"{request.sender!r}; run versions of Galileo on all nodes that understand each other"
+            f"expected gossip of protocol {understood}, got protocol {request.protocol} of node "
+            f"{request.sender!r}; run compatible versions of Galileo on all nodes"
         )
 
 
-def _taken(outbox: deque[bytes]) -> list[bytes]:
-    """The oldest messages, as many as go together."""
+def _take_batch(outbox: deque[bytes]) -> list[bytes]:
+    """Removes the oldest messages of an outbox, up to the limits of one request."""
     taken: list[bytes] = []
     size = 0
     while outbox and len(taken) < MESSAGES_TOGETHER_MAX and size < MESSAGES_BYTES_MAX:

@@ -1,6 +1,6 @@
-"""Whether a node is ready to be asked, and if not, why.
+"""Readiness of a node, with the reasons if it is not ready.
 
-One object decides it, for HTTP's `/ready` and for gRPC's health service, so that both say the same.
+HTTP's `/ready` and gRPC's health service use the same object, so that they agree.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from galileo.clock import Clock
 PROBE_BYTES = 4096
 PROBE_INTERVAL_S = 10.0
 PROBE_WITHIN_S = 5.0
-"""A disk that takes longer hangs."""
+"""Longest time of a working disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`checks`: for each condition what is wrong, empty where nothing is."""
+    """`checks`: for each condition its problem, or an empty text."""
 
     checks: dict[str, str]
 
@@ -30,14 +30,14 @@ class Readiness:
 
 
 class ReadinessChecks:
-    """Looks at the node's parts.
+    """Checks the readiness of a node.
 
     Args:
         directory: of the node.
-        unheard: the peers that are neither heard from yet nor held dead.
-        is_restored: whether the records of continuous queries are back.
-        clock: the monotonic one is used.
-        lag_max_s: the event loop may be so late.
+        unheard: the peers that have not answered yet and are not dead.
+        is_restored: whether the records of continuous queries are loaded.
+        clock: monotonic clock.
+        lag_max_s: accepted lag of the event loop.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class ReadinessChecks:
         self._disk = ""
         self._probing_since: float | None = None
 
-    def note_lag(self, lag_s: float) -> None:
-        """How late the event loop came to its last look."""
+    def record_lag(self, lag_s: float) -> None:
+        """Records the lag of the event loop at its last check."""
         self._lag_s = lag_s
 
     def probe_disk(self) -> None:
-        """Writes to the node's disk, into a file without a name; in a thread."""
+        """Writes to the node's disk, into an unnamed file; call it in a thread."""
         self._probing_since = self._clock.monotonic()
         try:
             with tempfile.TemporaryFile(dir=self._directory) as file:
@@ -90,7 +90,7 @@ class ReadinessChecks:
         return f"a write has not come back for {hung_s:.0f} s" if hung_s > PROBE_WITHIN_S else ""
 
     def _peers(self) -> str:
-        """A node that has heard from a peer, or has waited for it in vain, knows whom to ask."""
+        """The problem with peers: some have neither answered nor been declared dead."""
         unknown = self._unheard()
         return f"nothing was heard yet from {', '.join(unknown)}" if unknown else ""
 

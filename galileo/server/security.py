@@ -1,4 +1,4 @@
-"""Who may call a node, how much of it each may use, and what is told of that."""
+"""Authentication, authorisation, quotas and audit log of a node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from galileo.config import Config
 from galileo.errors import ConfigError
 from galileo.rpc.authorisation import Authorisation
 from galileo.rpc.call_log import CallTracker
-from galileo.rpc.identity import Identify, Identity, everybody
+from galileo.rpc.identity import Identify, Identity, anonymous
 from galileo.rpc.quotas import QuotaResolver
 from galileo.rpc.rate_limit import Metering
 from galileo.rpc.token_store import TokenStore
@@ -23,23 +23,23 @@ from galileo.wire.tls_credentials import server_credentials
 
 
 class Security:
-    """See the module.
+    """The security components of a node.
 
     Args:
         config: of the node.
-        clock: both of it.
-        owner_of: whose a continuous query is; None: it is not known.
+        clock: wall and monotonic clock.
+        owner_of: the owner of a continuous query; None if it is unknown.
 
     Attributes:
-        identify: says who calls.
-        allowances: what each may use.
-        metering: what each uses.
-        audit: what is told; None: nothing.
-        calls: counts those under way.
+        identify: returns the caller of a call.
+        allowances: the quotas of principals.
+        metering: the usage of principals.
+        audit: the audit log; None if it is disabled.
+        calls: counts the active calls.
 
     Raises:
-        ConfigError: a file of [tls], [auth] or [audit] cannot be used, or nodes could not prove
-            that they are nodes.
+        ConfigError: a file of [tls], [auth] or [audit] cannot be used, or nodes could not
+            authenticate to each other.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class Security:
     ) -> None:
         self._config = config
         self.audit: Audit | None = None
-        self.identify = _identity(config, on_look=self._principals_looked_at)
+        self.identify = _identity(config, on_look=self._record_reload)
         self.allowances = QuotaResolver(config.quotas, self.identify)
         self.metering = Metering(self.allowances, monotonic=clock.monotonic)
         self.audit = _audit(config, owner_of=owner_of, clock=clock)
         self.calls = CallTracker(
-            metering=self.metering if self.identify is everybody else None,
+            metering=self.metering if self.identify is anonymous else None,
             on_end=self.audit.call_ended if self.audit is not None else None,
         )
 
     def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        """The first is asked last, just before the handler: who is refused still counts."""
-        if self.identify is everybody:
+        """The interceptors of the server; refused calls are counted, too."""
+        if self.identify is anonymous:
             return [self.calls]
         return [self.calls, Authorisation(self.identify, self.metering)]
 
@@ -69,12 +69,12 @@ class Security:
         )
 
     def note(self, action: str, error: ConfigError | None = None) -> None:
-        """Tells the audit log of what the node did by itself."""
+        """Records an act of the node itself in the audit log."""
         if self.audit is not None:
             self.audit.note(action, self._config.node.name, error=error)
 
     def flush(self) -> None:
-        """Now and then: refusals that were waited with are told."""
+        """Writes aggregated refusals that are due; call it periodically."""
         if self.audit is not None:
             self.audit.flush()
 
@@ -83,16 +83,16 @@ class Security:
             self.note("stop")
             self.audit.close()
 
-    def _principals_looked_at(self, error: ConfigError | None) -> None:
+    def _record_reload(self, error: ConfigError | None) -> None:
         self.note("reload-principals", error)
 
 
 def _identity(config: Config, *, on_look: Callable[[ConfigError | None], None]) -> Identify:
-    """Who calls, as the configuration has it proved. Raises ConfigError as `Security`."""
+    """The configured authentication. Raises ConfigError as `Security`."""
     config.keys.check()
     is_mutual = config.keys.is_tls
     if not config.auth.token_file:
-        return Identity(None, is_mutual=True) if is_mutual else everybody
+        return Identity(None, is_mutual=True) if is_mutual else anonymous
     known = TokenStore(Path(config.auth.token_file))
     known.on_look = on_look
     return Identity(known, is_mutual=is_mutual)

@@ -1,4 +1,4 @@
-"""Updates that many readers of a BulkFetch share: built and encoded once."""
+"""Updates that many readers of a bulk fetch share: built and encoded once."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from galileo.cursor import Cursor
 from galileo.rpc.bulk_codec import Sheet
 
 CURSORS_KEPT = 1_024
-"""Cursors given out of which the objects are remembered."""
+"""Interned cursors."""
 
 
 class SharedUpdates:
-    """The sheets of one answer."""
+    """The shared updates of one answer."""
 
     def __init__(self) -> None:
         self._sheets: dict[tuple[int, int, float, float, str], Sheet] = {}
 
     def of(self, answer: AnswerFetch, schema_json: str) -> Sheet:
-        """The one that an answer belongs to; it keeps the cursors by which it is known."""
+        """The shared update of an answer; keeps its cursors alive, which identify it."""
         cursor, frontier = answer.cursor, answer.frontier
         age_s, interval_s = answer.frontier_age_s, answer.interval_s
         key = (id(cursor), id(frontier), age_s, interval_s, schema_json)
@@ -33,10 +33,7 @@ class SharedUpdates:
 
 
 class CursorInterner:
-    """Cursors that readers bring back, as the objects that they were when they were given out.
-
-    Equal cursors that are one object are compared in no time.
-    """
+    """Interns cursors that were issued, so that cursors of readers compare by identity."""
 
     def __init__(self) -> None:
         self._kept: dict[Cursor, Cursor] = {}
@@ -51,7 +48,7 @@ class CursorInterner:
         self._kept[cursor] = self._kept.get(cursor, cursor)
 
     def same(self, given: Sequence[str | Cursor]) -> list[str | Cursor]:
-        """What was given, with those that are known in the place of their equals."""
+        """Replaces known cursors by the interned objects."""
         known: dict[int, Cursor] = {}
         found: list[str | Cursor] = []
         for one in given:

@@ -1,7 +1,7 @@
 """Spill files: cached results that were written to disk.
 
-They are worth nothing to another life of the node, so nothing is made durable, and whatever is
-found at the start is deleted. A file that cannot be written, or that is damaged, costs a rescan.
+They are useless after a restart: nothing is synced, and existing files are deleted at the start. A
+file that cannot be written or is damaged costs a rescan.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class SpillFiles:
             size = await self._in_thread(
                 lambda: self._write(effect.number, effect.labels, compressed=compressed)
             )
-        except Exception as error:  # Whatever it is: the machine waits for its answer.
-            name, told = effect.ccq.id, "labels of %s could not be spilled: %s"
-            log.warning(told, name, error, extra={"ccq": name}, exc_info=_unforeseen(error))
+        except Exception as error:  # Any error: the machine waits for its answer.
+            name, template = effect.ccq.id, "cannot spill labels of %s: %s"
+            log.warning(template, name, error, extra={"ccq": name}, exc_info=_unforeseen(error))
             size = None
         return cache_events.PacksSpilled(effect.number, size)
 
@@ -59,17 +59,20 @@ class SpillFiles:
         try:
             labels = await self._in_thread(lambda: self._read(effect.number, effect.ccq.dataset))
         except Exception as error:  # As above.
-            name, told = effect.ccq.id, "labels of %s are rescanned, since their file is lost: %s"
-            log.warning(told, name, error, extra={"ccq": name}, exc_info=_unforeseen(error))
+            name, template = (
+                effect.ccq.id,
+                "labels of %s are rescanned, since their file is lost: %s",
+            )
+            log.warning(template, name, error, extra={"ccq": name}, exc_info=_unforeseen(error))
             labels = None
         return cache_events.PacksLoaded(effect.number, effect.ccq.id, labels)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Deletes files, when the thread has time."""
+        """Deletes files in the background."""
         self._thread.submit(self._drop, tuple(numbers))
 
     def close(self) -> None:
-        """Waits for what is under way and deletes all files."""
+        """Waits for active operations and deletes all files."""
         self._thread.submit(self._clear)
         self._thread.shutdown(wait=True)
 
@@ -98,7 +101,7 @@ class SpillFiles:
                 log.warning("spill file %d could not be deleted: %s", number, error)
 
     def _clear(self) -> None:
-        """Deletes what an earlier life left."""
+        """Deletes the files of earlier runs."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in self._directory.iterdir():
             if _NAME.fullmatch(path.name):
@@ -114,5 +117,5 @@ class SpillFiles:
 
 
 def _unforeseen(error: Exception) -> Exception | None:
-    """An error whose trace is worth logging."""
+    """The error if it is unexpected, so that its traceback is logged."""
     return None if isinstance(error, OSError | GalileoError) else error

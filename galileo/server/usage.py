@@ -1,4 +1,4 @@
-"""How busy this node is, as the machine polls and the status tell it."""
+"""Usage of a node (CPU, memory, load), for elections and the status."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from galileo.wire.codec import cursor_to_pb
 from galileo.wire.v1 import cluster_pb2
 
 LOSSES_MAX = 20
-"""That a status names."""
+"""CCQs that a status lists."""
 
 
 class Usage:
-    """Measures with psutil; CPU is what was used since the last measurement."""
+    """Measures with psutil; CPU is the usage since the last measurement."""
 
     def __init__(self, clock: Clock, *, cache_bytes_max: int) -> None:
         self._clock = clock
@@ -31,7 +31,7 @@ class Usage:
         psutil.cpu_percent(interval=None)
 
     def measure(self, machine: Continuous) -> UsageStatistics:
-        """The node's usage now; `memory_free_bytes` is what its caches may still take."""
+        """Measures the usage; `memory_free_bytes` is the free part of the cache budget."""
         self._cpu_share = psutil.cpu_percent(interval=None) / 100
         cached = machine.usage.cache_bytes
         budget = max(self._cache_bytes_max - cached, 0)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from galileo.clock import queued_s
+from galileo.clock import run_queue_wait_s
 
 WAITING_FACTOR = 5.0
 """How many times its processor time a sampler may be under way."""
@@ -66,7 +66,9 @@ class Allowance:
         self._charge(before, _Clocks.read())
 
     def _charge(self, before: _Clocks, now: _Clocks) -> None:
-        able_s = (now.monotonic_s - before.monotonic_s) - (now.queued_s - before.queued_s)
+        able_s = (now.monotonic_s - before.monotonic_s) - (
+            now.run_queue_wait_s - before.run_queue_wait_s
+        )
         self._awake_s += min(max(able_s, 0.0), self._step_s)
         self._used_s += now.used_s - before.used_s
 
@@ -85,16 +87,16 @@ class _Clocks:
     Attributes:
         monotonic_s: the clock.
         used_s: of the processor, by this process.
-        queued_s: that its main thread has waited for a processor; 0 where nobody says.
+        run_queue_wait_s: that its main thread has waited for a processor; 0 where nobody says.
     """
 
     monotonic_s: float
     used_s: float
-    queued_s: float
+    run_queue_wait_s: float
 
     @staticmethod
     def read() -> _Clocks:
-        return _Clocks(time.monotonic(), time.process_time(), queued_s())
+        return _Clocks(time.monotonic(), time.process_time(), run_queue_wait_s())
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from galileo.spark.runtime import TOKEN_KEY, Record, RuntimeDir
 from galileo.spark.session import open_engine
 from galileo.spark.tick import TickLimits, work_of
 from galileo.wire.channel import server_options
-from galileo.wire.context_propagation import outgoing_metadata, take_over
+from galileo.wire.context_propagation import begin_request, outgoing_metadata
 from galileo.wire.internal.v1 import evaluator_pb2, evaluator_pb2_grpc
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
@@ -73,7 +73,7 @@ class EvaluatorService(evaluator_pb2_grpc.EvaluatorServicer):
         self, request: evaluator_pb2.EvaluateRequest, context: Context
     ) -> evaluator_pb2.EvaluateReply:
         self._lease.renew()
-        parent = take_over(dict(context.invocation_metadata() or ()))
+        parent = begin_request(dict(context.invocation_metadata() or ()))
         try:
             with spans.inside(parent), spans.child("evaluate", kind="server"):
                 answer = await self._queue.submit(work_of(request, outgoing_metadata()))

@@ -18,7 +18,7 @@ from galileo.matches import Answered, MatchAnswer, to_bytes
 from galileo.model.schema import Schema
 from galileo.spark.tick import Ask, Group, Share
 from galileo.wire.channel import Channels
-from galileo.wire.context_propagation import going_on
+from galileo.wire.context_propagation import continue_request
 from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
 from galileo.wire.match_codec import MatchReplies, sequences_to_bytes
 from galileo.wire.status import error_of_rpc
@@ -86,7 +86,7 @@ async def fetch(
     schema = Schema.from_json(group.schema_json)
     replies = MatchReplies(schema.label_schema)
     stub = peers_pb2_grpc.PeerStorageStub(channel)
-    with going_on(group.origin):
+    with continue_request(group.origin):
         call = stub.Match(_request(ask, group), timeout=timeout_s)
     failure: GalileoError | None = None
     try:

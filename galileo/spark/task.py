@@ -33,7 +33,7 @@ from galileo.spark.sent_samplers import SentCode, get_over_grpc
 from galileo.spark.tick import Outcome, Row, Tick, packed
 from galileo.spark.vouched import alone, fitted, vouched
 from galileo.tracing import Tracing, TracingOptions, start_tracing
-from galileo.wire.context_propagation import going_on
+from galileo.wire.context_propagation import continue_request
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import part_to_pb
 from galileo.wire.status import error_to_pb
@@ -190,7 +190,10 @@ def _chosen(
         address=delta.address,
         owner=group.dataset,
     )
-    with going_on(group.origin), spans.child("sampler", sampler=spec.name, labels=len(labels)):
+    with (
+        continue_request(group.origin),
+        spans.child("sampler", sampler=spec.name, labels=len(labels)),
+    ):
         return sample(
             labels, spec, timeout_s=limits.sampler_timeout_s, observe=observe, load_sent=load_sent
         )

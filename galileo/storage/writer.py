@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from galileo.errors import ConfigError, PartitionReadOnly
-from galileo.histogram import DISK_BOUNDS_S, Timings
+from galileo.histogram import DISK_BOUNDS_S, DurationHistogram
 from galileo.storage.disk import REAL_DISK, Disk, write_all
 from galileo.storage.frame import Buffer
 from galileo.storage.segment import segment_name
@@ -68,7 +68,7 @@ class SegmentWriter:
         self.path: Path | None = None
         self.length = 0
         self.stopped: str | None = None
-        self.syncs = Timings(DISK_BOUNDS_S)
+        self.syncs = DurationHistogram(DISK_BOUNDS_S)
         self._retry_at: float | None = None
         self._descriptor: int | None = None
         self._directory = directory

@@ -111,10 +111,10 @@ class InstrumentedChannel:
 
     def _carrying(self, call: Callable[..., Any], method: str) -> Callable[..., Any]:
         def called(request: Any = None, *, metadata: Any = None, **options: Any) -> Any:
-            told = (*self._proof, *(metadata or ()))
+            authenticated = (*self._proof, *(metadata or ()))
             if spans.is_on():
-                return _recorded(call, method, request, metadata=told, options=options)
-            return call(request, metadata=(*told, *outgoing_metadata()), **options)
+                return _recorded(call, method, request, metadata=authenticated, options=options)
+            return call(request, metadata=(*authenticated, *outgoing_metadata()), **options)
 
         return called
 

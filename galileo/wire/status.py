@@ -76,8 +76,8 @@ def error_to_pb(error: errors.GalileoError) -> common_pb2.Error:
     It names the request that is being served, if there is one.
     """
     request = request_id.current()
-    told = {request_id.DETAIL: request, **error.details} if request else error.details
-    details = json.dumps(told, default=str)
+    known = {request_id.DETAIL: request, **error.details} if request else error.details
+    details = json.dumps(known, default=str)
     return common_pb2.Error(
         kind=error.kind,
         message=_cut(error.message, _MESSAGE_BYTES_MAX),

@@ -1,13 +1,13 @@
-"""Resume tokens: a cursor as a client holds it, opaque text that is safe to store.
+"""Resume tokens: a cursor as opaque text, for clients to store.
 
 Layout before base64 (url-safe, unpadded): version byte; length and UTF-8 bytes of the CCQ's id;
 number of pairs, then for each pair, by ascending partition, the difference to the partition
 before and the sequence; CRC-32C of all that, big-endian. Numbers are LEB128.
 
-Tokens of version 2 say behind the pairs what the reader was told of windows: whether there is a
-clock, and which; number of runs, then for each one the distance of its first window from the end
-of the run before and its length. Clock and first window may lie below 0 (zigzag). A reader without
-windows has tokens of version 1.
+Tokens of version 2 have the reader's progress in windows after the pairs: whether there is a clock,
+and which; number of runs, then for each run the distance of its first window from the end of the
+run before and its length. Clock and first window may be negative (zigzag). A reader without windows
+has tokens of version 1.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NUMBER_BITS_MAX = 63
 _ADVICE = "fetch with the token of the last answer, or with none to begin from the first label"
 
 
-def encode(ccq_id: str, cursor: Cursor, told: WindowProgress = NO_PROGRESS) -> str:
-    """The token of `cursor` for the CCQ `ccq_id`, and of what its reader was told of windows."""
+def encode(ccq_id: str, cursor: Cursor, progress: WindowProgress = NO_PROGRESS) -> str:
+    """The token of `cursor` for the CCQ `ccq_id`, with the reader's progress in windows."""
     name = ccq_id.encode()
-    version = VERSION if told == NO_PROGRESS else VERSION_WITH_WINDOWS
+    version = VERSION if progress == NO_PROGRESS else VERSION_WITH_WINDOWS
     body = bytes([version]) + _number(len(name)) + name + _number(len(cursor)) + _pairs(cursor)
-    return _sealed(body if version == VERSION else body + _windows(told))
+    return _sealed(body if version == VERSION else body + _windows(progress))
 
 
 def _pairs(cursor: Cursor) -> bytes:
@@ -58,9 +58,9 @@ class Encoder:
     def __init__(self) -> None:
         self._pairs: tuple[Cursor | None, bytes] = (None, b"")
 
-    def encode(self, ccq_id: str, cursor: Cursor, told: WindowProgress) -> str:
-        if told != NO_PROGRESS:
-            return encode(ccq_id, cursor, told)
+    def encode(self, ccq_id: str, cursor: Cursor, progress: WindowProgress) -> str:
+        if progress != NO_PROGRESS:
+            return encode(ccq_id, cursor, progress)
         if self._pairs[0] is not cursor:
             self._pairs = cursor, _number(len(cursor)) + _pairs(cursor)
         name = ccq_id.encode()
@@ -77,7 +77,7 @@ def decode(text: str, *, ccq_id: str) -> Cursor:
 
 
 def read(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
-    """The cursor of a token, and what its reader was told of windows; errors as `decode`."""
+    """The cursor and the window progress of a token; errors as `decode`."""
     try:
         return _decoded(text, ccq_id=ccq_id)
     except InvalidToken as error:
@@ -99,16 +99,16 @@ def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
         partition += step
         positions[partition] = sequence
     cursor = Cursor(positions)
-    told = NO_PROGRESS if body[0] == VERSION else _read_progress(body, at)
-    if encode(ccq_id, cursor, told) != text:
+    progress = NO_PROGRESS if body[0] == VERSION else _read_progress(body, at)
+    if encode(ccq_id, cursor, progress) != text:
         raise InvalidToken("expected a resume token as it was given out, got another spelling")
-    return cursor, told
+    return cursor, progress
 
 
-def _windows(told: WindowProgress) -> bytes:
-    clock = b"\0" if told.clock_us is None else b"\1" + _number(_zigzag(told.clock_us))
-    body, end = clock + _number(len(told.open)), 0
-    for number, (first, count) in enumerate(told.open):
+def _windows(progress: WindowProgress) -> bytes:
+    clock = b"\0" if progress.clock_us is None else b"\1" + _number(_zigzag(progress.clock_us))
+    body, end = clock + _number(len(progress.open)), 0
+    for number, (first, count) in enumerate(progress.open):
         body += _number(_zigzag(first) if number == 0 else first - end) + _number(count)
         end = first + count
     return body

@@ -109,11 +109,11 @@ def test_a_query_whose_time_is_over_before_it_is_asked_costs_no_other_load(engin
     engine.load()
     keeper = engine._process.child.pid
     os.kill(keeper, signal.SIGSTOP)
-    going_on = threading.Timer(0.3, os.kill, [keeper, signal.SIGCONT])
-    going_on.start()
+    continue_request = threading.Timer(0.3, os.kill, [keeper, signal.SIGCONT])
+    continue_request.start()
     with pytest.raises(DeadlineExceeded):
         engine.query("ASK {}", Limits(timeout_s=0.05))
-    going_on.join()
+    continue_request.join()
     assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
     assert loads == [1]
 

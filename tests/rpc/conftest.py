@@ -16,7 +16,7 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.storage_node import NodeOptions, StorageNode
-from galileo.rpc.analytics import ExploreServicer
+from galileo.rpc.analytics import AnalyticsServicer
 from galileo.rpc.analytics_client import GrpcAnalyticsPeer
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.peers import GrpcPeers
@@ -45,7 +45,7 @@ SCHEMA = Schema(
 class NoMail:
     """These nodes send no heartbeats; what they know of one another the test decides."""
 
-    async def arrive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
+    async def receive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
         raise AssertionError("nobody sends mail here")
 
 
@@ -112,7 +112,7 @@ class Company:
         add_storage(StorageServicer(node), server)
         query_pb2_grpc.add_QueryServicer_to_server(QueryServicer(node), server)
         exploration = ClusterAnalytics(node, peers=GrpcAnalyticsPeer(peers))
-        explore = ExploreServicer(node, exploration)
+        explore = AnalyticsServicer(node, exploration)
         analytics_pb2_grpc.add_AnalyticsServicer_to_server(explore, server)
         cluster = ClusterServicer(
             node,

@@ -16,8 +16,8 @@ from proving import Certified, Tokens, keys_in
 from galileo.errors import Forbidden
 from galileo.model.schema import Feature, Schema
 from galileo.rpc.access import (
+    ANONYMOUS,
     ANY_CLIENT,
-    EVERYBODY,
     PUBLIC,
     RULES,
     Principal,
@@ -212,7 +212,7 @@ def test_clients_may_not_set_what_is_for_nodes(message: str, field: str) -> None
         setattr(request, field, value)
     with pytest.raises(Forbidden, match=f"expected no '{field}' in the request"):
         check_request(ANY_CLIENT, request)
-    check_request(EVERYBODY, request)
+    check_request(ANONYMOUS, request)
 
 
 GRANTED = Principal("ann", frozenset({Role.ADMIN}), ("nam", "quakes-*"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from galileo.errors import Throttled
 from galileo.model.quotas import NO_RATE, Quotas
 from galileo.rpc import rate_limit
-from galileo.rpc.access import ANY_CLIENT, EVERYBODY, Principal, Role
+from galileo.rpc.access import ANONYMOUS, ANY_CLIENT, Principal, Role
 from galileo.rpc.quotas import QuotaResolver
 from galileo.rpc.rate_limit import WAIT_MAX_S, Metering, TokenBucket, size_of
 from galileo.wire.internal.v1 import peers_pb2
@@ -130,12 +130,12 @@ def test_nodes_are_not_counted_even_where_nobody_proves_anything() -> None:
     forwarded = continuous_pb2.FetchRequest(ccq_id="q", forwarded=True)
     commit = Bulk(peers_pb2.CommitRequest(), pa.py_buffer(b""))
     ingest = Bulk(storage_pb2.IngestRequest(), pa.py_buffer(b""))
-    assert is_counted(EVERYBODY, "Continuous/Fetch", fetch)
-    assert is_counted(EVERYBODY, "Storage/Ingest", ingest)
-    assert is_counted(EVERYBODY, "Continuous/Watch", object())
-    assert not is_counted(EVERYBODY, "Continuous/Fetch", forwarded)
-    assert not is_counted(EVERYBODY, "PeerStorage/Commit", commit)
-    assert not is_counted(EVERYBODY, "Storage/Scan", storage_pb2.ScanRequest())
+    assert is_counted(ANONYMOUS, "Continuous/Fetch", fetch)
+    assert is_counted(ANONYMOUS, "Storage/Ingest", ingest)
+    assert is_counted(ANONYMOUS, "Continuous/Watch", object())
+    assert not is_counted(ANONYMOUS, "Continuous/Fetch", forwarded)
+    assert not is_counted(ANONYMOUS, "PeerStorage/Commit", commit)
+    assert not is_counted(ANONYMOUS, "Storage/Scan", storage_pb2.ScanRequest())
     # Who proves itself to be a client is one, whatever it says.
     assert is_counted(ANY_CLIENT, "Continuous/Fetch", forwarded)
     assert not is_counted(NODE, "Continuous/Fetch", fetch)

@@ -45,7 +45,7 @@ class Wire:
         if node in self.away:
             raise Unavailable(f"{node} is away")
         packed = peers_pb2.GossipRequest.FromString(request.SerializeToString())
-        reply = await self.rooms[node].arrive(packed)
+        reply = await self.rooms[node].receive(packed)
         if node in self.replies_lost:
             raise Unavailable(f"the reply of {node} is lost")
         return reply

@@ -58,7 +58,7 @@ class Post:
                 self.arrived.clear()
                 await self.arrived.wait()
 
-    async def beat(self, sender: str, receiver: str) -> peers_pb2.GossipRequest:
+    async def heartbeat(self, sender: str, receiver: str) -> peers_pb2.GossipRequest:
         """One heartbeat, once its reply has been taken in."""
         before = len(self.wire.sent)
         self[sender].send_heartbeat(receiver)
@@ -113,7 +113,7 @@ async def test_many_messages_travel_in_few_requests(
 async def test_a_message_to_a_peer_that_is_away_is_lost_and_delays_nothing(post: Post) -> None:
     post.wire.away.add("b")
     post["a"].send("b", Poll("lost"))
-    await post.beat("a", "b")
+    await post.heartbeat("a", "b")
     post.wire.away.clear()
     post["a"].send("b", Poll("found"))
     await post.until(lambda: bool(post.messages))
@@ -141,14 +141,14 @@ async def test_a_heartbeat_tells_epoch_commits_and_datasets(
 ) -> None:
     a, b = post.wire.nodes["a"], post.wire.nodes["b"]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
-    await post.beat("a", "b")
+    await post.heartbeat("a", "b")
     assert post.heartbeats == [("b", "a", a.store.epoch)]
     assert post.news == [("b", ["nam"])]
     assert b.view.sequences("nam") == a.catalog.shard("nam").published()
     assert sorted(b.view.event_clock("nam")) == sorted(a.catalog.shard("nam").event_clock())
     assert len(b.view.event_clock("nam")) == len(b.view.sequences("nam"))
     assert (b.view.heard("a"), a.view.heard("b")) == (True, False)
-    await post.beat("a", "b")
+    await post.heartbeat("a", "b")
     assert post.news == [("b", ["nam"])], "the second told nothing new"
     assert len(post.heartbeats) == 2
 
@@ -156,24 +156,24 @@ async def test_a_heartbeat_tells_epoch_commits_and_datasets(
 async def test_a_heartbeat_brings_datasets_that_the_peer_lacks(post: Post, schema: Any) -> None:
     other = type(schema)("gfs", schema.features)
     post.wire.nodes["a"].catalog.adopt(other)
-    await post.beat("a", "b")
+    await post.heartbeat("a", "b")
     assert post.wire.nodes["b"].catalog.schema("gfs") == other
 
 
 async def test_a_dropped_dataset_is_told_until_the_peer_has_dropped_it(post: Post) -> None:
     a, b = post.wire.nodes["a"], post.wire.nodes["b"]
-    await post.beat("a", "b")  # The first reply of a life says only which life it is.
+    await post.heartbeat("a", "b")  # The first reply of a life says only which life it is.
     await a.drop("nam", 1)
     post.wire.away.add("b")
-    assert len((await post.beat("a", "b")).heartbeat.dropped) == 1
+    assert len((await post.heartbeat("a", "b")).heartbeat.dropped) == 1
     post.wire.away.clear()
-    assert len((await post.beat("a", "b")).heartbeat.dropped) == 1
+    assert len((await post.heartbeat("a", "b")).heartbeat.dropped) == 1
     await settled(lambda: not b.catalog.keys)
     assert b.catalog.generations == {"nam": 1}
     async with asyncio.timeout(TIMEOUT_S):
-        while (await post.beat("a", "b")).heartbeat.dropped:
+        while (await post.heartbeat("a", "b")).heartbeat.dropped:
             pass
-    await post.beat("b", "a")
+    await post.heartbeat("b", "a")
     assert a.catalog.keys == [], "b's heartbeats do not bring it back"
 
 
@@ -189,7 +189,7 @@ async def test_heartbeats_of_a_node_that_missed_a_drop_tell_nothing_of_it(
     await a.drop("nam", 1)
     a.catalog.create(schema)
     for _ in range(4):
-        await post.beat("b", "a")
+        await post.heartbeat("b", "a")
     await post.until(lambda: len(post.heartbeats) >= 4)
     assert a.catalog.keys == ["gfs", "nam@1"]
     assert {dataset for _, told in post.news for dataset in told} == {"gfs"}
@@ -202,7 +202,7 @@ async def test_a_disk_that_refuses_a_drop_is_told_again_and_delays_nothing(
     post: Post, schema: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = post.wire.nodes["a"], post.wire.nodes["b"]
-    await post.beat("a", "b")
+    await post.heartbeat("a", "b")
     await a.drop("nam", 1)
 
     def refuse(*_: object) -> list[str]:
@@ -211,10 +211,10 @@ async def test_a_disk_that_refuses_a_drop_is_told_again_and_delays_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(b.store, "drop_dataset", refuse)
         post["a"].send("b", Poll("news"))
-        await post.beat("a", "b")
+        await post.heartbeat("a", "b")
         await post.until(lambda: bool(post.messages))
         assert b.catalog.keys == ["nam"]
-    assert (await post.beat("a", "b")).heartbeat.dropped
+    assert (await post.heartbeat("a", "b")).heartbeat.dropped
     await settled(lambda: not b.catalog.keys)
     assert b.catalog.generations == {"nam": 1}
 
@@ -223,21 +223,21 @@ async def test_a_retention_is_told_until_the_peer_has_it(post: Post) -> None:
     a, b = post.wire.nodes["a"], post.wire.nodes["b"]
     first = a.catalog.set_retention("nam", Retention("30d"))
     post.wire.away.add("b")
-    assert len((await post.beat("a", "b")).heartbeat.retentions) == 1
+    assert len((await post.heartbeat("a", "b")).heartbeat.retentions) == 1
     post.wire.away.clear()
     post.wire.replies_lost.add("b")
-    assert len((await post.beat("a", "b")).heartbeat.retentions) == 1
+    assert len((await post.heartbeat("a", "b")).heartbeat.retentions) == 1
     assert b.catalog.retention("nam") == first
     post.wire.replies_lost.clear()
     # The first word of a life says only which life it is.
-    told = [len((await post.beat("a", "b")).heartbeat.retentions) for _ in range(4)]
+    told = [len((await post.heartbeat("a", "b")).heartbeat.retentions) for _ in range(4)]
     assert told == [1, 1, 0, 0]
     second = a.catalog.set_retention("nam", None)
-    assert len((await post.beat("a", "b")).heartbeat.retentions) == 1
+    assert len((await post.heartbeat("a", "b")).heartbeat.retentions) == 1
     assert b.catalog.retention("nam") == second
-    assert len((await post.beat("a", "b")).heartbeat.retentions) == 0
+    assert len((await post.heartbeat("a", "b")).heartbeat.retentions) == 0
     # b does not know that a has it.
-    assert len((await post.beat("b", "a")).heartbeat.retentions) == 1
+    assert len((await post.heartbeat("b", "a")).heartbeat.retentions) == 1
     assert a.catalog.retention("nam") == second
 
 
@@ -250,19 +250,19 @@ async def test_a_revocation_is_told_until_the_peer_has_it(
     for digest in digests:
         await a.samplers.revoke_here(digest)
     post.wire.away.add("b")
-    assert len((await post.beat("a", "b")).heartbeat.samplers) == 2
+    assert len((await post.heartbeat("a", "b")).heartbeat.samplers) == 2
     post.wire.away.clear()
     told = []
     async with asyncio.timeout(TIMEOUT_S):
         while post["a"]._boxes["b"].samplers.keys() != set(digests):
-            told.append(len((await post.beat("a", "b")).heartbeat.samplers))
+            told.append(len((await post.heartbeat("a", "b")).heartbeat.samplers))
             await asyncio.sleep(0.01)
     assert max(told) == 2
-    assert len((await post.beat("a", "b")).heartbeat.samplers) == 0
+    assert len((await post.heartbeat("a", "b")).heartbeat.samplers) == 0
     assert b.samplers.news() == a.samplers.news()
     b.store.epoch += 1  # as after a restart, perhaps of an older copy of its directory
-    await post.beat("a", "b")
-    assert len((await post.beat("a", "b")).heartbeat.samplers) == 2
+    await post.heartbeat("a", "b")
+    assert len((await post.heartbeat("a", "b")).heartbeat.samplers) == 2
 
 
 async def test_news_that_cannot_be_taken_in_come_again(post: Post) -> None:
@@ -275,10 +275,10 @@ async def test_news_that_cannot_be_taken_in_come_again(post: Post) -> None:
             samplers=[peers_pb2.SamplerNotice(digest="no digest", revoked_at=1.0)]
         ),
     )
-    reply = await post["b"].arrive(request)
+    reply = await post["b"].receive(request)
     assert list(reply.samplers) == []
     request.heartbeat.samplers[0].digest = "0" * 64
-    assert list((await post["b"].arrive(request)).samplers) == ["0" * 64]
+    assert list((await post["b"].receive(request)).samplers) == ["0" * 64]
     assert b.samplers.news() == {"0" * 64: 1.0}
 
 
@@ -289,18 +289,18 @@ async def test_synopses_travel_until_they_are_acknowledged(
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     mine = set(a.catalog.shard("nam").journals)
     post.wire.away.add("b")
-    assert len((await post.beat("a", "b")).heartbeat.synopses) == len(mine)
+    assert len((await post.heartbeat("a", "b")).heartbeat.synopses) == len(mine)
     post.wire.away.clear()
     post.wire.replies_lost.add("b")
-    assert len((await post.beat("a", "b")).heartbeat.synopses) == len(mine)
+    assert len((await post.heartbeat("a", "b")).heartbeat.synopses) == len(mine)
     post.wire.replies_lost.clear()
-    assert len((await post.beat("a", "b")).heartbeat.synopses) == len(mine)
-    assert len((await post.beat("a", "b")).heartbeat.synopses) == 0
+    assert len((await post.heartbeat("a", "b")).heartbeat.synopses) == len(mine)
+    assert len((await post.heartbeat("a", "b")).heartbeat.synopses) == 0
     nothing = parse("temperature > 1000", schema)
     published = a.catalog.shard("nam").published()
     assert b.view.spared(nothing, frozenset(mine)) == published
     await a.ingest.ingest("nam", make_observations(10), producer="p", batch=1)
-    later = (await post.beat("a", "b")).heartbeat.synopses
+    later = (await post.heartbeat("a", "b")).heartbeat.synopses
     assert 0 < len(later) <= len(mine)
 
 
@@ -310,10 +310,10 @@ async def test_synopses_travel_again_to_a_peer_that_was_restarted(
     a, b = post.wire.nodes["a"], post.wire.nodes["b"]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     mine = set(a.catalog.shard("nam").journals)
-    told = [len((await post.beat("a", "b")).heartbeat.synopses) for _ in range(2)]
+    told = [len((await post.heartbeat("a", "b")).heartbeat.synopses) for _ in range(2)]
     assert told == [len(mine), 0]
     b.store.epoch += 1
-    told = [len((await post.beat("a", "b")).heartbeat.synopses) for _ in range(3)]
+    told = [len((await post.heartbeat("a", "b")).heartbeat.synopses) for _ in range(3)]
     assert told == [0, len(mine), 0], "the first reply of a life says that it is another one"
 
 
@@ -326,21 +326,21 @@ async def test_synopses_of_one_heartbeat_are_bounded(
     a = post.wire.nodes["a"]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     count = len(a.catalog.shard("nam").journals)
-    sizes = [len((await post.beat("a", "b")).heartbeat.synopses) for _ in range(count + 1)]
+    sizes = [len((await post.heartbeat("a", "b")).heartbeat.synopses) for _ in range(count + 1)]
     assert sizes == [1] * count + [0], "each takes its turn"
 
 
 async def test_mail_of_a_stranger_is_refused(post: Post) -> None:
     with pytest.raises(InputError, match=r"node of \['b'\], got 'z'; check that all nodes"):
-        await post["a"].arrive(peers_pb2.GossipRequest(sender="z"))
+        await post["a"].receive(peers_pb2.GossipRequest(sender="z"))
     with pytest.raises(InputError, match="got 'a'"):
-        await post["a"].arrive(peers_pb2.GossipRequest(sender="a"))
+        await post["a"].receive(peers_pb2.GossipRequest(sender="a"))
 
 
 async def test_mail_of_a_node_with_another_topology_is_refused(post: Post) -> None:
     request = peers_pb2.GossipRequest(sender="b", topology_fingerprint=1)
     with pytest.raises(ConfigError, match="'b' places blocks by another topology than node 'a'"):
-        await post["a"].arrive(request)
+        await post["a"].receive(request)
 
 
 @pytest.mark.parametrize("protocol", [0, PROTOCOL + 1])
@@ -356,7 +356,7 @@ async def test_mail_of_a_version_that_speaks_otherwise_is_refused(
     with pytest.raises(
         ConfigError, match=f"protocol {PROTOCOL}, got protocol {protocol} of node 'b'"
     ):
-        await post["a"].arrive(request)
+        await post["a"].receive(request)
     assert post.heartbeats == []
 
 
@@ -366,7 +366,7 @@ async def test_a_node_that_runs_elsewhere_says_so(post: Post) -> None:
     before = a.topology.by_name["b"].address
     b.store.epoch += 1
     b.live.relocate("b", "127.0.0.1:99", epoch=b.store.epoch)
-    await post.beat("b", "a")
+    await post.heartbeat("b", "a")
     assert a.topology.by_name["b"].address == "127.0.0.1:99"
     late = peers_pb2.GossipRequest(
         sender="b",
@@ -375,7 +375,7 @@ async def test_a_node_that_runs_elsewhere_says_so(post: Post) -> None:
         protocol=PROTOCOL,
         address=before,
     )
-    await post["a"].arrive(late)
+    await post["a"].receive(late)
     assert a.topology.by_name["b"].address == "127.0.0.1:99"
 
 
@@ -387,7 +387,7 @@ async def test_a_message_that_cannot_be_read_is_refused(post: Post) -> None:
         messages=[b'{"$":"Popen"}'],
     )
     with pytest.raises(InputError, match="expected a tagged JSON value"):
-        await post["a"].arrive(request)
+        await post["a"].receive(request)
     assert post.messages == []
     post["b"].send("a", RecordRequest(("c",)))
     await post.until(lambda: bool(post.messages))
@@ -401,7 +401,7 @@ async def test_a_digest_waits_for_the_next_heartbeat(post: Post) -> None:
     for _ in range(20):
         await asyncio.sleep(0)
     assert post.wire.sent == []
-    request = await post.beat("a", "b")
+    request = await post.heartbeat("a", "b")
     assert len(request.messages) == 1
     assert post.messages == [("b", "a", digest)]
     post["a"].send("b", digest)

@@ -108,7 +108,7 @@ def test_a_node_refuses_to_start_with_another_placement_than_its_data(config: Pa
         server("--config", str(config)), capture_output=True, text=True, timeout=TIMEOUT_S
     )
     assert refused.returncode == 2
-    assert "by which this node's data was placed" in refused.stderr
+    assert "does not match this node's data" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 

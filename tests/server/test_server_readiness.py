@@ -70,9 +70,9 @@ def test_peers_are_heard_or_given_up(tmp_path: Path) -> None:
 
 def test_a_late_loop_is_not_ready_until_it_is_on_time_again(tmp_path: Path) -> None:
     made = Checks(tmp_path)
-    made.checks.note_lag(2.5)
+    made.checks.record_lag(2.5)
     assert made.wrong() == ["event loop"]
-    made.checks.note_lag(0.1)
+    made.checks.record_lag(0.1)
     assert made.wrong() == []
 
 

@@ -102,12 +102,12 @@ def test_outside_the_main_thread_nothing_can_be_interrupted() -> None:
 def test_waiting_for_a_processor_does_not_count() -> None:
     """A host with a load of twenty would else fail what only computes."""
     allowance = Allowance(0.1)
-    before = _Clocks(monotonic_s=0.0, used_s=0.0, queued_s=0.0)
+    before = _Clocks(monotonic_s=0.0, used_s=0.0, run_queue_wait_s=0.0)
     for tenth in range(1, 100):
-        now = _Clocks(monotonic_s=tenth / 10, used_s=tenth / 2_000, queued_s=0.0995 * tenth)
+        now = _Clocks(monotonic_s=tenth / 10, used_s=tenth / 2_000, run_queue_wait_s=0.0995 * tenth)
         allowance._charge(before, now)
         before = now
     allowance._demand_some_left()
-    allowance._charge(before, _Clocks(monotonic_s=200.0, used_s=0.2, queued_s=10.0))
+    allowance._charge(before, _Clocks(monotonic_s=200.0, used_s=0.2, run_queue_wait_s=10.0))
     with pytest.raises(TookTooLong, match="of the processor"):
         allowance._demand_some_left()
