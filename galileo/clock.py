@@ -1,6 +1,6 @@
-"""The two clocks, handed in wherever time matters so that tests and the simulator own it.
+"""Wall and monotonic clock, passed to components so that tests and the simulator control time.
 
-And how long a process only waited for its turn, which no limit of time shall count.
+`run_queue_wait_s` measures waits for a processor, which limits of processor time must not count.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Protocol
 
 class Clock(Protocol):
     def monotonic(self) -> float:
-        """Seconds since an arbitrary moment; never goes back. Decides every timeout."""
+        """Seconds since an arbitrary moment; never decreases. Used for timeouts."""
         ...
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 UTC; may jump. Only for expirations and for people."""
+        """Seconds since 1970-01-01 UTC; may jump. Used for expirations and display."""
         ...
 
 
@@ -30,9 +30,9 @@ class SystemClock:
 
 
 def run_queue_wait_s(process: int | str = "self") -> float:
-    """How long the main thread of a process has waited for a processor; 0 where nobody says.
+    """Seconds that the main thread of a process has waited for a processor; 0 if unknown.
 
-    Linux says: nanoseconds run, nanoseconds waited, and how often it ran.
+    Source: /proc/PID/schedstat of Linux: nanoseconds run, nanoseconds waited, number of slices.
     """
     with suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9

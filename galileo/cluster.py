@@ -1,4 +1,4 @@
-"""A whole cluster on this machine, for trials, notebooks and tests: real processes and ports."""
+"""A whole cluster on this machine, for notebooks and tests: real processes and ports."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ PORT_MAX = 65_535
 FREE_PORTS = range(10_000, 32_768)
 PORT_ATTEMPTS_MAX = 1_000
 PORT_TIMEOUT_S = 3.0
-"""How long a port may take to become free."""
+"""Longest wait for a port to become free."""
 ADDRESSES = "addresses.json"
-"""The file that remembers them."""
+"""The file that stores the ports."""
 JOINED = "joined.json"
-"""The file that remembers to which groups nodes were added."""
+"""The file that stores the groups of added nodes."""
 
 
 class LocalCluster:
     """A cluster of node processes on loopback addresses.
 
     Args:
-        nodes: how many; they are dealt to the groups in turn.
-        groups: how many.
-        directory: where data, configuration and logs live; a temporary one, removed at the
-            end, when absent. The same directory with the same counts goes on with its data.
-        port: of the first node, the others follow; free ones where absent.
+        nodes: the number of nodes, which are assigned to the groups in turn.
+        groups: the number of groups.
+        directory: of data, configuration and logs; without it a temporary directory, which is
+            removed at the end. An existing directory with the same numbers keeps its data.
+        port: of the first node, the others follow; free ports by default.
         partitions_per_group: see docs/configuration.md.
         settings: further configuration, {"section": {"key": value}}.
-        proof: with which its clients say who they are, where `settings` have nodes ask.
+        proof: the credentials of its clients, if `settings` require authentication.
 
     Use it in a `with` block, which starts and stops the processes.
 
@@ -109,7 +109,7 @@ class LocalCluster:
         self.nodes = tuple(map(self._local_node, names, addresses))
 
     def _expect_counts(self, nodes: int, groups: int) -> None:
-        """Data belongs to the counts that the cluster was created with."""
+        """Raises InputError if the directory has a cluster with other numbers."""
         first = "node-1"
         if not ((self.directory / first).is_dir() and self._config_of(first).exists()):
             return
@@ -125,12 +125,12 @@ class LocalCluster:
 
     @property
     def addresses(self) -> list[str]:
-        """Of its nodes, "host:port" each, as `connect` takes them."""
+        """The addresses of its nodes, "host:port", as for `connect`."""
         return [node.address for node in self.nodes]
 
     @property
     def evaluator_directory(self) -> Path:
-        """Where the process that evaluates continuous queries keeps its files."""
+        """The directory of the Spark evaluator."""
         return self.directory / "evaluator"
 
     def __enter__(self) -> LocalCluster:
@@ -145,7 +145,7 @@ class LocalCluster:
         self.stop()
 
     def start(self) -> None:
-        """Starts all nodes, and waits until they serve and have heard of each other.
+        """Starts all nodes, and waits until they serve and have found each other.
 
         Raises:
             InputError: another program has the ports or the directory, or this process was
@@ -157,7 +157,7 @@ class LocalCluster:
             >>> cluster.start()  # doctest: +SKIP
         """
         forks.check()
-        # Where none of its nodes was ever started, what there is of an evaluator is another's.
+        # If none of its nodes was started, an existing evaluator belongs to another cluster.
         self._refused = not any(node.was_started for node in self.nodes)
         self._expect_unused()
         self._refused = False
@@ -168,7 +168,7 @@ class LocalCluster:
         self._await_company(START_TIMEOUT_S)
 
     def _expect_unused(self) -> None:
-        """Another cluster at the same addresses would answer, and pass for this one."""
+        """Raises InputError if another process listens at the addresses of this cluster."""
         idle = [node for node in self.nodes if not node.running]
         for node in idle:
             if _is_held(self.directory / node.name / "lock"):
@@ -184,7 +184,7 @@ class LocalCluster:
                 )
 
     def _await_company(self, timeout_s: float) -> None:
-        """A node that started long before the others holds them dead until it hears from them."""
+        """Waits until every node sees all others as alive."""
         deadline = time.monotonic() + timeout_s
         for address in self.addresses:
             with Client(address, proof=self._proof) as client:
@@ -192,7 +192,7 @@ class LocalCluster:
                     time.sleep(0.05)
 
     def stop(self) -> None:
-        """Stops everything; removes the directory where it is temporary.
+        """Stops all processes; removes a temporary directory.
 
         Example:
             >>> cluster = galileo.LocalCluster(nodes=1, groups=1)
@@ -242,8 +242,8 @@ class LocalCluster:
     def join(self, group: int = 0) -> LocalNode:
         """Adds a node to a group of the cluster; it is not started.
 
-        The files of all nodes name it from now on. Restart those that run before it is started,
-        and then move partitions to it (`Client.move`).
+        The files of all nodes name it from now on. Restart running nodes before you start it, then
+        move partitions to it (`Client.move`).
 
         Raises:
             InputError: there is no such group.
@@ -265,7 +265,7 @@ class LocalCluster:
         return node
 
     def _joined(self) -> list[int]:
-        """The groups of the nodes that joined, as the directory remembers them."""
+        """The groups of the added nodes, as stored in the directory."""
         kept = self.directory / JOINED
         found: list[int] = json.loads(kept.read_text()) if kept.exists() else []
         return found
@@ -286,13 +286,13 @@ class LocalCluster:
         )
 
     def relocate(self, name: str) -> None:
-        """Has a node that is down come back as on another machine: at another address, with a copy.
+        """Moves a stopped node to a new address and a copy of its directory.
 
-        Its directory is copied, and the old one deleted. The files of all nodes name the new
-        address; those that run have read theirs, and learn it from the node.
+        The old directory is deleted. The files of all nodes name the new address; running nodes
+        learn it from the node.
 
         Raises:
-            InputError: it runs, or there is no such node.
+            InputError: the node runs, or does not exist.
 
         Example:
             >>> cluster.node("node-2").stop()  # doctest: +SKIP
@@ -315,13 +315,13 @@ class LocalCluster:
         self._remember()
 
     def _remember(self) -> None:
-        """Writes all files anew, for nodes that start from now on."""
+        """Writes the configuration files of all nodes."""
         (self.directory / ADDRESSES).write_text(json.dumps(self.addresses))
         for node in self.nodes:
             self._write_config(node.name)
 
     def _addresses(self, count: int, port: int | None) -> list[str]:
-        """Free ports, the same ones again where the directory remembers them."""
+        """The stored ports of the directory, or free ones."""
         kept = self.directory / ADDRESSES
         if port is not None:
             if not 1 <= port <= PORT_MAX - count + 1:
@@ -356,12 +356,12 @@ class LocalCluster:
 
 
 def stop_evaluator(directory: Path) -> None:
-    """Ends the evaluator process that was started in a directory, if there is one."""
+    """Stops the evaluator process of a directory, if there is one."""
     process = RuntimeDir(directory).holder() if directory.is_dir() else None
     if process is None:
         return
     with contextlib.suppress(psutil.NoSuchProcess):
-        # A JVM that is only starting does not see that its evaluator is gone.
+        # A JVM that is still starting does not detect the end of its evaluator.
         family = [process, *process.children(recursive=True)]
         process.terminate()
         _, alive = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
@@ -371,9 +371,9 @@ def stop_evaluator(directory: Path) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine at which nothing listens, for processes that are started next.
+    """Free ports of this machine for processes that are started next.
 
-    They are below those that Linux gives to connections, so none of these takes one meanwhile.
+    They are below Linux's range of ephemeral ports, so that no connection takes one meanwhile.
     """
     found: list[int] = []
     for port in random.SystemRandom().sample(FREE_PORTS, PORT_ATTEMPTS_MAX):
@@ -389,7 +389,7 @@ def _free_addresses(count: int) -> list[str]:
 
 
 def _is_free(address: str) -> bool:
-    """Whether nobody listens there; waits a little for what is just being given up."""
+    """Whether a port is free; waits shortly for one that is being closed."""
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + PORT_TIMEOUT_S
     while True:
@@ -399,7 +399,7 @@ def _is_free(address: str) -> bool:
                 probe.bind((host, int(port)))
             except (OSError, ValueError, OverflowError) as error:
                 if getattr(error, "errno", None) != errno.EADDRINUSE:
-                    return True  # The node's own log says what is wrong.
+                    return True  # The node's log names the reason.
                 if time.monotonic() > deadline:
                     return False
             else:
@@ -423,7 +423,7 @@ def _toml_table(name: str, values: dict[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """TOML of plain values; tables inside lists are written inline."""
+    """Formats plain values as TOML; tables within lists are inline."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -1,11 +1,10 @@
-"""Who is connected to an HTTP server, and who gives way where all seats are taken.
+"""The bound of connections to an HTTP server, and the choice of one to close if it is reached.
 
-A seat is worked for while its request is answered, and otherwise waits for its client: for a
-request, or for the answer to be taken. Whoever makes the server wait may have to go, so neither
-clients that never end a request nor readers that take nothing can shut out others. Of those that
-wait, somebody of the host that has the most seats goes, and of these the one that got on least
-recently: a request that has come whole, or a piece of an answer that was taken, is getting on; a
-few bytes of a request are not.
+A connection is active while the server computes its answer, and idle while the server waits for the
+client: for a request, or until an answer is received. Only idle connections are closed, so that
+neither clients with incomplete requests nor readers that receive nothing can block others. The
+victim belongs to the host with the most connections, and made progress least recently; progress is
+a complete request or a received part of an answer, not a few bytes of a request.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class Connection:
 
     Attributes:
         host: of the client.
-        since: when it last got on, by the monotonic clock.
-        is_worked_for: whether the client waits for us, and not we for it.
-        held_bytes: of the answer that it is to take.
+        since: monotonic time of its last progress.
+        is_worked_for: whether its request is being answered.
+        held_bytes: size of the answer that is being sent.
     """
 
     connection: socket.socket
@@ -41,15 +40,14 @@ class Connection:
 
 
 class ConnectionLimiter:
-    """Safe to use by all threads of a server.
+    """Limits connections; thread-safe.
 
     Args:
-        seats_max: at a time.
-        held_bytes_max: of answers that are being taken, together; one alone may be larger.
-        grace_s: nobody is sent away who got on within this time. Newcomers wait for it, in the
-            order in which they came; so a seat has time for a request, however many come.
-        leave_within_s: how long `take` waits beyond that for those that were sent away, where as
-            many as there are seats have not left yet.
+        seats_max: largest number of connections.
+        held_bytes_max: total size of answers that are being sent; a single one may be larger.
+        grace_s: a connection with progress within this time is not closed. New connections wait
+            for it in order, so that each has time for a request.
+        leave_within_s: further wait of `take` for closed connections whose threads have not ended.
     """
 
     def __init__(
@@ -66,15 +64,15 @@ class ConnectionLimiter:
         self._leave_within_s = leave_within_s
         self._lock = threading.Condition()
         self._seats: dict[socket.socket, Connection] = {}
-        """In the order in which they got on."""
+        """The connections, by time of progress."""
         self._leaving: set[socket.socket] = set()
 
     def __len__(self) -> int:
-        """Those that were sent away and have not left yet are not counted."""
+        """The number of connections, without those that were closed."""
         return len(self._seats)
 
     def take(self, connection: socket.socket, host: str) -> bool:
-        """Whether there is a seat; another one may have given way for it."""
+        """Admits a connection; may close another. Returns False if there is no room."""
         with self._lock:
             if not self._has_room():
                 return False
@@ -82,12 +80,12 @@ class ConnectionLimiter:
             return True
 
     def _has_room(self) -> bool:
-        """Makes room, where it can be made in time; with the lock."""
+        """Closes connections until there is room, within the time; holds the lock."""
         give_up_at = time.monotonic() + self._grace_s + self._leave_within_s
         while True:
             now = time.monotonic()
             wait_s = give_up_at - now
-            # Threads of those that were sent away end within a moment, and are bounded always.
+            # Threads of closed connections end soon, and their number is bounded.
             if len(self._leaving) < self._seats_max:
                 if len(self._seats) < self._seats_max:
                     return True
@@ -103,18 +101,18 @@ class ConnectionLimiter:
             self._lock.wait(wait_s)
 
     def leave(self, connection: socket.socket) -> None:
-        """To be called once, before the connection is closed; whoever has no seat may, too."""
+        """Removes a connection; call it before closing, also if it was not admitted."""
         with self._lock:
             self._seats.pop(connection, None)
             self._leaving.discard(connection)
             self._lock.notify_all()
 
     def record_request(self, connection: socket.socket) -> None:
-        """It has come whole: now the client waits."""
+        """Records a complete request."""
         self._note(connection, is_worked_for=True)
 
     def record_answer(self, connection: socket.socket, held_bytes: int) -> None:
-        """It is to be taken; others who are slow at that give way where all are too large."""
+        """Records the size of an answer; closes slow readers if the total is too large."""
         self._note(connection, is_worked_for=False, held_bytes=held_bytes)
         with self._lock:
             while sum(seat.held_bytes for seat in self._seats.values()) > self._held_bytes_max:
@@ -127,11 +125,11 @@ class ConnectionLimiter:
                 self._send_away(gone)
 
     def record_written(self, connection: socket.socket) -> None:
-        """A piece of the answer."""
+        """Records progress of the reader."""
         self._note(connection)
 
     def record_end(self, connection: socket.socket) -> None:
-        """The answer was taken; a request may come."""
+        """Records that the answer was received."""
         self._note(connection, is_worked_for=False, held_bytes=0)
 
     def _note(
@@ -144,7 +142,7 @@ class ConnectionLimiter:
         with self._lock:
             seat = self._seats.pop(connection, None)
             if seat is None:
-                return  # It was sent away, and hears of it when it reads or writes.
+                return  # It was closed; its next read or write fails.
             self._seats[connection] = seat
             seat.since = time.monotonic()
             if is_worked_for is not None:
@@ -155,14 +153,14 @@ class ConnectionLimiter:
     def _send_away(self, seat: Connection) -> None:
         del self._seats[seat.connection]
         self._leaving.add(seat.connection)
-        with contextlib.suppress(OSError):  # it may have hung up
+        with contextlib.suppress(OSError):  # the client may have disconnected
             seat.connection.shutdown(socket.SHUT_RDWR)
 
 
 def select_victim(seats: Iterable[Connection]) -> Connection | None:
-    """Of seats in the order in which they got on; None where all are worked for."""
+    """The connection to close, of connections by time of progress; None if all are active."""
     all_seats = list(seats)
     of_host = Counter(seat.host for seat in all_seats)
     waiting = [seat for seat in all_seats if not seat.is_worked_for]
-    # The first of several that are as large is that which got on least recently.
+    # The first of several hosts is that with the least recent progress.
     return max(waiting, key=lambda seat: of_host[seat.host], default=None)

@@ -1,11 +1,11 @@
-"""Cursors: for each partition, the commit sequence up to which something is done.
+"""Cursors: for each partition, the sequence of the last commit that was handled.
 
-A partition that a cursor does not name stands at 0: nothing of it is done. Cursors are
-immutable; the three combinators are pointwise.
+A cursor that lacks a partition has 0 there. Cursors are immutable; join, meet and comparison work
+partition by partition.
 
-Very many queries stand at few cursors. So a cursor remembers what it was last joined and compared
-with, and a join that says what one of both says is that one: a step that moves a hundred thousand
-queries alike costs one join.
+Many queries share few cursors. A cursor therefore caches its last join and comparison, and a join
+that equals one of its operands returns that object, so that advancing 100,000 queries with equal
+cursors costs one join.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Cursor(Mapping[int, int]):
         if any(sequence < 0 for _, sequence in items):
             raise ValueError(f"expected sequences of at least 0, got {dict(items)}")
         self._positions = {int(p): int(s) for p, s in items if s > 0}
-        # Weak: an old cursor that somebody keeps would else keep all that came after it.
+        # Weak: otherwise an old cursor would keep all later ones alive.
         self._joined: tuple[ReferenceType[Cursor], ReferenceType[Cursor]] | None = None
         self._compared: tuple[ReferenceType[Cursor], bool] | None = None
         self._news: tuple[ReferenceType[Cursor], tuple[int, ...]] | None = None
@@ -68,7 +68,7 @@ class Cursor(Mapping[int, int]):
         return f"Cursor({self._positions})"
 
     def covers(self, other: Mapping[int, int]) -> bool:
-        """Whether this cursor is at or past `other` in every partition."""
+        """Whether this cursor is at or after `other` in every partition."""
         if not isinstance(other, Cursor):
             return all(self[partition] >= sequence for partition, sequence in other.items())
         if other is self:
@@ -82,7 +82,7 @@ class Cursor(Mapping[int, int]):
         return found
 
     def news(self, known: Cursor) -> tuple[int, ...]:
-        """The partitions in which `known` is past this cursor, which remembers the last answer."""
+        """The partitions in which `known` is after this cursor; caches the last result."""
         memory = self._news
         if memory is not None and memory[0]() is known:
             return memory[1]
@@ -92,7 +92,7 @@ class Cursor(Mapping[int, int]):
         return found
 
     def join(self, other: Mapping[int, int]) -> Cursor:
-        """The later of both, partition by partition."""
+        """The pointwise maximum."""
         if not isinstance(other, Cursor):
             return self.join(Cursor(other))
         memory = self._joined
@@ -111,17 +111,17 @@ class Cursor(Mapping[int, int]):
         return Cursor({p: max(self[p], other[p]) for p in partitions})
 
     def meet(self, other: Mapping[int, int]) -> Cursor:
-        """The earlier of both, partition by partition."""
+        """The pointwise minimum."""
         return Cursor({p: min(self[p], other.get(p, 0)) for p in self._positions})
 
     def past(self, partitions: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> Mask:
-        """Which commits lie after this cursor, for columns of partitions and sequences."""
+        """A mask of the commits after this cursor, for columns of partitions and sequences."""
         if len(partitions) == 0:
             return np.zeros(0, dtype=np.bool_)
         positions = self._array
         try:
             known = None if positions is None else positions[partitions]
-        except IndexError:  # Cheaper than a look at the highest partition each time.
+        except IndexError:  # Cheaper than finding the highest partition each time.
             known = None
         if known is None:
             positions = self._array = self._until(int(partitions.max()))
@@ -130,7 +130,7 @@ class Cursor(Mapping[int, int]):
         return after
 
     def _until(self, partition: int) -> npt.NDArray[np.int64]:
-        """The positions of all partitions up to one."""
+        """A dense array of the sequences."""
         positions = np.zeros(partition + 1, dtype=np.int64)
         for known, sequence in self._positions.items():
             if known <= partition:

@@ -1,4 +1,4 @@
-"""Hashes that are the same in every process and version; Python's `hash()` is not."""
+"""Hashes that are stable across processes and versions, in contrast to `hash()`."""
 
 from __future__ import annotations
 

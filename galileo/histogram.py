@@ -1,6 +1,6 @@
-"""How long something took, counted in buckets: what a histogram of Prometheus is made of.
+"""Histograms of durations, as Prometheus defines them.
 
-Counting costs a search among a dozen bounds, and no memory beyond the counts.
+An observation costs a binary search of a dozen bounds; only the counts need memory.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from bisect import bisect_left
 from itertools import accumulate
 
 LAG_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""From a cycle that found news at once to a coordinator that was away for half an hour."""
+"""From the lag of a normal cycle to a coordinator that was down for half an hour."""
 DISK_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
-"""From a disk with a battery behind it to one that hangs."""
+"""From a disk with a write cache to a disk that hangs."""
 LOOP_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class DurationHistogram:
-    """Counts of durations; written by one thread at a time, read by any.
+    """A histogram of durations; one writer at a time, any readers.
 
     Args:
-        bounds: upper ends of the buckets in seconds, ascending; one more has no end.
+        bounds: upper bounds of the buckets in seconds, ascending; the last bucket is unbounded.
 
     Attributes:
-        sum_s: of all durations.
+        sum_s: sum of all durations in seconds.
     """
 
     __slots__ = ("_counts", "bounds", "sum_s")
@@ -34,7 +34,7 @@ class DurationHistogram:
         self._counts = array("Q", bytes(8 * (len(bounds) + 1)))
 
     def observe(self, duration_s: float) -> None:
-        """Counts one; a negative one, of a clock that was set back, as 0."""
+        """Adds a duration; a negative one (of a clock that was set back) counts as 0."""
         duration_s = max(duration_s, 0.0)
         self._counts[bisect_left(self.bounds, duration_s)] += 1
         self.sum_s += duration_s
@@ -44,6 +44,6 @@ class DurationHistogram:
         return sum(self._counts)
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """How many took up to each bound, and at last all of them, as Prometheus has it."""
+        """Cumulative counts by upper bound, the last one for "+Inf"."""
         names = [*map(str, self.bounds), "+Inf"]
         return list(zip(names, map(float, accumulate(self._counts)), strict=True))

@@ -1,8 +1,8 @@
-"""The standard library's threading HTTP server, with a bound for everything a client may take.
+"""The standard library's threading HTTP server, with bounds on time, memory and connections.
 
-A thread for each connection, as many as there are seats (`galileo.connection_limits`). A request
-has to come within a time and its head within a size, both in all and not for each read: a byte now
-and then makes no request. Where nobody can give way, who comes is told to come back.
+Each connection has a thread; `galileo.connection_limits` bounds their number. A whole request has a
+timeout and its head a size limit, so that slow clients cannot hold connections. If no connection
+can be closed for a new one, the new one gets status 503.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_S = 1
 STOP_POLL_S = 0.1
-"""How often the server looks whether it should stop."""
+"""Interval at which the server checks whether to stop."""
 HEAD_BYTES_MAX = 128 << 10
-"""Of a request's first line and headers together."""
+"""Size of the first line and the headers of a request."""
 HELD_BYTES_MAX = 64 << 20
-"""Of answers that are being taken; one alone may be larger."""
+"""Total size of answers that are being sent; a single one may be larger."""
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 BACKLOG = 1024
-"""Connections that wait for a seat in the order in which they came; beyond, the kernel has clients
-try again a second later, in no order."""
+"""Connections that wait in order; beyond it, the kernel lets clients retry after a second."""
 PIECE_BYTES = 256 << 10
 _BUSY = (
     f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_AFTER_S}\r\n"
@@ -47,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on can be reached from this machine alone."""
+    """Whether an address to listen on is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -57,8 +56,8 @@ def is_loopback(host: str) -> bool:
 def names_this_machine(header: str, *, listening: str) -> bool:
     """Whether a `Host` header names the loopback address that a server listens on.
 
-    A page of another site can give a loopback address a name of its own, and then send requests
-    from a browser on this machine and read the answers. Such requests carry that name.
+    This prevents DNS rebinding: a page of another site can map its name to a loopback address and
+    send requests from a browser on this machine; they carry that name.
 
     Args:
         header: its value, "host" or "host:port".
@@ -72,16 +71,15 @@ def names_this_machine(header: str, *, listening: str) -> bool:
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """Listens from the moment it is made, and answers between `begin` and `end`.
+    """An HTTP server that listens from construction on and answers between `begin` and `end`.
 
     Args:
         host: address to listen on.
         port: 0 for any that is free.
         handler: answers the requests of one connection.
-        connections_max: at a time.
-        idle_timeout_s: for a request, from its first byte; for the time before it; and for taking
-            an answer.
-        held_bytes_max: of all answers that are being taken.
+        connections_max: largest number of connections.
+        idle_timeout_s: timeout of a request, of the time before it, and of sending an answer.
+        held_bytes_max: total size of answers that are being sent.
 
     Raises:
         OSError: the address cannot be listened on.
@@ -108,20 +106,20 @@ class BoundedServer(ThreadingHTTPServer):
         super().__init__((host, port), handler)
 
     def begin(self, name: str) -> None:
-        """Answers in a thread of this name."""
+        """Starts the thread that accepts connections."""
         self._thread = threading.Thread(
             target=self.serve_forever, args=(STOP_POLL_S,), name=name, daemon=True
         )
         self._thread.start()
 
     def end(self) -> None:
-        """Blocks for a moment; connections that are open are not waited for."""
+        """Stops the server; does not wait for open connections."""
         self.shutdown()
         self._thread.join()
         self.server_close()
 
     def server_bind(self) -> None:
-        """As of the class above, without asking the network for this machine's name."""
+        """Binds without a DNS lookup of this machine's name."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
@@ -133,20 +131,20 @@ class BoundedServer(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """At the end of each connection, whatever it came to."""
+        """Called at the end of each connection."""
         self.seats.leave(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Somebody who hung up or fell silent is no error of ours."""
+        """Ignores disconnects and timeouts of clients."""
         if not isinstance(sys.exception(), OSError):
             log.error("a request over HTTP failed", exc_info=True)
 
 
 class BoundedHandler(BaseHTTPRequestHandler):
-    """Reads and writes within the bounds of its server.
+    """Handles requests within the bounds of its server.
 
-    Subclasses say `record_request` once they have read all of a request, and write by `send_body`.
+    Subclasses call `record_request` after they have read a request, and write by `send_body`.
     """
 
     protocol_version = "HTTP/1.1"
@@ -159,7 +157,7 @@ class BoundedHandler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(self._incoming)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are no news, and queries may be secrets."""
+        """Logs no requests, because queries may be confidential."""
 
     def handle_one_request(self) -> None:
         self._incoming.begin()
@@ -172,14 +170,14 @@ class BoundedHandler(BaseHTTPRequestHandler):
         return is_parsed
 
     def record_request(self) -> None:
-        """It has come whole, so from now on it is answered."""
+        """Marks the request as complete."""
         self.server.seats.record_request(self.connection)
 
     def send_body(self, body: bytes) -> None:
-        """The headers that wait, and a body, which the client has to take within the time.
+        """Sends the headers and a body within the timeout.
 
         Raises:
-            OSError: it did not, or was too slow beside others.
+            OSError: the client was too slow, or the connection was closed.
         """
         seats, until = self.server.seats, time.monotonic() + self.server.idle_timeout_s
         seats.record_answer(self.connection, len(body))
@@ -198,7 +196,7 @@ class BoundedHandler(BaseHTTPRequestHandler):
 
 
 class _Incoming(io.RawIOBase):
-    """The bytes of requests, as long as each one keeps within its time and its head in its size."""
+    """A reader of requests with a timeout for each request and a size limit for its head."""
 
     def __init__(
         self,
@@ -213,23 +211,23 @@ class _Incoming(io.RawIOBase):
         self.begin()
 
     def begin(self) -> None:
-        """A request is waited for."""
+        """Starts the wait for a request."""
         self._until = self._clock() + self._within_s
         self._has_begun = False
         self._head_left: int | None = HEAD_BYTES_MAX
 
     def end_head(self) -> None:
-        """What comes now is a body, whose size is known."""
+        """Ends the head; a body of known size follows."""
         self._head_left = None
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """As of the class above.
+        """Reads into a buffer.
 
         Raises:
-            TimeoutError: the request has not come within its time.
+            TimeoutError: the request is not complete in time.
             HTTPException: its head is too large.
         """
         self._connection.settimeout(_left(self._until, now=self._clock()))
@@ -244,10 +242,10 @@ class _Incoming(io.RawIOBase):
 
 
 def _left(until: float, *, now: float | None = None) -> float:
-    """Seconds until then.
+    """Seconds until a deadline.
 
     Raises:
-        TimeoutError: there are none.
+        TimeoutError: it has passed.
     """
     left_s = until - (time.monotonic() if now is None else now)
     if left_s <= 0:

@@ -28,10 +28,10 @@ class LocalNode:
 
     Attributes:
         name: of the node.
-        address: "127.0.0.1:port", at which others reach it.
-        listen: where it listens, if not there; empty otherwise.
-        log: file of its log.
-        was_started: whether this object has started it, be it that it runs or not.
+        address: "127.0.0.1:port", at which others connect to it.
+        listen: the address to bind, if it differs; else empty.
+        log: the log file.
+        was_started: whether this object has started it before.
         prefix: words before those of its command when it is started, of a program that runs the
             rest in its own place, such as ("env", "TZ=UTC").
     """
@@ -69,11 +69,11 @@ class LocalNode:
         return self._process.pid if self._process is not None and self.running else None
 
     def start(self) -> None:
-        """Starts the process; `wait` until it serves."""
+        """Starts the process; call `wait` before use."""
         if self.running:
             return
         if not self.was_started:
-            # Not before, for it may be the file of a cluster that runs.
+            # Not before: it may be the file of a running cluster.
             self._write_config()
             self.was_started = True
         command = [*self.prefix, sys.executable, "-m", "galileo.server"]
@@ -89,7 +89,7 @@ class LocalNode:
             )
 
     def wait(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Returns when the node serves.
+        """Waits until the node serves.
 
         Raises:
             Unavailable: it ended, or does not serve in time; with the end of its log.
@@ -104,24 +104,24 @@ class LocalNode:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """SIGKILL: the process is gone at once."""
+        """Kills the process by SIGKILL."""
         self._signal(signal.SIGKILL)
         self._reap()
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL where that takes too long."""
+        """Stops the process by SIGTERM, after a timeout by SIGKILL."""
         self._signal(signal.SIGTERM)
         self._reap()
 
     def pause(self) -> None:
-        """SIGSTOP: alive for TCP, silent for everybody."""
+        """Pauses the process by SIGSTOP: its connections stay open, it answers nothing."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     def restart(self) -> None:
-        """Starts it again on its data, and waits until it serves."""
+        """Starts the node again with its data, and waits until it serves."""
         if self.running:
             self.stop()
         self.start()

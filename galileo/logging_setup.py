@@ -1,8 +1,8 @@
-"""How a process logs: one line an event, to standard error, as text or as JSON.
+"""Logging of a process to standard error: one line per event, as text or JSON.
 
-Each line of JSON is one object: `time` (UTC), `level`, `logger`, `message`, `node`, and where they
-are known `request` (see `galileo.request_id`), `trace` (see `galileo.spans`), `ccq`, further facts,
-and `error`, a traceback. No line has a secret, not even of an exception that nobody foresaw.
+A line of JSON is one object: `time` (UTC), `level`, `logger`, `message`, `node`, and if known
+`request` (see `galileo.request_id`), `trace` (see `galileo.spans`), `ccq`, further facts, and
+`error`, a traceback. Secrets are removed from every line, also from unexpected exceptions.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from galileo.redaction import redacted
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 FACTS = ("ccq", "method", "outcome", "took_ms", "peer")
-"""Facts of an event that are no part of its message: what `extra` of a logging call may hold."""
+"""Fields of an event beside its message: the keys allowed in `extra` of a logging call."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditSection:
-    """`file`, relative to `node.directory`, is where the audit log is written; empty: nowhere."""
+    """`file`, relative to `node.directory`, is the audit log; empty disables it."""
 
     file: str = ""
     bytes_max: int = 64 << 20
@@ -35,7 +35,7 @@ class AuditSection:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line.
+    """Formats events as one JSON object per line.
 
     Args:
         node: name of the node whose log it is; empty where there is none.
@@ -64,7 +64,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line of text, and a traceback where there is one."""
+    """Formats events as a line of text, with a traceback if there is one."""
 
     def __init__(self) -> None:
         super().__init__(TEXT_FORMAT)
@@ -78,7 +78,7 @@ def _redacted(value: object) -> object:
 
 
 def start_logging(kind: str = "text", *, level: str = "info", node: str = "") -> None:
-    """Has the process log from here on, also what ends it or one of its threads.
+    """Starts logging, also of unhandled exceptions of the process and its threads.
 
     Args:
         kind: "text" or "json".
@@ -95,7 +95,7 @@ def start_logging(kind: str = "text", *, level: str = "info", node: str = "") ->
 
 
 def _crashed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """In place of Python's own, which writes the message of the exception as it is."""
+    """Replaces Python's hook, which would write the message with its secrets."""
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return

@@ -1,4 +1,4 @@
-"""The one place where packages of an extra are imported, and where one that is missing is an error.
+"""Imports of the packages of extras, with an error that names the missing extra.
 
 `pip install galileo-store` is a client; what a node, Spark, RDF, NetCDF and so on need are extras.
 A module that needs one names it here and imports it when it is used, never when it is imported
@@ -84,7 +84,7 @@ class LateModule:
         self._loaded: ModuleType | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # Asked by those who look at modules, such as inspect.
+        if name.startswith("__"):  # Requested by tools such as inspect.
             raise AttributeError(name)
         if self._loaded is None:
             self._loaded = library(self._module, purpose=self._purpose)
@@ -92,12 +92,12 @@ class LateModule:
 
 
 def is_frame(value: object) -> TypeGuard[pd.DataFrame]:
-    """Return whether it is a DataFrame of pandas, without importing pandas for the answer."""
+    """Return whether a value is a pandas DataFrame, without importing pandas."""
     return _is_of_pandas(value, "DataFrame")
 
 
 def is_series(value: object) -> bool:
-    """Return whether it is a Series of pandas, without importing pandas for the answer."""
+    """Return whether a value is a pandas Series, without importing pandas."""
     return _is_of_pandas(value, "Series")
 
 

@@ -1,8 +1,8 @@
-"""A private authority for the certificates of one cluster.
+"""A private certificate authority for one cluster.
 
-What it makes is plain X.509 in PEM, so any other authority serves as well, if its certificates
-say in the same way whom they are for: a node's carry the URI `galileo:node:NAME`, a client's
-`galileo:client:NAME`. Needs the package `cryptography`, of the extra `server`.
+It creates X.509 certificates in PEM. Another authority works as well if its certificates name their
+subject in the same way: a node's by the URI `galileo:node:NAME`, a client's by
+`galileo:client:NAME`. Needs the package `cryptography` of the extra `server`.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _NAME = re.compile(r"(?!\.+$)[a-z0-9_.-]{1,64}")
 """Also of a directory: none that means another one."""
 _HOST = re.compile(r"[A-Za-z0-9_*.-]{1,253}")
 _BACKDATED = datetime.timedelta(minutes=5)
-"""The clocks of two machines may differ by so much."""
+"""Accepted difference between the clocks of two machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom a certificate is for.
+    """The subject and validity of a certificate.
 
     Attributes:
-        kind: a node, which others connect to and which calls them, or a client.
-        name: of it.
-        hosts: names and addresses under which a node is reached.
-        valid_from: time of the beginning; now where absent.
-        days: from then until it is worth nothing.
+        kind: "node" (server and client) or "client".
+        name: of the node or client.
+        hosts: host names and addresses of a node.
+        valid_from: start of the validity; now by default.
+        days: length of the validity.
     """
 
     kind: Literal["node", "client"]
@@ -57,7 +57,7 @@ class Subject:
 
 
 def make_authority(directory: Path, *, cluster: str, days: int = AUTHORITY_DAYS) -> Path:
-    """Makes key and certificate of an authority; returns the certificate's file.
+    """Creates key and certificate of an authority; returns the certificate's path.
 
     Raises:
         InputError: there is one already, or a value is wrong.
@@ -91,13 +91,13 @@ def make_authority(directory: Path, *, cluster: str, days: int = AUTHORITY_DAYS)
 
 
 def issue(authority: Path, subject: Subject, *, target: Path) -> Path:
-    """Makes key and certificate of a node or client, beside the authority's certificate.
+    """Issues key and certificate of a node or client, with a copy of the authority's certificate.
 
-    Again for the same target they are replaced; who uses them takes the new ones within a moment.
+    Existing files are replaced; running processes read the new ones.
 
     Args:
         authority: the directory of an authority.
-        subject: whom for.
+        subject: the subject of the certificate.
         target: a directory for the three files.
 
     Raises:
@@ -131,12 +131,12 @@ def issue(authority: Path, subject: Subject, *, target: Path) -> Path:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """A file that nobody but its owner can read, at no moment, complete or not there."""
+    """Writes a file atomically; only its owner can read it."""
     _write(path, data, mode=0o600)
 
 
 def write_public(path: Path, data: bytes) -> None:
-    """The same for what everyone may read."""
+    """Writes a public file atomically."""
     _write(path, data, mode=0o644)
 
 
@@ -204,7 +204,7 @@ def _pem_of_key(key: EllipticCurvePrivateKey) -> bytes:
 
 
 def _authority_usage(x509: Any) -> Any:
-    """Signs certificates and nothing else."""
+    """The key usage of an authority."""
     others = dict.fromkeys(
         (
             "digital_signature",

@@ -1,8 +1,7 @@
-"""The id of the request that is being served, by which its lines in all nodes' logs are found.
+"""The id of the current request, by which its lines in the logs of all nodes can be found.
 
-The client makes it up, calls carry it from node to node, and errors bring it back. It is kept in
-the context of the running task, which tasks and threads made by asyncio inherit; nothing but logs
-and errors' details looks at it.
+The client creates it, calls carry it from node to node, and errors return it. It is stored in the
+context of the task, which tasks and threads of asyncio inherit.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from contextvars import ContextVar
 
 METADATA_KEY = "galileo-request"
 DETAIL = "request"
-"""Under which errors' details have it."""
+"""Its key in the details of errors."""
 _SOUND = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 _current: ContextVar[str] = ContextVar("galileo_request", default="")
 
 
 def current() -> str:
-    """Of the request that this task serves; empty where it serves none."""
+    """The id of the current request; empty if there is none."""
     return _current.get()
 
 
@@ -30,18 +29,18 @@ def new_id() -> str:
 
 
 def sound(text: str | None) -> str:
-    """An id as it came from elsewhere; a new one where that is none, or could disturb a log."""
+    """Validates a received id; returns a new one if it is invalid."""
     return text if text and _SOUND.fullmatch(text) else new_id()
 
 
 def begin(request: str) -> None:
-    """From here on this task serves `request`."""
+    """Sets the current request of this task."""
     _current.set(request)
 
 
 @contextmanager
 def serving(request: str = "") -> Iterator[str]:
-    """Serves `request` within, or what is served already, or else a new one."""
+    """Serves `request` in the block; by default the current request or a new one."""
     token = _current.set(request or current() or new_id())
     try:
         yield current()

@@ -1,8 +1,7 @@
-"""Spans: what is done for a request, from when to when, in all processes that have a part in it.
+"""Spans: the duration and parent of each operation of a request, across processes.
 
-A span has a parent, which may be in another process; the ids of both travel as W3C trace context,
-the text `traceparent`, in the metadata of calls. Nothing is recorded until somebody hands in a
-recorder (`galileo.tracing` has one), and until then a span costs a look at one name.
+The ids of a span and its trace travel as W3C trace context (`traceparent`) in the metadata of
+calls. Without a recorder (`galileo.tracing` provides one) a span costs one attribute access.
 """
 
 from __future__ import annotations
@@ -24,31 +23,31 @@ Kind: TypeAlias = Literal["inside", "client", "server"]
 
 
 class Span(Protocol):
-    """One that has begun.
+    """A started span.
 
     Attributes:
-        traceparent: by which others name it as their parent.
+        traceparent: its id as W3C trace context, for child spans.
     """
 
     @property
     def traceparent(self) -> str: ...
 
     def note(self, name: str, fact: Fact) -> None:
-        """Adds what became known while it went on."""
+        """Adds an attribute."""
         ...
 
     def end(self, *, error: str = "", ended_ns: int | None = None) -> None:
-        """Ends it.
+        """Ends the span.
 
         Args:
-            error: why it came to nothing.
-            ended_ns: since 1970; now where it is None.
+            error: the reason of a failure.
+            ended_ns: nanoseconds since 1970; now by default.
         """
         ...
 
 
 class Recorder(Protocol):
-    """Records spans; `galileo.tracing`. Whatever becomes of them, it neither raises nor waits."""
+    """Records spans (`galileo.tracing`); neither raises nor blocks."""
 
     def begin(
         self, name: str, *, parent: str, kind: Kind, begun_ns: int | None, facts: dict[str, Fact]
@@ -56,7 +55,7 @@ class Recorder(Protocol):
 
 
 class _Recorders:
-    """The one of this process, if there is any."""
+    """The recorder of this process, if any."""
 
     __slots__ = ("one",)
 
@@ -68,7 +67,7 @@ _RECORDERS = _Recorders()
 
 
 def record_with(recorder: Recorder | None) -> None:
-    """From here on this process records; None: not any more."""
+    """Sets the recorder of this process; None stops recording."""
     _RECORDERS.one = recorder
 
 
@@ -77,23 +76,23 @@ def is_on() -> bool:
 
 
 def current() -> str:
-    """The `traceparent` of the span that this task is in; empty where it is in none."""
+    """The `traceparent` of the current span; empty if there is none."""
     return _current.get()
 
 
 def sound(text: str | None) -> str:
-    """A `traceparent` as it came from elsewhere; empty where it is none."""
+    """Validates a received `traceparent`; empty if it is invalid."""
     return text if text and _SOUND.fullmatch(text) else ""
 
 
 def trace_id() -> str:
-    """Of the trace that this task is in; empty where it is in none."""
+    """The id of the current trace; empty if there is none."""
     return _current.get()[3:35]
 
 
 @contextmanager
 def inside(traceparent: str) -> Iterator[None]:
-    """Within, spans have this parent."""
+    """Sets the parent of spans in the block."""
     token = _current.set(traceparent)
     try:
         yield
@@ -104,9 +103,9 @@ def inside(traceparent: str) -> Iterator[None]:
 def span(
     name: str, *, kind: Kind = "inside", waited_s: float = 0.0, **facts: Fact
 ) -> AbstractContextManager[Span]:
-    """A span for what is done within; its child where that is in one, else the first of a trace.
+    """Records the block as a child of the current span, or as the root of a new trace.
 
-    It begins `waited_s` before now.
+    The span begins `waited_s` before now.
     """
     if _RECORDERS.one is None:
         return _NOTHING
@@ -114,14 +113,14 @@ def span(
 
 
 def child(name: str, *, kind: Kind = "inside", **facts: Fact) -> AbstractContextManager[Span]:
-    """The same, but only where what is done is in a span already."""
+    """Like `span`, but only within a span."""
     if _RECORDERS.one is None or not _current.get():
         return _NOTHING
     return _Recorded(_RECORDERS.one, name, kind, facts)
 
 
 def begun(name: str, *, kind: Kind = "inside", **facts: Fact) -> Span | None:
-    """A child that is ended by hand, and in which nothing is; None where `child` does nothing."""
+    """Starts a child span to `end` explicitly; None without a recorder or current span."""
     if _RECORDERS.one is None or not _current.get():
         return None
     return _RECORDERS.one.begin(
@@ -130,14 +129,14 @@ def begun(name: str, *, kind: Kind = "inside", **facts: Fact) -> Span | None:
 
 
 def record(name: str, *, parent: str, took_s: float, error: str = "", **facts: Fact) -> None:
-    """Records what is over by now.
+    """Records a span that ends now.
 
     Args:
         name: of the span.
-        parent: its `traceparent`; empty for the first of a trace.
-        took_s: how long it took until now.
-        error: why it came to nothing.
-        facts: about it.
+        parent: `traceparent` of its parent; empty for the root of a trace.
+        took_s: its duration.
+        error: the reason of a failure.
+        facts: its attributes.
     """
     if _RECORDERS.one is None:
         return
@@ -149,7 +148,7 @@ def record(name: str, *, parent: str, took_s: float, error: str = "", **facts: F
 
 
 class _Nothing:
-    """In place of a span where nothing is recorded."""
+    """A span that is not recorded."""
 
     __slots__ = ()
     traceparent = ""
@@ -158,13 +157,13 @@ class _Nothing:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """There is nothing to end."""
+        """Does nothing."""
 
     def note(self, name: str, fact: Fact) -> None:
-        """Nobody asks."""
+        """Does nothing."""
 
     def end(self, *, error: str = "", ended_ns: int | None = None) -> None:
-        """It never began."""
+        """Does nothing."""
 
 
 _NOTHING = _Nothing()
@@ -202,6 +201,6 @@ class _Recorded:
 
 
 def _leave(token: Token[str]) -> None:
-    # What closes a generator may be another task than the one that began it.
+    # A generator may be closed by another task than the one that started it.
     with contextlib.suppress(ValueError):
         _current.reset(token)

@@ -1,11 +1,11 @@
 """Admission of calls: bounds on the calls and request bytes that one process handles at a time.
 
-A call is admitted before its request is read, and what is not read takes no memory here: HTTP/2
-makes the sender wait. A request in bulk counts with the most that its method takes until it has
-arrived, and from then on with what it has, to the end of the call. Any other counts once it has
-arrived, in a room of its own: so uploads that never come to an end keep nobody from asking. Of
-answers that may be large there are so many at a time, in the order in which they are asked for.
-Which principal may have how much of all this is decided elsewhere.
+A call is admitted before its request is read; an unread request needs no memory here, because
+HTTP/2 flow control stops the sender. A bulk request reserves the largest size of its method until
+it was received, then its actual size until the end of the call. Other requests reserve their size
+after they were received, from a separate budget, so that slow uploads do not block queries. The
+number of large responses at a time is bounded; they wait in order. Quotas of principals are checked
+elsewhere.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from galileo.wire.v1.policy_pb2 import Policy
 from galileo.wire.zero_copy import has_more_fields
 
 CALLS_MAX = 16_384
-"""Calls of one process at a time; a reader that watches is one of them."""
+"""Concurrent calls of a process, streams included."""
 SMALL_REQUEST_BYTES_MAX = 1 << 20
-"""Of a request whose method's policy names no other size."""
+"""Request size of methods whose policy names no other."""
 QUERY_REQUEST_BYTES_MAX = 8 << 20
-"""Of one with a query, which has a million characters at most, a token, or an archive."""
+"""Request size of methods with a query (up to a million characters), token or archive."""
 FIELDS_MAX = 262_144
-"""Of a request of more than a megabyte; an empty field of two bytes may become an object of 128."""
+"""Fields of a request above 1 MB; an empty field of 2 bytes can become an object of 128."""
 REQUESTS_BYTES_MAX = 512 << 20
-"""Of requests at a time, of the methods that bring nothing in bulk."""
+"""Total size of concurrent requests that are not bulk requests."""
 BULK_BYTES_MAX = 4 << 30
-"""Of those that do, where the machine has four times as much."""
+"""Total size of concurrent bulk requests; at most a quarter of the memory."""
 ROOM_WITHIN_S = 20.0
-"""A call that finds no room waits for so long."""
+"""Longest wait of a call for admission."""
 ARRIVES_WITHIN_S = 60.0
-"""A request that is not there by then is given up."""
+"""Longest time to receive a request."""
 RETRY_AFTER_S = 1.0
 ANSWERS_MAX = 256
-"""Queries that are answered at a time."""
+"""Concurrent queries."""
 READINGS_MAX = 64
-"""Answers with observations at a time; each holds some megabytes while its reader is slow."""
+"""Concurrent responses with observations; each holds some MB while its reader is slow."""
 GIVES_WAY_S = 10.0
-"""A reader that takes nothing for so long gives way to one that waits."""
+"""Time without progress after which a reader is evicted for a waiting one."""
 
 _REQUEST_BYTES_MAX = {
     policy_pb2.SMALL: SMALL_REQUEST_BYTES_MAX,
@@ -62,12 +62,12 @@ _REQUEST_BYTES_MAX = {
 _DEFAULT = policy_pb2.Policy()
 
 Handler = Any
-"""A `grpc.RpcMethodHandler`: a named tuple whose type grpc keeps to itself."""
+"""A `grpc.RpcMethodHandler`; its type is private."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
-    """What a process takes on; see the constants above."""
+    """Bounds of a process; see the constants above."""
 
     calls_max: int = CALLS_MAX
     requests_bytes_max: int = REQUESTS_BYTES_MAX
@@ -81,14 +81,14 @@ class AdmissionOptions:
 
 @dataclass(slots=True)
 class _WeightedSemaphore:
-    """Bytes for requests, or places for answers, given in the order in which they are asked for."""
+    """A semaphore with weights that grants in order of the requests."""
 
     most: int
     taken: int = 0
     waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
 
     async def take(self, size: int, *, within_s: float) -> bool:
-        """Whether there was room in time; it is taken then."""
+        """Acquires `amount`; returns False on a timeout."""
         if self.take_now(size):
             return True
         granted = asyncio.get_running_loop().create_future()
@@ -97,7 +97,7 @@ class _WeightedSemaphore:
             async with asyncio.timeout(within_s):
                 await granted
         except TimeoutError:
-            # Both may come at once: what was granted is taken.
+            # Grant and timeout may coincide: the grant counts.
             return granted.done() and not granted.cancelled()
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
@@ -106,7 +106,7 @@ class _WeightedSemaphore:
         return True
 
     def take_now(self, size: int) -> bool:
-        """Whether there is room at once, and nobody waits for it; it is taken then."""
+        """Acquires `amount` without waiting; returns False if it is not free or others wait."""
         if self.waiting or self.taken + size > self.most:
             return False
         self.taken += size
@@ -128,12 +128,12 @@ class _WeightedSemaphore:
 
 @dataclass(slots=True, eq=False)
 class StreamSlot:
-    """One answer with observations.
+    """The slot of one response with observations.
 
     Attributes:
-        task: of its call.
-        stalled_at: since when its reader has not taken what it was sent; None: it has.
-        gives_way: it is about to end.
+        task: the task of its call.
+        stalled_at: when its reader stopped receiving; None while it receives.
+        gives_way: whether it is being evicted.
     """
 
     task: asyncio.Task[Any]
@@ -142,7 +142,7 @@ class StreamSlot:
 
 
 class StreamSlots:
-    """So many answers with observations at a time; who does not read gives way to who waits."""
+    """Slots for responses with observations; stalled readers are evicted for waiting ones."""
 
     def __init__(self, most: int, *, gives_way_s: float) -> None:
         self._room = _WeightedSemaphore(most)
@@ -150,7 +150,7 @@ class StreamSlots:
         self._running: set[StreamSlot] = set()
 
     async def begin(self, *, within_s: float) -> StreamSlot | None:
-        """A reading of this task; None where none has ended or given way in time."""
+        """Acquires a slot for this task; None on a timeout."""
         task = asyncio.current_task()
         assert task is not None, "calls are tasks"
         if not (self._room.take_now(1) or await self._waited(within_s)):
@@ -165,7 +165,7 @@ class StreamSlots:
         self._room.give_back(1)
 
     async def _waited(self, within_s: float) -> bool:
-        """Whether there was room in time. Who asks again would wait behind who came later."""
+        """Waits for a slot; returns False on a timeout. Keeps the position in the queue."""
         async with asyncio.TaskGroup() as group:
             looking = group.create_task(self._look())
             try:
@@ -179,7 +179,7 @@ class StreamSlots:
             self._end_stalled()
 
     def _end_stalled(self) -> None:
-        """Ends the one whose reader has taken nothing for longest; one after the other."""
+        """Evicts the reader that has stalled for longest, one at a time."""
         if any(one.gives_way for one in self._running):
             return
         stalled = [(one.stalled_at, one) for one in self._running if one.stalled_at is not None]
@@ -193,17 +193,17 @@ class StreamSlots:
 
 @dataclass(slots=True)
 class _Reservation:
-    """What one call has of a room."""
+    """The reservation of one call."""
 
     room: _WeightedSemaphore
     size: int
     arriving: asyncio.TimerHandle | None = None
 
     def arrived(self, size: int) -> None:
-        """From now on it counts with what it has.
+        """Replaces the reservation by the actual size.
 
         Raises:
-            Overloaded: it did not count until now, and there is no room for it.
+            Overloaded: there was no reservation, and there is no room.
         """
         self._stop_waiting()
         if size > self.size:
@@ -229,21 +229,21 @@ class _Reservation:
 
 @dataclass(frozen=True, slots=True)
 class _Unreadable:
-    """In place of a request: why there is none."""
+    """The error of a request that could not be read, in its place."""
 
     error: GalileoError
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A request and how many bytes it had."""
+    """A request and its size in bytes."""
 
     request: Any
     size: int
 
 
 class AdmissionController(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Has a server take on no more than this; wants to be the first of its interceptors."""
+    """Admits calls; must be the first interceptor of a server."""
 
     def __init__(self, options: AdmissionOptions | None = None) -> None:
         self._options = chosen = options or AdmissionOptions()
@@ -259,12 +259,12 @@ class AdmissionController(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     @property
     def calls(self) -> int:
-        """Under way."""
+        """The number of active calls."""
         return self._calls
 
     @property
     def requests_bytes(self) -> int:
-        """Of all requests, those that are expected included."""
+        """Bytes of all requests, reservations included."""
         return self._small.taken + self._bulk.taken
 
     async def intercept_service(
@@ -274,7 +274,7 @@ class AdmissionController(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> Handler:
         method = handler_call_details.method
         if not method.startswith(OWN_SERVICES):
-            # Health checks and reflection: they write their streams in another way.
+            # Health checks and reflection write their streams in another way.
             return await continuation(handler_call_details)
         policy = POLICIES.get(method, _DEFAULT)
         if policy.heartbeat:
@@ -297,7 +297,7 @@ class AdmissionController(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return _bounded(handler, method, charge, reading)
 
     def _count(self) -> None:
-        """Until the task of this call ends, however it ends."""
+        """Counts a call until its task ends."""
         self._calls += 1
         task = asyncio.current_task()
         assert task is not None, "interceptors run in the task of their call"
@@ -308,7 +308,7 @@ class AdmissionController(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _charged(room: _WeightedSemaphore, size: int, *, arrives_within_s: float) -> _Reservation:
-    """A charge that ends with this task, which is ended itself where its request does not come."""
+    """A reservation until the end of this task, which is cancelled if no request is received."""
     charge, task = _Reservation(room, size), asyncio.current_task()
     assert task is not None, "interceptors run in the task of their call"
     task.add_done_callback(lambda _: charge.end())
@@ -320,7 +320,7 @@ def _charged(room: _WeightedSemaphore, size: int, *, arrives_within_s: float) ->
 def _bounded(
     handler: Handler, method: str, charge: _Reservation | None, reading: StreamSlot | None = None
 ) -> Handler:
-    """The handler, with requests that are looked at before they are decoded."""
+    """Wraps a handler so that requests are checked before they are decoded."""
     if handler is None:
         return None
     decode = _decoder(handler.request_deserializer, method)
@@ -361,7 +361,7 @@ def _decoder(
 
 
 def _is_inflated(data: bytes, policy: Policy) -> bool:
-    """Whether a request has so many parts that they would take far more memory than it did."""
+    """Whether a request has so many fields that decoding would need far more memory."""
     is_small = len(data) <= SMALL_REQUEST_BYTES_MAX
     return not is_small and not policy.single_field and has_more_fields(data, FIELDS_MAX)
 
@@ -407,7 +407,7 @@ async def _count_in(charge: _Reservation | None, size: int, context: Any) -> Non
 def _of_stream(
     inner: Callable[..., Any], charge: _Reservation | None, *, is_streaming: bool
 ) -> Callable[..., Any]:
-    """Requests of a stream are small, come when they like, and are looked at one by one."""
+    """Wraps a streaming handler; checks each small request by itself."""
 
     async def each(reads: AsyncIterator[_Read | _Unreadable], context: Any) -> AsyncIterator[Any]:
         async for read in reads:
@@ -431,7 +431,7 @@ def _of_stream(
 
 
 def _refusing(why: str) -> Handler:
-    """Refuses without reading the request: whoever streams is asked for nothing."""
+    """Rejects a call without reading its request."""
 
     async def refused(_: Any, context: Any) -> NoReturn:
         message = f"this node {why}; try again shortly"

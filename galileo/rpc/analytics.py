@@ -1,4 +1,4 @@
-"""The exploration service: decode, one call, encode."""
+"""The analytics service: decode, one call, encode."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from galileo.wire.v1 import analytics_pb2, analytics_pb2_grpc
 from galileo.wire.value_json import values_from_json
 
 CHILDREN = 10_000
-"""Children of a page where nothing else is asked for."""
+"""Default number of children of a page."""
 DISTANCE = "distance_m"
 
 _Asking: TypeAlias = (
@@ -182,14 +182,14 @@ def _head(
 
 
 def _rows(table: pa.Table) -> Iterator[analytics_pb2.AnalyticsPart]:
-    """At least one, so that the columns are known."""
+    """Chunks of a table; at least one, which carries the columns."""
     chunks = table_chunks(table, ROWS_PER_MESSAGE) if len(table) else [to_ipc(table)]
     for chunk in chunks:
         yield analytics_pb2.AnalyticsPart(rows=chunk)
 
 
 def _measured(found: Neighbours) -> pa.Table:
-    """The observations with their distances in a last column, whose name no feature has."""
+    """Adds the distances as last column, under a name that no feature has."""
     name = DISTANCE
     while name in found.observations.column_names:
         name += "_"

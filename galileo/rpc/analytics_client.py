@@ -35,7 +35,7 @@ from galileo.wire.value_json import values_to_json
 
 
 class GrpcAnalyticsPeer:
-    """Asks other nodes about their share."""
+    """Calls analytics of other nodes."""
 
     def __init__(self, peers: GrpcPeers) -> None:
         self._peers = peers

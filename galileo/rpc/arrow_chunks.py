@@ -10,9 +10,9 @@ from galileo.wire.codec import LABELS_PER_MESSAGE, ROWS_PER_MESSAGE, table_chunk
 from galileo.wire.zero_copy import stream_of
 
 CHUNK_ROWS_MIN = 32_768
-"""Chunks with fewer rows are put together, which costs readers less than many small batches."""
+"""Smaller chunks are combined, because readers handle many small batches slowly."""
 INLINE_ROWS_MAX = 2_048
-"""Rows that are encoded sooner than a thread is found."""
+"""Rows up to which encoding is faster than a switch to a thread."""
 
 
 async def label_messages(table: pa.Table) -> list[bytes]:

@@ -21,7 +21,7 @@ from galileo.wire.v1 import continuous_pb2
 PART_BYTES = 1 << 20
 UPDATES_PER_PART = 2_000
 ENTRY_BYTES = 10
-"""Of a CCQ in a sheet, about."""
+"""Approximate size of a CCQ in a shared update."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ class Piece:
 
     Attributes:
         data: the pack; the same object for all CCQs that share it.
-        rows: which of it; None: all.
+        rows: the relevant rows; None for all.
     """
 
     data: bytes
@@ -39,7 +39,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ManyUpdate:
-    """What is new for the CCQ at a `place` of the request, or where to ask, or what is wrong."""
+    """The update of the CCQ at a `place` of the request, its coordinator, or its error."""
 
     place: int
     ccq_id: str
@@ -61,12 +61,12 @@ class ManyUpdate:
 
 @dataclass(slots=True, eq=False)
 class Sheet:
-    """What is new for CCQs that have all but their labels in common.
+    """The update of CCQs that differ only in their labels.
 
     Attributes:
-        cursor: of their tokens, which the reader makes.
-        places: of the CCQs in the request.
-        packs: that hold the labels of each; those are `counts` rows from row `starts` on.
+        cursor: of their tokens, which the reader builds.
+        places: the positions of the CCQs in the request.
+        packs: the packs with the labels of each, in `counts` rows from row `starts` on.
     """
 
     cursor: Cursor
@@ -82,7 +82,7 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ManyFetched:
-    """`is_cut`: some CCQs were not looked at, since there was no room."""
+    """`is_cut`: whether some CCQs were left out for lack of room."""
 
     updates: Sequence[ManyUpdate]
     is_cut: bool
@@ -90,7 +90,7 @@ class ManyFetched:
 
 
 class ManyParts:
-    """Makes the messages of one answer."""
+    """Builds the messages of one answer."""
 
     def __init__(self) -> None:
         self._part = continuous_pb2.FetchManyPart()
@@ -175,10 +175,10 @@ class ManyParts:
 
 
 def given_tokens(request: continuous_pb2.FetchManyRequest) -> Sequence[str | Cursor]:
-    """The token of each CCQ, or the cursor that it would be made of.
+    """The token or cursor of each CCQ of a request.
 
     Raises:
-        InputError: cursors and CCQs do not pair up.
+        InputError: the numbers of cursors and CCQs differ.
     """
     if not request.stands:
         return request.tokens

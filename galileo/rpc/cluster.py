@@ -1,4 +1,4 @@
-"""The cluster service: datasets, status, topology, and the machines' mail."""
+"""The cluster service: datasets, status, topology and gossip."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.access import Principal
-from galileo.rpc.dropping import removed_to_pb
+from galileo.rpc.dataset_codec import removed_to_pb, report_to_pb
 from galileo.rpc.error_mapping import Context, unary
 from galileo.rpc.identity import Identify, anonymous
 from galileo.rpc.peers import GrpcPeers
-from galileo.rpc.retention import report_to_pb
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 
 class PeerInbox(Protocol):
-    """Where heartbeats and machines' messages arrive; `server.peer_messaging` implements it."""
+    """Receives heartbeats and machine messages; `server.peer_messaging` implements it."""
 
     async def receive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply: ...
 

@@ -34,12 +34,12 @@ from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
 WAIT_MAX_S = 60.0
 PART_BYTES = 1 << 20
-"""Packed labels go into one message up to about so many bytes."""
+"""Approximate size of a message with packed labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What a client asks for; times in seconds."""
+    """A submission of a client; times in seconds."""
 
     ccq_id: str
     dataset: str
@@ -55,7 +55,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class CcqInfo:
-    """A CCQ as people see it."""
+    """The description of a CCQ for clients."""
 
     id: str
     dataset: str
@@ -75,9 +75,9 @@ class CcqInfo:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """`labels` is the initial result; `token` says so to the next fetch.
+    """The reply to a submission: `labels` is the initial result, `token` stands after it.
 
-    `windows` is what they do to the windows of the CCQ; None: it has none.
+    `windows` are the changes of the CCQ's windows; None if it has none.
     """
 
     ccq: CcqInfo
@@ -88,7 +88,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedLater:
-    """A CCQ of many; its token stands at the beginning, before what matches already."""
+    """The reply to one of many submissions; its token stands before existing matches."""
 
     ccq: CcqInfo
     token: str
@@ -96,21 +96,21 @@ class SubmittedLater:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What is new for a client.
+    """An update for a client.
 
     Attributes:
         schema_json: of the dataset.
         query_json: of the CCQ.
-        packed: the labels, as `galileo.packing` packs them.
-        cursor: of the token: up to where the labels reach.
-        missing: partitions that could not be considered.
-        frontier: how far the CCQ is evaluated; `age_s`: for how long it has been.
-        interval_s: at which it is evaluated now; 0 where that is not known.
-        more: whether a further fetch has more at once.
-        gone: up to the cursor, what retention dropped before it was evaluated.
-        windows: what the labels do to the windows of the CCQ; None: it has none.
-        kept: by its place in `packed`, the rows of a pack that count, where they are not all.
-        coordinator_address: of the node that knew all this, where it is another.
+        packed: the labels, encoded by `galileo.packing`.
+        cursor: of the token: the end of the labels.
+        missing: partitions that could not be evaluated.
+        frontier: the evaluated cursor; `age_s`: its age.
+        interval_s: the present interval of evaluations; 0 if unknown.
+        more: whether another fetch has more labels now.
+        gone: commits up to the cursor that retention dropped before they were evaluated.
+        windows: changes of the CCQ's windows; None if it has none.
+        kept: by index in `packed`, the relevant rows of a pack, if not all.
+        coordinator_address: of the coordinator, if it is another node.
     """
 
     schema_json: str
@@ -131,12 +131,12 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class CachedRange:
-    """What a node keeps of a CCQ that it gave away.
+    """A part of a handed-off cache.
 
     Attributes:
-        data: the labels, as `galileo.ccq.pack_codec` has them; empty: none.
-        reached: how far they go.
-        gone: up to there, what retention dropped before it was evaluated.
+        data: the labels, encoded by `galileo.ccq.pack_codec`; empty for none.
+        reached: the end of the labels.
+        gone: commits up to there that retention dropped before they were evaluated.
     """
 
     data: bytes
@@ -145,7 +145,7 @@ class CachedRange:
 
 
 class CcqApi(Protocol):
-    """What a node offers about CCQs; `server.continuous` implements it."""
+    """Operations of a node on CCQs; `server.continuous` implements them."""
 
     async def submit(self, submission: Submission) -> Submitted: ...
 
@@ -385,7 +385,7 @@ def _head(labels: LabelSet) -> continuous_pb2.SubmitHead:
 
 
 def _packed_parts(fetched: Fetched) -> Iterator[continuous_pb2.FetchPart]:
-    """Small packs together, so that many of them are not as many messages."""
+    """Combines small packs into one message."""
     part, size = continuous_pb2.FetchPart(), 0
     for number, data in enumerate(fetched.packed):
         if number in fetched.kept:
@@ -401,7 +401,7 @@ def _packed_parts(fetched: Fetched) -> Iterator[continuous_pb2.FetchPart]:
 
 
 def _arrow_parts(fetched: Fetched) -> list[continuous_pb2.FetchPart]:
-    """For readers that do not know our packing."""
+    """Labels as Arrow IPC, for readers without our packing."""
     schema = Schema.from_json(fetched.schema_json).label_schema
     tables = [
         kept_rows(unpack(data, schema), fetched.kept.get(number))
@@ -415,7 +415,7 @@ def _arrow_parts(fetched: Fetched) -> list[continuous_pb2.FetchPart]:
 def _framed(
     parts: list[continuous_pb2.FetchPart], fetched: Fetched
 ) -> list[continuous_pb2.FetchPart]:
-    """The parts with head and tail."""
+    """The parts of an update, with head and tail."""
     head, tail = parts[0].head, parts[-1].tail
     head.schema_json, head.query_json = fetched.schema_json, fetched.query_json
     tail.token, tail.age_s, tail.more = fetched.token, fetched.age_s, fetched.more

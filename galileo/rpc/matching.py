@@ -1,4 +1,4 @@
-"""Between match tasks and their messages."""
+"""Codec of match tasks."""
 
 from __future__ import annotations
 

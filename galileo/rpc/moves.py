@@ -1,4 +1,4 @@
-"""The moves service, and its calls to other nodes."""
+"""The partition services, and their client for calls between nodes."""
 
 from __future__ import annotations
 

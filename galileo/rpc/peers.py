@@ -1,4 +1,4 @@
-"""Calls to other nodes over gRPC: what `node.peers.Peers` promises, and the machines' mail."""
+"""Calls to other nodes over gRPC: implements `node.peers.Peers` and gossip."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from galileo.node.peers import (
     UploadedSampler,
 )
 from galileo.packing.arrow_streams import read_stream
-from galileo.rpc.dropping import removed_from_pb
-from galileo.rpc.retention import report_from_pb
+from galileo.rpc.dataset_codec import removed_from_pb, report_from_pb
 from galileo.rpc.samplers import sampler_from_pb, sampler_to_pb
 from galileo.samplers import observed_schema
 from galileo.wire.channel import Channels
@@ -60,9 +59,9 @@ COMMIT_TIMEOUT_S = 30.0
 SCAN_TIMEOUT_S = 60.0
 DROP_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 60.0
-"""For the next part of a stream; a reader of ours that is slow takes no time of it."""
+"""Timeout of the next part of a stream, without the time of a slow local reader."""
 STREAM_TIMEOUT_S = 86_400.0
-"""For all of a stream."""
+"""Timeout of a whole stream."""
 STAND_TIMEOUT_S = 60.0
 EXPLORE_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 5.0
@@ -70,13 +69,13 @@ EXCHANGE_TIMEOUT_S = 2.0
 RETENTION_TIMEOUT_S = 300.0
 SAMPLER_TIMEOUT_S = 10.0
 MOVE_TIMEOUT_S = 120.0
-"""Of one call of a move, such as the checksum of a large file."""
+"""Timeout of one call of a move, such as the checksum of a large file."""
 MOVE_SILENT_S = 1_800.0
-"""Between two signs of progress of a move, such as while a large partition is opened."""
+"""Timeout between two progress messages of a move."""
 
 
 class GrpcPeers:
-    """Keeps one channel to each other node; refuses at once to call one that is held dead."""
+    """Clients of the other nodes, one channel each; calls of dead nodes fail at once."""
 
     def __init__(
         self,
@@ -93,10 +92,10 @@ class GrpcPeers:
         await self._channels.close()
 
     def address(self, node: str) -> str:
-        """Where a node listens.
+        """The address of a node.
 
         Raises:
-            Unavailable: this node's files do not name it; others' may, where it was added.
+            Unavailable: this node's configuration does not name it, unlike that of others.
         """
         found = self._topology.current.by_name.get(node)
         if found is None:
@@ -147,7 +146,7 @@ class GrpcPeers:
                 yield from_ipc(part.observations, columns)
 
     async def stand(self, node: str, dataset: str, texts: Sequence[str]) -> None:
-        """Has a node index standing queries."""
+        """Registers continuous queries at a node."""
         request = peers_pb2.RegisterQueriesRequest(dataset=dataset, queries_json=texts)
         await self._call(
             node, peers_pb2_grpc.PeerStorageStub, "RegisterQueries", request, STAND_TIMEOUT_S
@@ -244,7 +243,7 @@ class GrpcPeers:
     async def move(
         self, node: str, request: partitions_pb2.MoveRequest
     ) -> AsyncGenerator[partitions_pb2.MoveProgress, None]:
-        """Has a node take a partition over."""
+        """Moves a partition to a node."""
         stream = self._stream(
             node, partitions_pb2_grpc.PartitionsStub, "Move", request, MOVE_SILENT_S
         )
@@ -253,13 +252,13 @@ class GrpcPeers:
                 yield part
 
     async def moving(self, node: str, method: str, request: Any) -> Any:
-        """The reply of a node to a call about one of its partitions."""
+        """Calls a node about one of its partitions."""
         return await self._call(
             node, migration_pb2_grpc.MigrationStub, method, request, MOVE_TIMEOUT_S
         )
 
     async def exchange(self, node: str, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
-        """Heartbeats and machines' messages; also to a node held dead, to find it alive."""
+        """Sends gossip, also to dead nodes, so that a restarted one is detected."""
         reply: peers_pb2.GossipReply = await self._call(
             node,
             peers_pb2_grpc.PeerClusterStub,
@@ -281,13 +280,13 @@ class GrpcPeers:
     async def held(
         self, node: str, request: peers_pb2.ReadHandedOffCacheRequest
     ) -> AsyncIterator[peers_pb2.HandedOffCachePart]:
-        """What a node keeps of a CCQ that it gave away."""
+        """Reads a handed-off cache of a node."""
         stub = peers_pb2_grpc.PeerContinuousStub
         async for part in self._stream(node, stub, "ReadHandedOffCache", request, CALL_TIMEOUT_S):
             yield part
 
     async def explore(self, node: str, method: str, request: Any) -> Any:
-        """The reply of the exploration service to a call that has one."""
+        """Calls a unary method of the analytics service."""
         return await self._call(
             node, analytics_pb2_grpc.AnalyticsStub, method, request, EXPLORE_TIMEOUT_S
         )
@@ -295,7 +294,7 @@ class GrpcPeers:
     async def explore_parts(
         self, node: str, method: str, request: Any
     ) -> AsyncGenerator[analytics_pb2.AnalyticsPart, None]:
-        """Its replies to a call that has several."""
+        """Calls a streaming method of the analytics service."""
         stub = analytics_pb2_grpc.AnalyticsStub
         stream = self._stream(node, stub, method, request, EXPLORE_TIMEOUT_S)
         async with aclosing(stream) as parts:

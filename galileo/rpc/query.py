@@ -1,4 +1,4 @@
-"""The query service: one query, asked once, its labels streamed."""
+"""The query service: runs one query and streams its labels."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from galileo.wire.codec import cursor_to_pb
 from galileo.wire.v1 import query_pb2, query_pb2_grpc
 
 ANSWERS_MAX = 256
-"""Answers that one node streams at a time; each holds a few pieces while its reader is slow."""
+"""Concurrent streams of a node; each holds a few chunks while its reader is slow."""
 RETRY_AFTER_S = 0.5
 HELD_BYTES_MAX = 64 << 10
-"""Labels of up to this size wait for what comes next, since a small answer is one message."""
+"""Labels up to this size are combined with the tail into one message."""
 
 
 class QueryServicer(query_pb2_grpc.QueryServicer):

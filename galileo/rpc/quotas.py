@@ -1,6 +1,6 @@
-"""Whose quotas are which, and what a query or a continuous query may be by them.
+"""Quotas of callers, and their checks for queries and continuous queries.
 
-What is used over time, calls and bytes, `galileo.rpc.rate_limit` counts.
+`galileo.rpc.rate_limit` limits calls and bytes over time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ UNBOUNDED = Quotas(
     vertices_max=NO_BOUNDS,
     calls_max=NO_BOUNDS,
 )
-"""Of nodes, for callers whose quotas another node has looked at."""
+"""Quotas of nodes, which call for clients whose quotas were checked elsewhere."""
 
 
 class QuotaResolver:
-    """What callers may use.
+    """Resolves the quotas of callers.
 
     Args:
-        default: of those who have no quotas of their own, nor by a role.
-        identify: says who calls.
+        default: quotas of principals without their own or their roles'.
+        identify: returns the caller.
     """
 
     def __init__(self, default: Quotas = UNBOUNDED, identify: Identify = anonymous) -> None:
@@ -38,7 +38,7 @@ class QuotaResolver:
         self._identify = identify
 
     def caller(self, context: Context) -> Quotas:
-        """Of who calls."""
+        """The quotas of the caller."""
         return self.of(self._identify(context))
 
     def of(self, principal: Principal) -> Quotas:
@@ -47,15 +47,15 @@ class QuotaResolver:
         return _with_own(self._default, principal.quotas) if principal.quotas else self._default
 
     def bounds(self, context: Context) -> Quotas | None:
-        """Of a client that has proved not to be a node; None for all others.
+        """The quotas of an authenticated client; None for other callers.
 
-        What nodes forward is looked at where it came in, and not again at each of them.
+        Forwarded calls were checked at the node that received them.
         """
         caller = self._identify(context)
         return None if caller.is_node else self.of(caller)
 
     def check_query(self, query: Query, context: Context) -> None:
-        """Raises QuotaExceeded where a query has more vertices than the caller's may."""
+        """Raises QuotaExceeded if a query has too many vertices."""
         check_vertices(query, self.caller(context))
 
 
@@ -77,7 +77,7 @@ def check_vertices(query: Query, quotas: Quotas) -> None:
 
 
 def check_times(interval_s: float, expiration_s: float, quotas: Quotas) -> None:
-    """Raises QuotaExceeded where a continuous query is evaluated too often, or lives too long."""
+    """Raises QuotaExceeded if an interval is too short or an expiration too late."""
     if interval_s < quotas.interval_min_s:
         raise exceeded(
             "interval_min_s",

@@ -36,8 +36,8 @@ class TokenBucket:
     """A token bucket that may be overdrawn.
 
     Args:
-        rate: a second.
-        monotonic: seconds.
+        rate: per second.
+        monotonic: clock in seconds.
     """
 
     def __init__(self, rate: float, monotonic: Callable[[], float]) -> None:
@@ -66,11 +66,11 @@ class TokenBucket:
 
 
 class PrincipalUsage:
-    """What one principal uses of this node.
+    """The usage of this node by one principal.
 
     Attributes:
-        calls: of it that are under way.
-        buckets: of those quotas that bound a rate, by name.
+        calls: its active calls.
+        buckets: token buckets of its rate quotas, by name.
     """
 
     def __init__(self, quotas: Quotas, *, name: str, monotonic: Callable[[], float]) -> None:
@@ -80,7 +80,7 @@ class PrincipalUsage:
         self.use(quotas)
 
     def use(self, quotas: Quotas) -> None:
-        """Has other bounds count from now on."""
+        """Replaces the quotas."""
         self.quotas = quotas
         self.buckets = {
             quota: TokenBucket(rate, self._monotonic)
@@ -89,22 +89,22 @@ class PrincipalUsage:
         }
 
     def begin(self, request: Any) -> float:
-        """Counts a call, which has to end; returns for how many seconds it has to wait.
+        """Counts a call until `end`; returns the seconds that it has to wait.
 
         Raises:
-            Throttled: it may not begin; nothing is counted.
+            Throttled: the call is rejected and not counted.
         """
         if self.calls >= self.quotas.calls_max:
             raise self._throttled("calls_max", self.quotas.calls_max, CALLS_RETRY_S)
-        wait_s = self.arrive(request) if self.buckets else 0.0
+        wait_s = self.charge_request(request) if self.buckets else 0.0
         self.calls += 1
         return wait_s
 
-    def arrive(self, request: Any, *, wait_max_s: float = WAIT_MAX_S) -> float:
-        """Takes what one request costs; returns for how many seconds it has to wait.
+    def charge_request(self, request: Any, *, wait_max_s: float = WAIT_MAX_S) -> float:
+        """Charges one request; returns the seconds that it has to wait.
 
         Raises:
-            Throttled: that were more than `wait_max_s`; nothing is taken.
+            Throttled: the wait exceeds `wait_max_s`; nothing is charged.
         """
         if not self.buckets:
             return 0.0
@@ -121,11 +121,11 @@ class PrincipalUsage:
         return wait_s
 
     def end(self) -> None:
-        """Of a call that has begun."""
+        """Ends a call."""
         self.calls -= 1
 
     def answer(self, reply: Any) -> float:
-        """Takes what one answer costs; returns for how many seconds the next has to wait."""
+        """Charges one response; returns the seconds that the next one has to wait."""
         bucket = self.buckets.get("bytes_out_per_s")
         if bucket is None:
             return 0.0
@@ -151,11 +151,11 @@ _RATES = {
 
 
 class Metering:
-    """The meters of all who call this node.
+    """The usage of all principals of this node.
 
     Args:
-        allowances: what each may use.
-        monotonic: seconds.
+        allowances: resolves quotas.
+        monotonic: clock in seconds.
     """
 
     def __init__(self, allowances: QuotaResolver, *, monotonic: Callable[[], float]) -> None:
@@ -178,7 +178,7 @@ class Metering:
         return found
 
     def meter_of(self, principal: Principal, method: str, request: Any) -> PrincipalUsage | None:
-        """Whose meter counts a call; None for what nodes do among themselves.
+        """The usage that counts a call; None for calls between nodes.
 
         Without authentication, calls between nodes are recognised by their methods and fields.
         """
@@ -198,10 +198,10 @@ class Metering:
 
 
 async def admit(meter: PrincipalUsage | None, request: Any, context: Context) -> Any:
-    """Waits for a call's turn, or refuses it; what was admitted has to `end`.
+    """Waits until a call may begin, or rejects it; `end` an admitted call.
 
     Returns:
-        The request; of a stream, what paces its requests.
+        The request; for a stream, an iterator that paces its requests.
     """
     if meter is None:
         return request
@@ -226,7 +226,7 @@ async def metered(
     *,
     context: Context,
 ) -> Any:
-    """The reply of a handler, whose call waits for its turn."""
+    """Runs a unary handler within the rate limits."""
     admitted = await admit(meter, request, context)
     if meter is None:
         return await handler(admitted, context)
@@ -245,7 +245,7 @@ async def metered_stream(
     *,
     context: Context,
 ) -> AsyncGenerator[Any, None]:
-    """The replies of a handler, whose call waits for its turn, and each of which for the next."""
+    """Runs a streaming handler within the rate limits; paces its replies."""
     admitted = await admit(meter, request, context)
     try:
         made = cast(AsyncGenerator[Any, None], handler(admitted, context))
@@ -260,16 +260,16 @@ async def metered_stream(
 
 
 async def _each(meter: PrincipalUsage, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """The requests of a stream, none of them too early."""
+    """Paces the requests of a stream."""
     async for request in requests:
-        wait_s = meter.arrive(request, wait_max_s=float("inf"))
+        wait_s = meter.charge_request(request, wait_max_s=float("inf"))
         if wait_s:
             await asyncio.sleep(wait_s)
         yield request
 
 
 def size_of(message: Any) -> int:
-    """Bytes of a message, nearly as they travel."""
+    """Approximate encoded size of a message."""
     if isinstance(message, Bulk):
         return int(message.head.ByteSize()) + int(message.observations.size)
     return message.ByteSize() if isinstance(message, Message) else 0

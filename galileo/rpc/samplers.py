@@ -1,4 +1,4 @@
-"""The service of sent samplers: decode, one call, encode."""
+"""The service of uploaded samplers: decode, one call, encode."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ InUse = Callable[[Principal], Mapping[str, Sequence[str]]]
 
 
 class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
-    """Answers about what users sent.
+    """Uploads, lists, returns and revokes samplers.
 
     Args:
-        samplers: of the node.
+        samplers: the sampler store of the node.
         in_use: the CCQs that use each digest and that the caller may see.
-        identify: says who calls.
+        identify: returns the caller.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
         self, request: samplers_pb2.UploadSamplerRequest, context: Context
     ) -> samplers_pb2.UploadSamplerReply:
         if not request.HasField("kept"):
-            # Who has proved a name does not choose another.
+            # An authenticated caller cannot choose another name.
             sent_by = self._identify(context).name or request.sent_by
             sent = await self._samplers.send(request.archive, sent_by=sent_by)
             return samplers_pb2.UploadSamplerReply(sampler=self._described(sent, context))

@@ -44,7 +44,7 @@ SCAN_REPLY_BYTES = 64 << 10
 
 
 def add_storage(servicer: StorageServicer, server: grpc.aio.Server) -> None:
-    """Has a server answer the service; methods with much in a message take it as a `Bulk`."""
+    """Adds the service to a server; bulk methods get their requests as `Bulk`."""
     storage_pb2_grpc.add_StorageServicer_to_server(servicer, server)
     peers_pb2_grpc.add_PeerStorageServicer_to_server(servicer, server)
     add_bulk_handlers(servicer, server)
@@ -163,7 +163,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             yield storage_pb2.ScanReply(parts=parts)
 
     async def _check_vertices(self, queries: Iterable[tuple[str, str]], context: Context) -> None:
-        """Of queries in methods that nodes call, too; whether they can be answered is not asked."""
+        """Checks quotas of queries in methods that nodes call, too."""
         quotas = self._allowances.bounds(context)
         if quotas is None:
             return
@@ -206,12 +206,12 @@ def _commit_range(request: storage_pb2.SelectRequest) -> CommitRange | None:
 
 
 def _is_full(parts: list[storage_pb2.ScanPart]) -> bool:
-    """Whether one message holds enough; a part of labels alone is large."""
+    """Whether a message is large enough to send."""
     return len(parts) >= SCAN_REPLY_PARTS_MAX or len(parts[-1].labels) >= SCAN_REPLY_BYTES
 
 
 def _observations(data: pa.Buffer) -> pa.Table:
-    """Any Arrow table; whether it fits the schema is the node's to say."""
+    """Decodes any Arrow table; the node checks the schema."""
     try:
         table = read_stream(data)
         table.validate(full=True)

@@ -10,7 +10,7 @@ from galileo.ccq.machine import Continuous
 from galileo.clock import Clock
 from galileo.election.messages import UsageStatistics
 from galileo.node.storage_node import StorageNode
-from galileo.rpc.retention import held_to_pb
+from galileo.rpc.dataset_codec import held_to_pb
 from galileo.server.cgroup_memory import memory
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.v1 import cluster_pb2

@@ -1,6 +1,6 @@
-"""Traces for OpenTelemetry, where somebody asks for them: this process' spans go to a collector.
+"""Export of spans to an OpenTelemetry collector.
 
-Importing this imports nothing of OpenTelemetry; it is an extra (`galileo-store[otel]`).
+Importing this package does not import OpenTelemetry, which is an extra (`galileo-store[otel]`).
 """
 
 from galileo.tracing.start import NO_TRACING, Tracing, TracingOptions, start_tracing, tracing

@@ -1,7 +1,7 @@
-"""Spans by OpenTelemetry's SDK, sent over OTLP by a thread of its own.
+"""A recorder of spans by OpenTelemetry's SDK, which exports them over OTLP in a thread of its own.
 
-Nobody waits for a collector: what is ended goes into a bounded queue, and is dropped where that is
-full. A collector that is away is told once in the log, and once when it is back.
+Ended spans enter a bounded queue and are dropped if it is full, so that a collector never delays
+requests. An unreachable collector is logged once, and once when it is back.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from galileo.spans import Fact, Kind
 from galileo.version import VERSION
 
 QUEUE_MAX = 4_096
-"""Spans that wait to be sent."""
-TOGETHER_MAX = 512
+"""Queued spans."""
+BATCH_MAX = 512
 DELAY_MS = 500
 EXPORT_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 3.0
@@ -52,19 +52,19 @@ class _Span:
 
 
 class Recording:
-    """The recorder of this process.
+    """Records the spans of this process.
 
     Args:
         address: `host:port` of the collector.
-        is_tls: whether it proves who it is, by a certificate that this machine trusts.
-        ratio: of the traces that begin here, recorded ones.
-        service, node: who tells it.
+        is_tls: whether to use TLS, with the certificates that this machine trusts.
+        ratio: the recorded share of traces that begin here.
+        service, node: resource attributes of this process.
     """
 
     def __init__(
         self, address: str, *, is_tls: bool, ratio: float, service: str, node: str
     ) -> None:
-        # What the SDK has to say is told below, once; it would say it with each attempt.
+        # `_LoggingExporter` logs failures once; the SDK would log each attempt.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         facts = {"service.name": service, "service.version": VERSION}
         if node:
@@ -77,10 +77,10 @@ class Recording:
         exporter = OTLPSpanExporter(endpoint=address, insecure=not is_tls, timeout=EXPORT_TIMEOUT_S)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                _Telling(exporter, address),
+                _LoggingExporter(exporter, address),
                 max_queue_size=QUEUE_MAX,
                 schedule_delay_millis=DELAY_MS,
-                max_export_batch_size=TOGETHER_MAX,
+                max_export_batch_size=BATCH_MAX,
                 export_timeout_millis=1e3 * EXPORT_TIMEOUT_S,
             )
         )
@@ -104,7 +104,7 @@ class Recording:
 
     def close(self) -> None:
         spans.record_with(None)
-        # The SDK waits for its exporter for as long as that likes.
+        # The SDK waits for its exporter without a timeout.
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_TIMEOUT_S)
@@ -122,26 +122,26 @@ def _parent(traceparent: str) -> trace.Span:
     )
 
 
-class _Telling(SpanExporter):
-    """Says when a collector goes away, and when it is back."""
+class _LoggingExporter(SpanExporter):
+    """Logs when a collector becomes unreachable, and when it is back."""
 
     def __init__(self, exporter: SpanExporter, address: str) -> None:
         self._exporter = exporter
         self._address = address
-        self._is_away = False
+        self._is_failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         try:
             result = self._exporter.export(spans)
         except Exception as error:
-            log.debug("spans were not sent", exc_info=error)
+            log.debug("cannot export spans", exc_info=error)
             result = SpanExportResult.FAILURE
-        is_away = result is not SpanExportResult.SUCCESS
-        if is_away and not self._is_away:
-            log.warning("the collector at %s does not take spans; they are dropped", self._address)
-        elif self._is_away and not is_away:
-            log.info("the collector at %s takes spans again", self._address)
-        self._is_away = is_away
+        is_failing = result is not SpanExportResult.SUCCESS
+        if is_failing and not self._is_failing:
+            log.warning("cannot export spans to %s; dropping them", self._address)
+        elif self._is_failing and not is_failing:
+            log.info("exporting spans to %s again", self._address)
+        self._is_failing = is_failing
         return result
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether and where to this process tells its spans."""
+"""Configuration and start of the OTLP span exporter."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from galileo.errors import ConfigError
 from galileo.optional_imports import library
 
 PORT = 4317
-"""Where collectors listen for OTLP over gRPC."""
+"""The default port of OTLP over gRPC."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracingOptions:
-    """The section [tracing] of a node's configuration, and what others choose about it.
+    """Options of tracing; the section [tracing] of a node's configuration.
 
     Attributes:
-        endpoint: of a collector that takes OTLP over gRPC, `http://host:4317`, or `https://` with
-            the certificates that this machine trusts; empty: nothing is recorded.
-        ratio: which part of the traces that begin here is recorded, 0 to 1. What belongs to a
-            trace that began elsewhere is recorded where that one is.
-        insecure: whether a collector on another machine may be spoken to without TLS.
+        endpoint: of a collector with OTLP over gRPC, `http://host:4317`, or `https://` with the
+            certificates that this machine trusts; empty disables tracing.
+        ratio: the recorded share of traces that begin here, 0 to 1. Spans of other traces are
+            recorded if their root is.
+        insecure: whether to allow a collector on another machine without TLS.
     """
 
     endpoint: str = ""
@@ -34,7 +34,7 @@ class TracingOptions:
     insecure: bool = False
 
     def check(self) -> None:
-        """Raises ConfigError where the values are none."""
+        """Raises ConfigError if a value is invalid."""
         if not 0 <= self.ratio <= 1:
             raise ConfigError(f"expected a tracing.ratio of 0 to 1, got {self.ratio}")
         if not self.endpoint:
@@ -43,7 +43,7 @@ class TracingOptions:
         if not (is_tls or self.insecure or _is_here(address)):
             raise ConfigError(
                 f"expected tracing.endpoint with https:// or on this machine, got "
-                f"{self.endpoint!r}: spans tell who asks what; set tracing.insecure = true to "
+                f"{self.endpoint!r}: spans contain requests; set tracing.insecure = true to "
                 "trust the network"
             )
 
@@ -52,18 +52,18 @@ NO_TRACING = TracingOptions()
 
 
 class Tracing(Protocol):
-    """What is recorded in this process, until it is closed."""
+    """The active recorder of this process."""
 
     def close(self) -> None:
-        """Sends what waits, and records no more; takes some seconds where nobody answers."""
+        """Exports queued spans and stops; takes some seconds if the collector is unreachable."""
         ...
 
 
 def collector_of(endpoint: str) -> tuple[str, bool]:
-    """`host:port` of a collector, and whether it is spoken to through TLS.
+    """Parses an endpoint into `host:port` and whether it uses TLS.
 
     Raises:
-        ConfigError: this is no endpoint.
+        ConfigError: the endpoint is invalid.
     """
     expected = ConfigError(
         f"expected a collector as http://host:{PORT} or https://host:{PORT}, got {endpoint!r}"
@@ -89,11 +89,11 @@ def _is_here(address: str) -> bool:
 
 
 def start_tracing(options: TracingOptions, *, service: str, node: str = "") -> Tracing | None:
-    """Has this process record its spans from here on; None where there is no endpoint.
+    """Starts recording the spans of this process; returns None without an endpoint.
 
     Args:
-        options: where to, and how many.
-        service: what this process is: "galileo-node", "galileo-evaluator", a client's own name.
+        options: endpoint and ratio.
+        service: the name of the service: "galileo-node", "galileo-evaluator", or a client's own.
         node: name of the node.
 
     Raises:
@@ -115,7 +115,7 @@ def start_tracing(options: TracingOptions, *, service: str, node: str = "") -> T
 
 @contextlib.contextmanager
 def tracing(options: TracingOptions, *, service: str, node: str = "") -> Iterator[None]:
-    """Has this process record its spans while the block runs; see `start_tracing`."""
+    """Records the spans of this process in the block; see `start_tracing`."""
     started = start_tracing(options, service=service, node=node)
     try:
         yield

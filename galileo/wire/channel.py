@@ -1,4 +1,4 @@
-"""Channels and servers with the limits that every connection of ours has."""
+"""Channels and servers with common limits, and request context on every call."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ KEEPALIVE_MS = 10_000
 PING_TIMEOUT_MS = 5_000
 RECONNECT_BACKOFF_MS = 300
 CONNECT_TIMEOUT_S = 3.0
-"""Of one attempt to connect, with the handshakes of TLS and HTTP/2."""
+"""Timeout of one attempt to connect, with the handshakes of TLS and HTTP/2."""
 STREAMS_MAX = 1_024
 CONNECTIONS_MAX = 4_096
-"""Of one process; at most half of the files that it may open, for the store needs some, too."""
+"""Connections of a process; at most half of its open files, because the store needs some."""
 HANDSHAKE_MS = 10_000
-"""Who has connected says so in HTTP/2, and with TLS proves who he is, within this time."""
+"""Timeout of the handshakes of TLS and HTTP/2 of an accepted connection."""
 IDLE_MS = 600_000
-"""A connection without a call is closed after so long; a channel opens another when it has one."""
+"""Time after which an unused connection is closed; the next call opens another."""
 IDENTITY_ONLY = 1
-"""Of gRPC's set of compressions: none. A few kilobytes could unpack to a whole message each."""
+"""The bit set of accepted compressions: none, as protection against decompression bombs."""
 LOOK_S = 1.0
-"""Between two looks at whether the files of keys were replaced."""
+"""Interval of checks for replaced key files."""
 RETIRED_MAX = 256
-"""Channels with old keys that are kept for what still runs over them."""
+"""Channels with replaced keys that are kept for active calls."""
 TOKEN_KEY = "authorization"
 TOKEN_SCHEME = "Bearer "
 
@@ -66,14 +66,14 @@ _OPENED = [
 
 
 class InstrumentedChannel:
-    """A channel whose calls carry the id of the request that they are made for, and a token.
+    """A channel whose calls carry the request id, the trace context and a token.
 
-    Interceptors would cost a task and several objects more with each call, and have no `read` of a
-    stream; call credentials carry no token without TLS.
+    It replaces interceptors, which cost a task and several objects per call and lack `read` of
+    streams, and call credentials, which carry no token without TLS.
 
     Args:
-        channel: of `grpc` or of `grpc.aio`; everything else of it is there unchanged.
-        token: that proves who calls; "" for none.
+        channel: of `grpc` or `grpc.aio`; its other attributes are unchanged.
+        token: the caller's token; "" for none.
     """
 
     def __init__(self, channel: Any, token: str = "") -> None:
@@ -127,7 +127,7 @@ def _recorded(
     metadata: Sequence[tuple[str, Any]],
     options: Mapping[str, Any],
 ) -> Any:
-    """The call in a span of its own, which ends with it."""
+    """Makes the call in a span of its own."""
     span = spans.begun(short_name(method), kind="client")
     if span is None:
         return call(request, metadata=(*metadata, *outgoing_metadata()), **options)
@@ -140,7 +140,7 @@ def _recorded(
         raise
     if hasattr(answer, "add_done_callback"):
         answer.add_done_callback(lambda _: span.end())
-    else:  # A message: a blocking call that is over.
+    else:  # A message: a blocking call has ended.
         span.end()
     return answer
 
@@ -155,11 +155,11 @@ def open_channel(address: str, keys: TlsFiles = NO_TLS_FILES) -> grpc.aio.Channe
     """A channel to `host:port` that reconnects within a third of a second.
 
     Args:
-        address: of the other side.
-        keys: what we prove, and what the other side has to. Read now, and never again.
+        address: of the server.
+        keys: TLS files and token, read once.
 
     Raises:
-        ConfigError: they cannot be used, or a token would travel unencrypted.
+        ConfigError: they cannot be used, or a token would be sent unencrypted.
         InputError: this process was forked while gRPC ran.
     """
     return _opened(address, TlsLoader(keys))
@@ -172,10 +172,10 @@ def _opened(address: str, reader: TlsLoader) -> grpc.aio.Channel:
 
 
 def open_blocking_channel(address: str, keys: TlsFiles = NO_TLS_FILES) -> grpc.Channel:
-    """The same for callers without an event loop.
+    """Like `open_channel`, for callers without an event loop.
 
-    Such channels are short, and there are many one after the other. One that is opened while half
-    of the keys is replaced proves what the one before it in this process did.
+    Such channels are short-lived. One that is opened while key files are being replaced uses the
+    previous ones of this process.
     """
     found = _reader(keys).read()
     channel = _connected(grpc, found, address=address)
@@ -195,11 +195,11 @@ def _reader(keys: TlsFiles) -> TlsLoader:
 
 
 class Channels:
-    """One channel to each address, opened anew where the files of keys were replaced.
+    """One channel to each address; replaced key files lead to new channels.
 
     Args:
-        keys: of all of them.
-        monotonic: seconds.
+        keys: TLS files and token of all channels.
+        monotonic: clock in seconds.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Channels:
         return self._open[address]
 
     def _look(self) -> None:
-        """What goes on over an old channel ends there; it is closed with the others."""
+        """Reads replaced key files; active calls stay on the old channels."""
         now = self._monotonic()
         if now - self._looked < LOOK_S:
             return
@@ -238,20 +238,20 @@ class Channels:
         try:
             self._keys.check()
         except ConfigError:
-            return  # Half of it is written. The old ones serve, and there is another look.
+            return  # Partly written: keep the old files until the next check.
         self._state = state
         self._retired.extend(self._open.values())
         self._open.clear()
 
     async def close(self) -> None:
         if forks.is_cut_off():
-            return  # They are the other process's.
+            return  # They belong to the parent process.
         await self.close_oldest(0)
         while self._retired:
             await self._retired.pop().close()
 
     async def close_oldest(self, left: int) -> None:
-        """Closes all but so many, those that were used last."""
+        """Closes the least recently used old channels."""
         while len(self._open) > left:
             _, oldest = self._open.popitem(last=False)
             await oldest.close()
@@ -261,7 +261,7 @@ def _carried(channel: Channel, found: LoadedTls, keys: TlsFiles, *, address: str
     token = found.token
     if token and not (keys.is_tls or keys.insecure or is_loopback(address)):
         raise ConfigError(
-            f"expected TLS to send a token to {address}, or everybody in between could read it",
+            f"expected TLS to send a token to {address}, or others on the network could read it",
             remedy="insecure",
         )
     carrying: Any = InstrumentedChannel(channel, token)
@@ -269,7 +269,7 @@ def _carried(channel: Channel, found: LoadedTls, keys: TlsFiles, *, address: str
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `host:port` can be reached from this machine alone."""
+    """Whether `host:port` is a loopback address."""
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True
@@ -288,7 +288,7 @@ def _connections_max() -> int:
 def server_options() -> Sequence[tuple[str, Any]]:
     return [
         *_COMMON,
-        # Else two servers could share one port without noticing.
+        # Otherwise two servers could share a port.
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.max_allowed_incoming_connections", _connections_max()),

@@ -1,4 +1,4 @@
-"""Between values and protobuf messages, where several services need it."""
+"""Codec of values and protobuf messages that several services share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import common_pb2, continuous_pb2
 
 KeptRows: TypeAlias = tuple[Sequence[int], Sequence[int]]
-"""First rows and row counts of what counts, ascending; none is negative."""
+"""Starts and counts of row ranges, ascending and non-negative."""
 
 LABELS_PER_MESSAGE = 32_768
 ROWS_PER_MESSAGE = 65_536
@@ -28,7 +28,7 @@ def cursor_to_pb(cursor: Cursor) -> common_pb2.Cursor:
 
 
 def cursor_from_pb(value: common_pb2.Cursor) -> Cursor:
-    """Raises InputError where the two lists do not pair up."""
+    """Raises InputError if the lists differ in length."""
     if len(value.partitions) != len(value.sequences):
         raise InputError(
             f"expected as many sequences as partitions in a cursor, got "
@@ -57,7 +57,7 @@ def event_clock_to_pb(steps: Sequence[ClockStep]) -> peers_pb2.EventClock:
 
 
 def event_clock_from_pb(value: peers_pb2.EventClock) -> tuple[ClockStep, ...]:
-    """Raises InputError where the three lists do not fit each other."""
+    """Raises InputError if the lists differ in length."""
     columns = (value.partitions, value.sequences, value.buckets_us)
     if len({len(column) for column in columns}) != 1:
         raise InputError(
@@ -78,7 +78,7 @@ def windows_to_pb(changes: WindowChanges) -> continuous_pb2.Windows:
 
 
 def windows_from_pb(value: continuous_pb2.Windows) -> WindowChanges:
-    """Raises InputError where the lists do not fit each other, or a state is none."""
+    """Raises InputError if the lists differ in length, or a state is unknown."""
     states = np.frombuffer(value.states, dtype=np.uint8)
     if {len(value.starts), len(value.labels)} != {8 * len(states)} or (states >= len(STATES)).any():
         raise InputError(
@@ -100,7 +100,7 @@ def table_chunks(table: pa.Table, rows_max: int) -> Iterator[bytes]:
 
 
 def table_pieces(table: pa.Table, rows_max: int) -> Iterator[pa.Table]:
-    """The pieces of a table that `table_chunks` encodes; not copied."""
+    """The slices of a table that `table_chunks` encodes; not copied."""
     for start in range(0, table.num_rows, rows_max):
         yield from _bounded(table.slice(start, rows_max))
 
@@ -119,7 +119,7 @@ def label_chunks(table: pa.Table) -> Iterator[bytes]:
 
 
 def kept_rows(table: pa.Table, rows: KeptRows | None) -> pa.Table:
-    """The rows of some ranges, in their order, not copied; all of them where it is None.
+    """Row ranges of a table, in order and not copied; all rows if `ranges` is None.
 
     Raises:
         InputError: a range is not within the table.
@@ -139,7 +139,7 @@ def kept_rows(table: pa.Table, rows: KeptRows | None) -> pa.Table:
 
 
 def table_of(chunks: Iterable[bytes], schema: pa.Schema) -> pa.Table:
-    """The table that `table_chunks` took apart.
+    """The table of `table_chunks`.
 
     Raises:
         InputError: a chunk is no stream of this schema.

@@ -1,9 +1,9 @@
 """Refuses gRPC in a process that was forked while gRPC ran, and keeps every other fork safe.
 
-The threads of gRPC do not exist in a forked process, but what they had locked stays locked there. A
-channel that is opened, used or released in it hangs for ever or crashes the process, and gRPC's
-own support for forks does not prevent that with several threads. So nothing of it is touched there.
-Where gRPC did not run at the fork, since it was never used or all channels were closed, it works.
+The threads of gRPC do not exist in a forked process, but their locks stay locked there. A channel
+that is opened, used or released in it hangs or crashes the process, and gRPC's own support for
+forks does not prevent that with several threads. Therefore gRPC is not touched there. It works if
+it was not running at the fork, because it was never used or all channels were closed.
 
 `galileo/__init__.py` turns off gRPC's handlers of forks, which crash now and then before the child
 has run any code of its own, such as that of `subprocess.Popen(preexec_fn=...)`.
@@ -28,16 +28,16 @@ FORKED = (
     'multiprocessing.get_context("spawn") or "forkserver"'
 )
 THREADS = frozenset({"event_engine", "grpc_global_tim", "lifeguard"})
-"""Names of threads that run for as long as gRPC does."""
+"""Names of threads that run while gRPC does."""
 SHUTDOWN_S = 0.5
-"""How long they take to end after the last channel was closed, at most."""
+"""Longest time until they end after the last channel was closed."""
 _TASKS = Path("/proc/self/task")
 
 Channel = TypeVar("Channel")
 
 
 class _Process:
-    """What is known of this process; one for each."""
+    """The fork state of this process."""
 
     def __init__(self) -> None:
         # Held during a fork, so that no other thread opens a channel meanwhile.
@@ -65,7 +65,7 @@ class _Process:
         self.is_cut_off = self.is_cut_off or self.runs_grpc
         if self.is_cut_off:
             for channel in self.channels:
-                # Never released, which would wait for a thread that does not exist.
+                # Never released: that would wait for a thread that does not exist.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(channel))
         self.lock.release()
 
@@ -84,13 +84,13 @@ def is_cut_off() -> bool:
 
 
 def check() -> None:
-    """Raises InputError where gRPC cannot be used in this process."""
+    """Raises InputError if gRPC cannot be used in this process."""
     if _PROCESS.is_cut_off:
         raise InputError(FORKED)
 
 
 def opened(make: Callable[[], Channel]) -> Channel:
-    """A channel that `make` opens; raises InputError as `check`."""
+    """Opens a channel by `make`. Raises InputError as `check`."""
     with _PROCESS.lock:
         check()
         channel = make()

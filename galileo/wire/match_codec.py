@@ -19,15 +19,15 @@ _SEQUENCE = np.dtype("<i8")
 
 
 def sequences_to_bytes(after: npt.NDArray[np.int64]) -> bytes:
-    """A matrix of sequences, row by row."""
+    """Encodes a matrix of sequences by rows."""
     return np.ascontiguousarray(after, dtype=_SEQUENCE).tobytes()
 
 
 def sequences_from_bytes(data: bytes, *, partitions: int) -> npt.NDArray[np.int64]:
-    """The inverse; shape (c, partitions).
+    """Decodes a matrix of sequences; shape (c, partitions).
 
     Raises:
-        InputError: these are no whole rows.
+        InputError: the size is not a multiple of a row.
     """
     row_bytes = _SEQUENCE.itemsize * partitions
     if partitions == 0 or len(data) % row_bytes:
@@ -38,10 +38,10 @@ def sequences_from_bytes(data: bytes, *, partitions: int) -> npt.NDArray[np.int6
 
 
 def cursors_from_bytes(data: bytes, *, rows: int) -> npt.NDArray[np.int32]:
-    """For each item the number of a row.
+    """Decodes the row index of each item.
 
     Raises:
-        InputError: there is no such row.
+        InputError: an index is out of range.
     """
     cursors = from_bytes(data)
     if len(cursors) and int(cursors.max()) >= rows:
@@ -50,7 +50,7 @@ def cursors_from_bytes(data: bytes, *, rows: int) -> npt.NDArray[np.int32]:
 
 
 def part_to_pb(part: Answered, *, labels: Sequence[bytes] | None = None) -> peers_pb2.MatchPart:
-    """One message; `labels` in place of the part's own where they travel by themselves."""
+    """Encodes a part; `labels` replaces its labels if they are sent separately."""
     return peers_pb2.MatchPart(
         answered=to_bytes(part.items),
         reached=cursor_to_pb(part.reached),
@@ -64,10 +64,10 @@ def part_to_pb(part: Answered, *, labels: Sequence[bytes] | None = None) -> peer
 def part_from_pb(
     part: peers_pb2.MatchPart, schema: pa.Schema, *, labels: Iterable[bytes] = ()
 ) -> Answered:
-    """The inverse; `labels` came before it.
+    """Decodes a part; `labels` were received before it.
 
     Raises:
-        InputError: the labels are of another schema, or the columns do not fit each other.
+        InputError: the labels have another schema, or the columns differ in length.
     """
     tables = [from_ipc(chunk, schema) for chunk in (*labels, *part.labels)]
     rows = pa.concat_tables(tables) if tables else schema.empty_table()
@@ -81,7 +81,7 @@ def part_from_pb(
 
 
 def replies_of(answer: MatchAnswer) -> Iterator[peers_pb2.MatchReply]:
-    """An answer as a stream of messages of bounded size."""
+    """Encodes an answer as messages of bounded size."""
     for part in answer.parts:
         for chunk in label_chunks(part.matches.rows):
             yield peers_pb2.MatchReply(labels=chunk)
@@ -94,7 +94,7 @@ def replies_of(answer: MatchAnswer) -> Iterator[peers_pb2.MatchReply]:
 
 
 class MatchReplies:
-    """Puts the answer of a stream of replies together again.
+    """Collects the replies of a stream into an answer.
 
     Args:
         schema: of its labels.
@@ -106,10 +106,10 @@ class MatchReplies:
         self.answer = MatchAnswer()
 
     def take(self, reply: peers_pb2.MatchReply) -> int:
-        """Adds a reply; its size in bytes.
+        """Adds a reply; returns its size in bytes.
 
         Raises:
-            InputError: it is damaged.
+            InputError: it is corrupt.
         """
         kind = reply.WhichOneof("reply")
         if kind == "labels":

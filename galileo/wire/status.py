@@ -1,8 +1,7 @@
-"""Between our errors and gRPC's status codes, both ways, in one table.
+"""Codec of errors: their gRPC status codes and trailing metadata, both ways.
 
-The kind travels in the trailing metadata `galileo-error-bin`, so that the caller raises the
-class that the callee raised. What carries none (a refused connection, a deadline) is mapped
-from the code alone.
+The trailing metadata `galileo-error-bin` has the kind, so that the caller raises the same class.
+Errors of gRPC itself (a refused connection, a deadline) are mapped by their status code.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from galileo.wire.v1 import common_pb2
 
 METADATA_KEY = "galileo-error-bin"
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
-"""By it gRPC's own retries, which clients in other languages may use, know when, or that never."""
-# Clients may refuse trailing metadata of more than 8 KiB, and this travels as base64.
+"""Controls the retries of gRPC itself, which clients in other languages may use."""
+# Clients may reject trailing metadata above 8 KiB; base64 adds a third.
 ERROR_BYTES_MAX = 4_200
 _MESSAGE_BYTES_MAX = 2_000
 _DETAILS_BYTES_MAX = 2_000
@@ -28,7 +27,7 @@ _STATUS_BYTES_MAX = 500
 
 Code: TypeAlias = grpc.StatusCode
 
-# Looked up along the class's ancestors, so that a new leaf has its branch's code.
+# Looked up along the ancestors of a class, so that a new class has the code of its branch.
 CODES: dict[str, Code] = {
     errors.GalileoError.kind: Code.UNKNOWN,
     errors.InputError.kind: Code.INVALID_ARGUMENT,
@@ -49,11 +48,11 @@ CODES: dict[str, Code] = {
     errors.CorruptData.kind: Code.DATA_LOSS,
 }
 
-# What a bare status means: it came from gRPC itself, not from our code.
+# Errors for a bare status, which gRPC itself raises.
 _BARE: dict[Code, type[errors.GalileoError]] = {
     Code.UNAVAILABLE: errors.Unavailable,
     Code.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
-    # Who cancels a call itself hears nothing more of it: it was a node that is being stopped.
+    # A local cancel raises no status: the server was stopped.
     Code.CANCELLED: errors.Unavailable,
     Code.RESOURCE_EXHAUSTED: errors.Overloaded,
     Code.INVALID_ARGUMENT: errors.InputError,
@@ -71,10 +70,7 @@ def code_of(error: errors.GalileoError) -> Code:
 
 
 def error_to_pb(error: errors.GalileoError) -> common_pb2.Error:
-    """The error as it travels; a long message is cut, details beyond a bound are left out.
-
-    It names the request that is being served, if there is one.
-    """
+    """Encodes an error with the current request id; cuts long messages, omits large details."""
     request = request_id.current()
     known = {request_id.DETAIL: request, **error.details} if request else error.details
     details = json.dumps(known, default=str)
@@ -86,7 +82,7 @@ def error_to_pb(error: errors.GalileoError) -> common_pb2.Error:
 
 
 def pushback_of(error: errors.GalileoError) -> tuple[tuple[str, str], ...]:
-    """When gRPC itself may try again, as trailing metadata; never, where that cannot help."""
+    """Trailing metadata for retries of gRPC itself: the delay, or that retries cannot help."""
     if isinstance(error, errors.QuotaExceeded):
         return ((PUSHBACK_KEY, "-1"),)
     after_s = error.details.get("after_s")
@@ -96,7 +92,7 @@ def pushback_of(error: errors.GalileoError) -> tuple[tuple[str, str], ...]:
 
 
 def status_text(error: errors.GalileoError) -> str:
-    """The beginning of the message, for callers that do not know our metadata."""
+    """The start of the message, for callers that ignore our metadata."""
     return _cut(error.message, _STATUS_BYTES_MAX)
 
 
@@ -105,7 +101,7 @@ def _cut(text: str, size: int) -> str:
 
 
 def error_from_pb(value: common_pb2.Error) -> errors.GalileoError:
-    """The error again; an unknown kind (of a newer node) becomes the root class."""
+    """Decodes an error; an unknown kind (of a newer node) becomes the root class."""
     cls = errors.by_kind().get(value.kind, errors.GalileoError)
     error = cls(value.message)
     error.details = _details(value.details_json)
@@ -113,12 +109,12 @@ def error_from_pb(value: common_pb2.Error) -> errors.GalileoError:
 
 
 SENDING_FAILED = "Internal error from Core"
-"""What grpc says where something is sent on a stream that the other side has just ended, before
-the reason has come. It says nothing of the node; who asks again hears the reason."""
+"""Message of grpc for a send on a stream that the server has just ended, before the reason was
+received; a repeated call gets the reason."""
 
 
 def _details(text: str) -> dict[str, Any]:
-    """Those that can be read: an error must not be lost over what is said beside it."""
+    """The details that can be decoded; invalid details must not hide the error."""
     try:
         raw = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -127,11 +123,11 @@ def _details(text: str) -> dict[str, Any]:
 
 
 def error_of_rpc(error: grpc.RpcError, *, asked: str) -> errors.GalileoError:
-    """What a failed call means.
+    """Converts an error of grpc.
 
     Args:
-        error: as grpc raised it.
-        asked: whom the call went to, for the message.
+        error: of grpc.
+        asked: the callee, for the message.
     """
     carried = _carried(error)
     if carried is not None:
@@ -149,7 +145,7 @@ def error_of_rpc(error: grpc.RpcError, *, asked: str) -> errors.GalileoError:
 
 
 def plain_reason(details: str) -> str:
-    """Why no connection was made, without the words of gRPC where the reason is a known one."""
+    """Why a connection failed, in plain words for known reasons."""
     return next((plain for raw, plain in _REASONS if raw in details), details)
 
 

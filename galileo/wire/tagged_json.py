@@ -1,8 +1,7 @@
-"""Plain values as tagged JSON: how machines' messages and records travel and are stored.
+"""Tagged JSON: the encoding of machine messages and stored records.
 
-A frozen dataclass becomes an object with a tag under `$`, its class name where nothing else is
-given; tuples become lists and come back as tuples. Only classes that were handed in are ever made,
-with the fields they have.
+A frozen dataclass becomes an object with a tag under `$`, by default its class name; tuples become
+lists and are decoded as tuples. Only the given classes and their fields are decoded.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class TaggedJson:
 
     Args:
         classes: dataclasses that may occur.
-        tags: of those that are not tagged by their class names.
+        tags: tags that differ from the class names.
     """
 
     def __init__(self, classes: Iterable[type], *, tags: Mapping[type, str] | None = None) -> None:
@@ -35,10 +34,10 @@ class TaggedJson:
         return json.dumps(self._plain(value), separators=(",", ":")).encode()
 
     def decode(self, data: bytes) -> Any:
-        """The value again.
+        """Decodes a value.
 
         Raises:
-            InputError: the bytes are not such JSON, or name an unknown class or field.
+            InputError: the bytes are no such JSON, or name an unknown class or field.
         """
         try:
             return self._value(json.loads(data))

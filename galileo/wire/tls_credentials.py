@@ -1,8 +1,8 @@
 """TLS credentials and tokens of a process, and the checks of its peers.
 
-Files are read again when they change, so certificates and tokens are replaced without a restart:
-a server takes the new ones with the next connection, a client with the next channel. A pair that
-does not fit (half of it was written) is not taken; the old one serves until it does.
+Changed files are read again, so that certificates and tokens can be replaced without a restart: a
+server uses new files for the next connection, a client for the next channel. While files do not
+match (one is not written yet), the old ones stay in use.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from galileo.errors import ConfigError
 from galileo.private_ca import AUTHORITY, CERTIFICATE, KEY
 
 TOKEN_VARIABLE = "GALILEO_TOKEN"
-"""Of a client's environment. No process that serves needs it, so none is given it."""
+"""Environment variables of clients, which are not passed to server processes."""
 TOKEN_BYTES_MAX = 512
 FILE_BYTES_MAX = 1 << 20
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 State: TypeAlias = tuple[tuple[int, int], ...]
-"""Tells whether any file was replaced: time of change and inode of each."""
+"""Change time and inode of each file, to detect replaced files."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where what proves an identity is kept.
+    """The TLS files and the token of a process.
 
     Attributes:
         certificate: file of the own certificate, PEM; "" without TLS.
         key: file of its private key, readable by its owner only.
-        authority: file of the certificates of those who vouch for the other side.
+        authority: file of the CA certificates that peers are checked against.
         token_file: file of a token, readable by its owner only; "" for none.
-        token: in place of the file. Never shown.
-        insecure: whether a token may travel unencrypted beyond this machine.
+        token: in place of the file; hidden from `repr`.
+        insecure: whether to send a token unencrypted beyond this machine.
     """
 
     certificate: str = ""
@@ -55,7 +55,7 @@ class TlsFiles:
 
     @staticmethod
     def of(*, tls: str, token_file: str = "", token: str = "", insecure: bool = False) -> TlsFiles:
-        """With the files of a directory as `galileo certs` makes it; "" without TLS."""
+        """With the files of a directory of `galileo certs`; "" without TLS."""
         more = TlsFiles(token_file=token_file, token=token, insecure=insecure)
         if not tls:
             return more
@@ -67,7 +67,7 @@ class TlsFiles:
         return bool(self.certificate or self.key or self.authority)
 
     def check_named(self) -> None:
-        """Raises ConfigError where some of the files for TLS are named and others are not."""
+        """Raises ConfigError if only some of the TLS files are named."""
         for name in ("certificate", "key", "authority"):
             if self.is_tls and not getattr(self, name):
                 raise ConfigError(
@@ -76,7 +76,7 @@ class TlsFiles:
                 )
 
     def check_of_node(self) -> None:
-        """Raises ConfigError where a node could not prove to others that it is one."""
+        """Raises ConfigError if a node could not authenticate to others."""
         if not (self.is_tls or self.token_file):
             raise ConfigError(
                 "expected auth.node_token_file or certificates in [tls], by which this node "
@@ -84,30 +84,30 @@ class TlsFiles:
             )
 
     def check(self) -> None:
-        """Raises ConfigError where a file is missing, wrong, or a secret that others can read."""
+        """Raises ConfigError if a file is missing or wrong, or a secret is readable by others."""
         if self.is_tls:
             _read_pems(self)
         self.read_token()
 
     def read_token(self) -> str:
-        """The token; "" where there is none.
+        """The token; "" if there is none.
 
         Raises:
-            ConfigError: the file is none of a token, or others can read it.
+            ConfigError: the file has no token, or others can read it.
         """
         if self.token_file:
             return _token_of(_secret(self.token_file, "token_file"), "token_file")
         return _token_of(self.token.encode(errors="replace"), "token") if self.token else ""
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """None without TLS. Raises ConfigError as `check`."""
+        """The credentials of a channel; None without TLS. Raises ConfigError as `check`."""
         if not self.is_tls:
             return None
         authority, key, certificate = _read_pems(self)
         return grpc.ssl_channel_credentials(authority, key, certificate)
 
     def state(self) -> State:
-        """What changes when a file is replaced."""
+        """A value that changes when a file is replaced."""
         paths = (self.certificate, self.key, self.authority, self.token_file)
         return tuple(_stamp(path) for path in paths if path)
 
@@ -117,11 +117,11 @@ NO_TLS_FILES = TlsFiles()
 
 @dataclass(frozen=True, slots=True)
 class LoadedTls:
-    """What files of keys held while they fitted each other.
+    """The content of matching key files.
 
     Attributes:
         credentials: None without TLS.
-        token: "" where there is none.
+        token: "" if there is none.
     """
 
     credentials: grpc.ChannelCredentials | None
@@ -129,17 +129,17 @@ class LoadedTls:
 
 
 class TlsLoader:
-    """Reads the same files again and again, for one channel after the other; in any thread."""
+    """Reads the same files for each channel; thread-safe."""
 
     def __init__(self, keys: TlsFiles) -> None:
         self.keys = keys
         self._last: LoadedTls | None = None
 
     def read(self) -> LoadedTls:
-        """What they hold; while half of it is written, what they held before.
+        """The content of the files; the previous content while they do not match.
 
         Raises:
-            ConfigError: they cannot be used, and never could.
+            ConfigError: they cannot be used, and there is no previous content.
         """
         try:
             self._last = LoadedTls(self.keys.channel_credentials(), self.keys.read_token())
@@ -150,18 +150,18 @@ class TlsLoader:
 
 
 def without_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment for a child, which may show it to whoever it runs code for."""
+    """An environment without secrets, for a child process that runs code of users."""
     return {name: value for name, value in environment.items() if name != TOKEN_VARIABLE}
 
 
 def server_credentials(
     keys: TlsFiles, on_look: Callable[[ConfigError | None], None] | None = None
 ) -> grpc.ServerCredentials:
-    """Callers have to show a certificate of the authority; files are looked at for each of them.
+    """Server credentials that require client certificates; the files are checked per connection.
 
     Args:
-        keys: of the server.
-        on_look: told of each change of the files that was taken, or why it was not; in any thread.
+        keys: TLS files of the server.
+        on_look: called after each change of the files, with the error if any; in any thread.
 
     Raises:
         ConfigError: as `TlsFiles.check`.
@@ -173,7 +173,7 @@ def server_credentials(
 
 
 class _Reloading:
-    """Called by gRPC before each handshake; None says that nothing is new."""
+    """Called by gRPC before each handshake; None means unchanged."""
 
     def __init__(
         self, keys: TlsFiles, on_look: Callable[[ConfigError | None], None] | None = None
@@ -213,7 +213,7 @@ def _configuration(keys: TlsFiles) -> grpc.ServerCertificateConfiguration:
 
 
 def _read_pems(keys: TlsFiles) -> tuple[bytes, bytes, bytes]:
-    """Authority, key and certificate, which fit each other."""
+    """Reads authority, key and certificate, and checks that they match."""
     keys.check_named()
     key = _secret(keys.key, "tls.key")
     certificate, authority = (
@@ -236,7 +236,7 @@ def _checked(look: Callable[[], object], expected: str) -> None:
     try:
         look()
     except (OSError, ValueError) as error:
-        # What the library says of a file is never its content, but nothing is left to that.
+        # The library's message is left out: it might contain the content of a file.
         raise ConfigError(f"expected {expected}, got others ({type(error).__name__})") from None
 
 
@@ -257,7 +257,7 @@ def _content(path: str, name: str) -> bytes:
         with Path(path).open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
-        # Not the path: somebody may have put the secret itself in its place.
+        # Not the path: it may be the secret itself by mistake.
         why = error.strerror if isinstance(error, OSError) else "it has no such name"
         raise ConfigError(f"expected {name} to be a readable file: {why}") from None
     if len(content) > FILE_BYTES_MAX:

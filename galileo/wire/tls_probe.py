@@ -1,4 +1,4 @@
-"""Finds out whether a server speaks TLS, for the message where a client and a server disagree."""
+"""Detects whether a server uses TLS, for the error message after a failed connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEADER_BYTES = 5
 
 
 async def speaks_tls(address: str) -> bool | None:
-    """Whether the server at `host:port` speaks TLS; None where none answers in time."""
+    """Whether the server at `host:port` uses TLS; None if it does not answer in time."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -33,7 +33,7 @@ async def speaks_tls(address: str) -> bool | None:
 
 
 def _client_hello() -> bytes:
-    """What a client of TLS sends first; no certificate is looked at."""
+    """The ClientHello of a TLS client."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -13,10 +13,10 @@ from galileo.model.times import iso, micros
 
 
 def values_to_json(values: Iterable[Any]) -> str:
-    """A JSON list; instants become ISO 8601 texts, other scalars what they hold.
+    """Encodes values as a JSON list; times become ISO 8601 texts.
 
     Raises:
-        InputError: a value is none of a level.
+        InputError: a value has no JSON form.
     """
     return json.dumps(list(values), default=_plain)
 
@@ -28,10 +28,10 @@ def _plain(value: Any) -> Any:
 
 
 def values_from_json(text: str) -> tuple[Any, ...]:
-    """The inverse of `values_to_json`; nothing for an empty text.
+    """Decodes `values_to_json`; an empty text gives no values.
 
     Raises:
-        InputError: it is no list of plain values.
+        InputError: the text is no list of plain values.
     """
     try:
         values = json.loads(text or "[]")

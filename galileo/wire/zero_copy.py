@@ -1,9 +1,8 @@
-"""Messages with observations, encoded and decoded without copying these.
+"""Encoding and decoding of messages with observations without copies.
 
-Protobuf copies a `bytes` field when it is set, when the message is encoded, when it is decoded
-and at each access. With megabytes of it that is most of what a node does for a batch, and the
-interpreter is locked meanwhile. What crosses the wire are the same messages of
-`storage.proto`; only they are put together and taken apart here, around that field.
+Protobuf copies a `bytes` field when it is set, encoded, decoded and accessed, with the interpreter
+locked; for megabytes of observations this would dominate the work of a node. The wire format is
+unchanged: this module encodes and decodes the messages of `storage.proto` around that field.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ FIELD = "observations"
 STORAGE, PEER_STORAGE = "galileo.v1.Storage", "galileo.internal.v1.PeerStorage"
 
 HEAD_FIELDS_MAX = 100
-"""Of a message beside its observations; it is taken apart here, and not in C."""
+"""Fields of a message without its observations; they are parsed here, not in C."""
 CHUNKS_MAX = 1_000
-"""A table in more pieces is put together before it is sent: readers refuse many small batches."""
+"""A table with more chunks is combined first, because readers reject many small batches."""
 ALIGNMENT = 16
-"""Observations begin at such a place of a message, so that numbers can be read where they are."""
+"""Alignment of the observations in a message, so that their buffers can be read in place."""
 
 _PADDING_FIELD = 15
 _VARINT_BITS_MAX = 64
@@ -39,11 +38,11 @@ Head = TypeVar("Head", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Bulk(Generic[Head]):
-    """A message beside its observations.
+    """A message and its observations.
 
     Attributes:
-        head: the message, that field left empty.
-        observations: what stands in it, an Arrow IPC stream.
+        head: the message with an empty observations field.
+        observations: the content of that field, an Arrow IPC stream.
     """
 
     head: Head
@@ -61,9 +60,9 @@ def stream_of(table: pa.Table) -> pa.Buffer:
 
 
 def encode(bulk: Bulk[Any]) -> bytes:
-    """The bytes of the message with its observations; these are copied once.
+    """Encodes a message; copies the observations once.
 
-    A field that no message has keeps a place, and every reader of protobuf passes over it.
+    An unknown field serves as padding, which every protobuf reader skips.
     """
     number = bulk.head.DESCRIPTOR.fields_by_name[FIELD].number
     head, prefix = bulk.head.SerializeToString(), _length_prefix(number, bulk.observations.size)
@@ -73,7 +72,7 @@ def encode(bulk: Bulk[Any]) -> bytes:
 
 
 def decoder(kind: type[Head]) -> Callable[[bytes], Bulk[Head]]:
-    """What decodes messages of a kind; their observations share memory with the bytes given.
+    """A decoder of messages of a kind; their observations share memory with the input.
 
     Raises, when it is called:
         DecodeError: the bytes are no such message.
@@ -88,7 +87,7 @@ def decoder(kind: type[Head]) -> Callable[[bytes], Bulk[Head]]:
 
 
 def has_more_fields(data: bytes, most: int) -> bool:
-    """Whether a message has more than `most` fields, those within its fields not counted.
+    """Whether a message has more than `most` top-level fields.
 
     Raises:
         DecodeError: the bytes up to there are no message.
@@ -126,7 +125,7 @@ def _unary(
 
 
 class BulkStub:
-    """The calls of the storage service that take bulk, with a `Bulk` for a request."""
+    """The methods of the storage service with a `Bulk` as request."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -148,18 +147,18 @@ class BulkStub:
 
 
 def _aligned(found: memoryview) -> pa.Buffer:
-    """The bytes as they are, or a copy where another writer has put them at an odd place."""
+    """The bytes, copied only if another writer did not align them."""
     buffer = pa.py_buffer(found)
     return buffer if buffer.address % ALIGNMENT == 0 else pa.py_buffer(bytes(found))
 
 
 def _length_prefix(number: int, size: int) -> bytes:
-    """What stands before `size` bytes of a field."""
+    """The tag and length before `size` bytes of a field."""
     return _varint(number << 3 | _LENGTH) + _varint(size)
 
 
 def _taken_apart(data: bytes, number: int) -> tuple[bytes, memoryview]:
-    """The message without the field of that number, and the field's last value."""
+    """The message without a field, and the field's last value."""
     view = memoryview(data)
     rest: list[memoryview] = []
     found, place = view[:0], 0
@@ -193,7 +192,7 @@ def _end_of_value(view: memoryview, start: int, wire_type: int) -> int:
 
 
 def _read_varint(view: memoryview, place: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """A varint, and its end."""
     value = 0
     for shift in range(0, _VARINT_BITS_MAX, 7):
         if place >= len(view):

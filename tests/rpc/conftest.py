@@ -46,7 +46,7 @@ class NoMail:
     """These nodes send no heartbeats; what they know of one another the test decides."""
 
     async def receive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
-        raise AssertionError("nobody sends mail here")
+        raise AssertionError("no gossip is sent here")
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Served:
 
 @dataclass
 class Company:
-    """Nodes a and c in the west, b in the east. `dead` are those that everybody holds dead."""
+    """Nodes a and c in the west, b in the east. `dead` are those that all nodes hold dead."""
 
     topology: Topology
     schema: Schema = SCHEMA

@@ -268,6 +268,6 @@ def test_so_does_who_creates_one() -> None:
 def test_a_continuous_query_is_its_owners_and_the_admins() -> None:
     ann, bob = (Principal(name, frozenset({Role.READER}), ("*",)) for name in ("ann", "bob"))
     admin = Principal("root", frozenset({Role.ADMIN}), ("*",))
-    nobody = Principal("", frozenset({Role.READER}), ("*",))
-    for caller, owner in itertools.product((ann, bob, admin, nobody), ("ann", "bob", "")):
+    unnamed = Principal("", frozenset({Role.READER}), ("*",))
+    for caller, owner in itertools.product((ann, bob, admin, unnamed), ("ann", "bob", "")):
         assert caller.owns(owner) == (caller is admin or caller.name == owner != "")

@@ -77,7 +77,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 async def looked_for(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110 - the server tells nobody
+        while not condition():  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.005)
 
 
@@ -120,7 +120,7 @@ STAYS_AWAY = replace(OPTIONS, arrives_within_s=5.0)
 """Others ask while a request is still expected."""
 READINGS = AdmissionOptions(readings_max=2, gives_way_s=0.1, room_within_s=TIMEOUT_S)
 READ = AdmissionOptions(readings_max=2, gives_way_s=2.0, room_within_s=4.0)
-"""Nobody who reads is kept from it for so long, on whatever machine."""
+"""Longer than any reader waits."""
 
 
 @pytest.fixture

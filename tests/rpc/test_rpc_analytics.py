@@ -78,9 +78,9 @@ async def test_every_node_answers_for_all(filled: Any, make_observations: Make) 
         assert not tail.missing
         children, tail = await ask(filled, "Children", at=name)
         assert sum(children.column("observations").to_pylist()) == 400
-        told = await ask(filled, "Explain", at=name)
-        assert [node.node for node in told.nodes] == ["a", "b", "c"]
-        assert sum(node.scan.found for node in told.nodes) == 400
+        reply = await ask(filled, "Explain", at=name)
+        assert [node.node for node in reply.nodes] == ["a", "b", "c"]
+        assert sum(node.scan.found for node in reply.nodes) == 400
 
 
 async def test_a_node_that_is_gone_is_missing_in_every_answer(filled: Any) -> None:
@@ -90,17 +90,17 @@ async def test_a_node_that_is_gone_is_missing_in_every_answer(filled: Any) -> No
         reply = await ask(filled, method)
         tail = reply[1] if method in STREAMS else reply
         assert list(tail.missing) == theirs
-    told = await ask(filled, "Explain")
-    outcomes = {node.node: node.WhichOneof("outcome") for node in told.nodes}
+    reply = await ask(filled, "Explain")
+    outcomes = {node.node: node.WhichOneof("outcome") for node in reply.nodes}
     assert outcomes == {"a": "scan", "b": "error", "c": "scan"}
-    assert next(node for node in told.nodes if node.node == "b").error.kind == "unavailable"
+    assert next(node for node in reply.nodes if node.node == "b").error.kind == "unavailable"
 
 
 async def test_the_estimate_of_a_node_that_has_heard_nothing_says_so(filled: Any) -> None:
-    told = await ask(filled, "Estimate", at="c")
+    reply = await ask(filled, "Estimate", at="c")
     owned = placement.partitions_by_node(filled.topology)
-    assert (told.node, list(told.missing)) == ("c", sorted(owned["a"] | owned["b"]))
-    assert 0 < told.low <= told.high < 400
+    assert (reply.node, list(reply.missing)) == ("c", sorted(owned["a"] | owned["b"]))
+    assert 0 < reply.low <= reply.high < 400
 
 
 @pytest.mark.parametrize("method", REQUESTS)

@@ -60,7 +60,7 @@ async def served() -> AsyncIterator[tuple[CallTracker, Handlers, grpc.aio.Channe
 
 async def until(calls: CallTracker, wanted: dict[str, int]) -> None:
     async with asyncio.timeout(60):
-        while calls.counts() != wanted:  # noqa: ASYNC110 - the server tells nobody
+        while calls.counts() != wanted:  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.005)
 
 

@@ -117,7 +117,7 @@ async def child(
     assert await asyncio.wait_for(process.wait(), TIMEOUT_S) == 0
 
 
-async def told(child: asyncio.subprocess.Process) -> str:
+async def read_line(child: asyncio.subprocess.Process) -> str:
     assert child.stdout is not None
     line = await asyncio.wait_for(child.stdout.readline(), TIMEOUT_S)
     return line.decode().strip()
@@ -126,7 +126,7 @@ async def told(child: asyncio.subprocess.Process) -> str:
 async def asked(child: asyncio.subprocess.Process, call: str) -> None:
     assert child.stdin is not None
     child.stdin.write(f"{call}\n".encode())
-    assert await told(child) == "begin"
+    assert await read_line(child) == "begin"
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ async def test_an_interrupted_call_stops_the_nodes_and_not_the_client(
     for name, call in CALLS.items():
         before, work.pause_s = work.steps, 0.0
         await asked(child, call)
-        assert await told(child) == "end", name
+        assert await read_line(child) == "end", name
         whole = work.steps - before
         assert whole > 40, f"{name} takes a while"
         before, work.pause_s = work.steps, PAUSE_S
@@ -144,7 +144,7 @@ async def test_an_interrupted_call_stops_the_nodes_and_not_the_client(
         await work.begun(before)
         work.go.clear()  # The program may take its time until it hears of the signal.
         child.send_signal(signal.SIGINT)
-        assert await told(child) == "interrupted", name
+        assert await read_line(child) == "interrupted", name
         work.pause_s = LONG_PAUSE_S
         work.go.set()
         assert await work.ended() - before < whole / 2, name

@@ -1,4 +1,4 @@
-"""Standing queries over real gRPC: told once, matched by digest; damaged requests are refused."""
+"""Continuous queries over real gRPC: registered once, matched by digest; corrupt requests fail."""
 
 from __future__ import annotations
 

@@ -61,13 +61,13 @@ def test_calls_at_once_are_bounded_and_said_so() -> None:
     found, _ = metering_of(Quotas(calls_max=2))
     meter = found.meter(ANN)
     assert [meter.begin(None), meter.begin(None)] == [0.0, 0.0]
-    with pytest.raises(Throttled) as told:
+    with pytest.raises(Throttled) as caught:
         meter.begin(None)
-    assert str(told.value).startswith(
+    assert str(caught.value).startswith(
         "expected at most 2 calls at a time of 'ann' at a node (quota calls_max), got more; "
         "try again in 0.5 s"
     )
-    assert told.value.details == {"after_s": 0.5, "quota": "calls_max", "bound": 2}
+    assert caught.value.details == {"after_s": 0.5, "quota": "calls_max", "bound": 2}
     meter.end()
     assert meter.begin(None) == 0.0
     assert found.meter(replace(ANN, name="bob")).begin(None) == 0.0
@@ -89,7 +89,7 @@ def test_calls_wait_for_a_moment_and_are_then_refused() -> None:
     assert refused.details["quota"] == "calls_per_s"
     before = meter.calls
     clock.now += refused.details["after_s"]
-    assert meter.begin(None) == 0.0, "who comes back when told is let in"
+    assert meter.begin(None) == 0.0, "a call after the named delay is admitted"
     assert meter.calls == before + 1
 
 
@@ -98,9 +98,9 @@ def test_bytes_are_those_of_requests_and_of_answers() -> None:
     meter = found.meter(ANN)
     big = query_pb2.QueryRequest(query="x" * 3000)
     assert meter.begin(big) == 0.0, "its size is known only when it is there"
-    with pytest.raises(Throttled, match=r"1,000 bytes of requests a second of 'ann'") as told:
+    with pytest.raises(Throttled, match=r"1,000 bytes of requests a second of 'ann'") as caught:
         meter.begin(big)
-    clock.now += told.value.details["after_s"]
+    clock.now += caught.value.details["after_s"]
     assert meter.answer(query_pb2.QueryPart(labels=b"y" * 400)) == 0.0
     assert meter.answer(query_pb2.QueryPart(labels=b"y" * 400)) > 0.5
     clock.now += 0.7

@@ -41,7 +41,7 @@ async def fill(company: Any, observations: pa.Table) -> None:
 
 @pytest.fixture
 async def filled(company: Any, make_observations: Make) -> Any:
-    """A company with a dataset of more labels than connections take in that nobody reads from."""
+    """A company with a dataset of more labels than connections take in that has no reader."""
     await fill(company, make_observations(ROWS, station="s" * 700))
     return company
 
@@ -121,7 +121,7 @@ async def test_a_reader_that_goes_away_ends_the_scans(
     assert scanning()
     call.cancel()
     async with asyncio.timeout(TIMEOUT_S):
-        while scanning():  # noqa: ASYNC110 - nobody tells
+        while scanning():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.02)
     assert await quiet(steps) < ROWS
     assert not scanning()

@@ -114,9 +114,9 @@ def test_a_wrong_file_is_refused_and_not_repeated(tmp_path: Path, text: str) -> 
     path = tmp_path / "principals.toml"
     path.touch(0o600)
     path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(ConfigError, match="expected") as told:
+    with pytest.raises(ConfigError, match="expected") as caught:
         read(path)
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(caught.value)
 
 
 def test_so_is_one_that_others_can_read(path: Path) -> None:
@@ -160,7 +160,7 @@ def test_own_quotas_come_before_those_of_roles_of_which_the_most_generous_count(
     assert dict(bea.quotas) == {"ccqs_max": 9, "interval_min_s": 0.5, "vertices_max": 1000}
     quotas = QuotaResolver(Quotas(calls_max=3)).of(ann)
     assert quotas == Quotas(ccqs_max=9, interval_min_s=0.5, vertices_max=7, calls_max=3)
-    # Whoever writes the file keeps what others wrote.
+    # A writer keeps the entries of others.
     before = read(path)
     add(path, BOB)
     remove(path, "bob")

@@ -26,7 +26,7 @@ DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 NOT_SERVED = {m for m in METHODS if "Evaluator/" in m or not TABLE.get(short(m))}
 """By nodes: evaluators', and a method of gRPC's own."""
 HEALTH = "/grpc.health.v1.Health/Check"
-UNKNOWN = {"none": "", "unknown": "glt_of-nobody", "expired": "late"}
+UNKNOWN = {"none": "", "unknown": "glt_of-no-principal", "expired": "late"}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ async def node(directory: Path, sections: dict[str, Any]) -> AsyncIterator[str]:
 
 
 async def denied(address: str, keys: TlsFiles) -> dict[str, bool]:
-    """Which methods somebody may not call, of those that are served."""
+    """The served methods that a caller may not call."""
     async with open_channel(address, keys) as channel:
         while await outcome(channel, HEALTH) is not grpc.StatusCode.OK:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -108,7 +108,7 @@ async def test_tokens_and_certificates(
         await check_all(address, tokens, keys=keys, is_node=keys_in(own))
         # A node's token makes none where certificates do, nor does a node need one.
         assert await denied(address, keys(tokens.tokens[Role.NODE])) == wanted("-")
-        assert await denied(address, keys_in(own, token="glt_of-nobody")) == wanted("n")
+        assert await denied(address, keys_in(own, token="glt_of-no-principal")) == wanted("n")
 
 
 async def test_certificates_without_tokens(certified: Certified, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The file of the audit log: appended, put aside, nobody else's."""
+"""The file of the audit log: appended, rotated, private."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_long_files_are_put_aside_and_old_ones_go(tmp_path: Path) -> None:
     ]
     kept = [lines(path.with_name(name)) for name in ("audit.jsonl.3", "audit.jsonl.2")]
     kept += [lines(path.with_name("audit.jsonl.1")), lines(path)]
-    told = [number for part in kept for number in part]
-    assert told == list(range(told[0], 40)), "nothing in between is missing"
+    numbers = [number for part in kept for number in part]
+    assert numbers == list(range(numbers[0], 40)), "nothing in between is missing"
     assert all(one.stat().st_size <= 30 for one in tmp_path.iterdir())
     assert {stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()} == {0o600}
-    # What was put aside is still nobody else's to write.
+    # A rotated file is still private.
     with pytest.raises(ConfigError):
         AuditLog(path, bytes_max=30, files_max=3)
     written.close()

@@ -255,9 +255,9 @@ async def in_sheets(many: Many, given: dict[str, str | Cursor]) -> ManyFetched:
 
 async def test_those_that_have_most_in_common_come_in_sheets(many: Many) -> None:
     many.stage.cycle(1)
-    told = await in_sheets(many, dict.fromkeys(IDS, ""))
-    (sheet,) = told.sheets
-    assert told.updates == ()
+    answer = await in_sheets(many, dict.fromkeys(IDS, ""))
+    (sheet,) = answer.sheets
+    assert answer.updates == ()
     assert (sheet.places, sheet.counts) == (list(range(COUNT)), [LABELS] * COUNT)
     assert sheet.starts == [LABELS * number for number in range(COUNT)]
     assert len(set(map(id, sheet.packs))) == 1
@@ -273,9 +273,9 @@ async def test_those_that_have_most_in_common_come_in_sheets(many: Many) -> None
 
 async def test_errors_and_redirections_come_beside_the_sheets(many: Many) -> None:
     many.stage.cycle(1)
-    told = await in_sheets(many, {"q0": "", "nobody": "x", "q1": "wrong"})
-    assert [update.ccq_id for update in told.updates] == ["nobody", "q1"]
-    assert [sheet.places for sheet in told.sheets] == [[0]]
+    answer = await in_sheets(many, {"q0": "", "unknown": "x", "q1": "wrong"})
+    assert [update.ccq_id for update in answer.updates] == ["unknown", "q1"]
+    assert [sheet.places for sheet in answer.sheets] == [[0]]
 
 
 async def test_those_of_a_dataset_that_was_just_dropped_get_that_error(many: Many) -> None:

@@ -47,7 +47,7 @@ Answer = Callable[[Any], list[Any]]
 
 @dataclass
 class Script:
-    """A machine: notes what it is fed, and answers as it was told; ticks are passed over."""
+    """A machine: notes what it is fed, and answers as instructed; ticks are passed over."""
 
     answer: Answer = lambda _: []
     fed: list[Any] = field(default_factory=list)
@@ -315,7 +315,7 @@ async def test_the_records_of_an_earlier_life_are_the_first_event(bench: Bench) 
 async def test_a_request_gets_the_answer_of_its_number(bench: Bench) -> None:
     def answer(event: Any) -> list[Any]:
         if isinstance(event, ccq.CancelRequested):
-            strangers = ccq.AnswerCancel(999, "nobody asked")
+            strangers = ccq.AnswerCancel(999, "no such request")
             return [strangers, ccq.AnswerCancel(event.request, event.ccq_id)]
         return []
 
@@ -468,8 +468,8 @@ async def test_a_mistake_of_the_machine_ends_the_driver(bench: Bench) -> None:
     assert ended.value.subgroup(ZeroDivisionError) is not None
 
 
-async def test_new_commits_are_told_at_once_and_then_not_too_often(bench: Bench) -> None:
-    told: list[tuple[str, float]] = []
+async def test_new_commits_are_announced_at_once_and_then_not_too_often(bench: Bench) -> None:
+    announced: list[tuple[str, float]] = []
     quiet = MembershipOptions(heartbeat_interval_s=1e6, failure_timeout_s=2e6)
     driver = Driver(
         bench.script,  # type: ignore[arg-type]
@@ -484,15 +484,15 @@ async def test_new_commits_are_told_at_once_and_then_not_too_often(bench: Bench)
 
     class Heartbeats(Mail):
         def send_heartbeat(self, to: str) -> None:
-            told.append((to, now))
+            announced.append((to, now))
 
     driver.mail = Heartbeats(bench.store)  # type: ignore[assignment]
     for tick in range(20):
         now = tick * driver_module.TICK_S
         driver.announce_commits(([WAKE] if tick in (4, 5, 6, 15) else []), now)
-    at = [round(moment / driver_module.TICK_S) for to, moment in told if to == "b"]
+    at = [round(moment / driver_module.TICK_S) for to, moment in announced if to == "b"]
     assert at == [4, 9, 15]
-    assert [to for to, _ in told] == ["b", "c"] * 3
+    assert [to for to, _ in announced] == ["b", "c"] * 3
 
 
 async def test_the_records_of_a_step_are_written_with_one_sync(
@@ -528,8 +528,8 @@ async def test_many_requests_are_answered_in_their_order_however_they_are(bench:
     def answer(event: Any) -> list[Any]:
         if not isinstance(event, ccq.FetchesRequested):
             return []
-        told = [ccq.RedirectFetch(one.request, one.ccq_id) for one in event.fetches]
-        return list(reversed(told))
+        redirects = [ccq.RedirectFetch(one.request, one.ccq_id) for one in event.fetches]
+        return list(reversed(redirects))
 
     bench.script.answer = answer
     answers = await bench.driver.ask_many(lambda first: fetches(first, 9), 9, timeout_s=TIMEOUT_S)

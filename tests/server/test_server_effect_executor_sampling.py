@@ -26,14 +26,14 @@ class Raising:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (SamplerRevoked("the sampler 'sent' was revoked", digest=SPEC.archive), SamplerRevoked),
         (ValueError("no idea"), SamplerFailed),
     ],
 )
 async def test_a_revocation_amid_a_call_is_told_as_such(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, told: type[Exception]
+    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception]
 ) -> None:
     labels = to_labels([(0, 1, 0, 5)])
     assert labels is not None
@@ -45,5 +45,5 @@ async def test_a_revocation_amid_a_call_is_told_as_such(
         return Raising(error)
 
     monkeypatch.setattr(work, "load", load)
-    with pytest.raises(told):
+    with pytest.raises(expected):
         await work.sample(labels, SPEC, query=absent)

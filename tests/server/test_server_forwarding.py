@@ -115,7 +115,7 @@ async def test_what_was_handed_on_once_is_not_handed_on_again() -> None:
 
 
 async def test_a_coordinator_that_this_nodes_files_do_not_name_breaks_nothing() -> None:
-    """One that was added, and started before this node was told of it."""
+    """One that was added, and started before this node knew it."""
     nodes = (NodeInfo("node-1", "127.0.0.1:1"),)
     topology = Topology("test", (Group("g", nodes),), even_ranges(1))
     peers = GrpcPeers(topology, is_dead=lambda name: False)

@@ -204,14 +204,14 @@ def agrees(read: Callable[[], float], exported: Callable[[Scrape], float], node:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
 def test_resident_memory_is_what_the_kernel_says_and_grows_with_what_is_held(node: Node) -> None:
-    def told(scrape: Scrape) -> float:
+    def reported(scrape: Scrape) -> float:
         return scrape.value("process_resident_memory_bytes")
 
-    before = agrees(lambda: resident(node.pid), told, node)
+    before = agrees(lambda: resident(node.pid), reported, node)
     node.client.create_dataset(schema("large"))
     for part in range(2):
         node.client.ingest("large", observations(100_000, first=100_000 * part))
-    after = agrees(lambda: resident(node.pid), told, node)
+    after = agrees(lambda: resident(node.pid), reported, node)
     assert after > before
     assert node.scrape().value("galileo_dataset_rows", dataset="large") == 200_000
 

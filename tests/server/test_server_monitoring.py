@@ -188,9 +188,9 @@ def test_single_queries_are_told_of_as_far_as_the_limit_goes(node: Node) -> None
 
 def test_http_and_grpc_agree_that_the_node_is_ready(node: Node) -> None:
     status, text = node.get("/ready")
-    told = json.loads(text)
-    assert (status, told["ready"]) == (200, True)
-    assert told["checks"] == dict.fromkeys(("catalog", "peers", "event loop", "disk"), "ok")
+    answer = json.loads(text)
+    assert (status, answer["ready"]) == (200, True)
+    assert answer["checks"] == dict.fromkeys(("catalog", "peers", "event loop", "disk"), "ok")
     assert node.get("/live") == (200, "alive\n")
     assert node.value("galileo_ready") == 1
     with grpc.insecure_channel(node.cluster.addresses[0]) as channel:

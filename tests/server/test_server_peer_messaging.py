@@ -149,7 +149,7 @@ async def test_a_heartbeat_tells_epoch_commits_and_datasets(
     assert len(b.view.event_clock("nam")) == len(b.view.sequences("nam"))
     assert (b.view.heard("a"), a.view.heard("b")) == (True, False)
     await post.heartbeat("a", "b")
-    assert post.news == [("b", ["nam"])], "the second told nothing new"
+    assert post.news == [("b", ["nam"])], "the second had nothing new"
     assert len(post.heartbeats) == 2
 
 
@@ -160,7 +160,7 @@ async def test_a_heartbeat_brings_datasets_that_the_peer_lacks(post: Post, schem
     assert post.wire.nodes["b"].catalog.schema("gfs") == other
 
 
-async def test_a_dropped_dataset_is_told_until_the_peer_has_dropped_it(post: Post) -> None:
+async def test_a_dropped_dataset_is_announced_until_the_peer_has_dropped_it(post: Post) -> None:
     a, b = post.wire.nodes["a"], post.wire.nodes["b"]
     await post.heartbeat("a", "b")  # The first reply of a life says only which life it is.
     await a.drop("nam", 1)
@@ -192,7 +192,7 @@ async def test_heartbeats_of_a_node_that_missed_a_drop_tell_nothing_of_it(
         await post.heartbeat("b", "a")
     await post.until(lambda: len(post.heartbeats) >= 4)
     assert a.catalog.keys == ["gfs", "nam@1"]
-    assert {dataset for _, told in post.news for dataset in told} == {"gfs"}
+    assert {dataset for _, datasets in post.news for dataset in datasets} == {"gfs"}
     assert a.view.sequences("gfs") == b.catalog.shard("gfs").published(), "others arrive"
     assert (a.view.sequences("nam"), a.view.sequences("nam@1")) == (ORIGIN, ORIGIN)
     assert a.view.losses.known == []
@@ -230,8 +230,8 @@ async def test_a_retention_is_told_until_the_peer_has_it(post: Post) -> None:
     assert b.catalog.retention("nam") == first
     post.wire.replies_lost.clear()
     # The first word of a life says only which life it is.
-    told = [len((await post.heartbeat("a", "b")).heartbeat.retentions) for _ in range(4)]
-    assert told == [1, 1, 0, 0]
+    counts = [len((await post.heartbeat("a", "b")).heartbeat.retentions) for _ in range(4)]
+    assert counts == [1, 1, 0, 0]
     second = a.catalog.set_retention("nam", None)
     assert len((await post.heartbeat("a", "b")).heartbeat.retentions) == 1
     assert b.catalog.retention("nam") == second
@@ -252,12 +252,12 @@ async def test_a_revocation_is_told_until_the_peer_has_it(
     post.wire.away.add("b")
     assert len((await post.heartbeat("a", "b")).heartbeat.samplers) == 2
     post.wire.away.clear()
-    told = []
+    counts = []
     async with asyncio.timeout(TIMEOUT_S):
         while post["a"]._boxes["b"].samplers.keys() != set(digests):
-            told.append(len((await post.heartbeat("a", "b")).heartbeat.samplers))
+            counts.append(len((await post.heartbeat("a", "b")).heartbeat.samplers))
             await asyncio.sleep(0.01)
-    assert max(told) == 2
+    assert max(counts) == 2
     assert len((await post.heartbeat("a", "b")).heartbeat.samplers) == 0
     assert b.samplers.news() == a.samplers.news()
     b.store.epoch += 1  # as after a restart, perhaps of an older copy of its directory
@@ -310,11 +310,11 @@ async def test_synopses_travel_again_to_a_peer_that_was_restarted(
     a, b = post.wire.nodes["a"], post.wire.nodes["b"]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     mine = set(a.catalog.shard("nam").journals)
-    told = [len((await post.heartbeat("a", "b")).heartbeat.synopses) for _ in range(2)]
-    assert told == [len(mine), 0]
+    counts = [len((await post.heartbeat("a", "b")).heartbeat.synopses) for _ in range(2)]
+    assert counts == [len(mine), 0]
     b.store.epoch += 1
-    told = [len((await post.heartbeat("a", "b")).heartbeat.synopses) for _ in range(3)]
-    assert told == [0, len(mine), 0], "the first reply of a life says that it is another one"
+    counts = [len((await post.heartbeat("a", "b")).heartbeat.synopses) for _ in range(3)]
+    assert counts == [0, len(mine), 0], "the first reply of a life says that it is another one"
 
 
 async def test_synopses_of_one_heartbeat_are_bounded(
@@ -361,7 +361,7 @@ async def test_mail_of_a_version_that_speaks_otherwise_is_refused(
 
 
 async def test_a_node_that_runs_elsewhere_says_so(post: Post) -> None:
-    """Nobody's file needs to be changed first; a late packet of its earlier life says nothing."""
+    """No configuration changes first; a late packet from before the restart is ignored."""
     a, b = post.wire.nodes["a"], post.wire.nodes["b"]
     before = a.topology.by_name["b"].address
     b.store.epoch += 1
@@ -395,7 +395,7 @@ async def test_a_message_that_cannot_be_read_is_refused(post: Post) -> None:
 
 
 async def test_a_digest_waits_for_the_next_heartbeat(post: Post) -> None:
-    """It comes every second from everybody, and has time."""
+    """It comes every second from every node, and is not urgent."""
     digest = Digest(7, 1)
     post["a"].send("b", digest)
     for _ in range(20):

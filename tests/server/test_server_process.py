@@ -91,9 +91,9 @@ def test_a_node_that_is_told_to_stop_stops_well(config: Path, tmp_path: Path) ->
     finally:
         process.kill()
         process.wait()
-    told = log.read_text()
-    assert f"node a serves at {address}" in told
-    assert "Traceback" not in told
+    text = log.read_text()
+    assert f"node a serves at {address}" in text
+    assert "Traceback" not in text
 
 
 @pytest.mark.slow

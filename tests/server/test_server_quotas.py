@@ -69,8 +69,8 @@ class Metered:
         files = sorted(self.cluster.directory.rglob(AUDIT))
         assert len(files) == 2
         assert {stat.S_IMODE(one.stat().st_mode) for one in files} == {0o600}
-        told = [json.loads(line) for one in files for line in one.read_text().splitlines()]
-        return [one for one in told if all(one.get(k) == v for k, v in wanted.items())]
+        events = [json.loads(line) for one in files for line in one.read_text().splitlines()]
+        return [one for one in events if all(one.get(k) == v for k, v in wanted.items())]
 
 
 @pytest.fixture(scope="module")
@@ -177,9 +177,9 @@ def test_what_a_query_may_be_is_bounded(metered: Metered) -> None:
         ):
             with pytest.raises(
                 QuotaExceeded, match="at most 10 vertices, got 12; simplify"
-            ) as told:
+            ) as caught:
                 ask()
-            assert (told.value.details["quota"], told.value.details["bound"]) == (
+            assert (caught.value.details["quota"], caught.value.details["bound"]) == (
                 "vertices_max",
                 10,
             )
@@ -188,9 +188,9 @@ def test_what_a_query_may_be_is_bounded(metered: Metered) -> None:
         with pytest.raises(QuotaExceeded, match=r"at least 0\.5 s, got 0\.1 s; choose"):
             ann.submit("rain", "", interval="0.1s", expiration="1m")
         # By the role, since neither ann nor bob has one of its own.
-        for somebody in (ann, bob):
+        for client in (ann, bob):
             with pytest.raises(QuotaExceeded, match="at most 3,600 s, got 7,200 s"):
-                somebody.submit("rain", "", interval="1s", expiration="2h")
+                client.submit("rain", "", interval="1s", expiration="2h")
         outcome, fine = ann.submit_many(
             [submission(7, interval="0.1s"), submission(8, interval="1s")]
         )
@@ -210,9 +210,9 @@ def test_so_is_what_is_asked_where_nodes_ask(metered: Metered) -> None:
                 if not is_refused:
                     list(answers)
                     continue
-                with pytest.raises(grpc.RpcError) as told:
+                with pytest.raises(grpc.RpcError) as caught:
                     list(answers)
-                assert "at most 10 vertices, got 12" in told.value.details()
+                assert "at most 10 vertices, got 12" in caught.value.details()
 
 
 def test_who_calls_too_often_waits_and_is_told_when_to_come_back(metered: Metered) -> None:
@@ -256,9 +256,9 @@ def test_calls_at_a_time_are_bounded(metered: Metered) -> None:
             waiting = continuous_pb2.FetchRequest(ccq_id=made.id, token=made.token, wait_s=30)
             streams = [stub.Fetch(waiting) for _ in range(3)]
             with metered.connect("ann", timeout="10ms") as hasty:
-                told = until(lambda: throttled(hasty))
-            assert told.details["quota"] == "calls_max"
-            assert "expected at most 3 calls at a time of 'ann'" in str(told)
+                error = until(lambda: throttled(hasty))
+            assert error.details["quota"] == "calls_max"
+            assert "expected at most 3 calls at a time of 'ann'" in str(error)
             threading.Timer(0.5, lambda: [one.cancel() for one in streams]).start()
             # It comes back and is let in; soon it is the only one.
             until(lambda: ann.whoami().quotas["calls_max"].used == 1)
@@ -294,8 +294,8 @@ def test_bytes_are_bounded(metered: Metered) -> None:
         assert root.count("rain") == 3 * count, "nothing is lost or stored twice"
     # Each is some 130 kB; the first is let in at once, the second waits for it, and so on.
     assert took_s > 1.0
-    told = metered.tokens.path.read_text()
-    assert "bytes_in_per_s" in told
+    text = metered.tokens.path.read_text()
+    assert "bytes_in_per_s" in text
 
 
 def test_an_expired_token_is_none(metered: Metered) -> None:
@@ -314,8 +314,8 @@ def test_everybody_may_ask_who_they_are(metered: Metered, tmp_path: Path) -> Non
     assert "user: ann\nroles: reader, writer\ndatasets: *\n" in shown.stdout
     assert "vertices_max" in shown.stdout
     done = CliRunner().invoke(main, [*words, "--token-file", str(file), "whoami", "--json"])
-    told = json.loads(done.stdout)
-    assert told["quotas"]["vertices_max"] == {"bound": 10, "used": None, "counted": "query"}
+    quotas_reply = json.loads(done.stdout)
+    assert quotas_reply["quotas"]["vertices_max"] == {"bound": 10, "used": None, "counted": "query"}
     assert metered.tokens.tokens["ann"] not in shown.stdout + done.stdout
 
 
@@ -353,7 +353,7 @@ def test_the_audit_log_tells_who_did_what(metered: Metered) -> None:
     assert metered.events(action="drain", object=node, principal="root")
     assert metered.events(action="undrain", object=node, principal="root")
     assert [one["object"] for one in metered.events(action="cancel-ccq")] == [made.id]
-    # It is told when the caller knows already.
+    # The caller knows first.
     [refused] = until(lambda: metered.events(action="Cluster/SetRetention", outcome="forbidden"))
     assert (refused["principal"], refused["object"]) == ("bob", "hail")
     assert metered.events(action="start")
@@ -365,14 +365,14 @@ def test_whose_queries_a_sampler_is_used_by_is_told_to_those_alone(
 ) -> None:
     (tmp_path / "none.py").write_text(NONE)
     archive = galileo.sampler_archive(tmp_path / "none.py")
-    told: dict[str, Any] = {}
+    uses: dict[str, Any] = {}
     with metered.connect("sam") as sam:
         made = sam.submit("rain", sampler=galileo.sampler(archive), interval="1h", expiration="1h")
         for name in ("sam", "root", "bob"):
             with metered.connect(name) as caller:
                 [one] = [s for s in caller.sent_samplers() if s.digest == archive.digest]
-                told[name] = one.ccq_ids
-        assert told == {"sam": (made.id,), "root": (made.id,), "bob": ()}
+                uses[name] = one.ccq_ids
+        assert uses == {"sam": (made.id,), "root": (made.id,), "bob": ()}
         sam.cancel(made.id)
     item = storage_pb2.ScanItem(
         dataset="rain", query_json="true", sampler_json=galileo.sampler(archive).to_json()
@@ -391,22 +391,26 @@ def test_moves_are_told(metered: Metered) -> None:
         )
         with pytest.raises(grpc.RpcError):
             list(steps)
-    [told] = until(lambda: metered.events(action="move-partition"))
-    assert (told["principal"], told["object"], told["outcome"]) == ("root", "0 x", "invalid_input")
+    [event] = until(lambda: metered.events(action="move-partition"))
+    assert (event["principal"], event["object"], event["outcome"]) == (
+        "root",
+        "0 x",
+        "invalid_input",
+    )
 
 
 def test_refusals_are_told_together(metered: Metered) -> None:
     begun = time.monotonic()
-    proof = galileo.client.Credentials("glt_planted-of-nobody", tls=metered.tls)
-    with Client(metered.cluster.addresses[0], proof=proof) as nobody:
+    proof = galileo.client.Credentials("glt_planted-of-no-principal", tls=metered.tls)
+    with Client(metered.cluster.addresses[0], proof=proof) as stranger:
         for _ in range(30):
             with pytest.raises(Unauthenticated):
-                nobody.whoami()
-    told = until(
+                stranger.whoami()
+    events = until(
         lambda: metered.events(action="Cluster/Status", outcome="unauthenticated", principal="")
     )
     # The first one; the others wait for those that may follow. Some are of another test.
-    assert 1 <= len(told) <= 3 + (time.monotonic() - begun) / TOGETHER_S
+    assert 1 <= len(events) <= 3 + (time.monotonic() - begun) / TOGETHER_S
     everything = "".join(one.read_text() for one in metered.cluster.directory.rglob(AUDIT + "*"))
     for secret in ("glt_planted", *metered.tokens.tokens.values()):
         assert secret not in everything
@@ -426,8 +430,8 @@ def test_renewed_files_are_told(metered: Metered) -> None:
             return False
 
     until(is_known)
-    told = metered.events(action="reload-principals", outcome="done")
-    assert len(told) > before
+    events = metered.events(action="reload-principals", outcome="done")
+    assert len(events) > before
     text = metered.tokens.path.read_text()
     metered.tokens.path.write_text(text + "\nsecret = 3\n")
 

@@ -115,8 +115,8 @@ def status_of(url: str) -> int:
 
 
 async def test_a_node_that_is_not_ready_is_alive(tmp_path: Path) -> None:
-    told = Readiness({"disk": "it is full"})
-    served = Monitoring("127.0.0.1:0", measure=lambda: [], look=lambda: told)
+    readiness = Readiness({"disk": "it is full"})
+    served = Monitoring("127.0.0.1:0", measure=lambda: [], look=lambda: readiness)
     url = f"http://127.0.0.1:{served.port}"
     try:
         assert await asyncio.to_thread(status_of, url + "/ready") == 503

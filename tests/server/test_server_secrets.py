@@ -1,4 +1,4 @@
-"""What proves who somebody is appears nowhere: it is searched for in all that a cluster tells."""
+"""Credentials appear in no output of a cluster: logs, errors, metrics, files and calls."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from galileo.wire.tls_credentials import TlsFiles
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
 WITHIN_S = 120.0
 PLANTED = TOKEN_PREFIX + "planted-in-the-environment"
-OF_NOBODY = TOKEN_PREFIX + "planted-of-nobody"
+UNKNOWN_TOKEN = TOKEN_PREFIX + "planted-of-no-principal"
 FORMATS = ("json", "text")
 CRASHING = """
-'''Runs a node of which one call fails as nobody foresaw, with secrets in its message.'''
+'''Runs a node of which one call fails unexpectedly, with secrets in its message.'''
 import runpy
 import sys
 from pathlib import Path
@@ -67,7 +67,7 @@ class Telling:
 
 @dataclass
 class Planted:
-    """A cluster, the secrets with which it was made, and all that was told since."""
+    """A cluster, the secrets with which it was made, and all outputs since then."""
 
     cluster: galileo.LocalCluster
     tokens: Tokens
@@ -75,16 +75,18 @@ class Planted:
     directory: Path
     metrics: list[str]
     secrets: list[str]
-    told: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
 
     def connect(self, name: str) -> Client:
         return Client(*self.cluster.addresses, proof=self.tokens.proof(name, tls=self.client))
 
     def check(self, *places: str) -> None:
-        """Each of the places has told something, and no place any secret."""
+        """Each of the places has an output, and no place any secret."""
         for place in places:
-            assert self.told.get(place), f"nothing was looked at of {place}"
-        found = {place for place, text in self.told.items() for one in self.secrets if one in text}
+            assert self.outputs.get(place), f"nothing was looked at of {place}"
+        found = {
+            place for place, text in self.outputs.items() for one in self.secrets if one in text
+        }
         assert not found
 
 
@@ -120,7 +122,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
         cluster.start()
     try:
         urls = [f"http://127.0.0.1:{port}" for port in ports]
-        secrets = [*tokens.tokens.values(), *keys, PLANTED, OF_NOBODY]
+        secrets = [*tokens.tokens.values(), *keys, PLANTED, UNKNOWN_TOKEN]
         yield Planted(cluster, tokens, client, directory, urls, secrets)
     finally:
         cluster.stop()
@@ -141,8 +143,8 @@ def test_no_secret_is_told_anywhere(planted: Planted) -> None:
             update = root.fetch(made.id, token=token, wait="5s")
             found, token = found + len(update.labels), update.token
         assert found == 2, "the evaluator and its workers are what is looked at"
-        planted.told["crashes"] = "\n".join(crash_of(planted, node) for node in (0, 1))
-        planted.told["calls"] = repr(root.status()) + repr(root.whoami()) + repr(root)
+        planted.outputs["crashes"] = "\n".join(crash_of(planted, node) for node in (0, 1))
+        planted.outputs["calls"] = repr(root.status()) + repr(root.whoami()) + repr(root)
         look_at_samplers(planted, root)
     look_at_bad_tokens(planted)
     look_at_commands(planted)
@@ -165,7 +167,7 @@ def rows() -> pd.DataFrame:
 
 
 def crash_of(planted: Planted, node: int) -> str:
-    """What a caller is told, whose node fails with the secrets in the message."""
+    """The error of a caller whose node fails with the secrets in the message."""
     proof = planted.tokens.proof("root", tls=planted.client)
     address = planted.cluster.addresses[node]
     with Client(address, proof=proof, timeout="1s") as client:
@@ -182,17 +184,23 @@ def look_at_samplers(planted: Planted, root: Client) -> None:
     source.write_text(TELLING)
     with pytest.raises(GalileoError, match="on purpose: ") as caught:
         root.query("rain", sampler=galileo.sampler(galileo.sampler_archive(source)))
-    planted.told["samplers"] = str(caught.value) + repr(caught.value.details)
+    planted.outputs["samplers"] = str(caught.value) + repr(caught.value.details)
 
 
 def look_at_bad_tokens(planted: Planted) -> None:
-    told = []
-    for token in (OF_NOBODY, OF_NOBODY + "\r\n", OF_NOBODY + " x", OF_NOBODY + "ä", OF_NOBODY * 99):
+    outputs = []
+    for token in (
+        UNKNOWN_TOKEN,
+        UNKNOWN_TOKEN + "\r\n",
+        UNKNOWN_TOKEN + " x",
+        UNKNOWN_TOKEN + "ä",
+        UNKNOWN_TOKEN * 99,
+    ):
         proof = Credentials(token, tls=planted.client)
         with pytest.raises(GalileoError) as caught:
             Client(planted.cluster.addresses[0], proof=proof, timeout="1s").datasets()
-        told.append("".join(traceback.format_exception(caught.value)) + repr(proof))
-    planted.told["errors"] = "\n".join(told)
+        outputs.append("".join(traceback.format_exception(caught.value)) + repr(proof))
+    planted.outputs["errors"] = "\n".join(outputs)
 
 
 def look_at_commands(planted: Planted) -> None:
@@ -200,26 +208,26 @@ def look_at_commands(planted: Planted) -> None:
     nodes = [word for address in planted.cluster.addresses for word in ("--node", address)]
     known = [*nodes, "--tls", str(planted.client)]
     config = str(planted.cluster.directory / "node-1.toml")
-    told = []
+    outputs = []
     for words in (["whoami"], ["status"], ["doctor"], ["doctor", "--config", config]):
         for more in ([], ["--json"]):
             done = CliRunner().invoke(main, [*known, "--token-file", str(token), *words, *more])
             assert done.exit_code in (0, 1), done.output
-            told.append(done.output)
+            outputs.append(done.output)
     checked = CliRunner().invoke(main, ["config", "check", config])
-    refused = CliRunner().invoke(main, [*known, "whoami"], env={"GALILEO_TOKEN": OF_NOBODY})
+    refused = CliRunner().invoke(main, [*known, "whoami"], env={"GALILEO_TOKEN": UNKNOWN_TOKEN})
     assert (checked.exit_code, "unauthenticated" in refused.output) == (0, True)
-    planted.told["commands"] = "\n".join([*told, checked.output, refused.output])
+    planted.outputs["commands"] = "\n".join([*outputs, checked.output, refused.output])
 
 
 def look_at_metrics(planted: Planted) -> None:
-    told = []
+    outputs = []
     for url in planted.metrics:
-        for path in ("metrics", "ready", "live", OF_NOBODY):
+        for path in ("metrics", "ready", "live", UNKNOWN_TOKEN):
             with contextlib.suppress(urllib.error.HTTPError):
-                told.append(urllib.request.urlopen(f"{url}/{path}", timeout=WITHIN_S).read())
-    planted.told["metrics"] = b"\n".join(told).decode()
-    assert planted.told["metrics"].count("# TYPE galileo_calls_refused") == 2
+                outputs.append(urllib.request.urlopen(f"{url}/{path}", timeout=WITHIN_S).read())
+    planted.outputs["metrics"] = b"\n".join(outputs).decode()
+    assert planted.outputs["metrics"].count("# TYPE galileo_calls_refused") == 2
 
 
 @contextlib.contextmanager
@@ -247,7 +255,7 @@ def look_at_processes(planted: Planted) -> None:
             lines[-1] += " ".join(["", *one.environ().values()])
     for part in ("galileo.server", "evaluator_main", "pyspark.daemon", "sparql serve", "java"):
         assert any(part in line for line in lines), f"no {part} was looked at"
-    planted.told["processes"] = "\n".join(lines)
+    planted.outputs["processes"] = "\n".join(lines)
 
 
 def look_at_files(planted: Planted) -> None:
@@ -261,7 +269,7 @@ def look_at_files(planted: Planted) -> None:
     assert text[logs[0]].startswith('{"time"')
     assert sum(path.name == "audit.log" for path in files) == 2
     assert any("evaluator" in str(path) and path.suffix == ".log" for path in files)
-    planted.told["files"] = "\n".join(text.values())
+    planted.outputs["files"] = "\n".join(text.values())
 
 
 def test_an_evaluator_that_fails_as_nobody_foresaw_tells_no_secret(tmp_path: Path) -> None:

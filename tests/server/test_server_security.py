@@ -178,11 +178,11 @@ def test_what_was_not_granted_is_not_there(client_of: Callable[[str], Client]) -
     for ask in (eve.query, eve.count, eve.explain):
         with pytest.raises(Forbidden, match="expected a grant on the dataset 'rain'"):
             ask("rain")
-    told = {one["dataset"] for node in eve.status().nodes for one in node.datasets}
-    assert told == {"wind"}
+    output = {one["dataset"] for node in eve.status().nodes for one in node.datasets}
+    assert output == {"wind"}
 
 
-@pytest.mark.parametrize("token", ["", TOKEN_PREFIX + "of-nobody"])
+@pytest.mark.parametrize("token", ["", TOKEN_PREFIX + "of-no-principal"])
 def test_nobody_gets_in_without_a_token(guarded: Guarded, token: str) -> None:
     with (
         Client(
@@ -249,10 +249,10 @@ def test_who_connects_without_tls_hears_so_at_once(guarded: Guarded) -> None:
         pytest.raises(ConfigError, match=f"the node at {address} expects TLS.*as tls="),
     ):
         client.datasets()
-    told = CliRunner().invoke(main, ["--node", address, "--timeout", "1h", "datasets"])
-    assert told.exit_code == 2
-    assert f"the node at {address} expects TLS" in told.stderr
-    assert "by --tls, or set GALILEO_TLS" in told.stderr
+    output = CliRunner().invoke(main, ["--node", address, "--timeout", "1h", "datasets"])
+    assert output.exit_code == 2
+    assert f"the node at {address} expects TLS" in output.stderr
+    assert "by --tls, or set GALILEO_TLS" in output.stderr
 
 
 def test_who_lacks_a_token_hears_how_to_name_one(guarded: Guarded) -> None:
@@ -262,9 +262,9 @@ def test_who_lacks_a_token_hears_how_to_name_one(guarded: Guarded) -> None:
         pytest.raises(Unauthenticated, match=r"pass token= or token_file= to galileo\.connect"),
     ):
         client.datasets()
-    told = CliRunner().invoke(main, ["--node", address, "--tls", str(guarded.client), "datasets"])
-    assert "name a file of it by --token-file" in told.stderr
-    assert "galileo.connect" not in told.stderr
+    output = CliRunner().invoke(main, ["--node", address, "--tls", str(guarded.client), "datasets"])
+    assert "name a file of it by --token-file" in output.stderr
+    assert "galileo.connect" not in output.stderr
 
 
 @pytest.mark.parametrize(
@@ -304,9 +304,9 @@ def test_what_does_not_exist_names_nothing_that_was_not_granted(guarded: Guarded
     with guarded.connect("pat") as client:
         await_that(lambda: bool(client.datasets()))
         for ask in (client.query, client.select, client.schema):
-            with pytest.raises(UnknownDataset) as told:
+            with pytest.raises(UnknownDataset) as output:
                 ask("x")
-            assert "rain" not in str(told.value)
+            assert "rain" not in str(output.value)
         later = galileo.Submission("x", "", interval="1s", expiration="1m")
         [outcome] = client.submit_many([later])
         assert "the dataset does not exist" in str(outcome)
@@ -445,8 +445,8 @@ def test_a_sent_sampler_runs_where_proof_is_asked_for(
         count, token = len(update.labels), update.token
     assert 1 <= count <= 3, "one of each commit, of which there is one to a partition"
     sam.cancel(made.id)
-    told = [path.read_text() for path in guarded.cluster.directory.rglob("audit.log")]
-    assert any(f'"run-sampler","object":"{archive.digest}","outcome":"done"' in t for t in told)
+    output = [path.read_text() for path in guarded.cluster.directory.rglob("audit.log")]
+    assert any(f'"run-sampler","object":"{archive.digest}","outcome":"done"' in t for t in output)
 
 
 def test_sparql_is_served_by_whom_the_cluster_knows(guarded: Guarded, tmp_path: Path) -> None:
@@ -474,9 +474,9 @@ def check_nothing_is_told(guarded: Guarded) -> None:
     keys = [(path / "key.pem").read_text().splitlines()[1] for path in (guarded.node,)]
     planted = [*guarded.tokens.tokens.values(), *keys, PLANTED]
     files = [path for path in guarded.cluster.directory.rglob("*") if path.is_file()]
-    told = [path.read_text(errors="replace") for path in files]
+    output = [path.read_text(errors="replace") for path in files]
     with guarded.connect("root") as client:
-        told.append(repr(client.status()) + repr(client.list_ccqs()) + repr(client.whoami()))
+        output.append(repr(client.status()) + repr(client.list_ccqs()) + repr(client.whoami()))
     children = psutil.Process().children(recursive=True)
     children += [one for one in psutil.process_iter() if is_of(one, guarded.cluster.directory)]
     lines = []
@@ -484,14 +484,14 @@ def check_nothing_is_told(guarded: Guarded) -> None:
         with contextlib.suppress(psutil.Error):
             lines.append(" ".join([*one.cmdline(), *one.environ().values()]))
     assert any("galileo.server" in line for line in lines), "nothing was looked at"
-    assert sum("serves at" in text for text in told) == 2
+    assert sum("serves at" in text for text in output) == 2
     assert sum(path.name == "audit.log" for path in files) == 2
     for secret in planted:
-        assert not any(secret in text for text in [*told, *lines])
+        assert not any(secret in text for text in [*output, *lines])
 
 
 def is_of(process: psutil.Process, directory: Path) -> bool:
-    """Whether it is the evaluator, or what that has started, which are children of nobody's."""
+    """Whether it is the evaluator, or what that has started, which have no parent."""
     with contextlib.suppress(psutil.Error):
         return any(str(directory) in word for word in (process.cwd(), *process.cmdline()))
     return False
@@ -510,9 +510,9 @@ def config(tmp_path: Path) -> Path:
 
 def refused(config: Path, *overrides: str, **environment: str) -> str:
     """What a node complains of that does not start."""
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as output:
         NodeProcess(load(config, environment=environment, overrides=overrides), clock=SystemClock())
-    return str(told.value)
+    return str(output.value)
 
 
 def test_what_a_node_complains_of_is_all_that_it_says(config: Path) -> None:
@@ -535,9 +535,9 @@ def test_a_node_does_not_start_with_secrets_that_others_can_read(
 ) -> None:
     secret = token_file(tmp_path / "token", TOKEN_PREFIX + "planted-in-a-file")
     secret.chmod(0o644)
-    told = refused(config, f"auth.node_token_file={secret}")
-    assert "only its owner can read, got mode 0644; run chmod 600" in told
-    assert "planted" not in told
+    output = refused(config, f"auth.node_token_file={secret}")
+    assert "only its owner can read, got mode 0644; run chmod 600" in output
+    assert "planted" not in output
 
 
 @pytest.mark.parametrize(
@@ -555,16 +555,16 @@ def test_a_secret_in_the_wrong_place_is_not_repeated(
 ) -> None:
     given = {"auth.node_token_file": str(token_file(tmp_path / "token", TOKEN_PREFIX + "good"))}
     given |= {key: TOKEN_PREFIX + "planted-by-mistake"}
-    told = refused(config, **{f"GALILEO_{k.upper().replace('.', '__')}": given[k] for k in given})
-    assert complaint in told
-    assert "planted" not in told
+    output = refused(config, **{f"GALILEO_{k.upper().replace('.', '__')}": given[k] for k in given})
+    assert complaint in output
+    assert "planted" not in output
 
 
 def test_nodes_that_could_not_prove_to_be_nodes_do_not_start(config: Path, tmp_path: Path) -> None:
     tokens = Tokens.made(tmp_path / "principals.toml")
     tokens.add("root", Role.ADMIN)
-    told = refused(config, f"auth.token_file={tokens.path}")
-    assert "expected auth.node_token_file or certificates in [tls]" in told
+    output = refused(config, f"auth.token_file={tokens.path}")
+    assert "expected auth.node_token_file or certificates in [tls]" in output
 
 
 @pytest.mark.slow

@@ -53,13 +53,13 @@ def test_spans_arrive_with_their_family_and_facts(collector: Collector, start: S
     with spans.inside(first), pytest.raises(ValueError, match="no"), spans.child("c"):
         raise ValueError("no")
     tracing.close()
-    told = {one.name: one for one in collector.spans()}
-    assert {one.trace for one in told.values()} == {first[3:35]}
-    assert told["a"].facts == {"dataset": "nam", "request": "r-1"}
-    assert (told["a"].service, told["a"].node) == ("test", "n-1")
-    assert {told["b"].parent, told["c"].parent} == {told["a"].id}
-    assert told["b"].took_s == pytest.approx(0.25, abs=1e-6)
-    assert (told["a"].is_error, told["c"].is_error) == (False, True)
+    exported = {one.name: one for one in collector.spans()}
+    assert {one.trace for one in exported.values()} == {first[3:35]}
+    assert exported["a"].facts == {"dataset": "nam", "request": "r-1"}
+    assert (exported["a"].service, exported["a"].node) == ("test", "n-1")
+    assert {exported["b"].parent, exported["c"].parent} == {exported["a"].id}
+    assert exported["b"].took_s == pytest.approx(0.25, abs=1e-6)
+    assert (exported["a"].is_error, exported["c"].is_error) == (False, True)
 
 
 def test_what_was_not_chosen_is_not_recorded_anywhere(collector: Collector, start: Start) -> None:
@@ -86,23 +86,23 @@ def test_a_ratio_is_kept(collector: Collector, start: Start) -> None:
         with spans.span("a"), spans.child("b"):
             pass
     tracing.close()
-    told = collector.spans()
-    assert 50 < len([one for one in told if one.name == "a"]) < 150
-    assert len([one for one in told if one.name == "b"]) == len(told) / 2
+    exported = collector.spans()
+    assert 50 < len([one for one in exported if one.name == "a"]) < 150
+    assert len([one for one in exported if one.name == "b"]) == len(exported) / 2
 
 
 @pytest.mark.parametrize("kind", ["absent", "silent"])
 def test_a_collector_that_does_not_answer_costs_nobody_anything(
     kind: str, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Absent: nobody listens. Silent: somebody does, and never says a word."""
+    """Absent: nothing listens. Silent: a socket that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1] if kind == "silent" else free_ports(1)[0]
         slowest_s, closing_s = slowest_and_closing_s(start(f"http://127.0.0.1:{port}", 1.0))
     assert slowest_s < EXPORT_TIMEOUT_S / 2
     assert closing_s < 2 * (CLOSE_TIMEOUT_S + EXPORT_TIMEOUT_S)
-    told = [one for one in caplog.records if one.name.startswith("galileo")]
-    assert len([one for one in told if "does not take spans" in one.getMessage()]) <= 1
+    exported = [one for one in caplog.records if one.name.startswith("galileo")]
+    assert len([one for one in exported if "cannot export spans" in one.getMessage()]) <= 1
 
 
 def slowest_and_closing_s(tracing: Tracing) -> tuple[float, float]:
@@ -126,13 +126,13 @@ def test_a_collector_that_comes_back_is_told_again(
     [port] = free_ports(1)
     start(f"http://127.0.0.1:{port}", 1.0)
 
-    def told(words: str) -> Callable[[], bool]:
+    def was_logged(words: str) -> Callable[[], bool]:
         return lambda: any(words in one.getMessage() for one in caplog.records)
 
-    until(told("does not take spans"))
+    until(was_logged("cannot export spans"))
     collector = Collector(port)
     try:
-        until(told("takes spans again"))
+        until(was_logged("exporting spans to"))
         assert collector.spans()
     finally:
         collector.stop()

@@ -28,9 +28,9 @@ details = st.dictionaries(
 messages = st.text(st.characters(codec="utf-8"), max_size=500)
 
 
-def rpc_error(code: grpc.StatusCode, told: str = "", *trailing: Any) -> grpc.aio.AioRpcError:
+def rpc_error(code: grpc.StatusCode, given: str = "", *trailing: Any) -> grpc.aio.AioRpcError:
     nothing = grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(code, nothing, grpc.aio.Metadata(*trailing), details=told)
+    return grpc.aio.AioRpcError(code, nothing, grpc.aio.Metadata(*trailing), details=given)
 
 
 def test_every_error_has_a_kind_of_its_own() -> None:
@@ -44,15 +44,15 @@ def test_every_error_has_a_kind_of_its_own() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @examples(15)
-@given(message=messages, told=details)
+@given(message=messages, given=details)
 def test_every_error_crosses_the_wire_as_itself(
-    kind: str, message: str, told: dict[str, Any]
+    kind: str, message: str, given: dict[str, Any]
 ) -> None:
-    sent = KINDS[kind](message, **told)
+    sent = KINDS[kind](message, **given)
     packed = status.error_to_pb(sent).SerializeToString()
     got = status.error_from_pb(common_pb2.Error.FromString(packed))
     assert type(got) is KINDS[kind]
-    assert (got.message, got.details, str(got)) == (message, told, message)
+    assert (got.message, got.details, str(got)) == (message, given, message)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,7 +98,7 @@ def test_a_bare_code_is_an_error_that_says_whom_was_asked(code: grpc.StatusCode)
 
 
 @pytest.mark.parametrize(
-    ("code", "told", "cls"),
+    ("code", "given", "cls"),
     [
         (grpc.StatusCode.UNAVAILABLE, "connection refused", errors.Unavailable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", errors.DeadlineExceeded),
@@ -115,9 +115,9 @@ def test_a_bare_code_is_an_error_that_says_whom_was_asked(code: grpc.StatusCode)
     ],
 )
 def test_what_a_bare_code_means(
-    code: grpc.StatusCode, told: str, cls: type[errors.GalileoError]
+    code: grpc.StatusCode, given: str, cls: type[errors.GalileoError]
 ) -> None:
-    assert type(status.error_of_rpc(rpc_error(code, told), asked="x")) is cls
+    assert type(status.error_of_rpc(rpc_error(code, given), asked="x")) is cls
 
 
 @pytest.mark.parametrize("value", [b"\xff\xff", b"\x1a\x01{"])
@@ -168,7 +168,7 @@ async def test_a_stream_that_ends_as_it_is_sent_to_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "given"),
     [
         (errors.Throttled("x", after_s=1.25), "1250"),
         (errors.Overloaded("x", after_s=5), "5000"),
@@ -178,9 +178,9 @@ async def test_a_stream_that_ends_as_it_is_sent_to_is_tried_again() -> None:
     ],
 )
 def test_grpc_itself_is_told_when_to_try_again(
-    error: errors.GalileoError, told: str | None
+    error: errors.GalileoError, given: str | None
 ) -> None:
-    assert dict(status.pushback_of(error)).get(status.PUSHBACK_KEY) == told
+    assert dict(status.pushback_of(error)).get(status.PUSHBACK_KEY) == given
 
 
 @pytest.mark.parametrize("details", ["DNS resolution failed for x", "x: address lookup failed"])

@@ -31,9 +31,9 @@ def node(certified: Certified) -> Path:
 
 
 async def who(request: bytes, context: Any) -> bytes:
-    names = context.auth_context().get("x509_common_name", [b"nobody"])
-    told = dict(context.invocation_metadata()).get("authorization", "")
-    return b" ".join([names[0], told.encode()])
+    names = context.auth_context().get("x509_common_name", [b"no name"])
+    token = dict(context.invocation_metadata()).get("authorization", "")
+    return b" ".join([names[0], token.encode()])
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def address(node: Path) -> AsyncIterator[str]:
     await server.stop(0)
 
 
-async def told(channel: grpc.aio.Channel) -> bytes:
+async def identity_at(channel: grpc.aio.Channel) -> bytes:
     answer: bytes = await channel.unary_unary(CALL)(b"", timeout=10)
     return answer
 
@@ -56,7 +56,7 @@ async def told(channel: grpc.aio.Channel) -> bytes:
 async def test_both_sides_show_certificates(address: str, certified: Certified) -> None:
     keys = keys_in(certified.of("client", "ann"), token=TOKEN)
     async with open_channel(address, keys) as channel:
-        assert await told(channel) == b"ann Bearer " + TOKEN.encode()
+        assert await identity_at(channel) == b"ann Bearer " + TOKEN.encode()
 
 
 async def test_the_name_of_the_server_is_checked(address: str, certified: Certified) -> None:
@@ -64,7 +64,7 @@ async def test_the_name_of_the_server_is_checked(address: str, certified: Certif
     port = address.rpartition(":")[2]
     async with open_channel(f"localhost:{port}", keys) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="Hostname Verification"):
-            await told(channel)
+            await identity_at(channel)
 
 
 async def test_a_clients_certificate_makes_no_server(certified: Certified, node: Path) -> None:
@@ -77,7 +77,7 @@ async def test_a_clients_certificate_makes_no_server(certified: Certified, node:
     await server.start()
     async with open_channel(f"127.0.0.1:{port}", keys_in(node)) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="certificate purpose"):
-            await told(channel)
+            await identity_at(channel)
     await server.stop(0)
 
 
@@ -90,7 +90,7 @@ async def test_whose_certificate_is_over_or_foreign_is_not_heard(
     for directory in (over, foreign):
         async with open_channel(address, keys_in(directory)) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await told(channel)
+                await identity_at(channel)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -102,7 +102,7 @@ async def test_renewed_keys_are_taken_and_half_written_ones_are_not(
     now = [0.0]
     channels = Channels(keys_in(client), monotonic=lambda: now[0])
     first = channels.get(address)
-    assert await told(first) == b"ann "
+    assert await identity_at(first) == b"ann "
     good = (client / "key.pem").read_bytes()
     half = certified.of("client", "other") / "key.pem"
     half.replace(client / "key.pem")
@@ -114,8 +114,8 @@ async def test_renewed_keys_are_taken_and_half_written_ones_are_not(
     now[0] += 2 * LOOK_S
     second = channels.get(address)
     assert second is not first
-    assert await told(second) == b"ann "
-    assert await told(first) == b"ann ", "what runs over the old one goes on"
+    assert await identity_at(second) == b"ann "
+    assert await identity_at(first) == b"ann ", "what runs over the old one goes on"
     await channels.close()
 
 
@@ -126,7 +126,7 @@ async def test_a_channel_to_somebody_else_is_opened_while_keys_are_half_written(
     channels = Channels(keys_in(client))
     channels.get("127.0.0.1:1")
     (certified.of("client", "other") / "key.pem").replace(client / "key.pem")
-    assert await told(channels.get(address)) == b"ann "
+    assert await identity_at(channels.get(address)) == b"ann "
     await channels.close()
 
 
@@ -158,10 +158,10 @@ async def test_a_server_goes_on_while_its_files_do_not_fit(
     keys = keys_in(certified.of("client", "ann"))
     (certified.of("node", "other") / "key.pem").replace(node / "key.pem")
     async with open_channel(address, keys) as channel:
-        assert await told(channel) == b"ann "
+        assert await identity_at(channel) == b"ann "
     (node / "certificate.pem").unlink()
     async with open_channel(address, keys) as channel:
-        assert await told(channel) == b"ann "
+        assert await identity_at(channel) == b"ann "
 
 
 def test_a_blocking_channel_carries_the_token_too(tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_a_blocking_channel_carries_the_token_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("open_one", [open_channel, open_blocking_channel])
 async def test_a_token_does_not_travel_unencrypted(open_one: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match=r"expected TLS to send a token to 10\.0\.0\.1") as told:
+    with pytest.raises(ConfigError, match=r"expected TLS to send a token to 10\.0\.0\.1") as caught:
         open_one("10.0.0.1:7701", TlsFiles(token=TOKEN))
-    assert TOKEN not in str(told.value)
+    assert TOKEN not in str(caught.value)
     closing = open_one("10.0.0.1:7701", TlsFiles(token=TOKEN, insecure=True)).close()
     if closing is not None:
         await closing
@@ -196,9 +196,9 @@ def test_keys_do_not_show_their_token() -> None:
 @pytest.mark.parametrize("wrong", ["", "two words", "x" * 513, "\x00", "\u00e9"])
 def test_a_file_of_something_else_is_no_token(tmp_path: Path, wrong: str) -> None:
     path = token_file(tmp_path / "token", wrong)
-    with pytest.raises(ConfigError, match="expected one token") as told:
+    with pytest.raises(ConfigError, match="expected one token") as caught:
         TlsFiles(token_file=str(path)).read_token()
-    assert not wrong.strip() or wrong not in str(told.value)
+    assert not wrong.strip() or wrong not in str(caught.value)
 
 
 def test_files_that_cannot_be_used_are_told_by_their_keys(certified: Certified) -> None:

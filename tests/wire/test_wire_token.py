@@ -80,9 +80,9 @@ open_windows = st.sets(st.integers(-(2**40), 2**40), max_size=40).map(
 
 
 @given(ids, cursors, st.builds(WindowProgress, st.none() | numbers, open_windows))
-def test_a_token_says_what_its_reader_was_told_of_windows(ccq_id, cursor, told):
-    text = token.encode(ccq_id, cursor, told)
-    assert token.read(text, ccq_id=ccq_id) == (cursor, told)
+def test_encode_with_windows_keeps_the_progress(ccq_id, cursor, progress):
+    text = token.encode(ccq_id, cursor, progress)
+    assert token.read(text, ccq_id=ccq_id) == (cursor, progress)
     assert token.decode(text, ccq_id=ccq_id) == cursor
 
 
@@ -105,10 +105,10 @@ def test_a_token_holds_few_windows_open():
 def test_a_right_checksum_over_nonsense_about_windows_is_refused(body):
     text = sealed(bytes([token.VERSION_WITH_WINDOWS]) + b"\x01q\x00" + body)
     try:
-        cursor, told = token.read(text, ccq_id="q")
+        cursor, progress = token.read(text, ccq_id="q")
     except InvalidToken:
         return
-    assert token.encode("q", cursor, told) == text
+    assert token.encode("q", cursor, progress) == text
 
 
 def test_tokens_are_bounded():
