@@ -382,7 +382,7 @@ def test_queries_are_named_with_commas_between() -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("format", "xml"), ("level", "loud")])
 def test_logs_have_these_formats_and_levels(key: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=rf"logs\.{key} to be one of"):
+    with pytest.raises(ConfigError, match=rf"logging\.{key} to be one of"):
         config.from_dict(with_key(f"logs.{key}", value))
 
 

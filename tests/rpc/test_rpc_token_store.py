@@ -124,7 +124,7 @@ def test_so_is_one_that_others_can_read(path: Path) -> None:
     path.chmod(0o604)
     with pytest.raises(ConfigError, match="got mode 0604; run chmod 600 on it"):
         TokenStore(path)
-    with pytest.raises(ConfigError, match=r"expected access\.principals to be a readable file"):
+    with pytest.raises(ConfigError, match=r"expected auth\.token_file to be a readable file"):
         TokenStore(path.with_name("away"))
 
 
