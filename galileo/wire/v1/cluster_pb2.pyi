@@ -389,7 +389,7 @@ class CcqTrouble(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     ccq_id: _builtins.str
     kind: _builtins.str
-    """of the error that its readers are told; empty: it is overloaded"""
+    """of the error that its readers get; empty: it is overloaded"""
     message: _builtins.str
     def __init__(
         self,

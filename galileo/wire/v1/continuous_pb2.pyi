@@ -97,7 +97,7 @@ class Ccq(_message.Message):
     """"running", "electing", "cancelled", "expired" """
     window_json: _builtins.str
     owner: _builtins.str
-    """who submitted it; empty where nobody had to say"""
+    """who submitted it; empty without authentication"""
     @_builtins.property
     def holders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """nodes that keep earlier stretches of its cache, oldest first"""
@@ -400,7 +400,7 @@ class SharedUpdate(_message.Message):
     COUNTS_FIELD_NUMBER: _builtins.int
     schema: _builtins.int
     cursor: _builtins.int
-    """of the tokens, which the reader makes: nothing was told of windows"""
+    """of the tokens, which the reader builds: without windows"""
     frontier: _builtins.int
     age_s: _builtins.float
     interval_s: _builtins.float
@@ -468,7 +468,7 @@ class ManyUpdate(_message.Message):
     schema: _builtins.int
     query_json: _builtins.str
     coordinator: _builtins.str
-    """"host:port" to ask in place of this node; nothing else is told"""
+    """"host:port" of the coordinator; other fields are empty"""
     interval_s: _builtins.float
     """as in FetchTail"""
     @_builtins.property
@@ -485,7 +485,7 @@ class ManyUpdate(_message.Message):
 
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """nothing else is told"""
+        """other fields are empty"""
 
     def __init__(
         self,

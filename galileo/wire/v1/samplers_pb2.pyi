@@ -182,7 +182,7 @@ class RevokeSamplerReply(_message.Message):
     def sampler(self) -> Global___UploadedSampler: ...
     @_builtins.property
     def away(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """nodes that will be told when they are back"""
+        """nodes that are notified when they are back"""
 
     def __init__(
         self,

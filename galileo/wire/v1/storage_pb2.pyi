@@ -252,7 +252,7 @@ class SelectPart(_message.Message):
     rows: _builtins.int
     """of a count"""
     last: _builtins.bool
-    """nothing follows, so that nobody need wait for the end of the stream"""
+    """the last part, so that readers need not wait for the end of the stream"""
     @_builtins.property
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """with `last`: partitions that could not be asked"""
