@@ -266,9 +266,9 @@ class LocalCluster:
 
     def _joined(self) -> list[int]:
         """The groups of the added nodes, as stored in the directory."""
-        kept = self.directory / JOINED
-        found: list[int] = json.loads(kept.read_text()) if kept.exists() else []
-        return found
+        path = self.directory / JOINED
+        groups: list[int] = json.loads(path.read_text()) if path.exists() else []
+        return groups
 
     def _add_member(self, group: int, *, name: str, address: str) -> None:
         ordinal = int(name.rpartition("-")[2]) - 1
@@ -322,23 +322,23 @@ class LocalCluster:
 
     def _addresses(self, count: int, port: int | None) -> list[str]:
         """The stored ports of the directory, or free ones."""
-        kept = self.directory / ADDRESSES
+        path = self.directory / ADDRESSES
         if port is not None:
             if not 1 <= port <= PORT_MAX - count + 1:
                 raise InputError(
                     f"expected ports from 1 to {PORT_MAX}, got {port} for the first of {count}"
                 )
             return [f"127.0.0.1:{port + number}" for number in range(count)]
-        if kept.exists():
-            known: list[str] = json.loads(kept.read_text())
+        if path.exists():
+            known: list[str] = json.loads(path.read_text())
             if len(known) != count:
                 raise InputError(
                     f"expected {len(known)} nodes as {self.directory} has data of, got {count}"
                 )
             return known
-        found = _free_addresses(count)
-        kept.write_text(json.dumps(found))
-        return found
+        addresses = _free_addresses(count)
+        path.write_text(json.dumps(addresses))
+        return addresses
 
     def _config_of(self, name: str) -> Path:
         return self.directory / f"{name}.toml"
@@ -375,13 +375,13 @@ def free_ports(count: int) -> list[int]:
 
     They are below Linux's range of ephemeral ports, so that no connection takes one meanwhile.
     """
-    found: list[int] = []
+    ports: list[int] = []
     for port in random.SystemRandom().sample(FREE_PORTS, PORT_ATTEMPTS_MAX):
-        if len(found) == count:
-            return found
+        if len(ports) == count:
+            return ports
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-    raise Unavailable(f"expected {count} free ports of 127.0.0.1, found {len(found)}; close others")
+            ports.append(port)
+    raise Unavailable(f"expected {count} free ports of 127.0.0.1, found {len(ports)}; close others")
 
 
 def _free_addresses(count: int) -> list[str]:

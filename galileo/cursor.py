@@ -77,9 +77,9 @@ class Cursor(Mapping[int, int]):
         if memory is not None and memory[0]() is other:
             return memory[1]
         mine = self._positions.get
-        found = all(mine(p, 0) >= s for p, s in other._positions.items())
-        self._compared = (ref(other), found)
-        return found
+        result = all(mine(p, 0) >= s for p, s in other._positions.items())
+        self._compared = (ref(other), result)
+        return result
 
     def news(self, known: Cursor) -> tuple[int, ...]:
         """The partitions in which `known` is after this cursor; caches the last result."""
@@ -87,9 +87,9 @@ class Cursor(Mapping[int, int]):
         if memory is not None and memory[0]() is known:
             return memory[1]
         mine = self._positions.get
-        found = tuple(p for p, s in known._positions.items() if s > mine(p, 0))
-        self._news = (ref(known), found)
-        return found
+        partitions = tuple(p for p, s in known._positions.items() if s > mine(p, 0))
+        self._news = (ref(known), partitions)
+        return partitions
 
     def join(self, other: Mapping[int, int]) -> Cursor:
         """The pointwise maximum."""
@@ -98,9 +98,9 @@ class Cursor(Mapping[int, int]):
         memory = self._joined
         if memory is not None and memory[0]() is other and (known := memory[1]()) is not None:
             return known
-        found = self._later(other)
-        self._joined = (ref(other), ref(found))
-        return found
+        joined = self._later(other)
+        self._joined = (ref(other), ref(joined))
+        return joined
 
     def _later(self, other: Cursor) -> Cursor:
         if self.covers(other):

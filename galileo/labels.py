@@ -456,9 +456,9 @@ def cut_between_commits(
         reached: how far the commits are complete.
         labels_max: at least 1.
     """
-    kept = _in_turns(partitions, sizes, labels_max=labels_max)
-    left, first = np.unique(partitions[~kept], return_index=True)
-    before = (sequences[~kept][first] - 1).tolist()
+    is_kept = _in_turns(partitions, sizes, labels_max=labels_max)
+    left, first = np.unique(partitions[~is_kept], return_index=True)
+    before = (sequences[~is_kept][first] - 1).tolist()
     return Cursor({**reached, **dict(zip(left.tolist(), before, strict=True))})
 
 
@@ -473,6 +473,6 @@ def _in_turns(
     order = np.lexsort((partitions, depth))
     fits = np.cumsum(sizes[order]) <= labels_max
     fits[0] = True
-    kept = np.zeros(len(sizes), dtype=np.bool_)
-    kept[order[fits]] = True
-    return kept
+    is_kept = np.zeros(len(sizes), dtype=np.bool_)
+    is_kept[order[fits]] = True
+    return is_kept

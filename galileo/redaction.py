@@ -23,4 +23,4 @@ _WORDS = {"token": "(a token)", "key": "(a key)", "password": "(a password)", "b
 
 def redacted(text: str) -> str:
     """The text with a word in place of each token, private key, and password in an address."""
-    return _SECRETS.sub(lambda found: _WORDS[found.lastgroup or ""], text)
+    return _SECRETS.sub(lambda match: _WORDS[match.lastgroup or ""], text)

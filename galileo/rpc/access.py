@@ -184,12 +184,12 @@ _FIELDS: dict[str, tuple[Any, ...]] = {}
 
 def _fields_with_datasets(descriptor: Any) -> tuple[Any, ...]:
     """Names of datasets themselves, and messages that have some."""
-    found = _FIELDS.get(descriptor.full_name)
-    if found is None:
-        found = _FIELDS[descriptor.full_name] = tuple(
+    fields = _FIELDS.get(descriptor.full_name)
+    if fields is None:
+        fields = _FIELDS[descriptor.full_name] = tuple(
             field for field in descriptor.fields if _names_datasets(field, within=())
         )
-    return found
+    return fields
 
 
 def _names_datasets(field: Any, *, within: Collection[str]) -> bool:

@@ -246,14 +246,14 @@ class AdmissionController(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Admits calls; must be the first interceptor of a server."""
 
     def __init__(self, options: AdmissionOptions | None = None) -> None:
-        self._options = chosen = options or AdmissionOptions()
+        self._options = bounds = options or AdmissionOptions()
         self._small, self._bulk = (
-            _WeightedSemaphore(chosen.requests_bytes_max),
-            _WeightedSemaphore(chosen.bulk_bytes_max),
+            _WeightedSemaphore(bounds.requests_bytes_max),
+            _WeightedSemaphore(bounds.bulk_bytes_max),
         )
         self._slots = {
-            policy_pb2.READ_SLOT: StreamSlots(chosen.readings_max, gives_way_s=chosen.gives_way_s),
-            policy_pb2.QUERY_SLOT: StreamSlots(chosen.answers_max, gives_way_s=chosen.gives_way_s),
+            policy_pb2.READ_SLOT: StreamSlots(bounds.readings_max, gives_way_s=bounds.gives_way_s),
+            policy_pb2.QUERY_SLOT: StreamSlots(bounds.answers_max, gives_way_s=bounds.gives_way_s),
         }
         self._calls = 0
 

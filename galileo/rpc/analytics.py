@@ -188,13 +188,13 @@ def _rows(table: pa.Table) -> Iterator[analytics_pb2.AnalyticsPart]:
         yield analytics_pb2.AnalyticsPart(rows=chunk)
 
 
-def _measured(found: Neighbours) -> pa.Table:
+def _measured(neighbours: Neighbours) -> pa.Table:
     """Adds the distances as last column, under a name that no feature has."""
     name = DISTANCE
-    while name in found.observations.column_names:
+    while name in neighbours.observations.column_names:
         name += "_"
     distances = pa.field(name, pa.float64(), nullable=False)
-    return found.observations.append_column(distances, pa.array(found.distance_m))
+    return neighbours.observations.append_column(distances, pa.array(neighbours.distance_m))
 
 
 def _children_of(schema: Schema, request: analytics_pb2.ChildrenRequest) -> ChildrenRequest:

@@ -97,10 +97,10 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> Callable[..., Any]:
         async def admitted(request: Any, context: Context) -> Any:
             try:
-                asked, shown, meter = self._admitted(request, context, method, many=many)
+                checked, shown, meter = self._admitted(request, context, method, many=many)
             except Exception as error:
                 await refuse(context, error)
-            return await metered(meter, handler, asked, context=shown)
+            return await metered(meter, handler, checked, context=shown)
 
         return admitted
 
@@ -113,10 +113,10 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         async def admitted(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                asked, shown, meter = self._admitted(request, context, method, many=many)
+                checked, shown, meter = self._admitted(request, context, method, many=many)
             except Exception as error:
                 await refuse(context, error)
-            async with aclosing(metered_stream(meter, handler, asked, context=shown)) as replies:
+            async with aclosing(metered_stream(meter, handler, checked, context=shown)) as replies:
                 async for reply in replies:
                     yield reply
 

@@ -52,15 +52,15 @@ class Identity:
                 return Principal(node, frozenset({Role.NODE}), EVERY_DATASET)
         if self._principals is None:
             return ANY_CLIENT if self._is_mutual else ANONYMOUS
-        found = self._principals.of_token(_token_of(context))
-        if found is None:
+        principal = self._principals.of_token(_token_of(context))
+        if principal is None:
             raise Unauthenticated(
                 "expected the token of a principal of this cluster, got one that is unknown or "
                 "revoked; ask an administrator of the cluster for another"
             )
-        if self._is_mutual and found.is_node:
-            return replace(found, roles=found.roles - {Role.NODE})
-        return found
+        if self._is_mutual and principal.is_node:
+            return replace(principal, roles=principal.roles - {Role.NODE})
+        return principal
 
 
 def _token_of(context: Context) -> str:

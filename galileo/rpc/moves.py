@@ -64,8 +64,8 @@ class MovesServicer(migration_pb2_grpc.MigrationServicer):
     async def Checksum(  # noqa: N802
         self, request: migration_pb2.ChecksumRequest, context: Context
     ) -> migration_pb2.ChecksumReply:
-        found = await self._node.giving.checksum(request.partition, _file(request.file))
-        return migration_pb2.ChecksumReply(crc=found)
+        checksum = await self._node.giving.checksum(request.partition, _file(request.file))
+        return migration_pb2.ChecksumReply(crc=checksum)
 
     @unary
     async def Fence(  # noqa: N802

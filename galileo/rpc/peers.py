@@ -97,15 +97,15 @@ class GrpcPeers:
         Raises:
             Unavailable: this node's configuration does not name it, unlike that of others.
         """
-        found = self._topology.current.by_name.get(node)
-        if found is None:
+        member = self._topology.current.by_name.get(node)
+        if member is None:
             raise Unavailable(
                 f"this node does not know the node {node}; give all nodes the same [cluster] table "
                 "and restart this one, or ask another",
                 node=node,
                 after_s=1.0,
             )
-        return found.address
+        return member.address
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
         head = peers_pb2.CommitRequest(

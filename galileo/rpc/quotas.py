@@ -66,12 +66,12 @@ def _with_own(default: Quotas, own: tuple[tuple[str, float], ...]) -> Quotas:
 
 def check_vertices(query: Query, quotas: Quotas) -> None:
     """Raises QuotaExceeded."""
-    found = query.vertices
-    if found > quotas.vertices_max:
+    vertices = query.vertices
+    if vertices > quotas.vertices_max:
         raise exceeded(
             "vertices_max",
             quotas.vertices_max,
-            f"expected a query with at most {quotas.vertices_max:,} vertices, got {found:,}; "
+            f"expected a query with at most {quotas.vertices_max:,} vertices, got {vertices:,}; "
             "simplify its geometries",
         )
 

@@ -166,16 +166,16 @@ class Metering:
     def meter(self, principal: Principal) -> PrincipalUsage:
         """The usage of a principal; starts anew when its quotas have changed."""
         name, quotas = principal.name, self._allowances.of(principal)
-        found = self._meters.get(name)
-        if found is None:
+        usage = self._meters.get(name)
+        if usage is None:
             self._forget_some()
-            found = self._meters[name] = PrincipalUsage(
+            usage = self._meters[name] = PrincipalUsage(
                 quotas, name=name, monotonic=self._monotonic
             )
-        elif found.quotas is not quotas and found.quotas != quotas:
-            found.use(quotas)
+        elif usage.quotas is not quotas and usage.quotas != quotas:
+            usage.use(quotas)
         self._meters.move_to_end(name)
-        return found
+        return usage
 
     def meter_of(self, principal: Principal, method: str, request: Any) -> PrincipalUsage | None:
         """The usage that counts a call; None for calls between nodes.

@@ -83,12 +83,12 @@ class TokenStore:
             Unauthenticated: it has expired.
         """
         self._look()
-        found = self._found.get(digest_of(token))
-        if found is not None and self._wall() >= found.expires_at:
+        principal = self._found.get(digest_of(token))
+        if principal is not None and self._wall() >= principal.expires_at:
             raise Unauthenticated(
                 "the token has expired; ask an administrator of the cluster for another"
             )
-        return found
+        return principal
 
     def _look(self) -> None:
         now = self._monotonic()
@@ -156,15 +156,15 @@ def read(path: Path) -> Known:
             f"expected at most {PRINCIPALS_MAX:,} tables [[principal]], tables [role.NAME], and "
             "nothing else in auth.token_file"
         )
-    found: dict[str, Principal] = {}
+    principals: dict[str, Principal] = {}
     names: set[str] = set()
     for number, table in enumerate(listed, start=1):
         digest, principal = _principal(table, number)
-        if digest in found or principal.name in names:
+        if digest in principals or principal.name in names:
             raise ConfigError(f"expected principal {number} to have a name and token of its own")
-        found[digest] = principal
+        principals[digest] = principal
         names.add(principal.name)
-    return Known(found, _role_quotas(roles))
+    return Known(principals, _role_quotas(roles))
 
 
 def add(path: Path, principal: Principal) -> str:
@@ -200,11 +200,11 @@ def remove(path: Path, name: str) -> None:
     """
     with _locked(path):
         known = read(path)
-        kept = {digest: one for digest, one in known.principals.items() if one.name != name}
-        if len(kept) == len(known.principals):
+        remaining = {digest: one for digest, one in known.principals.items() if one.name != name}
+        if len(remaining) == len(known.principals):
             names = ", ".join(sorted(one.name for one in known.principals.values())) or "none"
             raise InputError(f"expected the name of a principal, one of {names}; got {name!r}")
-        _write(path, replace(known, principals=kept))
+        _write(path, replace(known, principals=remaining))
 
 
 @contextmanager
@@ -339,7 +339,7 @@ def _texts(value: Any, what: str) -> Sequence[str]:
 def _stamp(path: Path) -> tuple[int, int, int]:
     """Identifies the content and the mode of a file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return (0, 0, 0)
-    return (found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    return (status.st_mtime_ns, status.st_ctime_ns, status.st_ino)

@@ -22,13 +22,13 @@ def main() -> int:
     parser.add_argument(
         "--parent", type=int, default=0, help="stop when this process is no longer our parent"
     )
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     configure_malloc()
     try:
-        loaded = config.load(given.config, overrides=given.set)
+        loaded = config.load(arguments.config, overrides=arguments.set)
         start_logging(loaded.logging.format, level=loaded.logging.level, node=loaded.node.name)
         with tracing(loaded.tracing, service="galileo-node", node=loaded.node.name):
-            serve(loaded, parent=given.parent)
+            serve(loaded, parent=arguments.parent)
     except GalileoError as error:
         print(f"galileo: {redacted(str(error))}", file=sys.stderr)
         return 2

@@ -126,7 +126,7 @@ class BulkFetches:
         wanted = min(labels_max or bound, bound)
         deadline = self._clock.monotonic() + wait_s
         answers, is_cut = await self._until_news(asks, wanted, deadline)
-        wrong = [ManyUpdate(ask.place, ask.ccq_id, error=ask.error) for ask in asks if ask.error]
+        failures = [ManyUpdate(ask.place, ask.ccq_id, error=ask.error) for ask in asks if ask.error]
         sheets = SharedUpdates() if accept_shared_updates and not include_query else None
         updates = await asyncio.to_thread(
             self._updates, answers, include_query=include_query, sheets=sheets
@@ -134,7 +134,7 @@ class BulkFetches:
         for one in updates:
             if one.windows is not None:
                 self._driver.record_late(one.ccq_id, one.windows.late)
-        return ManyFetched((*wrong, *updates), is_cut, sheets.all() if sheets else ())
+        return ManyFetched((*failures, *updates), is_cut, sheets.all() if sheets else ())
 
     # --- asking the machine ----------------------------------------------------------------------
 
@@ -183,9 +183,9 @@ class BulkFetches:
             some = asks[start : start + FETCHES_PER_STEP]
             for answer in await self._asked(some, labels_max - labels):
                 answers.append(answer)
-                found = answer.effect
-                if isinstance(found, ccq.AnswerFetch) and found.labels is not None:
-                    labels += len(found.labels)
+                effect = answer.effect
+                if isinstance(effect, ccq.AnswerFetch) and effect.labels is not None:
+                    labels += len(effect.labels)
         return answers, False
 
     async def _asked(self, asks: Sequence[_Ask], labels_max: int) -> list[_Answer]:
@@ -360,10 +360,10 @@ class _Making:
     schemas: dict[str, str] = field(default_factory=dict)
 
     def schema_of(self, dataset: str, node: StorageNode) -> str:
-        found = self.schemas.get(dataset)
-        if found is None:
-            found = self.schemas[dataset] = node.catalog.schema(dataset).to_json()
-        return found
+        schema_json = self.schemas.get(dataset)
+        if schema_json is None:
+            schema_json = self.schemas[dataset] = node.catalog.schema(dataset).to_json()
+        return schema_json
 
 
 def _ranges(pack: Pack) -> KeptRows:

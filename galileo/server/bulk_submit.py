@@ -79,13 +79,13 @@ class BulkSubmitter:
         ]
 
     async def _schemas(self, submissions: Sequence[Asked]) -> dict[str, Schema | GalileoError]:
-        found: dict[str, Schema | GalileoError] = {}
+        schemas: dict[str, Schema | GalileoError] = {}
         for dataset in {one.dataset for one in submissions if isinstance(one, Submission)}:
             try:
-                found[dataset] = await self._node.named(dataset)
+                schemas[dataset] = await self._node.named(dataset)
             except GalileoError as error:
-                found[dataset] = error
-        return found
+                schemas[dataset] = error
+        return schemas
 
     def _items(
         self, submissions: Sequence[Asked], schemas: dict[str, Schema | GalileoError]
@@ -114,15 +114,15 @@ class BulkSubmitter:
     ) -> list[BatchItem | GalileoError]:
         """Replaces items whose sampler this node cannot use by errors."""
         named = {(i.ccq.sampler, i.ccq.dataset) for i in made if isinstance(i, BatchItem)}
-        wrong: dict[tuple[SamplerSpec | None, str], GalileoError] = {}
+        errors: dict[tuple[SamplerSpec | None, str], GalileoError] = {}
         for sampler, dataset in named:
             try:
                 if sampler is not None:
                     await self._load(sampler, dataset=dataset)
             except GalileoError as error:
-                wrong[sampler, dataset] = error
+                errors[sampler, dataset] = error
         return [
-            wrong.get((one.ccq.sampler, one.ccq.dataset), one)
+            errors.get((one.ccq.sampler, one.ccq.dataset), one)
             if isinstance(one, BatchItem)
             else one
             for one in made

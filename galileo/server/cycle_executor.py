@@ -132,20 +132,20 @@ class CycleExecutor:
             GalileoError: the cycle failed.
         """
         groups = await asyncio.to_thread(self._grouped, effect.items)
-        asked = [group for group in groups if group.partitions]
-        answers = [evaluator_pb2.EvaluateAnswer()] * len(asked)
-        if asked:
-            await self._introduce(asked)
+        scanned = [group for group in groups if group.partitions]
+        answers = [evaluator_pb2.EvaluateAnswer()] * len(scanned)
+        if scanned:
+            await self._introduce(scanned)
             request = evaluator_pb2.EvaluateRequest(
-                nodes=self._live_nodes(), groups=[_group_to_pb(group) for group in asked]
+                nodes=self._live_nodes(), groups=[_group_to_pb(group) for group in scanned]
             )
-            with spans.child("job", datasets=len(asked)):
+            with spans.child("job", datasets=len(scanned)):
                 answers = list((await self._evaluate(request)).answers)
-            self._forget(asked, answers)
-        found = dict(zip(map(id, asked), answers, strict=True))
+            self._forget(scanned, answers)
+        answer_of = dict(zip(map(id, scanned), answers, strict=True))
         nothing = evaluator_pb2.EvaluateAnswer()
         results = [
-            await asyncio.to_thread(self._results, group, found.get(id(group), nothing))
+            await asyncio.to_thread(self._results, group, answer_of.get(id(group), nothing))
             for group in groups
         ]
         return ccq.CycleFinished(effect.cycle_id, tuple(one for part in results for one in part))
@@ -293,11 +293,11 @@ class CycleExecutor:
         return results
 
     def _failures(self, answer: evaluator_pb2.EvaluateAnswer) -> dict[int, Failure]:
-        found: dict[int, Failure] = {}
+        failures: dict[int, Failure] = {}
         for one in answer.failures:
             failure = self._failure_of(error_from_pb(one.error))
-            found |= dict.fromkeys(from_bytes(one.items).tolist(), failure)
-        return found
+            failures |= dict.fromkeys(from_bytes(one.items).tolist(), failure)
+        return failures
 
 
 class _Reached:
@@ -369,7 +369,7 @@ def _holds(part: Answered, item: int) -> bool:
 
 def _packed(group: _Group, matches: Matches) -> dict[int, PackedLabels]:
     """The labels of each item with matches."""
-    found: dict[int, PackedLabels] = {}
+    packs_of: dict[int, PackedLabels] = {}
     is_compressed = np.array([item.ccq.compression == "lz4" for item in group.items])
     for compressed in (False, True):
         part = matches.where(is_compressed[matches.items] == compressed)
@@ -378,8 +378,8 @@ def _packed(group: _Group, matches: Matches) -> dict[int, PackedLabels]:
         table, items = _in_commit_order(part)
         starts = np.flatnonzero(np.append(True, items[1:] != items[:-1]))
         packs = pack_many(group.schema, table, starts, compressed=compressed)
-        found |= dict(zip(items[starts].tolist(), packs, strict=True))
-    return found
+        packs_of |= dict(zip(items[starts].tolist(), packs, strict=True))
+    return packs_of
 
 
 def _in_commit_order(matches: Matches) -> tuple[pa.Table, Numbers]:

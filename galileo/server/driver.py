@@ -176,12 +176,12 @@ class Driver:
         first = next(self._requests)
         self._requests = itertools.count(first + count)
         numbers = range(first, first + count)
-        found: dict[int, Answer] = {}
+        answers: dict[int, Answer] = {}
         done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def take(effect: Answer) -> None:
-            found[effect.request] = effect
-            if len(found) == count:
+            answers[effect.request] = effect
+            if len(answers) == count:
                 _give(done, None)
 
         self._waiting.update(dict.fromkeys(numbers, take))
@@ -190,12 +190,12 @@ class Driver:
             self.feed(make(first))
             async with asyncio.timeout(timeout_s):
                 await done
-            return [found[number] for number in numbers]
+            return [answers[number] for number in numbers]
         finally:
             del self._served[first]
             for number in numbers:
                 del self._waiting[number]
-                if number not in found:
+                if number not in answers:
                     self.feed(ccq.FetchAbandoned(number))
 
     def next_cycle(self) -> asyncio.Future[None]:

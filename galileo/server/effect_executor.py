@@ -166,11 +166,11 @@ class EffectExecutor:
         )
         sampled = await self.sample(labels, effect.ccq.sampler, query=query)
         compressed = effect.ccq.compression == "lz4"
-        found = await asyncio.to_thread(pack_labels, sampled, compressed=compressed)
+        packed = await asyncio.to_thread(pack_labels, sampled, compressed=compressed)
         certain = Cursor({p: effect.until[p] for p in wanted - possible})
         return ccq.BackfillFinished(
             effect.request,
-            found,
+            packed,
             tail.frontier.join(certain),
             tuple(sorted(tail.missing)),
             tail.gone,
@@ -189,8 +189,8 @@ class EffectExecutor:
         parts = self._node.scans.between(
             query, partitions=partitions, after=after, until=until, labels_max=labels_max
         )
-        found, tail = await gathered(query, parts)
-        return found.after(tail.gone) if tail.gone else found, tail
+        labels, tail = await gathered(query, parts)
+        return labels.after(tail.gone) if tail.gone else labels, tail
 
     async def sample(self, labels: LabelSet, spec: SamplerSpec | None, *, query: Query) -> LabelSet:
         """The labels that the CCQ's sampler keeps.
@@ -202,11 +202,11 @@ class EffectExecutor:
         """
         if spec is None:
             return labels
-        chosen = await self.load(spec, dataset=labels.schema.key)
-        if not needs_observations(chosen):
-            return await _chosen(chosen, labels, spec)
+        sampler = await self.load(spec, dataset=labels.schema.key)
+        if not needs_observations(sampler):
+            return await _chosen(sampler, labels, spec)
         kept = [
-            await _chosen(chosen, part, spec, await self._observed(part, query))
+            await _chosen(sampler, part, spec, await self._observed(part, query))
             for part in observed_parts(labels)
         ]
         return LabelSet.concat(labels.schema, kept)
@@ -288,8 +288,8 @@ class EffectExecutor:
             status = (await self._peers.status(node)).nodes[0]
         except GalileoError:
             return None
-        found = [one for one in status.datasets if one.dataset == dataset]
-        sequences = cursor_from_pb(found[0].sequences) if found else ORIGIN
+        statuses = [one for one in status.datasets if one.dataset == dataset]
+        sequences = cursor_from_pb(statuses[0].sequences) if statuses else ORIGIN
         return _Held(sequences, frozenset(status.partitions))
 
 
@@ -316,11 +316,11 @@ async def gathered(
 
 
 async def _chosen(
-    chosen: Sampler, labels: LabelSet, spec: SamplerSpec, observations: pa.Table | None = None
+    sampler: Sampler, labels: LabelSet, spec: SamplerSpec, observations: pa.Table | None = None
 ) -> LabelSet:
     try:
         return await asyncio.to_thread(
-            apply, chosen, labels, seed=spec.seed, observations=observations
+            apply, sampler, labels, seed=spec.seed, observations=observations
         )
     except (SamplerFailed, SamplerRevoked, TransientError):
         raise

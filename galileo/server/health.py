@@ -70,11 +70,13 @@ class HealthMonitor:
     async def _tell(self, healthy: health.aio.HealthServicer) -> None:
         was_ready, pause_s = False, STARTING_INTERVAL_S
         while True:
-            found = self._readiness.look()
-            if found.is_ready != was_ready:
-                was_ready, pause_s = found.is_ready, HEALTH_INTERVAL_S
-                wrong = "; ".join(f"{name}: {why}" for name, why in found.checks.items() if why)
-                log.info("ready" if was_ready else f"not ready: {wrong}")
+            readiness = self._readiness.look()
+            if readiness.is_ready != was_ready:
+                was_ready, pause_s = readiness.is_ready, HEALTH_INTERVAL_S
+                reasons = "; ".join(
+                    f"{name}: {why}" for name, why in readiness.checks.items() if why
+                )
+                log.info("ready" if was_ready else f"not ready: {reasons}")
                 await healthy.set("", SERVING if was_ready else NOT_SERVING)
             due = self._clock.monotonic() + pause_s
             await asyncio.sleep(pause_s)

@@ -316,13 +316,13 @@ class NodeProcess:
 
     def _samplers_in_use(self, caller: Principal) -> dict[str, list[str]]:
         """The CCQs of a caller that use each uploaded sampler, by its digest."""
-        found: dict[str, list[str]] = {}
+        ccqs_of: dict[str, list[str]] = {}
         for record in self.machine.records:
             spec = record.ccq.sampler
             is_shown = caller.owns(record.ccq.owner) and caller.may_use(record.ccq.dataset)
             if is_shown and record.ended is None and spec is not None and spec.archive:
-                found.setdefault(spec.archive, []).append(record.ccq.id)
-        return found
+                ccqs_of.setdefault(spec.archive, []).append(record.ccq.id)
+        return ccqs_of
 
     def _fail_revoked(self, digest: str) -> None:
         """Fails the CCQs of a revoked sampler that are coordinated here."""
@@ -408,15 +408,15 @@ def _keep_placement(store: Store, topology: Topology) -> None:
     Raises:
         ConfigError: the placement has changed, so that blocks would not be found.
     """
-    kept = store.load_records(TOPOLOGY_KIND).get(PLACEMENT)
+    stored = store.load_records(TOPOLOGY_KIND).get(PLACEMENT)
     now = topology.placement_json.encode()
-    if kept == now:
+    if stored == now:
         return
-    if kept is not None and store.schemas():
+    if stored is not None and store.schemas():
         raise ConfigError(
             "the [cluster] table does not match this node's data: the groups, their nodes with "
             "names, weights and ordinals, the ranges and partitions_per_group must not change once "
-            f"there is data; expected {kept.decode()}, got {now.decode()}"
+            f"there is data; expected {stored.decode()}, got {now.decode()}"
         )
     store.save_record(TOPOLOGY_KIND, PLACEMENT, now)
 

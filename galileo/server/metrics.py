@@ -196,8 +196,8 @@ def _family(made: Definition, samples: Iterable[tuple[tuple[str, ...], Value]]) 
             family.add_metric(labels, value[0], value[1])
         else:
             family.add_metric(labels, float(value))
-    found: Metric = family
-    return found
+    metric: Metric = family
+    return metric
 
 
 _FAMILIES: Mapping[str, type] = {

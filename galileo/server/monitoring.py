@@ -145,10 +145,10 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
 
     def _ready(self) -> None:
         monitoring = self.server.monitoring
-        found = monitoring.on_loop(monitoring.look)
-        checks = {name: wrong or "ok" for name, wrong in found.checks.items()}
-        body = json.dumps({"ready": found.is_ready, "checks": checks}).encode()
-        status = HTTPStatus.OK if found.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        readiness = monitoring.on_loop(monitoring.look)
+        checks = {name: problem or "ok" for name, problem in readiness.checks.items()}
+        body = json.dumps({"ready": readiness.is_ready, "checks": checks}).encode()
+        status = HTTPStatus.OK if readiness.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         self._send(status, body, _JSON)
 
     def _live(self) -> None:

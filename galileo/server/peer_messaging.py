@@ -303,12 +303,12 @@ class PeerMessenger:
             self._node.catalog.adopt_retention(one.dataset, numbered)
         if refused is not None:
             raise refused
-        taken = [
+        adopted = [
             one.digest
             for one in request.heartbeat.samplers
             if await self._node.samplers.hear(request.sender, one.digest, revoked_at=one.revoked_at)
         ]
-        return peers_pb2.GossipReply(epoch=self._node.store.epoch, synopses=held, samplers=taken)
+        return peers_pb2.GossipReply(epoch=self._node.store.epoch, synopses=held, samplers=adopted)
 
     async def _sync_datasets(self, request: peers_pb2.GossipRequest) -> GalileoError | None:
         """Adopts created and dropped datasets.
@@ -401,9 +401,9 @@ def _check_protocol(request: peers_pb2.GossipRequest) -> None:
 
 def _take_batch(outbox: deque[bytes]) -> list[bytes]:
     """Removes the oldest messages of an outbox, up to the limits of one request."""
-    taken: list[bytes] = []
+    batch: list[bytes] = []
     size = 0
-    while outbox and len(taken) < MESSAGES_TOGETHER_MAX and size < MESSAGES_BYTES_MAX:
-        taken.append(outbox.popleft())
-        size += len(taken[-1])
-    return taken
+    while outbox and len(batch) < MESSAGES_TOGETHER_MAX and size < MESSAGES_BYTES_MAX:
+        batch.append(outbox.popleft())
+        size += len(batch[-1])
+    return batch

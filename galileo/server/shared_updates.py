@@ -23,10 +23,10 @@ class SharedUpdates:
         cursor, frontier = answer.cursor, answer.frontier
         age_s, interval_s = answer.frontier_age_s, answer.interval_s
         key = (id(cursor), id(frontier), age_s, interval_s, schema_json)
-        found = self._sheets.get(key)
-        if found is None:
-            found = self._sheets[key] = Sheet(cursor, frontier, age_s, interval_s, schema_json)
-        return found
+        sheet = self._sheets.get(key)
+        if sheet is None:
+            sheet = self._sheets[key] = Sheet(cursor, frontier, age_s, interval_s, schema_json)
+        return sheet
 
     def all(self) -> tuple[Sheet, ...]:
         return tuple(self._sheets.values())
@@ -50,13 +50,13 @@ class CursorInterner:
     def same(self, given: Sequence[str | Cursor]) -> list[str | Cursor]:
         """Replaces known cursors by the interned objects."""
         known: dict[int, Cursor] = {}
-        found: list[str | Cursor] = []
+        interned: list[str | Cursor] = []
         for one in given:
             if isinstance(one, Cursor):
                 same = known.get(id(one))
                 if same is None:
                     same = known[id(one)] = self._kept.get(one, one)
-                found.append(same)
+                interned.append(same)
             else:
-                found.append(one)
-        return found
+                interned.append(one)
+        return interned

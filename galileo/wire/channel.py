@@ -166,9 +166,9 @@ def open_channel(address: str, keys: TlsFiles = NO_TLS_FILES) -> grpc.aio.Channe
 
 
 def _opened(address: str, reader: TlsLoader) -> grpc.aio.Channel:
-    found = reader.read()
-    channel = _connected(grpc.aio, found, address=address)
-    return _carried(channel, found, reader.keys, address=address)
+    loaded = reader.read()
+    channel = _connected(grpc.aio, loaded, address=address)
+    return _carried(channel, loaded, reader.keys, address=address)
 
 
 def open_blocking_channel(address: str, keys: TlsFiles = NO_TLS_FILES) -> grpc.Channel:
@@ -177,16 +177,18 @@ def open_blocking_channel(address: str, keys: TlsFiles = NO_TLS_FILES) -> grpc.C
     Such channels are short-lived. One that is opened while key files are being replaced uses the
     previous ones of this process.
     """
-    found = _reader(keys).read()
-    channel = _connected(grpc, found, address=address)
-    return _carried(channel, found, keys, address=address)
+    loaded = _reader(keys).read()
+    channel = _connected(grpc, loaded, address=address)
+    return _carried(channel, loaded, keys, address=address)
 
 
-def _connected(library: Any, found: LoadedTls, *, address: str) -> Any:
+def _connected(library: Any, loaded: LoadedTls, *, address: str) -> Any:
     """A channel of `grpc` or of `grpc.aio`."""
-    if found.credentials is None:
+    if loaded.credentials is None:
         return forks.opened(lambda: library.insecure_channel(address, options=_OPENED))
-    return forks.opened(lambda: library.secure_channel(address, found.credentials, options=_OPENED))
+    return forks.opened(
+        lambda: library.secure_channel(address, loaded.credentials, options=_OPENED)
+    )
 
 
 @functools.lru_cache(_READERS_MAX)
@@ -257,8 +259,8 @@ class Channels:
             await oldest.close()
 
 
-def _carried(channel: Channel, found: LoadedTls, keys: TlsFiles, *, address: str) -> Channel:
-    token = found.token
+def _carried(channel: Channel, loaded: LoadedTls, keys: TlsFiles, *, address: str) -> Channel:
+    token = loaded.token
     if token and not (keys.is_tls or keys.insecure or is_loopback(address)):
         raise ConfigError(
             f"expected TLS to send a token to {address}, or others on the network could read it",

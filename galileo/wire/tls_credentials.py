@@ -190,7 +190,7 @@ class _Reloading:
         if state == self._state:
             return None
         try:
-            found = _configuration(self._keys)
+            configuration = _configuration(self._keys)
         except ConfigError as error:
             log.warning("the certificate is not renewed yet: %s", error.message)
             self._tell(error)
@@ -198,7 +198,7 @@ class _Reloading:
         self._state = state
         log.info("serves with the certificate that is now in %s", self._keys.certificate)
         self._tell(None)
-        return found
+        return configuration
 
     def _tell(self, error: ConfigError | None) -> None:
         if self._on_look is not None:
@@ -278,7 +278,7 @@ def _token_of(content: bytes, name: str) -> str:
 
 def _stamp(path: str) -> tuple[int, int]:
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except (OSError, ValueError):
         return (0, 0)
-    return (found.st_mtime_ns, found.st_ino)
+    return (status.st_mtime_ns, status.st_ino)

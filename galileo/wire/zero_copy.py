@@ -80,8 +80,8 @@ def decoder(kind: type[Head]) -> Callable[[bytes], Bulk[Head]]:
     number = kind.DESCRIPTOR.fields_by_name[FIELD].number
 
     def decode(data: bytes) -> Bulk[Head]:
-        rest, found = _taken_apart(data, number)
-        return Bulk(kind.FromString(rest), _aligned(found))
+        rest, observations = _taken_apart(data, number)
+        return Bulk(kind.FromString(rest), _aligned(observations))
 
     return decode
 
@@ -146,10 +146,10 @@ class BulkStub:
         )
 
 
-def _aligned(found: memoryview) -> pa.Buffer:
+def _aligned(view: memoryview) -> pa.Buffer:
     """The bytes, copied only if another writer did not align them."""
-    buffer = pa.py_buffer(found)
-    return buffer if buffer.address % ALIGNMENT == 0 else pa.py_buffer(bytes(found))
+    buffer = pa.py_buffer(view)
+    return buffer if buffer.address % ALIGNMENT == 0 else pa.py_buffer(bytes(view))
 
 
 def _length_prefix(number: int, size: int) -> bytes:
@@ -161,7 +161,7 @@ def _taken_apart(data: bytes, number: int) -> tuple[bytes, memoryview]:
     """The message without a field, and the field's last value."""
     view = memoryview(data)
     rest: list[memoryview] = []
-    found, place = view[:0], 0
+    content, place = view[:0], 0
     while place < len(view):
         if len(rest) > HEAD_FIELDS_MAX:
             raise DecodeError(f"expected at most {HEAD_FIELDS_MAX} fields beside {FIELD}, got more")
@@ -169,11 +169,11 @@ def _taken_apart(data: bytes, number: int) -> tuple[bytes, memoryview]:
         stop = _end_of_value(view, start, tag & 7)
         if tag == number << 3 | _LENGTH:
             _, begin = _read_varint(view, start)
-            found = view[begin:stop]
+            content = view[begin:stop]
         else:
             rest.append(view[place:stop])
         place = stop
-    return b"".join(rest), found
+    return b"".join(rest), content
 
 
 def _end_of_value(view: memoryview, start: int, wire_type: int) -> int:
