@@ -99,9 +99,9 @@ def _crashed(kind: type[BaseException], error: BaseException, trace: TracebackTy
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
-    log.critical("the process ends in a way that must not happen", exc_info=(kind, error, trace))
+    log.critical("unhandled exception, the process ends", exc_info=(kind, error, trace))
 
 
 def _thread_crashed(args: threading.ExceptHookArgs) -> None:
     if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
-        log.error("a thread failed in a way that must not happen", exc_info=args.exc_value)
+        log.error("unhandled exception in a thread", exc_info=args.exc_value)

@@ -148,9 +148,7 @@ class SubprocessReader:
             if not told["kind"]:
                 raise InputError(f"{self._path} cannot be read: {told['message']}")
             raise by_kind().get(told["kind"], InputError)(told["message"], **told["details"])
-        raise InternalError(
-            f"reading {self._path} failed in a way that must not happen: {body.decode()}"
-        )
+        raise InternalError(f"reading {self._path} failed with an internal error: {body.decode()}")
 
 
 class WorkerDied(Exception):

@@ -109,7 +109,7 @@ class GrpcAnalyticsPeer:
                     return chunks, part.tail
                 if part.rows:
                     chunks.append(part.rows)
-        raise Unavailable(f"node {node} ended its answer before it was complete", node=node)
+        raise Unavailable(f"the answer of node {node} is incomplete", node=node)
 
 
 def share_to_pb(share: PartitionScope) -> analytics_pb2.PartitionScope:

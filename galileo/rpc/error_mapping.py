@@ -79,9 +79,9 @@ async def refuse(context: Context, error: Exception) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if not isinstance(error, GalileoError):
-        log.exception("a call failed in a way that must not happen", exc_info=error)
+        log.exception("a call failed with an internal error", exc_info=error)
         why = redacted(repr(error))
-        error = InternalError(f"the node failed in a way that must not happen: {why}; see its log")
+        error = InternalError(f"internal error: {why}; see the node's log")
     error = redact_for(error, context)
     packed = error_to_pb(error).SerializeToString()
     await context.abort(

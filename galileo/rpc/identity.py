@@ -55,8 +55,7 @@ class Identity:
         principal = self._principals.of_token(_token_of(context))
         if principal is None:
             raise Unauthenticated(
-                "expected the token of a principal of this cluster, got one that is unknown or "
-                "revoked; ask an administrator of the cluster for another"
+                "the token is unknown or revoked; ask an administrator of the cluster for another"
             )
         if self._is_mutual and principal.is_node:
             return replace(principal, roles=principal.roles - {Role.NODE})
@@ -67,7 +66,7 @@ def _token_of(context: Context) -> str:
     for key, value in context.invocation_metadata() or ():
         if key == TOKEN_KEY and isinstance(value, str) and value.startswith(TOKEN_SCHEME):
             return value[len(TOKEN_SCHEME) :]
-    raise Unauthenticated("expected a token that proves who calls, got none", remedy="token")
+    raise Unauthenticated("authentication required: the call has no token", remedy="token")
 
 
 def _node_of(context: Context) -> str:
@@ -81,7 +80,7 @@ def _node_of(context: Context) -> str:
     if len(ours) != 1:
         raise Forbidden(
             "expected a certificate for one node or client (a URI galileo:node:NAME or "
-            "galileo:client:NAME), got another; galileo certs makes such"
+            "galileo:client:NAME), got another; create one with galileo certs"
         )
     if ours[0].startswith(CLIENT_URI):
         return ""

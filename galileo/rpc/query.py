@@ -69,7 +69,7 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
     def _counted(self) -> Iterator[None]:
         if self._streaming >= ANSWERS_MAX:
             raise Overloaded(
-                f"this node answers {ANSWERS_MAX} queries at the moment; try again shortly",
+                f"this node already answers {ANSWERS_MAX} queries; try again shortly",
                 after_s=RETRY_AFTER_S,
             )
         self._streaming += 1

@@ -64,7 +64,7 @@ class AuditLog:
             except (OSError, ValueError) as error:
                 self.failed += 1
                 text = line.decode(errors="replace").strip()
-                log.error("an event of the audit log could not be written (%s): %s", error, text)
+                log.error("cannot write to the audit log (%s): %s", error, text)
             else:
                 self.written += 1
 

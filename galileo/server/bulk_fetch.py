@@ -201,7 +201,7 @@ class BulkFetches:
             effects = await self._driver.ask_many(make, len(asks), timeout_s=ANSWER_TIMEOUT_S)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                f"no answers about continuous queries within {ANSWER_TIMEOUT_S:g} s; try again",
+                f"no answer of the machine within {ANSWER_TIMEOUT_S:g} s; try again",
                 after_s=1.0,
             ) from error
         return [_Answer(ask, effect) for ask, effect in zip(asks, effects, strict=True)]

@@ -214,7 +214,7 @@ class ContinuousQueries:
             )
         if len(self._driver.machine.state.record_table.records) >= limits.ccqs_max:
             raise Overloaded(
-                f"the cluster keeps {limits.ccqs_max} continuous queries already; cancel some",
+                f"the limit of {limits.ccqs_max} continuous queries is reached; cancel some",
                 after_s=60.0,
             )
         compression: Compression = "lz4" if submission.compression == "lz4" else ""
@@ -376,7 +376,7 @@ class ContinuousQueries:
             if answer.done():
                 return answer.result()
             # A stopped process keeps its connections, so that the call would never fail.
-            raise Unavailable(f"node {coordinator} says nothing more", after_s=MOVING_RETRY_S)
+            raise Unavailable(f"node {coordinator} does not answer", after_s=MOVING_RETRY_S)
         finally:
             answer.cancel()
             death.cancel()

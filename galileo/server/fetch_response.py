@@ -64,7 +64,7 @@ def forwarded(parts: list[continuous_pb2.FetchPart], *, address: str) -> Fetched
 def check_progress(window: Window, progress: WindowProgress) -> None:
     """Raises InvalidToken if the progress is impossible for these windows."""
     if not window.is_reachable(progress):
-        raise InvalidToken("expected a token that was given out, got one of impossible windows")
+        raise InvalidToken("the resume token has impossible windows")
 
 
 def apply_windows(

@@ -280,7 +280,7 @@ class PeerMessenger:
             )
         if request.topology_fingerprint != self._node.topology.fingerprint:
             raise ConfigError(
-                f"node {request.sender!r} places blocks by another topology than node "
+                f"node {request.sender!r} has another topology than node "
                 f"{self._node.name!r}; give all nodes the same [cluster] table"
             )
         _check_protocol(request)

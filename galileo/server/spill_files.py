@@ -98,7 +98,7 @@ class SpillFiles:
             try:
                 self._path(number).unlink(missing_ok=True)
             except OSError as error:
-                log.warning("spill file %d could not be deleted: %s", number, error)
+                log.warning("cannot delete spill file %d: %s", number, error)
 
     def _clear(self) -> None:
         """Deletes the files of earlier runs."""

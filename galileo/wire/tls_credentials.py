@@ -192,11 +192,13 @@ class _Reloading:
         try:
             configuration = _configuration(self._keys)
         except ConfigError as error:
-            log.warning("the certificate is not renewed yet: %s", error.message)
+            log.warning(
+                "cannot use the new certificate, keeping the previous one: %s", error.message
+            )
             self._tell(error)
             return None
         self._state = state
-        log.info("serves with the certificate that is now in %s", self._keys.certificate)
+        log.info("using the new certificate in %s", self._keys.certificate)
         self._tell(None)
         return configuration
 

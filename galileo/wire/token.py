@@ -101,7 +101,7 @@ def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
     cursor = Cursor(positions)
     progress = NO_PROGRESS if body[0] == VERSION else _read_progress(body, at)
     if encode(ccq_id, cursor, progress) != text:
-        raise InvalidToken("expected a resume token as it was given out, got another spelling")
+        raise InvalidToken("the resume token was changed")
     return cursor, progress
 
 
@@ -126,7 +126,7 @@ def _read_progress(body: bytes, at: int) -> WindowProgress:
         held += length
         first = end + step if open_runs else _unzigzag(step)
         if not length or held > OPEN_WINDOWS_MAX:
-            raise InvalidToken("expected a resume token with open windows, got impossible ones")
+            raise InvalidToken("the resume token has impossible windows")
         open_runs.append((first, length))
         end = first + length
     return WindowProgress(_unzigzag(clock_us) if has_clock else None, tuple(open_runs))
@@ -154,7 +154,7 @@ def _checked(text: str) -> bytes:
         raise InvalidToken(f"{_shown(text)} is no resume token") from error
     body, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
     if not body or google_crc32c.value(body) != int.from_bytes(checksum, "big"):
-        raise InvalidToken("expected a resume token as it was given out, got a damaged one")
+        raise InvalidToken("the resume token is corrupt")
     if body[0] not in (VERSION, VERSION_WITH_WINDOWS):
         raise InvalidToken(
             f"expected a resume token of version {VERSION} or {VERSION_WITH_WINDOWS}, got {body[0]}"
@@ -180,7 +180,7 @@ def _read(body: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if byte < 0x80:
             return value, at
-    raise InvalidToken("expected a resume token, got one that ends too early")
+    raise InvalidToken("the resume token is truncated")
 
 
 def _text(body: bytes, at: int) -> tuple[str, int]:
@@ -188,4 +188,4 @@ def _text(body: bytes, at: int) -> tuple[str, int]:
     try:
         return body[at : at + length].decode(), at + length
     except UnicodeDecodeError as error:
-        raise InvalidToken("expected a resume token, got one whose id is no text") from error
+        raise InvalidToken("the id in the resume token is not UTF-8") from error

@@ -36,8 +36,8 @@ def values_from_json(text: str) -> tuple[Any, ...]:
     try:
         values = json.loads(text or "[]")
     except (ValueError, RecursionError) as error:
-        raise InputError(f"expected values of levels as a JSON list: {error}") from error
+        raise InputError(f"expected a JSON list of values: {error}") from error
     plain = str | int | float | bool | None
     if not isinstance(values, list) or not all(isinstance(value, plain) for value in values):
-        raise InputError(f"expected values of levels as a JSON list, got {text[:200]!r}")
+        raise InputError(f"expected a JSON list of values, got {text[:200]!r}")
     return tuple(values)

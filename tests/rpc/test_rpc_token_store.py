@@ -174,7 +174,7 @@ def test_a_token_expires(path: Path) -> None:
     found = TokenStore(path, wall=lambda: now[0])
     assert found.of_token(token) == replace(ANN, expires_at=1_000.0)
     now[0] = 1_000.0
-    with pytest.raises(Unauthenticated, match="got one that has expired"):
+    with pytest.raises(Unauthenticated):
         found.of_token(token)
     for text, at in (("1970-01-02", 86_400.0), ("1970-01-01T02:00:00+01:00", 3_600.0)):
         path.write_text(re.sub("(?m)^expires = .*$", f"expires = {text}", path.read_text()))

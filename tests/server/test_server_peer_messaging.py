@@ -339,7 +339,7 @@ async def test_mail_of_a_stranger_is_refused(post: Post) -> None:
 
 async def test_mail_of_a_node_with_another_topology_is_refused(post: Post) -> None:
     request = peers_pb2.GossipRequest(sender="b", topology_fingerprint=1)
-    with pytest.raises(ConfigError, match="'b' places blocks by another topology than node 'a'"):
+    with pytest.raises(ConfigError, match="'b' has another topology than node 'a'"):
         await post["a"].receive(request)
 
 

@@ -188,7 +188,7 @@ def test_nobody_gets_in_without_a_token(guarded: Guarded, token: str) -> None:
         Client(
             guarded.cluster.addresses[0], proof=Credentials(token, tls=guarded.client)
         ) as client,
-        pytest.raises(Unauthenticated, match=r"expected (a|the) token"),
+        pytest.raises(Unauthenticated),
     ):
         client.datasets()
 

@@ -45,7 +45,7 @@ def test_an_empty_text_is_no_values() -> None:
 
 @pytest.mark.parametrize("text", ["{}", "[[1]]", "[{}]", "7", "[1", '"a"'])
 def test_what_is_no_list_of_values_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="values of levels as a JSON list"):
+    with pytest.raises(InputError, match="a JSON list of values"):
         values_from_json(text)
 
 
