@@ -135,7 +135,7 @@ async def test_what_a_reader_holds_that_takes_nothing_for_long_is_given_back(
     call = ask(filled)
     await call.read()
     deadline = time.monotonic() + TIMEOUT_S
-    while "its reader took nothing for 0.2 s" not in caplog.text or scanning():
+    while "whose reader received nothing for 0.2 s" not in caplog.text or scanning():
         assert time.monotonic() < deadline, caplog.text
         await asyncio.sleep(0.02)
     monkeypatch.undo()

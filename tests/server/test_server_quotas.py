@@ -301,7 +301,7 @@ def test_bytes_are_bounded(metered: Metered) -> None:
 def test_an_expired_token_is_none(metered: Metered) -> None:
     with (
         metered.connect("late") as late,
-        pytest.raises(Unauthenticated, match="got one that has expired"),
+        pytest.raises(Unauthenticated),
     ):
         late.whoami()
 
