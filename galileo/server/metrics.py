@@ -134,7 +134,7 @@ DEFINITIONS = (
     ),
     Definition("galileo_ccq_cycle_seconds", "summary", "Processing cycles that are over", _CCQ),
     Definition("galileo_ccq_cycles_failed", "counter", "Cycles that came to nothing", _CCQ),
-    Definition("galileo_ccq_failing", "gauge", "1 while fetches fail", _CCQ),
+    Definition("galileo_ccq_failing", "gauge", "1 while fetches end with an error", _CCQ),
     Definition("galileo_ccq_labels_matched", "counter", "Labels that cycles found", _CCQ),
     Definition("galileo_ccq_labels_delivered", "counter", "Labels in answers to fetches", _CCQ),
     Definition(
