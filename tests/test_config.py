@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown section": ({**BASE, "storag": {}}, r"unknown section: 'storag'.*mean 'storage'"),
     "nothing known": (
         {**BASE, "qqq": {}},
-        r"unknown section: 'qqq'\. Known: access, audit, cluster, evaluator",
+        r"unknown section: 'qqq'\. Known: audit, auth, cluster, evaluator",
     ),
     "an unknown key": (
         with_key("storage.segment_bytes", 1),
@@ -252,7 +252,7 @@ def test_what_is_wrong_is_refused_with_a_hint(case: str) -> None:
 )
 def test_a_flag_names_section_key_and_value(assignment: str, write: Write) -> None:
     with pytest.raises(
-        ConfigError, match=r"expected section\.key=value with a section of access, audit"
+        ConfigError, match=r"expected section\.key=value with a section of audit, auth"
     ):
         config.load(write(BASE), environment={}, overrides=[assignment])
 
@@ -383,7 +383,7 @@ def test_queries_are_named_with_commas_between() -> None:
 @pytest.mark.parametrize(("key", "value"), [("format", "xml"), ("level", "loud")])
 def test_logs_have_these_formats_and_levels(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"logging\.{key} to be one of"):
-        config.from_dict(with_key(f"logs.{key}", value))
+        config.from_dict(with_key(f"logging.{key}", value))
 
 
 # --- all problems at once --------------------------------------------------------------------
