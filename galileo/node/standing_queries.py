@@ -160,7 +160,7 @@ class Matching:
         self._pairs_max = pairs_max
         self._registries: dict[str, Registry] = {}
 
-    async def stand(self, dataset: str, texts: Sequence[str]) -> None:
+    async def register_queries(self, dataset: str, texts: Sequence[str]) -> None:
         """Indexes queries, so that `match` knows their digests.
 
         Raises:

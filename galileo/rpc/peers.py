@@ -145,7 +145,7 @@ class GrpcPeers:
             async for part in parts:
                 yield from_ipc(part.observations, columns)
 
-    async def stand(self, node: str, dataset: str, texts: Sequence[str]) -> None:
+    async def register_queries(self, node: str, dataset: str, texts: Sequence[str]) -> None:
         """Registers continuous queries at a node."""
         request = peers_pb2.RegisterQueriesRequest(dataset=dataset, queries_json=texts)
         await self._call(

@@ -179,7 +179,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         self, request: peers_pb2.RegisterQueriesRequest, context: Context
     ) -> peers_pb2.RegisterQueriesReply:
         await self._node.schema(request.dataset)
-        await self._node.matching.stand(request.dataset, request.queries_json)
+        await self._node.matching.register_queries(request.dataset, request.queries_json)
         return peers_pb2.RegisterQueriesReply()
 
     @streaming

@@ -44,7 +44,7 @@ STOOD_MAX = 1_000_000
 """Cached digests of queries that nodes know."""
 
 Evaluate = Callable[[evaluator_pb2.EvaluateRequest], Awaitable[evaluator_pb2.EvaluateReply]]
-Stand = Callable[[str, str, Sequence[str]], Awaitable[None]]
+RegisterQueries = Callable[[str, str, Sequence[str]], Awaitable[None]]
 FailureOf = Callable[[Exception], Failure]
 Partitions: TypeAlias = frozenset[int]
 
@@ -102,7 +102,7 @@ class CycleExecutor:
     Args:
         node: the node's view of the cluster.
         evaluate: runs one Spark job.
-        stand: registers the texts of queries at a node.
+        register_queries: registers the texts of queries at a node.
         is_dead: whether a node counts as dead, so that a cycle does not wait for it.
         failure_of: converts an error for the machine.
     """
@@ -112,13 +112,13 @@ class CycleExecutor:
         node: StorageNode,
         *,
         evaluate: Evaluate,
-        stand: Stand,
+        register_queries: RegisterQueries,
         is_dead: Callable[[str], bool],
         failure_of: FailureOf,
     ) -> None:
         self._node = node
         self._evaluate = evaluate
-        self._stand = stand
+        self._register_queries = register_queries
         self._is_dead = is_dead
         self._failure_of = failure_of
         self._known: dict[tuple[str, str], _Known] = {}
@@ -248,7 +248,7 @@ class CycleExecutor:
         }
         try:
             for texts in _in_messages(new.values()):
-                await self._stand(node, dataset, texts)
+                await self._register_queries(node, dataset, texts)
         except GalileoError:
             return
         self._stood.update((node, dataset, name) for name in new)

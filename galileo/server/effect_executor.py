@@ -80,7 +80,7 @@ class EffectExecutor:
         self._cycling = CycleExecutor(
             node,
             evaluate=evaluate,
-            stand=self._stand,
+            register_queries=self._register_queries,
             is_dead=is_dead,
             failure_of=_failure_of,
         )
@@ -142,11 +142,11 @@ class EffectExecutor:
                 )
         return failed, others
 
-    async def _stand(self, node: str, dataset: str, texts: Sequence[str]) -> None:
+    async def _register_queries(self, node: str, dataset: str, texts: Sequence[str]) -> None:
         if node == self._node.name:
-            await self._node.matching.stand(dataset, texts)
+            await self._node.matching.register_queries(dataset, texts)
         else:
-            await self._peers.stand(node, dataset, texts)
+            await self._peers.register_queries(node, dataset, texts)
 
     def _query(self, text: str, dataset: str) -> Query:
         return self._parsed(text, self._node.catalog.schema(dataset))

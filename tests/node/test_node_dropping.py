@@ -196,7 +196,7 @@ async def test_whatever_is_late_meets_nothing(cluster: Any, make_observations: M
     """What a node sends that has not heard of the drop is refused, or finds nothing."""
     await cluster.ingest(make_observations(50))
     node = cluster["a"]
-    await node.matching.stand("nam", [""])
+    await node.matching.register_queries("nam", [""])
     writers = [node.catalog.writer("nam", p) for p in node.catalog.shard("nam").own]
     await node.drop_dataset("nam")
     await node.create_dataset(cluster.schema)

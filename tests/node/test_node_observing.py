@@ -172,7 +172,7 @@ async def test_what_retention_dropped_meanwhile_is_found_no_more(
 async def test_a_digest_names_the_text_of_a_standing_query(filled: Any) -> None:
     node = filled["a"]
     text = parse(QUERY, filled.schema).to_json()
-    await node.matching.stand("nam", [text])
+    await node.matching.register_queries("nam", [text])
     [name] = list(node.matching.registry("nam")._texts)
     assert node.matching.text("nam", name) == text
     with pytest.raises(Unavailable, match="does not know the standing query"):

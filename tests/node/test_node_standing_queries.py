@@ -91,7 +91,7 @@ async def test_a_match_is_a_scan_of_each_query(cluster, make_observations, match
         [NOT_REQUESTED, *[1] * (len(partitions) - 1)],
     ]
     cursors = [number % 3 for number in range(len(texts))]
-    await made.stand("nam", texts)
+    await made.register_queries("nam", texts)
     answer = await made.match(task_of(texts, partitions=partitions, after=after, cursors=cursors))
     assert (len(answer.unknown), answer.errors) == (0, ())
     published = cluster["a"].catalog.shard("nam").published()
@@ -118,7 +118,7 @@ async def test_queries_have_to_be_stood_once(cluster, make_observations, matchin
     await fill(cluster, make_observations, batches=1)
     made = matching("a")
     wrong = '{"op":">","args":[{"property":"pressure"},1]}'
-    await made.stand("nam", [texts[0], wrong])
+    await made.register_queries("nam", [texts[0], wrong])
     asked = [texts[1], texts[0], wrong, texts[1], wrong]
     task = task_of(asked, partitions=owned(cluster, "a"), after=[[0] * len(owned(cluster, "a"))])
     answer = await made.match(task)
@@ -127,7 +127,7 @@ async def test_queries_have_to_be_stood_once(cluster, make_observations, matchin
     ((items, error),) = answer.errors
     assert items.tolist() == [2, 4]
     assert isinstance(error, UnknownProperty)
-    await made.stand("nam", texts)
+    await made.register_queries("nam", texts)
     again = await made.match(task)
     assert len(again.unknown) == 0
     assert [part.items.tolist() for part in again.parts] == [[0, 1, 3]]
@@ -141,7 +141,7 @@ async def test_what_does_not_fit_comes_with_the_next_answers(
     await fill(cluster, make_observations)
     partitions = owned(cluster, "a")
     made = matching("a", pairs_max=pairs_max)
-    await made.stand("nam", texts)
+    await made.register_queries("nam", texts)
     cursors = {item: dict.fromkeys(partitions, 0) for item in range(len(texts))}
     cursors[3] = dict.fromkeys(partitions, 2)
     start = {item: dict(cursor) for item, cursor in cursors.items()}
@@ -194,4 +194,4 @@ async def test_one_text_learnt_in_two_threads_is_there_once(schema, texts):
 
 async def test_an_unknown_dataset_is_an_error(cluster, matching):
     with pytest.raises(UnknownDataset):
-        await matching("a").stand("name", ["true"])
+        await matching("a").register_queries("name", ["true"])

@@ -62,7 +62,7 @@ async def test_queries_are_told_once_and_matched_by_digest(filled):
     queries = [parse(text, schema).to_json() for text in TEXTS]
     request = request_of(filled, queries)
     assert (await matched(filled, request)).unknown.tolist() == [0, 1, 2, 3]
-    await filled["b"].peers.stand("a", "nam", queries)
+    await filled["b"].peers.register_queries("a", "nam", queries)
     answer = await matched(filled, request)
     (part,) = answer.parts
     shard = filled["a"].node.catalog.shard("nam")

@@ -53,7 +53,7 @@ class Evaluator:
         self.dropped = ORIGIN
         self.away = False
 
-    async def stand(self, node: str, dataset: str, texts: list[str]) -> None:
+    async def register_queries(self, node: str, dataset: str, texts: list[str]) -> None:
         if self.away:
             raise Unavailable("away")
         self.stood.append((node, dataset, texts))
@@ -140,7 +140,7 @@ def cycling(node, evaluator, *, dead=()) -> CycleExecutor:
     return CycleExecutor(
         node,
         evaluate=evaluator.evaluate,
-        stand=evaluator.stand,
+        register_queries=evaluator.register_queries,
         is_dead=lambda name: name in dead,
         failure_of=lambda error: Failure(error.kind, error.message),
     )
