@@ -148,7 +148,7 @@ def test_every_extra_has_a_package_and_every_package_belongs_to_its_extra() -> N
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     assert project["name"] == DISTRIBUTION
-    assert set(extras) == {*EXTRAS, "all", "dev"}
+    assert set(extras) == {*EXTRAS, "all", "dev", "docs"}
     assert extras["all"] == [f"{DISTRIBUTION}[{','.join(sorted(EXTRAS))}]"]
     homes = importlib.metadata.packages_distributions()
     for extra, packages in EXTRAS.items():

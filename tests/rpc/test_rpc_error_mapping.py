@@ -114,7 +114,7 @@ async def test_a_bug_is_reported_as_one_and_logged(
     for got in (await line.unary_error(), await line.stream_error()):
         assert type(got) is errors.InternalError
         assert "ZeroDivisionError('division by zero')" in got.message
-        assert "see its log" in got.message
+        assert "see the node's log" in got.message
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [
         ZeroDivisionError,
         ZeroDivisionError,
