@@ -49,6 +49,10 @@ REMEDIES = {
         "name it as entry='module:Class'",
         "send a file with one such class",
     ),
+    "edit_graph": Remedy(
+        "change a copy, which to_graph() returns",
+        "write a copy with galileo sparql export, and change that",
+    ),
     "send_sampler": Remedy(
         "send it first with send_sampler",
         "send it first with galileo sampler send",

@@ -146,8 +146,8 @@ def _no_sparql(message: str, *, position: int) -> QuerySyntaxError:
 
 def _update_error() -> UnsupportedQuery:
     return UnsupportedQuery(
-        "expected a query (SELECT, ASK, CONSTRUCT, DESCRIBE), got an update; results are "
-        "read-only, change a copy made with `to_graph`"
+        "expected a query (SELECT, ASK, CONSTRUCT, DESCRIBE), got an update; results are read-only",
+        remedy="edit_graph",
     )
 
 

@@ -139,6 +139,12 @@ def test_sources_and_options_that_do_not_go_together_are_refused(
     assert "unknown_dataset" in run("ask", "nowhere", COUNT, fails=2).stderr
 
 
+def test_update_is_refused_in_words_of_the_command_line(run: Run, exported: Path) -> None:
+    refusal = run("ask", str(exported), "DELETE WHERE { ?s ?p ?o }", fails=2).stderr
+    assert "galileo sparql export" in refusal
+    assert "to_graph" not in refusal
+
+
 def test_answers_lead_to_blocks_and_observations(run: Run, dataset: str, tmp_path: Path) -> None:
     text = "SELECT ?p { ?p f:temperature ?t } ORDER BY DESC(?t) LIMIT 3"
     blocks = value(run("ask", dataset, text, "--blocks", "--json"))["blocks"]
