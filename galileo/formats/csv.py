@@ -35,11 +35,19 @@ ROW_ESTIMATE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header line: where it stands, what divides it, what it names."""
+    """The header line of a CSV file.
+
+    Attributes:
+        line: its number, from 0.
+        delimiter: the character between two names.
+        names: of the columns.
+        is_terminated: whether it ends with a newline; where it does not, no row follows.
+    """
 
     line: int
     delimiter: str
     names: tuple[str, ...]
+    is_terminated: bool
 
 
 def open_delimited(path: Path, mapping: Mapping) -> ColumnReader:
@@ -76,7 +84,7 @@ def _header(path: Path, line: str, *, number: int) -> Header:
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise InputError(f"expected each column of {path} once, got {', '.join(twice)} again")
-    return Header(number, delimiter, names)
+    return Header(number, delimiter, names, line.endswith("\n"))
 
 
 def _open_text(path: Path) -> io.TextIOBase:
@@ -92,6 +100,8 @@ def _is_gzip(path: Path) -> bool:
 
 def _scan(path: Path, header: Header, *, wanted: Sequence[str]) -> Iterator[pa.Table]:
     """Tables of texts, trimmed, with null for the words of `MISSING`."""
+    if not header.is_terminated:  # Arrow cannot skip such a line.
+        return
     names = list(header.names)
     with _readable(path):
         reader = pv.open_csv(

@@ -110,6 +110,16 @@ def test_columns_without_any_value_are_not_offered_as_features(path: Path) -> No
     assert [(v.name, v.description) for v in source.variables()][1] == ("empty", "no value")
 
 
+@pytest.mark.parametrize("newline", ["", "\n"])
+def test_header_without_rows_offers_no_features(path: Path, newline: str) -> None:
+    path.write_text(f"lat,lon,time,t{newline}")
+    source = open_source(path)
+    assert source.rows == 0
+    assert [variable.name for variable in source.variables()] == ["t"]
+    with pytest.raises(InputError, match="The file offers t"):
+        list(source.batches())
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
