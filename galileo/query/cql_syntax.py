@@ -67,6 +67,14 @@ _STATEMENT = re.compile(r"\s*(?:SELECT|WITH|FROM|WHERE)\b", re.IGNORECASE)
 _INSTEAD = {"==": "=", "&&": "AND", "||": "OR"}
 _FOREIGN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|(?P<operator>==|&&|\|\|)""")
 
+_LISTLESS_IN = re.compile(
+    r"""'(?:[^']|'')*'|"[^"]*"|
+    (?<![\w.:])IN\b\s*(?!(?:IS|IN|NOT|LIKE|BETWEEN|AND|OR|DIV)\b)(?P<operand>['"\w.+-])""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""The operator IN without parentheses, which the parser takes for a list of one value. A property
+can have the name `in`; an operator follows it."""
+
 _VALUE = {"GEOMETRY", "Identifier", "Negative", "UnaryNot", "True", "False", "Null", "DECIMAL"}
 _VALUE |= {"Double", "SingleQuotedString", "ExpressionInParentheses", "Array"}
 _ARITHMETIC = {"Add", "Subtract", "Multiply", "Divide", "Modulo", "Power"}
@@ -140,6 +148,7 @@ def _read_text(source: str) -> Any:
         position = _original(position, numbers)
         where = place(source, position)
         refuse(source, position, f"expected {expected} at {where} of the query")
+    _check_lists(source)
     try:
         return parsed.to_json()
     except Exception:  # the package raises no narrower class; GeoJSON has no form for POINT EMPTY
@@ -192,6 +201,15 @@ def _refuse_other_languages(source: str) -> None:
     for found in _FOREIGN.finditer(source):
         if operator := found["operator"]:
             refuse(source, found.start(), f"write {_INSTEAD[operator]} in place of {operator}")
+
+
+def _check_lists(source: str) -> None:
+    for token in _LISTLESS_IN.finditer(source):
+        if token["operand"]:
+            position = token.start("operand")
+            where = place(source, position)
+            fault = f"expected a list of values in parentheses after IN, at {where} of the query"
+            refuse(source, position, f"{fault}; write IN (1, 2), or = for a single value")
 
 
 def _read_json(source: str) -> Any:

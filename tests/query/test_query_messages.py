@@ -67,12 +67,28 @@ def test_text_that_does_not_parse(text, position, expectation):
         ("station = 'a==b' AND temperature == 1", 33, "write = in place of =="),
         ("temperature > 1 && humidity > 1", 16, "write AND in place of &&"),
         ("temperature > 1 || humidity > 1", 16, "write OR in place of ||"),
+        ("temperature IN 3", 15, "a list of values in parentheses after IN"),
+        ("station NOT IN\n 'a' AND count in (1)", 16, "write IN (1, 2), or = for a single value"),
+        ("'IN 3' = station AND count IN(1) OR count IN -1", 45, "parentheses after IN"),
+        ('station IN "in"', 11, "parentheses after IN"),
     ],
 )
 def test_words_of_other_languages_are_replaced(text, position, said):
     error = refused(text, QuerySyntaxError)
     assert said in error.message
     assert error.details == {"position": position}
+
+
+def test_parse_property_named_in_is_not_the_operator():
+    schema = Schema("nam", [Feature("in"), Feature("station", type="text")])
+    texts = ("in = 3", "in IN (3)", "in NOT IN (3)", "NOT in BETWEEN 1 AND 2", "station = 'IN 3'")
+    for text in texts:
+        assert parse(text, schema).to_json()
+
+
+def test_exclamation_mark_is_another_spelling_of_unequal():
+    query = parse("count != 3", SCHEMA)
+    assert query.to_json() == parse("count <> 3", SCHEMA).to_json()
 
 
 @pytest.mark.parametrize(
